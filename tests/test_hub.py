@@ -202,6 +202,27 @@ def test_directories(tmp_path: Path) -> None:
     assert (files.path, files.kind) == (tmp_path, "dir")
 
 
+def test_a_model_in_parts_is_its_first_part(tmp_path: Path) -> None:
+    parts = [tmp_path / f"m-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
+    for part in parts:
+        part.write_bytes(CONTENT)
+    (tmp_path / "mmproj-m.gguf").write_bytes(CONTENT)
+    assert hub.resolve(str(tmp_path)).path == parts[0]
+    assert hub.resolve(str(parts[1])).path == parts[0]
+    (tmp_path / "other.gguf").write_bytes(CONTENT)
+    with pytest.raises(ModelNotFoundError, match=r": m-00001-of-00003\.gguf, other\.gguf$"):
+        hub.resolve(str(tmp_path))
+
+
+def test_a_config_beside_a_gguf_file(tmp_path: Path) -> None:
+    """As many repositories of GGUF files have it: there is nothing else to load."""
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "m.gguf").write_bytes(CONTENT)
+    assert hub.resolve(str(tmp_path)).path == tmp_path / "m.gguf"
+    (tmp_path / "model.safetensors").write_bytes(b"0123456789")
+    assert hub.resolve(str(tmp_path)).kind == "dir"
+
+
 def test_files_that_stand_for_others(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     weights = tmp_path / "model.safetensors"
@@ -209,6 +230,10 @@ def test_files_that_stand_for_others(tmp_path: Path) -> None:
     with pytest.raises(ModelFormatError, match="git lfs pull"):
         hub.resolve(str(tmp_path))
     weights.unlink()
+    weights.mkdir()
+    with pytest.raises(ModelFormatError, match=r"model\.safetensors is a directory"):
+        hub.resolve(str(tmp_path))
+    weights.rmdir()
     weights.symlink_to(tmp_path / "gone")
     with pytest.raises(ModelFormatError, match=r"link to .*gone, which does not exist"):
         hub.resolve(str(tmp_path))
@@ -335,7 +360,8 @@ def test_a_repository_of_gguf_files(fake: FakeHub) -> None:
         hub.resolve("org/name-GGUF", progress=False)
 
 
-GGUF_FILES = ["README.md", "name-Q4_K_M.gguf", "name-Q8_0.gguf", "name-iq4_xs.gguf"]
+PARTS = [f"Q6_K/name-Q6_K-0000{number}-of-00002.gguf" for number in (1, 2)]
+GGUF_FILES = ["README.md", "name-Q4_K_M.gguf", "name-Q8_0.gguf", "name-iq4_xs.gguf", *PARTS]
 
 
 @pytest.fixture
@@ -361,6 +387,21 @@ def test_a_gguf_file_of_the_hub_by_its_quantisation(
     files = hub.resolve(f"org/name:{quant}", progress=False)
     assert (files.kind, files.path) == ("gguf", tmp_path / "name-Q4_K_M.gguf")
     assert gguf_repository == ["name-Q4_K_M.gguf"]
+
+
+def test_all_parts_of_a_gguf_file_of_the_hub(gguf_repository: list[str], tmp_path: Path) -> None:
+    assert hub.resolve("org/name:Q6_K", progress=False).path == tmp_path / PARTS[0]
+    assert gguf_repository == PARTS
+
+
+def test_templates_in_a_folder_are_fetched_and_no_other_weights(fake: FakeHub) -> None:
+    from huggingface_hub.utils import filter_repo_objects
+
+    files = ["config.json", "additional_chat_templates/tool_use.jinja", "onnx/model.bin"]
+    files += ["original/consolidated.00.pth", "metal/model.safetensors", "original/params.json"]
+    hub.resolve("org/name", progress=False)
+    patterns = {key: fake.calls[-1][key] for key in ("allow_patterns", "ignore_patterns")}
+    assert list(filter_repo_objects(files, **patterns)) == files[:2]
 
 
 def test_a_quantisation_that_is_not_there(gguf_repository: list[str]) -> None:

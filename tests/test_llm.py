@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import hunch.sglang as sgl
 from hunch import LLM, HunchError, SamplingParams
@@ -248,6 +249,71 @@ def test_spoiled_files(
 ) -> None:
     with pytest.raises(error):
         LLM(str(spoil(model, tmp_path, change)), **SMALL)
+
+
+def shorten(folder: Path, num_tokens: int) -> None:
+    """A vocabulary that the model was never resized to: its last tokens have no embedding."""
+    tensors = load_file(folder / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = tensors[name][:num_tokens].clone()
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": num_tokens}))
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model(model: Path, tmp_path: Path) -> None:
+    folder = spoil(model, tmp_path, lambda copy: shorten(copy, 260))
+    with LLM(str(folder), speculate="prediction", **SMALL) as llm:
+        plain = llm.generate("abc", GREEDY)[0].outputs[0].token_ids
+        with pytest.raises(RequestError, match=r"to 259: the tokenizer's last 27 tokens are unk"):
+            llm.generate("abc token", GREEDY)
+        # Of the words of other parameters, those tokens do nothing: end-of-text is one of them.
+        odd = SamplingParams(
+            temperature=0,
+            max_tokens=6,
+            min_tokens=3,
+            prediction="a fast token",
+            bad_words=[" token"],
+        )
+        assert llm.generate("abc", odd)[0].outputs[0].token_ids == plain
+        structured = SamplingParams(structured_outputs={"choice": [" token"]}, max_tokens=8)
+        assert llm.generate("abc", structured)[0].finished
+
+
+def test_weights_that_are_no_numbers(model: Path, tmp_path: Path) -> None:
+    def damage(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = float("nan")
+        save_file(tensors, folder / "model.safetensors")
+
+    with pytest.raises(ModelFormatError, match=r"copy: model\.layers\.1\.mlp\.up_proj\.weight has"):
+        LLM(str(spoil(model, tmp_path, damage)), speculate="off", **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("hidden_size", -4, r"config\.json: hidden_size=-4"),
+        ("num_hidden_layers", 9999, "counts 9999 layers and the files hold 2.*Download"),
+    ],
+)
+def test_an_error_in_a_config_says_whose(
+    model: Path, tmp_path: Path, key: str, value: int, words: str
+) -> None:
+    def damage(folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps(config | {key: value}))
+
+    with pytest.raises(ModelFormatError, match=f"copy: {words}"):
+        LLM(str(spoil(model, tmp_path, damage)), **SMALL)
+
+
+def test_a_config_that_counts_fewer_layers_is_followed_with_a_word(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with LLM(str(model), hf_overrides={"num_hidden_layers": 1}, **SMALL) as llm:
+        assert llm.engine.runner.target.spec.num_layers == 1
+    assert "holds 2 layers and its config counts 1" in caplog.text
 
 
 def test_hostile_templates(model: Path, llm: LLM) -> None:

@@ -147,3 +147,21 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_parts(
+    folder: Path,
+    tensors: dict[str, np.ndarray],
+    count: int,
+    *,
+    metadata: dict[str, Any] | None = None,
+) -> list[Path]:
+    """The same in several files, as llama-gguf-split makes them; "" stands for no tensor."""
+    names, parts = list(tensors), []
+    for number in range(count):
+        path = folder / f"model-{number + 1:05}-of-{count:05}.gguf"
+        some = {name: tensors[name] for name in names[number::count] if name}
+        known = (metadata or {}) if number == 0 else {}
+        said = {"split.no": number, "split.count": count, "split.tensors.count": len(names)}
+        parts.append(write_gguf(path, some, metadata={**known, **said}))
+    return parts

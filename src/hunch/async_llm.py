@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import logging
+import os
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from queue import Empty, SimpleQueue
@@ -16,6 +17,7 @@ from hunch.compat import NotCovered, wishes_of
 from hunch.config import DEFAULT_MODEL
 from hunch.errors import EngineError, HunchError
 from hunch.llm import LLM
+from hunch.offline import check_process
 from hunch.prompts import Prompt, params_for, read_prompt
 from hunch.text.tokenizer import Tokenizer
 from hunch.types import RequestOutput, SamplingParams
@@ -48,6 +50,7 @@ class AsyncLLM(NotCovered):
         self._streams: dict[str, _Stream] = {}  # only the engine's thread changes it
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._trouble: Exception | None = None
+        self._process = os.getpid()
         self._thread = Thread(target=self._work, name="hunch-engine", daemon=True)
         self._thread.start()
         # A thread that computes while Python shuts down ends in an abort.
@@ -138,6 +141,7 @@ class AsyncLLM(NotCovered):
         self.shutdown()
 
     def _check(self) -> None:
+        check_process(self._process)
         if self._trouble is not None:
             raise EngineError(f"the engine stopped: {self._trouble}") from self._trouble
 

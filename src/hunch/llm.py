@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import count
-from threading import Lock
+from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from hunch.adapt import adapter_for
@@ -18,8 +17,9 @@ from hunch.compat import NotCovered, config_from_vllm, spec_from_vllm, unused_ar
 from hunch.config import DEFAULT_MODEL, Config, ModelConfig, load_drafter, say_once
 from hunch.drafter_files import find_files
 from hunch.engine.engine import Engine
-from hunch.errors import CapacityError, ConfigError, HunchError
+from hunch.errors import CapacityError, ConfigError, ModelError, ModelFormatError
 from hunch.hub import ModelFiles, resolve
+from hunch.offline import OfflineRequests
 from hunch.pooling import EmbeddingOutput, EmbeddingRequestOutput, pooling_params, unit
 from hunch.prompts import (
     Params,
@@ -28,7 +28,6 @@ from hunch.prompts import (
     list_prompts,
     params_for,
     progress,
-    read_prompt,
 )
 from hunch.step.collector import without_collector
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
@@ -78,24 +77,25 @@ class LLM(NotCovered):
         config: Config,
         tokenizer: Tokenizer | None = None,
         load_target: LoadTarget | None = None,
+        lock: RLock | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer or load_text(config)
         self.engine = build_engine(config, self.tokenizer, load_target)
-        self._ids = count()
-        self._kept: dict[str, RequestOutput] = {}  # newest outputs of streams that wait
+        self._requests = OfflineRequests(self.engine, self.tokenizer, lock)
 
     def sibling(self, speculate: str, **arguments: Any) -> Self:
         """Another engine over the same copy of the weights that drafts in another way.
 
         >>> ngram = llm.sibling("ngram")
 
-        It has a KV cache of its own. Only one of the two may generate at a time.
+        It has a KV cache of its own. In several threads the two take turns, step by step.
         """
         target = self.engine.runner.target  # type: ignore[attr-defined]
         spec = spec_from_vllm(speculate=speculate, **arguments)
         other = type(self).__new__(type(self))
-        other._open(replace(self.config, spec=spec), self.tokenizer, lambda *_: target)
+        config, lock = replace(self.config, spec=spec), self._requests.lock
+        other._open(config, self.tokenizer, lambda *_: target, lock)
         return other
 
     def generate(
@@ -111,14 +111,18 @@ class LLM(NotCovered):
         prompts = others.pop("prompt_token_ids", None) if prompts is None else prompts
         wishes_of("generate", others, {})
         batch = list_prompts(prompts)
-        ids = self._add_all(batch, params_for(len(batch), params, sampling_params), stream=False)
+        each = params_for(len(batch), params, sampling_params)
+        ids = self._requests.add(batch, each, stream=False)
         done: dict[str, RequestOutput] = {}
         # Steps leave no cycles behind; looking for some would stop them for a tenth of a second.
-        with progress(len(ids), use_tqdm) as advance, without_collector():
-            for output in self._run(ids):
-                if output.finished:
-                    done[output.request_id] = output
-                    advance()
+        try:
+            with progress(len(ids), use_tqdm) as advance, without_collector():
+                for output in self._requests.run(ids):
+                    if output.finished:
+                        done[output.request_id] = output
+                        advance()
+        finally:
+            self._requests.end(ids)
         return [done[request_id] for request_id in ids]
 
     def chat(
@@ -184,8 +188,8 @@ class LLM(NotCovered):
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
         """The answer as it grows; leaving the loop early aborts the request."""
-        (request_id,) = self._add_all([prompt], params_for(1, params), stream=True)
-        return self._run([request_id])
+        ids = self._requests.add([prompt], params_for(1, params), stream=True)
+        return self._requests.run(ids)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         return self.tokenizer.render_chat(list(messages), template=self.config.model.chat_template)
@@ -211,7 +215,8 @@ class LLM(NotCovered):
 
     def reset_cache(self) -> None:
         """Forget every cached prefix and what drafters keep of other requests."""
-        self.engine.reset_cache()
+        with self._requests.lock:
+            self.engine.reset_cache()
 
     reset_prefix_cache = reset_cache  # vLLM's name
 
@@ -223,51 +228,14 @@ class LLM(NotCovered):
         return SamplingParams(**recommended(self.tokenizer.generation_config))
 
     def close(self) -> None:
-        self.engine.close()
+        if self._requests.is_own_process:
+            self.engine.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _add_all(
-        self,
-        prompts: Sequence[Prompt],
-        params: Sequence[SamplingParams],
-        *,
-        stream: bool,
-    ) -> list[str]:
-        ids: list[str] = []
-        try:
-            for prompt, one in zip(prompts, params, strict=True):
-                text, token_ids = read_prompt(prompt, self.tokenizer)
-                request_id = str(next(self._ids))
-                self.engine.add(request_id, token_ids, one, prompt=text, stream=stream)
-                ids.append(request_id)
-        except HunchError:
-            for request_id in ids:
-                self.engine.abort(request_id)
-            raise
-        return ids
-
-    def _run(self, ids: list[str]) -> Iterator[RequestOutput]:
-        open_ids = set(ids)
-        try:
-            while open_ids:
-                # A step made for another stream brought these.
-                kept = [self._kept.pop(one) for one in ids if one in self._kept]
-                for output in kept or self.engine.step():
-                    if output.request_id not in open_ids:
-                        self._kept[output.request_id] = output
-                        continue
-                    if output.finished:
-                        open_ids.discard(output.request_id)
-                    yield output
-        finally:
-            for request_id in open_ids:
-                self.engine.abort(request_id)
-                self._kept.pop(request_id, None)
 
 
 @contextmanager
@@ -352,6 +320,7 @@ def _build_runner(
 
     from hunch.models.target import OverProcesses
     from hunch.step.assemble import assemble
+    from hunch.step.calibrate import is_finite
 
     device = torch.device(device_name)
     if config.model.threads is not None:
@@ -364,6 +333,8 @@ def _build_runner(
     runner = assemble(
         replace(config, spec=spec), target, device, tokenizer.vocab(), tokenizer, load_tokenizer
     )
+    if device.type == "cpu" and not is_finite(runner):
+        raise ModelFormatError(f"{files.path}: {_not_finite(files)}")
     runner.capacity = _with_sizes(runner, device)
     if load_target is _load_target and isinstance(target, OverProcesses):
         runner.on_close = target.close
@@ -373,6 +344,19 @@ def _build_runner(
             prepare()
             advance()
     return runner
+
+
+def _not_finite(files: ModelFiles) -> str:
+    """Why passes come to no numbers."""
+    from hunch.models.weights import open_weights
+
+    weights = open_weights(files)
+    for name in weights.names():
+        if not weights.tensor(name).isfinite().all():
+            return f"{name} has NaN or infinite numbers in it. Download the model again"
+    return (
+        "its weights are finite numbers, and what it computes from them is not; try dtype=float32"
+    )
 
 
 def _with_sizes(runner: Runner, device: torch.device) -> Capacity:
@@ -396,4 +380,9 @@ def _load_target(
             raise ConfigError("weights in memory cannot be split over processes: give files")
         return load_split(config, files.path, device)
     weights = with_overrides(weights or open_weights(files), config.model.hf_overrides)
-    return load_target(config.model, weights, device)
+    try:
+        return load_target(config.model, weights, device)
+    except ModelError as error:
+        if str(files.path) in str(error):
+            raise
+        raise type(error)(f"{files.path}: {error}") from None

@@ -207,6 +207,7 @@ class Capacity:
     num_snapshots: int = 0  # such states that can be kept for texts that begin alike
     kernels: str = "torch"  # what computes a pass, for reports
     exact: str = ""  # whether a row's bits depend on the row alone, and by which kernels; in words
+    vocab_size: int | None = None  # tokens that the model knows; None: those of its tokenizer
     activation_bits: int | None = None  # of a CPU's products; None: they are not rounded
     methods: Mapping[str, int] = field(default_factory=dict)  # name -> most nodes; default first
     groups: tuple[GroupInfo, ...] = (GroupInfo(name="target"),)
@@ -295,9 +296,8 @@ class RowResult:
 class StepResult:
     """The outcome of one submitted plan, in the order of its work.
 
-    The whole result of most rows of most steps is one token: it is in `single_tokens`, and stands
-    for `RowResult(tokens=[token], num_processed=1)`, the target's KV written for all but
-    this token, other KV as before. Where -1 stands, the row's result is the next of `rows`.
+    Of most rows in most steps that is a token in `single_tokens`, which stands for `RowResult(tokens=
+    [token], num_processed=1)`, other KV than the target's as before; -1: it is the next of `rows`.
     """
 
     id: int

@@ -79,7 +79,10 @@ TABLE: dict[str, set[str]] = {
     },
     "integrations": {"compat", "config", "errors", "hub", "llm", "server", "types"},
     "sglang": {"async_llm", "compat", "errors", "llm", "prompts", "types"},
-    "async_llm": {"compat", "arguments", "config", "errors", "llm", "prompts", "text", "types"},
+    "offline": {"engine", "errors", "prompts", "types"},
+    "async_llm": {
+        "compat", "arguments", "config", "errors", "llm", "offline", "prompts", "text", "types",
+    },
     "entrypoints": {"cli", "server", "compat", "errors", "llm", "config"},
     "launch_server": {"cli"},
 }  # fmt: skip

@@ -12,7 +12,7 @@ from hunch.errors import ModelError, ModelFormatError, UnsupportedModelError
 from hunch.hub.gguf_file import read_header
 from hunch.models.weights import open_weights
 from hunch.text.tokenizer import load_tokenizer
-from tiny_gguf import random_tensors, write_gguf
+from tiny_gguf import random_tensors, write_gguf, write_parts
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,26 @@ def test_random_damage_to_the_header(good, tmp_path) -> None:
     assert num_refused > 30
 
 
-def test_a_split_file_says_how_to_merge(tmp_path) -> None:
+def test_a_part_whose_name_does_not_say_so(tmp_path) -> None:
     path = write_gguf(tmp_path / "m.gguf", random_tensors(), metadata={"split.count": 3})
-    with pytest.raises(UnsupportedModelError, match="merge"):
+    with pytest.raises(UnsupportedModelError, match=r"one of 3 parts.*-00001-of-00003.*merge"):
         open_weights(path)
+    path = write_gguf(tmp_path / "n.gguf", random_tensors(), metadata={"split.count": "many"})
+    with pytest.raises(ModelFormatError, match="'many'"):
+        open_weights(path)
+
+
+def test_parts_that_are_missing_or_in_each_others_place(tmp_path) -> None:
+    first, second, third = write_parts(tmp_path, random_tensors(), 3)
+    with pytest.raises(ModelFormatError, match="part 2 of 3: give the first"):
+        open_weights(second)
+    data = second.read_bytes()
+    second.write_bytes(third.read_bytes())
+    with pytest.raises(ModelFormatError, match=r"-00002-of-.*does not say that it is part 2"):
+        open_weights(first)
+    second.write_bytes(data[: len(data) // 2])
+    with pytest.raises(ModelFormatError, match=r"-00002-of-.*cut short"):
+        open_weights(first)
+    second.unlink()
+    with pytest.raises(ModelFormatError, match=r"-00002-of-00003.gguf is missing.*Download all"):
+        open_weights(first)

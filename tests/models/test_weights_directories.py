@@ -228,6 +228,19 @@ def test_damaged_torch_files(tmp_path) -> None:
             load_torch_file(path)
 
 
+def test_a_compressed_torch_file_is_not_unpacked(tmp_path) -> None:
+    """A few kilobytes could become any number of gigabytes."""
+    torch.save(tensors(), tmp_path / "m.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "m.pt") as plain,
+        zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for name in plain.namelist():
+            packed.writestr(name, plain.read(name))
+    with pytest.raises(ModelFormatError, match=r"bomb\.pt.*compressed"):
+        load_torch_file(tmp_path / "bomb.pt")
+
+
 def test_tensors_that_are_none(tmp_path) -> None:
     torch.save({"a": torch.ones(1), "step": 5}, tmp_path / "m.pt")
     with pytest.raises(ModelFormatError, match="'step' is int"):

@@ -11,8 +11,17 @@ from hunch import hub
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
+from hunch.models.weights.base import read_ahead
 from hunch.models.weights.dequant import dequantise
-from tiny_gguf import HEADS, VOCAB, WIDTH, interleave, random_tensors, write_gguf
+from tiny_gguf import (
+    HEADS,
+    VOCAB,
+    WIDTH,
+    interleave,
+    random_tensors,
+    write_gguf,
+    write_parts,
+)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])
@@ -71,6 +80,23 @@ def test_tensors_can_be_asked_for_in_16_bits(tmp_path):
     weights = open_weights(write_gguf(tmp_path / "m.gguf", random_tensors(), kind="Q8_0"))
     name = "model.embed_tokens.weight"
     assert torch.equal(weights.tensor(name, torch.bfloat16), weights.tensor(name).bfloat16())
+
+
+@pytest.mark.parametrize("is_first_empty", [False, True])
+def test_a_model_in_parts(tmp_path, is_first_empty):
+    tensors = random_tensors()
+    metadata = {"tokenizer.ggml.model": "gpt2"}
+    whole = open_weights(write_gguf(tmp_path / "m.gguf", tensors, metadata=metadata))
+    named = {"": None} | tensors if is_first_empty else tensors
+    first, *_ = write_parts(tmp_path, named, len(named) if is_first_empty else 3, metadata=metadata)
+    weights = open_weights(first)
+    assert sorted(weights.names()) == sorted(tensors)
+    assert weights.config == whole.config
+    assert weights.metadata["tokenizer.ggml.model"] == "gpt2"
+    assert weights.nbytes == whole.nbytes
+    for name in tensors:
+        assert torch.equal(weights.tensor(name), whole.tensor(name)), name
+    assert read_ahead(first) in (0, sum(p.stat().st_size for p in tmp_path.glob("model-*.gguf")))
 
 
 def test_the_file_never_changes(tmp_path):

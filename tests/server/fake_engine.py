@@ -104,7 +104,7 @@ class FakeText:
 
     vocab_size = 257
     eos_ids = (EOS,)
-    chat_template = None
+    chat_template = tool_template = None
     special_tokens: ClassVar[dict[str, int]] = {}
 
     generation_config: ClassVar[dict[str, Any]] = {}

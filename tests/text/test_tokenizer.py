@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -242,6 +243,71 @@ def test_a_template_file_and_named_templates(tmp_path: Path) -> None:
     assert load_tokenizer(folder).chat_template == "yes"
     folder = directory(tmp_path / "b", tokenizer_config_json={}, chat_template_jinja="file")
     assert load_tokenizer(folder).chat_template == "file"
+
+
+CHAT = [{"role": "user", "content": "hi"}]
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+
+
+def said(tokenizer: Tokenizer, **values: Any) -> str:
+    return tokenizer.decode(tokenizer.render_chat(CHAT, **values), skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("form", ["named", "files", "processor", "gguf"])
+def test_a_template_for_tools_is_used_for_tools(tmp_path: Path, form: str) -> None:
+    both = {"default": "plain", "tool_use": "with {{ tools[0].function.name }}"}
+    listed = [{"name": name, "template": text} for name, text in both.items()]
+    if form == "gguf":
+        keys = {
+            "default": "tokenizer.chat_template",
+            "tool_use": "tokenizer.chat_template.tool_use",
+        }
+        metadata = byte_level_metadata() | {keys[name]: text for name, text in both.items()}
+        path = write_gguf(tmp_path / "m.gguf", random_tensors(), metadata=metadata)
+        tokenizer = load_tokenizer(path)
+    elif form == "files":
+        other = {"chat_template": "the files go before this"}
+        folder = directory(
+            tmp_path / "m", tokenizer_config_json=other, chat_template_jinja=both["default"]
+        )
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text(both["tool_use"])
+        tokenizer = load_tokenizer(folder)
+    else:
+        name = "chat_template_json" if form == "processor" else "tokenizer_config_json"
+        tokenizer = load_tokenizer(directory(tmp_path / "m", **{name: {"chat_template": listed}}))
+    assert said(tokenizer) == said(tokenizer, tools=[]) == "plain"
+    assert said(tokenizer, tools=TOOLS) == "with look"
+    assert said(tokenizer, tools=TOOLS, template="given") == "given"
+
+
+@pytest.mark.parametrize("form", ["added_tokens_decoder", "added_tokens.json"])
+def test_tokens_that_are_named_beside_the_tokenizers_file_alone(tmp_path: Path, form: str) -> None:
+    size = byte_level().vocab_size
+    folder = directory(tmp_path / "m")
+    if form == "added_tokens.json":
+        (folder / form).write_text(json.dumps({"<one>": size, "<far>": size + 9}))
+    else:
+        added = {size: {"content": "<one>"}, size + 1: {"content": "<two>", "special": True}}
+        odd = {"x": {"content": "no"}, "7": 7, str(size + 9): {"content": "<far>"}}
+        (folder / "tokenizer_config.json").write_text(json.dumps({form: {**added, **odd}}))
+    tokenizer = load_tokenizer(folder)
+    (token,) = tokenizer.encode("<one>", add_special_tokens=False)
+    assert token == size
+    assert tokenizer.decode([token]) == "<one>"
+    assert tokenizer.token_id("<far>") is None
+    if form == "added_tokens_decoder":
+        assert tokenizer.special_tokens["<two>"] == size + 1
+
+
+def test_a_processors_template_is_the_last_to_be_taken(tmp_path: Path) -> None:
+    other = {"chat_template": "other"}
+    folder = directory(tmp_path / "a", chat_template_json=other)
+    assert load_tokenizer(folder).chat_template == "other"
+    folder = directory(
+        tmp_path / "b", chat_template_json=other, tokenizer_config_json={"chat_template": "own"}
+    )
+    assert load_tokenizer(folder).chat_template == "own"
 
 
 def test_a_damaged_tokenizer_file(tmp_path: Path) -> None:

@@ -40,12 +40,13 @@ class ChatFormat:
         template: str | None,
         special_ids: Mapping[str, int],
         *,
+        tool_template: str | None = None,
         tool_parser: str = AUTO,
         reasoning_parser: str = AUTO,
     ) -> None:
         self._template = template or ""
         self._special_ids = special_ids
-        found = tools_of(self._template)
+        found = tools_of(tool_template or self._template)
         self.knows_tools = found is not None
         name = found
         if tool_parser != AUTO:

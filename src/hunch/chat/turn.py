@@ -24,6 +24,7 @@ class Codec(Protocol):
     def special_tokens(self) -> Mapping[str, int]: ...
 
     chat_template: str | None
+    tool_template: str | None  # for chats with tools, where there is another one for them
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
@@ -45,6 +46,7 @@ def chat_format(parsers: Parsers, codec: Codec, template: str | None) -> ChatFor
     return ChatFormat(
         template or codec.chat_template,
         codec.special_tokens,
+        tool_template=None if template else codec.tool_template,
         tool_parser=parsers.tool_call_parser,
         reasoning_parser=parsers.reasoning_parser,
     )

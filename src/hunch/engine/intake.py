@@ -45,7 +45,9 @@ class Intake:
     ) -> None:
         self._compile_grammar = compile_grammar
         self._codec = codec
-        self._vocab_size = codec.vocab_size
+        # A tokenizer may have more tokens than the model: some were added and never trained.
+        self._vocab_size = min(codec.vocab_size, capacity.vocab_size or codec.vocab_size)
+        self._eos_ids = tuple(self._known(codec.eos_ids))
         self._methods = ("auto", "off", *(m for m in capacity.methods if m not in ("auto", "off")))
         self._base_seed = config.model.seed
         self._max_len = min(config.model.max_model_len or capacity.max_len, capacity.max_len)
@@ -70,7 +72,7 @@ class Intake:
         grammar = self._grammar(params.structured_outputs)
         # A grammar says itself when the text may end, and nothing can follow its end.
         is_ignored = params.ignore_eos and grammar is None
-        eos_ids = () if is_ignored else tuple(self._codec.eos_ids)
+        eos_ids = () if is_ignored else self._eos_ids
         seed = self._new_seed() if params.seed is None else params.seed
         first = Request(
             id=request_id,
@@ -134,9 +136,16 @@ class Intake:
             return
         for token in ids:  # which of them
             if not isinstance(token, int) or not 0 <= token < self._vocab_size:
+                more = self._codec.vocab_size - self._vocab_size
+                why = f": the tokenizer's last {more} tokens are unknown to the model"
                 raise RequestError(
                     f"{name}: token id {token!r} must be from 0 to {self._vocab_size - 1}"
+                    f"{why if more else ''}"
                 )
+
+    def _known(self, ids: Collection[int]) -> list[int]:
+        """Those that the model can say."""
+        return [token for token in ids if 0 <= token < self._vocab_size]
 
     def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
         if num_prompt >= self._max_len:
@@ -167,7 +176,7 @@ class Intake:
         if expected is None:
             return ()
         if isinstance(expected, str):
-            ids = self._codec.encode(expected, add_special_tokens=False)
+            ids = self._known(self._codec.encode(expected, add_special_tokens=False))
             return tuple(ids[: self._max_len])
         self._check_ids("prediction", expected)
         return tuple(expected[: self._max_len])
@@ -186,4 +195,4 @@ class Intake:
             is_other = len(spaced) == len(plain) and spaced[0] != plain[0]
             if is_other or word.startswith(" "):
                 found.append(spaced)
-        return tuple(found)
+        return tuple(ids for ids in found if len(self._known(ids)) == len(ids))

@@ -7,10 +7,11 @@ there before it is believed.
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -63,6 +64,7 @@ _STRING, _ARRAY = 8, 9
 _MAX_DIMS = 4
 _MIN_ENTRY_BYTES = 13  # the shortest metadata entry: key length, type, one byte
 _LONG = 4096  # items of an array that is not kept in memory
+_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")  # how a file in parts is named
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ class TensorPlace:
     start: int  # byte in the file
     row_bytes: int
     nbytes: int
+    part: int = 0  # which of the header's files
 
 
 class Metadata(Mapping[str, Any]):
@@ -117,15 +120,70 @@ class GgufHeader:
     path: Path
     metadata: Mapping[str, Any]
     tensors: dict[str, TensorPlace]  # under the names of the file
+    parts: tuple[Path, ...]  # the file, or all parts of a model that was split into several
+
+
+def first_part(path: Path) -> Path:
+    """Of a model in parts the first, which has the metadata, whichever one is named."""
+    named = _PART.fullmatch(path.name)
+    first = path.with_name(f"{named[1]}-00001-of-{named[3]}.gguf") if named else path
+    return first if first.is_file() else path
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The file, and those beside it that are named as further parts of it."""
+    named = _PART.fullmatch(path.name)
+    if not named or int(named[2]) != 1:
+        return [path]
+    return [
+        path.with_name(f"{named[1]}-{number:05}-of-{named[3]}.gguf")
+        for number in range(1, int(named[3]) + 1)
+    ]
 
 
 def read_header(path: Path) -> GgufHeader:
     """Metadata and tensor places of `path`, all of them inside the file."""
+    first = _read_file(path)
+    count = first.metadata.get("split.count", 1)
+    return first if count in (0, 1) else _with_parts(first, count)
+
+
+def _with_parts(first: GgufHeader, count: Any) -> GgufHeader:
+    """The header of a model of which this file is the first part."""
+    path, parts = first.path, parts_of(first.path)
+    number = first.metadata.get("split.no", 0)
+    if not isinstance(count, int) or not isinstance(number, int):
+        raise _damaged(path, f"it claims to be part {number!r} of {count!r}")
+    if number != 0:
+        raise ModelFormatError(f"{path} is part {number + 1} of {count}: give the first part")
+    if len(parts) != count:
+        raise UnsupportedModelError(
+            f"{path} is one of {count} parts, and its name does not say so: call them "
+            f"NAME-00001-of-{count:05}.gguf and so on, or merge them "
+            "(llama-gguf-split --merge FIRST_PART OUTPUT)"
+        )
+    tensors = dict(first.tensors)
+    for index, file in enumerate(parts[1:], start=1):
+        if not file.is_file():
+            raise ModelFormatError(
+                f"{file} is missing: {path.name} is the first of {count} parts. Download all"
+            )
+        header = _read_file(file)
+        if header.metadata.get("split.no") != index:
+            raise _damaged(file, f"it does not say that it is part {index + 1} of {count}")
+        for name, place in header.tensors.items():
+            if name in tensors:
+                raise _damaged(file, f"tensor {name!r} stands in an earlier part, too")
+            tensors[name] = replace(place, part=index)
+    return GgufHeader(path, first.metadata, tensors, tuple(parts))
+
+
+def _read_file(path: Path) -> GgufHeader:
     status = path.stat()
     return _read_header(path, status.st_size, status.st_mtime_ns)
 
 
-@lru_cache(maxsize=4)  # weights and tokenizer both ask; a vocabulary takes a while to read
+@lru_cache(maxsize=16)  # weights and tokenizer both ask; a vocabulary takes a while to read
 def _read_header(path: Path, size: int, changed: int) -> GgufHeader:
     if size < 24:
         raise _damaged(path, f"it has only {size} bytes")
@@ -138,11 +196,6 @@ def _read_header(path: Path, size: int, changed: int) -> GgufHeader:
             if key in metadata:
                 raise _damaged(path, f"{key!r} stands twice in its metadata")
             metadata.read(key, cursor)
-        if metadata.get("split.count", 1) not in (0, 1):
-            raise UnsupportedModelError(
-                f"{path} is one part of a split GGUF; merge the parts first "
-                "(llama-gguf-split --merge FIRST_PART OUTPUT)"
-            )
         infos = [_read_info(cursor) for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20:
@@ -153,7 +206,7 @@ def _read_header(path: Path, size: int, changed: int) -> GgufHeader:
         if name in tensors:
             raise _damaged(path, f"tensor {name!r} stands twice in it")
         tensors[name] = _place(path, name, shape, kind, data_start + offset, size)
-    return GgufHeader(path, metadata, tensors)
+    return GgufHeader(path, metadata, tensors, (path,))
 
 
 @contextmanager

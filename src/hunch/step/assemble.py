@@ -100,6 +100,7 @@ def _capacity(
         max_rows=config.schedule.num_rows,
         max_len=context.max_len,
         max_nodes=needs.max_nodes,
+        vocab_size=target.spec.vocab_size,
         window=None if is_beside else target.spec.widest_window,
         kernels=target.backend.name,
         exact=exactness(target),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
 from time import perf_counter
 
 import torch
+from torch import Tensor
 
 from hunch.step.batch import pack
 from hunch.step.runner import Runner
@@ -23,24 +25,37 @@ def calibrate(runner: Runner) -> None:
         num_blocks = -(-size // capacity.block_size)
         if num_blocks > capacity.num_blocks or size > capacity.max_len or spent > MAX_SECONDS:
             break
-        # All different: tokens that are alike would ask the same few experts.
-        ids = [(SPREAD * i + 1) % runner.target.spec.vocab_size for i in range(size)]
-        request = Request(id="", prompt_ids=ids, params=SamplingParams(), seed=0)
-        start = RowStart(
-            row=0,
-            request=request,
-            tokens=request.prompt_ids,
-            num_computed=(0,) * len(capacity.groups),
-            blocks=list(range(num_blocks)),
-        )
         for _ in range(3):  # the first pass at a size warms caches and is dropped with the slowest
-            runner.rows.start(start)
-            work = RowWork(row=0, num_tokens=size, num_nodes=0, max_draft=0)
-            batch = pack(runner.rows, [work])
-            began = perf_counter()
-            hidden = runner.host.forward(batch)
-            runner.target.logits(hidden.last_TD).argmax(-1).tolist()  # waits for a device
-            seconds = perf_counter() - began
+            seconds, _ = _pass(runner, size, num_blocks)
             spent += seconds
             runner.cost.record(size, seconds)
+
+
+@torch.inference_mode()
+def is_finite(runner: Runner) -> bool:
+    """Whether a pass over two tokens comes to numbers; with damaged weights it does not."""
+    size = min(2, runner.capacity.block_size, runner.capacity.max_len)
+    _, logits_TV = _pass(runner, size, 1)
+    return bool((logits_TV < inf).all())  # a model may forbid tokens by -inf
+
+
+def _pass(runner: Runner, size: int, num_blocks: int) -> tuple[float, Tensor]:
+    """The seconds that a pass over so many tokens takes, and the logits after them."""
+    # All different: tokens that are alike would ask the same few experts.
+    ids = [(SPREAD * i + 1) % runner.target.spec.vocab_size for i in range(size)]
+    request = Request(id="", prompt_ids=ids, params=SamplingParams(), seed=0)
+    start = RowStart(
+        row=0,
+        request=request,
+        tokens=request.prompt_ids,
+        num_computed=(0,) * len(runner.capacity.groups),
+        blocks=list(range(num_blocks)),
+    )
+    runner.rows.start(start)
+    batch = pack(runner.rows, [RowWork(row=0, num_tokens=size, num_nodes=0, max_draft=0)])
+    began = perf_counter()
+    logits_TV = runner.target.logits(runner.host.forward(batch).last_TD)
+    logits_TV.argmax(-1).tolist()  # waits for a device
+    seconds = perf_counter() - began
     runner.rows.leave(0)
+    return seconds, logits_TV

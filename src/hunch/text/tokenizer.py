@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from hunch.errors import ModelFormatError, RequestError
@@ -23,6 +24,10 @@ PIECE_CHARS = 8192
 # What a tokenizer.json can be made from: a SentencePiece model, or a vocabulary and its merges.
 _OLDER = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
 
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
+
+_DEFAULT, _FOR_TOOLS = "default", "tool_use"  # names of a model's templates
+
 _NOTHING: frozenset[int] = frozenset()
 
 
@@ -36,15 +41,17 @@ class Tokenizer:
         bos_id: int | None = None,
         eos_ids: Iterable[int] = (),
         chat_template: str | None = None,
+        tool_template: str | None = None,
         generation_config: Mapping[str, Any] | None = None,
     ) -> None:
+        """`tool_template`: for chats with tools, where the model has another one for them."""
         backend.no_truncation()
         backend.no_padding()
         self.backend = backend
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self.bos_id = bos_id
         self.eos_ids = tuple(dict.fromkeys(eos_ids))
-        self.chat_template = chat_template
+        self.chat_template, self.tool_template = chat_template, tool_template
         self.generation_config = dict(generation_config or {})  # how its makers would sample
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
@@ -161,9 +168,10 @@ class Tokenizer:
         from hunch.text.template import render
 
         messages, hidden = self._literals.hide(messages)
+        own = (tools and self.tool_template) or self.chat_template
         text = render(
             messages,
-            template or self.chat_template,
+            template or own,
             bos_token=self.bos_token,
             eos_token=self.eos_token,
             add_generation_prompt=add_generation_prompt,
@@ -217,18 +225,23 @@ def _from_gguf(metadata: Mapping[str, Any], where: str) -> Tokenizer:
         if not isinstance(index, int) or not 0 <= index < backend.get_vocab_size():
             raise ModelFormatError(f"{where}: its {key} token {index!r} is not in the vocabulary")
         ids[key] = index
-    template = metadata.get("tokenizer.chat_template")
+    template, for_tools = (
+        value if isinstance(value := metadata.get(f"tokenizer.chat_template{name}"), str) else None
+        for name in ("", f".{_FOR_TOOLS}")
+    )
     return Tokenizer(
         backend,
         bos_id=ids.get("bos"),
         eos_ids=[ids[key] for key in ("eos", "eot", "eom") if key in ids],
-        chat_template=template if isinstance(template, str) else None,
+        chat_template=template,
+        tool_template=for_tools,
     )
 
 
 def _from_directory(folder: Path) -> Tokenizer:
     settings = _read_json(folder / "tokenizer_config.json")
     backend = _backend(folder)
+    _add_tokens(backend, folder, settings)
     names = _read_json(folder / "special_tokens_map.json") | settings
     bos, eos = (_content(names.get(key)) for key in ("bos_token", "eos_token"))
     eos_ids = [] if eos is None else [backend.token_to_id(eos)]
@@ -240,11 +253,13 @@ def _from_directory(folder: Path) -> Tokenizer:
     bos_id = None if bos is None else backend.token_to_id(bos)
     if bos_id is None:
         bos_id = _read_json(folder / "config.json").get("bos_token_id")
+    templates = _templates(folder, settings)
     return Tokenizer(
         backend,
         bos_id=bos_id if isinstance(bos_id, int) else None,
         eos_ids=[index for index in eos_ids if isinstance(index, int)],
-        chat_template=_template(folder, settings),
+        chat_template=templates.get(_DEFAULT) or next(iter(templates.values()), None),
+        tool_template=templates.get(_FOR_TOOLS),
         generation_config=_read_json(folder / "generation_config.json"),
     )
 
@@ -276,16 +291,47 @@ def _backend(folder: Path) -> Backend:
     return backend
 
 
-def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8", errors="replace")
-    template = settings.get("chat_template")
-    if isinstance(template, list):  # several under names; the one for chat is the default
-        named = [t for t in template if isinstance(t, dict)]
-        named = [t for t in named if t.get("name") == "default"] or named
-        template = named[0].get("template") if named else None
-    return template if isinstance(template, str) else None
+def _add_tokens(backend: Backend, folder: Path, settings: Mapping[str, Any]) -> None:
+    """Tokens that were added to a model and are named beside tokenizer.json alone.
+
+    Only where they get the numbers that they are said to have, the next ones.
+    """
+    given = _read_json(folder / "added_tokens.json")
+    told: dict[int, AddedToken] = {
+        index: AddedToken(text, special=False, normalized=False)
+        for text, index in given.items()
+        if isinstance(index, int)
+    }
+    listed = settings.get("added_tokens_decoder")
+    for index, token in (listed if isinstance(listed, dict) else {}).items():
+        text = _content(token)
+        if text and str(index).isdecimal():
+            flags = {flag: token.get(flag) is True for flag in _FLAGS} if text != token else {}
+            told[int(index)] = AddedToken(text, **flags)
+    for index in sorted(told):
+        if backend.get_vocab_size() == index and backend.token_to_id(told[index].content) is None:
+            backend.add_tokens([told[index]])
+
+
+def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """By name: of files of their own, else of the tokenizer's settings, else of a processor's."""
+    files = {_DEFAULT: folder / "chat_template.jinja"}
+    files |= {file.stem: file for file in sorted(folder.glob("additional_chat_templates/*.jinja"))}
+    found = {
+        name: file.read_text(encoding="utf-8", errors="replace")
+        for name, file in files.items()
+        if file.is_file()
+    }
+    if found:
+        return found
+    for given in (settings, _read_json(folder / "chat_template.json")):
+        template = given.get("chat_template")
+        named = template if isinstance(template, list) else [{"template": template}]
+        pairs = [(t.get("name", _DEFAULT), t.get("template")) for t in named if isinstance(t, dict)]
+        found = {str(name): text for name, text in pairs if isinstance(text, str)}
+        if found:
+            return found
+    return {}
 
 
 def _why_not_text(text: Any) -> str | None:

@@ -25,6 +25,7 @@ from hunch.kernels.native import FLOAT, INT8, NativeMatrix
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
 from hunch.layers.part import Part
+from hunch.models.load import DRAFTING_LAYERS
 from hunch.models.source import Shape, Source
 from hunch.models.spec import ModelSpec, read_common
 from hunch.models.target import Target
@@ -60,7 +61,6 @@ _MODEL_TYPES = {
     "deepseek_mtp": "mtp",
     "qwen3_next_mtp": "mtp",
 }
-_MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
 
 
 def detect(path: str | Path) -> str:
@@ -88,7 +88,7 @@ def detect(path: str | Path) -> str:
         return _MODEL_TYPES[config["model_type"]]
     if "medusa_num_heads" in config:
         return "medusa"
-    if any(key in config for key in _MTP_KEYS) and "architectures" not in config:
+    if any(key in config for key in DRAFTING_LAYERS) and "architectures" not in config:
         return "mtp"
     if "draft_vocab_size" in config or "eagle_config" in config:
         return "eagle3"

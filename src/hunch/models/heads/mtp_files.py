@@ -30,12 +30,12 @@ from hunch.models.build import Names
 from hunch.models.experts import ExpertNames, build_experts, read_deepseek_experts
 from hunch.models.heads.files import HeadSource
 from hunch.models.latent import NORM_EPS, read_latent
+from hunch.models.load import DRAFTING_LAYERS
 from hunch.models.spec import ModelSpec
 from hunch.models.weights.base import Weights
 from hunch.registry import MODELS, resolve
 
 MTP_NAMES = Names(experts=ExpertNames(shared="mlp.shared_experts."))
-_COUNTS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +111,7 @@ def find_forms(source: HeadSource, config: Mapping[str, Any]) -> list[Form]:
 
 
 def _check_count(where: str, config: Mapping[str, Any], found: int) -> None:
-    for key in _COUNTS:
+    for key in DRAFTING_LAYERS:
         asked = config.get(key)
         if isinstance(asked, int) and asked > found:
             raise ModelFormatError(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hunch.config import json_object
 from hunch.errors import ConfigError
+from hunch.hub.gguf_file import parts_of
 from hunch.kernels.quant import Codes
 from hunch.models.weights.blocks import codes_of
 from hunch.models.weights.dequant import FORMATS, dequantise
@@ -102,10 +103,10 @@ def read_ahead(path: Path) -> int:
     """
     if not hasattr(os, "posix_fadvise") or not path.exists():
         return 0
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    files = parts_of(path) if path.is_file() else sorted(path.glob("*.safetensors"))
     room = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     asked = 0
-    for file in files:
+    for file in filter(Path.is_file, files):
         size = file.stat().st_size
         if asked + size > room:
             break

@@ -22,7 +22,7 @@ from hunch.models.weights.gguf_config import INTERLEAVED, architecture, config_o
 
 
 class GgufWeights:
-    """The `Weights` of one GGUF file."""
+    """The `Weights` of a GGUF file, or of one in parts."""
 
     def __init__(self, path: Path) -> None:
         header = read_header(path)
@@ -37,9 +37,8 @@ class GgufWeights:
             if name.endswith("linear_attn.conv1d.weight"):
                 self._places[name] = replace(place, shape=(place.shape[0], 1, *place.shape[-1:]))
         # Copy-on-write: torch wants writable memory, and the file must never change.
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        self._bytes = np.frombuffer(self._map, np.uint8)
+        self._maps = [_map(part) for part in header.parts]
+        self._bytes = [np.frombuffer(mapped, np.uint8) for mapped in self._maps]
         self._num_heads: dict[str, int] = {}  # of the tensors stored in another order of rows
         factors = [name for name in self._places if name.startswith("rope_freqs")]
         self.config = config_of(
@@ -82,7 +81,7 @@ class GgufWeights:
                 (place.start + place.nbytes) // page * page,
             )
             if last > first:
-                self._map.madvise(mmap.MADV_DONTNEED, first, last - first)
+                self._maps[place.part].madvise(mmap.MADV_DONTNEED, first, last - first)
 
     def _place(self, name: str) -> TensorPlace:
         if name not in self._places:
@@ -91,7 +90,7 @@ class GgufWeights:
 
     def _rows(self, name: str, place: TensorPlace) -> Tensor:
         """The tensor's bytes, [rows, bytes of a row], in Hugging Face's order of rows."""
-        raw = self._bytes[place.start : place.start + place.nbytes]
+        raw = self._bytes[place.part][place.start : place.start + place.nbytes]
         rows = torch.from_numpy(raw).view(-1, place.row_bytes)
         parts = name.split(".")
         num_heads = self._num_heads.get(parts[-2])
@@ -102,6 +101,11 @@ class GgufWeights:
         order = _rotary_order(self.path, name, len(rows), num_heads)
         rows = rows[order]
         return rows.view(1, -1) if parts[-1] == "bias" else rows
+
+
+def _map(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 def _rotary_order(path: Path, name: str, num_rows: int, num_heads: int) -> Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import torch
 from torch import Tensor
@@ -26,7 +28,7 @@ def load_torch_file(path: Path) -> dict[str, Tensor]:
             f"{path} is damaged, or a pickle that asks to run code, which hunch never does; "
             "convert it to safetensors where you trust it"
         ) from None
-    except (RuntimeError, EOFError, OSError, ValueError, LookupError) as error:
+    except (RuntimeError, EOFError, OSError, ValueError, LookupError, BadZipFile) as error:
         what = (str(error).splitlines() or [type(error).__name__])[0][:200]
         raise ModelFormatError(
             f"{path} is damaged or cut short ({what}). Download it again"
@@ -44,6 +46,8 @@ def load_torch_file(path: Path) -> dict[str, Tensor]:
 def _load(path: Path) -> Any:
     with path.open("rb") as file:
         is_zip = file.read(2) == b"PK"
+    if is_zip and any(entry.compress_type for entry in zipfile.ZipFile(path).infolist()):
+        raise ValueError("its parts are compressed, as torch never writes them")
     # Files older than torch 1.6 are no zip archives and cannot be mapped.
     return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
 

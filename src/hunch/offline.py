@@ -1,0 +1,143 @@
+"""Requests of one program on one engine: from any thread, with Ctrl-C between steps, not after a
+fork."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from types import FrameType
+
+from hunch.engine.engine import Engine
+from hunch.errors import EngineError, HunchError
+from hunch.prompts import Prompt, read_prompt
+from hunch.types import RequestOutput, SamplingParams, TextCodec
+
+
+class OfflineRequests:
+    """Adds requests, makes steps while somebody waits for one, and hands out their outputs.
+
+    Threads take turns, step by step; each step brings the requests of all of them on.
+    """
+
+    def __init__(
+        self, engine: Engine, codec: TextCodec, lock: threading.RLock | None = None
+    ) -> None:
+        """`lock`: of another engine over the same weights, which must not run at the same time."""
+        self._engine, self._codec = engine, codec
+        self.lock = lock or threading.RLock()
+        self._process = os.getpid()
+        self._ids = count()
+        self._open: set[str] = set()  # requests that somebody waits for
+        self._kept: dict[str, RequestOutput] = {}  # newest outputs, until they are handed out
+        self._is_whole = True  # no step was broken off
+
+    def add(
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, stream: bool
+    ) -> list[str]:
+        """Queue requests, all or none; returns their ids."""
+        check_process(self._process)
+        ids: list[str] = []
+        try:
+            for prompt, one in zip(prompts, params, strict=True):
+                text, token_ids = read_prompt(prompt, self._codec)
+                request_id = str(next(self._ids))
+                asked = self._engine.check(request_id, token_ids, one, prompt=text, stream=stream)
+                with self._turn():
+                    self._engine.check_queue(0)
+                    self._engine.admit(asked)
+                    self._open.add(request_id)
+                    ids.append(request_id)
+        except (HunchError, KeyboardInterrupt):
+            self.end(ids)
+            raise
+        return ids
+
+    def run(self, ids: Sequence[str]) -> Iterator[RequestOutput]:
+        """Outputs of these requests as they come; who leaves early aborts what is not done."""
+        waiting = set(ids)
+        try:
+            while waiting:
+                for output in self._step(waiting):
+                    if output.finished:
+                        waiting.discard(output.request_id)
+                        self._open.discard(output.request_id)
+                    yield output
+        finally:
+            self.end(waiting)
+
+    def _step(self, waiting: Collection[str]) -> list[RequestOutput]:
+        """What came for these requests meanwhile, or with a step that is made now."""
+        check_process(self._process)
+        with self._turn():
+            if not any(one in waiting for one in self._kept):
+                self._is_whole = False
+                for output in self._engine.step():
+                    if output.request_id in self._open:
+                        self._kept[output.request_id] = output
+                self._is_whole = True
+            return [self._kept.pop(one) for one in list(self._kept) if one in waiting]
+
+    def end(self, ids: Collection[str]) -> None:
+        """Nobody waits for these requests any more; those that are done are done."""
+        if not self.is_own_process:
+            return
+        with self.lock, held_interrupts():
+            for request_id in ids:
+                self._open.discard(request_id)
+                self._kept.pop(request_id, None)
+                if self._is_whole:
+                    self._engine.abort(request_id)
+
+    @property
+    def is_own_process(self) -> bool:
+        """False in a process that was forked after the model was loaded."""
+        return os.getpid() == self._process
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """Nobody else's, nor Ctrl-C's, until it is over."""
+        with self.lock, held_interrupts():
+            if not self._is_whole:
+                raise EngineError("a step was broken off in the middle: load the model again")
+            yield
+
+
+def check_process(loaded: int) -> None:
+    """Raise in any process but the one in which the model was loaded."""
+    if os.getpid() != loaded:
+        raise EngineError(
+            f"this model was loaded in process {loaded}, and process {os.getpid()} was forked from "
+            "that one, without its threads: load the model in the child, or start children with "
+            'multiprocessing.get_context("spawn")'
+        )
+
+
+@contextmanager
+def held_interrupts() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block, so that nothing is left half done.
+
+    A second one does not wait.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    handler = signal.getsignal(signal.SIGINT) if is_main else None
+    if not callable(handler):
+        yield
+        return
+    held: list[tuple[int, FrameType | None]] = []
+
+    def hold(number: int, frame: FrameType | None) -> None:
+        held.append((number, frame))
+        if len(held) > 1:
+            handler(number, frame)
+
+    signal.signal(signal.SIGINT, hold)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if held:
+        handler(*held[0])
