@@ -294,7 +294,7 @@ def test_weights_that_are_no_numbers(model: Path, tmp_path: Path) -> None:
     ("key", "value", "words"),
     [
         ("hidden_size", -4, r"config\.json: hidden_size=-4"),
-        ("num_hidden_layers", 9999, "counts 9999 layers and the files hold 2.*Download"),
+        ("num_hidden_layers", 9999, "the config counts 9999 layers and the files hold 2.*Download"),
     ],
 )
 def test_an_error_in_a_config_says_whose(

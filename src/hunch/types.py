@@ -296,8 +296,8 @@ class RowResult:
 class StepResult:
     """The outcome of one submitted plan, in the order of its work.
 
-    Of most rows in most steps that is a token in `single_tokens`, which stands for `RowResult(tokens=
-    [token], num_processed=1)`, other KV than the target's as before; -1: it is the next of `rows`.
+    Of most rows in most steps that is a token in `single_tokens`: `RowResult(tokens=[token],
+    num_processed=1)`, other KV than the target's as before; -1: it is the next of `rows`.
     """
 
     id: int

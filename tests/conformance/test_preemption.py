@@ -7,8 +7,9 @@ import pytest
 
 from hunch import LLM, RequestOutput, SamplingParams, Speculation
 
+SLOW = pytest.mark.slow
 NUM_REQUESTS, NUM_ROWS = 200, 12
-TIGHT = {"num_blocks": 40, "block_size": 8, "max_num_seqs": NUM_ROWS, "max_num_batched_tokens": 96}
+TIGHT = {"num_blocks": 18, "block_size": 8, "max_num_seqs": NUM_ROWS, "max_num_batched_tokens": 96}
 PREFIXES = [
     "the model and the guess of the model in the token",
     "fast token fast token fast token fast",
@@ -72,11 +73,21 @@ def finished_order(llm: LLM, prompts: list[str], params: list[SamplingParams]) -
 @pytest.fixture(scope="module")
 def ample(tiny_llm: Callable[..., LLM]) -> list[RequestOutput]:
     prompts, params = requests()
-    return tiny_llm("off", max_num_seqs=1).generate(prompts, params)
+    llm = tiny_llm("off")
+    outputs = llm.generate(prompts, params)
+    assert llm.stats()["num_preemptions"] == 0
+    return outputs
 
 
-@pytest.mark.parametrize("name", ["off", "auto", "suffix", "draft", "eagle3", "recycling"])
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "depth"),
+    [
+        ("off", 0),
+        ("suffix", 1),
+        ("draft", 0),
+        *(pytest.param(name, 1, marks=SLOW) for name in ("auto", "draft", "eagle3", "recycling")),
+    ],
+)
 def test_every_answer_is_that_of_an_ample_cache(
     name: str, depth: int, tiny_llm: Callable[..., LLM], ample: list[RequestOutput]
 ) -> None:
@@ -84,7 +95,7 @@ def test_every_answer_is_that_of_an_ample_cache(
     before = llm.stats()["num_preemptions"]
     prompts, params = requests()
     found = llm.generate(prompts, params)
-    assert llm.stats()["num_preemptions"] > before + 20
+    assert llm.stats()["num_preemptions"] > before + 5
     assert answers(found) == answers(ample)
     expected = scores(ample)
     assert len(expected) > 1000
