@@ -224,6 +224,7 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     "'｜DSML｜' '<' + dsml_token + 'function_calls>' '<think>'": ("deepseek_v32", "qwen3"),
     "'｜DSML｜' '<' + dsml_token + 'tool_calls>'": ("deepseek_v4", "none"),
     "<|tool_calls_section_begin|>": ("kimi_k2", "none"),
+    "']<]minimax[>[' <tool_call> <mm:think>": ("json", "minimax_m3"),
     "'[TOOL_CALLS]' + name + '[ARGS]' + arguments": ("mistral_v11", "none"),
     "<|tool_call>call: <|channel>thought": ("gemma4", "gemma4"),
     "<|START_ACTION|>[ <|START_THINKING|>": ("cohere_command3", "cohere_command3"),

@@ -162,6 +162,7 @@ def spell(form: ToolForm, calls: Sequence[tuple[str, Any]]) -> str:
 # What a template holds that asks for a family, the first that fits; all of a line must be there.
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("openai", ("<|channel|>", "<|message|>")),
+    ("json", ("]<]minimax[>[",)),  # MiniMax M3's, which nothing here reads
     ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
     ("deepseek_v32", ("｜DSML｜", "function_calls>")),
