@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
 from hunch.errors import GrammarError, RequestError
 from hunch.grammar.compile import GrammarCompiler
@@ -189,6 +190,16 @@ def test_a_grammar_that_takes_too_long_is_given_up(tokenizer):
         GrammarCompiler(tokenizer, max_seconds=0.001)(
             StructuredOutput(json=chain_of_references(1_500))
         )
+
+
+def test_a_grammar_is_not_blamed_for_time_that_others_took(tokenizer, monkeypatch):
+    def make(*args, **options):
+        time.sleep(0.6)  # as a thread does on a machine that has no core for it
+        return LLMatcher(*args, **options)
+
+    monkeypatch.setattr("hunch.grammar.compile.LLMatcher", make)
+    compile_grammar = GrammarCompiler(tokenizer, max_seconds=0.5)
+    assert compile_grammar(StructuredOutput(regex="[a-f]{6}")).matcher()
 
 
 def test_requests_with_the_same_grammar_share_it(compile_grammar):
