@@ -115,6 +115,8 @@ def test_limits_are_read_in_milliseconds_by_vllms_names() -> None:
     }  # fmt: skip
     with pytest.raises(ConfigError, match="ttft:200"):
         metrics.read_limits("speed:3")
+    with pytest.raises(ConfigError, match="tpot"):  # gaps are another figure than per_token
+        metrics.read_limits("gap:30")
 
 
 def test_a_machine_that_was_not_ours_alone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,8 @@ def test_csv(tmp_path: Path) -> None:
         ("", "no prompts"),
         ("[1]", "must be an object"),
         ('{"turns": []}', "record 1"),
+        ('{"prompt": "a"}\n{"prompt": ""}', "record 2.*its prompt is empty"),
+        ('{"task_id": 1, "prompt": "a"}\n{"task_id": 2}', "record 2.*it has no 'prompt'"),
     ],
 )
 def test_a_broken_file_is_named(text: str, message: str, tmp_path: Path) -> None:
@@ -124,6 +126,18 @@ def test_a_packed_file_and_one_with_a_mark_at_its_start(tmp_path: Path) -> None:
     marked = tmp_path / "list.json"
     marked.write_text(" \n[" + text + "]", encoding="utf-8-sig")
     assert read_workloads(str(marked))[0].id == "HumanEval/0"
+
+
+def test_a_file_of_any_name_is_read_and_an_unknown_form_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("questions", "chat"):
+        Path(name).write_text('{"prompt": "a"}')
+    assert read_workloads("questions")[0].text == "a"
+    assert len(read_workloads("chat")) > 1  # the built-in one
+    with pytest.raises(RequestError, match="'gsm9k' is not one of hunch, spec-bench"):
+        read_workloads("gsm9k:questions")
 
 
 def test_built_in_workloads_are_whole_and_differ() -> None:

@@ -144,6 +144,7 @@ def test_doctor_names_a_missing_compiler() -> None:
         (("verify", "--batch", ","), "--batch ',' must be numbers"),
         (("verify", "--speculate", ","), "names no method"),
         (("bench", "sweep", "--rates", "nan"), "above 0"),
+        (("bench", "--model", "no-such-model", "--speculate", "ngrm"), "ngram"),
         (("bench", "sweep", "--temperatures", "0,-1"), "0 or more"),
     ],
 )

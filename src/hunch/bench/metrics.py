@@ -18,7 +18,6 @@ LIMITS = {  # names a goodput limit may use -> the figure they are held against
     "ttft": "first_token",
     "first_token": "first_token",
     "tpot": "per_token",
-    "gap": "per_token",
     "e2e": "end_to_end",
     "e2el": "end_to_end",
     "end_to_end": "end_to_end",

@@ -24,7 +24,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 from typing import IO, Any
 
-from hunch.bench.workloads import Prompt, built_in
+from hunch.bench.workloads import WORKLOADS, Prompt, built_in
 from hunch.errors import RequestError, readable
 
 Record = dict[str, Any]
@@ -149,11 +149,15 @@ def _read(path: Path, form: str | None) -> list[Prompt]:
                 f"({', '.join(READERS)}); say which one with FORM:PATH"
             )
         try:
-            prompts.append(READERS[form](record, str(number)))
+            prompt = READERS[form](record, str(number))
+            if not prompt.text and not any(text for _, text in prompt.messages):
+                raise ValueError("its prompt is empty")
+            prompts.append(prompt)
         except (KeyError, IndexError, TypeError, ValueError, StopIteration) as error:
             if form == "sharegpt":  # real files hold conversations in which nobody asks
                 continue
-            raise RequestError(f"{where}: not of the form {form!r} ({error!r})") from None
+            why = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise RequestError(f"{where}: not of the form {form!r} ({why})") from None
     return prompts
 
 
@@ -209,13 +213,21 @@ def read_workloads(names: str, limit: int | None = None) -> list[Prompt]:
         form, _, path = name.partition(":")
         if form in READERS and path:
             prompts += read_file(Path(path), form, limit)
-        elif "/" in name or Path(name.removesuffix(".gz")).suffix in SUFFIXES:
+        elif path and Path(path).is_file() and not Path(name).exists():
+            raise RequestError(f"prompt form {form!r} is not one of {', '.join(READERS)}")
+        elif _is_file(name):
             prompts += read_file(Path(name), None, limit)
         else:
             prompts += built_in(name)[:limit]
     if not prompts:
         raise RequestError("--workload names no prompts")
     return _distinct(prompts)
+
+
+def _is_file(name: str) -> bool:
+    """Whether a name that is no built-in workload's means a file, there or not."""
+    is_path = "/" in name or Path(name.removesuffix(".gz")).suffix in SUFFIXES
+    return is_path or (name not in WORKLOADS and Path(name).is_file())
 
 
 def _distinct(prompts: Sequence[Prompt]) -> list[Prompt]:

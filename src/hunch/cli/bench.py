@@ -47,7 +47,9 @@ def bench(
     rate: Annotated[
         float | None,
         typer.Option(
-            rich_help_panel=m.LOAD, help="Requests per second, in place of --concurrency."
+            rich_help_panel=m.LOAD,
+            help="Requests per second, in place of --concurrency.",
+            min=0.001,
         ),
     ] = None,
     burstiness: m.Burstiness = 1.0,

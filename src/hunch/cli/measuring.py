@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hunch.cli import options as o
+from hunch.config import SpecConfig
 from hunch.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -216,6 +217,8 @@ def asked_for(
     from hunch.bench.session import Asked, expand
 
     methods = o.words(speculate or ("" if url else "ngram,suffix,auto"))
+    for method in () if url else methods:
+        SpecConfig.parse(method)  # a wrong name is said before a model is loaded
     return Asked(
         methods=expand(methods, lengths, trees) if methods else (),
         workload=str(prompts) if prompts is not None else workload,
