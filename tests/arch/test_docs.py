@@ -1,10 +1,15 @@
-"""What the docs promise can be had: no pair of a target that does not load."""
+"""The docs can be read in an editor, and what they promise can be had."""
 
+import re
 from pathlib import Path
+
+import pytest
 
 from hunch.registry import MODELS
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+MAX_LINE = 160  # sentences are wrapped at 120; a word that a change adds need not wrap a page anew
 NAMED_BY = {  # words of a target's name -> the architecture that must load for it
     "MiMo": "MiMoForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
@@ -32,3 +37,39 @@ def test_known_pairs_are_of_targets_that_load() -> None:
 def test_every_family_is_in_the_table_of_models() -> None:
     text = (DOCS / "models.md").read_text()
     assert [name for name in MODELS if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.stem
+)
+def test_sentences_fit_an_editor(page: Path) -> None:
+    """Tables, commands and code aside, which cannot be wrapped."""
+    is_code = False
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        is_code ^= line.lstrip().startswith("```")
+        is_wrapped = not line.startswith(("    ", "<")) and not line.lstrip().startswith("|")
+        if is_wrapped and not is_code:
+            assert len(line) <= MAX_LINE, f"{page.name}:{number} has {len(line)} columns"
+
+
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """Names that headings can be linked by, as GitHub makes them."""
+    found = HEADING.findall(page.read_text(encoding="utf-8"))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in found}
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.stem
+)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in LINK.findall(page.read_text(encoding="utf-8")):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        there = page.parent / name if name else page
+        assert there.exists(), link
+        assert not anchor or anchor in anchors(there), link
