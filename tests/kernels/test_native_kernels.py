@@ -1,6 +1,8 @@
 """The C++ products and choices against plain arithmetic, and their independence of company."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -135,6 +137,26 @@ def test_the_largest_sums_of_a_group_do_not_overflow(kind, data):
         for x in (torch.ones(9, 512), -torch.ones(9, 512)):
             got = matrix(x, is_fine=is_fine)
             torch.testing.assert_close(got, x @ weight.T, rtol=2e-6, atol=1e-3)
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages here"
+)
+def test_small_matrices_lie_in_huge_pages_and_give_them_back():
+    def resident():
+        """Kilobytes of mappings that may have huge pages."""
+        text = Path("/proc/self/smaps").read_text()
+        parts = re.findall(r"^Rss: *(\d+) kB.*?^VmFlags:([^\n]*)", text, re.M | re.S)
+        return sum(int(size) for size, flags in parts if "hg" in flags.split())
+
+    kept, x_MK = native.NativeMatrix.from_floats(random(256, 512), native.INT8), random(2, 512)
+    product_MN, before = kept(x_MK), resident()
+    others = [native.NativeMatrix.from_floats(random(512, 512), native.INT8) for _ in range(64)]
+    size = sum(matrix.nbytes for matrix in others) / 1024
+    assert resident() - before > 0.8 * size
+    others.clear()
+    assert resident() - before < 0.2 * size
+    assert kept(x_MK).equal(product_MN)
 
 
 def test_zeros_and_large_numbers():

@@ -192,9 +192,11 @@ void Input::put(int row, int first, int last, const float* x) const {
         }
         if (KEEPS_SUMS) {
             int first = sum16(q) * (is_fine ? 64 : 1) + (is_fine ? sum16(q + RT * GROUP) : 0);
-            const int times = is_fine ? -2 : -128;
-            ((int32_t*)scales)[2 * RT + r] = times * first;
-            ((int32_t*)scales)[3 * RT + r] = times * (sum - first);
+            const int times = is_fine ? -2 : -128, start = is_fine ? 0 : SUMS_START;
+            int32_t* starts = (int32_t*)scales + 2 * RT + r;
+            starts[0] = start + times * sum;
+            starts[RT] = start + times * first;
+            starts[2 * RT] = start + times * (sum - first);
         }
     }
 }

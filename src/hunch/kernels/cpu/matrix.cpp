@@ -1,10 +1,12 @@
 #include "matrix.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <new>
 
 #include "half.h"
@@ -13,8 +15,14 @@ namespace hunch {
 
 namespace {
 
-constexpr size_t HUGE_PAGE = 2 << 20;  // streaming through small pages costs a tenth of the speed
+constexpr size_t HUGE_PAGE = 2 << 20;  // streaming through small pages costs a tenth to a quarter of the speed
 constexpr size_t READ_BEYOND = 4096;   // bytes after the last group that kernels may read ahead
+constexpr size_t SHARED = 128 << 20;   // bytes that matrices share, of which only those in use are memory
+
+size_t whole_pages(size_t num_bytes) {
+    static const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return (num_bytes + page - 1) / page * page;
+}
 
 float half_at(const uint8_t* at, int lane) {
     uint16_t half;
@@ -36,7 +44,45 @@ void set_bits(uint8_t& byte, int mask, int bits) { byte = (uint8_t)((byte & ~mas
 
 }  // namespace
 
-size_t Matrix::mapped_bytes() const { return num_bytes() + READ_BEYOND + HUGE_PAGE; }
+// A layer's matrices are smaller than huge pages, so they lie one after the other in a large mapping.
+struct Pages {
+    explicit Pages(size_t size) : size(size), mapped(size + READ_BEYOND + HUGE_PAGE) {
+        int flags = MAP_PRIVATE | MAP_ANONYMOUS;
+#ifdef MAP_NORESERVE
+        flags |= MAP_NORESERVE;
+#endif
+        memory = mmap(nullptr, mapped, PROT_READ | PROT_WRITE, flags, -1, 0);
+        if (memory == MAP_FAILED) throw std::bad_alloc();
+        start = (uint8_t*)(((size_t)memory + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
+#ifdef MADV_HUGEPAGE
+        madvise(start, size, MADV_HUGEPAGE);
+#endif
+    }
+    ~Pages() { munmap(memory, mapped); }
+    Pages(const Pages&) = delete;
+    Pages& operator=(const Pages&) = delete;
+
+    // So many bytes of zeros, and whose they are.
+    static uint8_t* take(size_t num_bytes, std::shared_ptr<Pages>& pages) {
+        static std::mutex mutex;
+        static std::weak_ptr<Pages> newest;  // it ends with the last matrix in it
+        const size_t rounded = whole_pages(num_bytes);
+        std::lock_guard<std::mutex> lock(mutex);
+        pages = newest.lock();
+        if (!pages || pages->used + rounded > pages->size) {
+            pages = std::make_shared<Pages>(rounded > SHARED ? rounded : SHARED);
+            newest = pages;
+        }
+        uint8_t* found = pages->start + pages->used;
+        pages->used += rounded;
+        return found;
+    }
+
+    const size_t size, mapped;
+    void* memory;
+    uint8_t* start;
+    size_t used = 0;
+};
 
 Matrix::Matrix(Kind kind, int num_out, int num_in)
     : kind(kind),
@@ -45,18 +91,14 @@ Matrix::Matrix(Kind kind, int num_out, int num_in)
       num_panels((num_out + P - 1) / P),
       num_groups((num_in + GROUP - 1) / GROUP) {
     if (has_supers(kind)) num_groups = (num_groups + SUPER - 1) / SUPER * SUPER;
-    memory_ = mmap(nullptr, mapped_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory_ == MAP_FAILED) throw std::bad_alloc();
-    size_t start = ((size_t)memory_ + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-    data = reinterpret_cast<uint8_t*>(start);
-#ifdef MADV_HUGEPAGE
-    // Whole pages alone: the rest of the last one would be memory for nothing.
-    size_t whole = num_bytes() / HUGE_PAGE * HUGE_PAGE;
-    if (whole) madvise(data, whole, MADV_HUGEPAGE);
-#endif
+    data = Pages::take(num_bytes(), pages_);
 }
 
-Matrix::~Matrix() { munmap(memory_, mapped_bytes()); }
+Matrix::~Matrix() {
+#ifdef MADV_DONTNEED
+    madvise(data, whole_pages(num_bytes()), MADV_DONTNEED);  // other matrices may stay
+#endif
+}
 
 void Matrix::put_levels(int channel, int g, const int8_t* q) {
     uint8_t* at = group(channel, g) + head_bytes(kind);

@@ -22,6 +22,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "simd.h"
 
@@ -60,6 +61,8 @@ constexpr bool has_supers(Kind kind) { return super_bytes(kind) > 0; }
 // GGUF's blocks, by the numbers that Python has for them.
 enum class Format : int { FLOATS = 0, Q4_0 = 1, Q4_1 = 2, Q8_0 = 3, Q5_0 = 4, Q4_K = 5, Q5_K = 6, Q6_K = 7 };
 
+struct Pages;  // memory that matrices share
+
 struct Matrix {
     Kind kind;
     int num_out, num_in, num_panels, num_groups;
@@ -95,9 +98,8 @@ struct Matrix {
                    const uint8_t* minima);
 
 private:
-    size_t mapped_bytes() const;
     void fill_floats(const float* rows, int first, int count);
-    void* memory_ = nullptr;
+    std::shared_ptr<Pages> pages_;
 };
 
 }  // namespace hunch

@@ -17,6 +17,7 @@ constexpr bool KEEPS_SUMS = true;  // integer sums of the activations, for add_g
 #else
 constexpr bool KEEPS_SUMS = false;
 #endif
+constexpr int32_t SUMS_START = 0;
 constexpr bool IN_PAIRS = false;
 
 typedef __m256 vf;
@@ -145,6 +146,9 @@ inline Weights load8(const int8_t* p) {
     return w;
 }
 
+// What store8 wrote of unpack4.
+inline Weights load4(const int8_t* p) { return load8(p); }
+
 inline void store8(int8_t* p, const Weights& w) {
     for (int i = 0; i < 8; i++) _mm256_storeu_si256((__m256i*)(p + 32 * i), w.quad[i]);
 }
@@ -191,8 +195,7 @@ inline __m256i dot_group(const Weights& w, const int8_t* a, const float* d_a) {
     __m256i s = _mm256_setzero_si256();
     // 128 times the sum of the activations is taken away first; the shift below makes 2 of it 128.
     if (KEEPS_SUMS && !IS_4BIT) {
-        const int32_t* sums = (const int32_t*)d_a + 2 * RT;  // of the first halves, then the second
-        s = _mm256_set1_epi32((SPAN != Span::SECOND ? sums[0] : 0) + (SPAN != Span::FIRST ? sums[RT] : 0));
+        s = _mm256_set1_epi32(((const int32_t*)d_a)[2 * RT + RT * (int)SPAN]);
     }
     constexpr int QUADS = num_quads(SPAN);
     s = add_dots<IS_4BIT, QUADS>(s, w, a);

@@ -13,6 +13,10 @@ constexpr const char* VECTOR_UNIT = "AVX-512";
 constexpr int P = 16;  // output channels per panel: float lanes of a vector
 constexpr int RT = 8;  // rows per register tile
 constexpr bool KEEPS_SUMS = true;  // integer sums of the activations, for add_group
+// An integer sum counted up from the bits of 1.5 * 2^23 reads as the float 1.5 * 2^23 + sum, and
+// fma(offset, that, d) is sum * d rounded once, as tile_neon.h has it.
+constexpr int32_t MAGIC_BITS = 0x4B400000;
+constexpr int32_t SUMS_START = MAGIC_BITS;  // added to the sums of coarse activations
 constexpr bool IN_PAIRS = false;
 
 typedef __m512 vf;
@@ -87,7 +91,8 @@ inline void store_sums(float* p, vf a, vf b, vf c, vf d) {
     _mm_storeu_ps(p, _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
 }
 
-// The weights of one group of 32 inputs: quad i holds inputs 4i..4i+3 of each channel.
+// The weights of one group of 32 inputs: quad i holds inputs 4i..4i+3 of each channel. Products are
+// of unsigned and signed numbers: weights of more than 4 bits are here plus 128.
 struct Weights {
     __m512i quad[8];
 };
@@ -103,13 +108,23 @@ inline Weights unpack4(const uint8_t* p) {
     return w;
 }
 
+inline __m512i choose_bits(__m512i which, __m512i a, __m512i b) {  // a where `which` has ones
+    return _mm512_ternarylogic_epi32(which, a, b, 0xCA);
+}
+
 // The nibbles of unpack4, then a byte whose bit i says that quad i is below zero.
 inline Weights unpack5(const uint8_t* p) {
-    Weights w = unpack4(p);
-    const __m512i signs = _mm512_loadu_si512(p + 256), upper = _mm512_set1_epi8((char)0xF0);
+    Weights w;
+    const __m512i low = _mm512_set1_epi8(15), offset = _mm512_set1_epi8((char)0x80);
+    const __m512i signs = _mm512_loadu_si512(p + 256), sixteen = _mm512_set1_epi8(16);
+    HUNCH_UNROLL for (int i = 0; i < 4; i++) {
+        __m512i q = _mm512_loadu_si512(p + 64 * i);
+        w.quad[i] = choose_bits(low, q, offset);
+        w.quad[i + 4] = choose_bits(low, _mm512_srli_epi16(q, 4), offset);
+    }
     HUNCH_UNROLL for (int i = 0; i < 8; i++) {
         __mmask64 is_below = _mm512_test_epi8_mask(signs, _mm512_set1_epi8((char)(1 << i)));
-        w.quad[i] = _mm512_mask_blend_epi8(is_below, w.quad[i], _mm512_or_si512(w.quad[i], upper));
+        w.quad[i] = _mm512_mask_sub_epi8(w.quad[i], is_below, w.quad[i], sixteen);
     }
     return w;
 }
@@ -117,18 +132,27 @@ inline Weights unpack5(const uint8_t* p) {
 // Half a group of 6 bits, times 4: quads 0 to 3.
 inline Weights unpack6(const uint8_t* p) {
     Weights w;
-    const __m512i high = _mm512_set1_epi8((char)0xFC), low = _mm512_set1_epi8(3);
+    const __m512i low = _mm512_set1_epi8(3), offset = _mm512_set1_epi8((char)0x80);
     __m512i last = _mm512_setzero_si512();
     HUNCH_UNROLL for (int i = 0; i < 3; i++) {
         __m512i q = _mm512_loadu_si512(p + 64 * i);
-        w.quad[i] = _mm512_and_si512(q, high);
-        last = _mm512_or_si512(_mm512_slli_epi16(last, 2), _mm512_and_si512(q, low));
+        w.quad[i] = _mm512_ternarylogic_epi32(low, q, offset, 0xA6);  // (q & ~low) ^ offset
+        last = choose_bits(low, q, _mm512_slli_epi16(last, 2));
     }
-    w.quad[3] = _mm512_slli_epi16(last, 2);
+    w.quad[3] = _mm512_xor_si512(_mm512_slli_epi16(last, 2), offset);
     return w;
 }
 
 inline Weights load8(const int8_t* p) {
+    Weights w;
+    const __m512i offset = _mm512_set1_epi8((char)0x80);
+    HUNCH_UNROLL for (int i = 0; i < 8; i++)
+        w.quad[i] = _mm512_xor_si512(_mm512_loadu_si512(p + 64 * i), offset);
+    return w;
+}
+
+// What store8 wrote of unpack4.
+inline Weights load4(const int8_t* p) {
     Weights w;
     HUNCH_UNROLL for (int i = 0; i < 8; i++) w.quad[i] = _mm512_loadu_si512(p + 64 * i);
     return w;
@@ -137,10 +161,6 @@ inline Weights load8(const int8_t* p) {
 inline void store8(int8_t* p, const Weights& w) {
     HUNCH_UNROLL for (int i = 0; i < 8; i++) _mm512_storeu_si512(p + 64 * i, w.quad[i]);
 }
-
-// An integer sum counted up from the bits of 1.5 * 2^23 reads as the float 1.5 * 2^23 + sum, and
-// fma(offset, that, d) is sum * d rounded once, as tile_neon.h has it.
-constexpr int32_t MAGIC_BITS = 0x4B400000;
 
 struct Scale {
     vf d, offset;
@@ -154,47 +174,32 @@ inline __m512i dot(__m512i s, __m512i w, const int8_t* a) {
 }
 
 // For each of R rows, acc += (sum of w * a over the group) * scale * d_a: two roundings, the same
-// for every R. Products are of unsigned and signed numbers: weights of 8 bits go in plus 128, and
-// 128 times the sum of the activations is taken away first (of fine ones 2 times: the shift makes
-// it 128).
+// for every R. Where weights go in plus 128, 128 times the sum of the activations is taken away
+// first (of fine ones 2 times: the shift makes it 128).
 template <int R, bool IS_4BIT, bool FINE, Span SPAN = Span::WHOLE>
-inline void add_group(vf* acc, const Weights& weights, const Scale& scale, const int8_t* a,
+inline void add_group(vf* acc, const Weights& w, const Scale& scale, const int8_t* a,
                       const float* d_a) {
-    const int32_t *first = (const int32_t*)(d_a + 2 * RT), *second = first + RT;
+    const int32_t* starts = (const int32_t*)(d_a + 2 * RT) + RT * (int)SPAN;
     constexpr int QUADS = num_quads(SPAN);
     constexpr bool COUNTS = !FINE || IS_4BIT;  // the others outgrow 2^22
-    constexpr int32_t START = !COUNTS ? 0 : FINE ? MAGIC_BITS >> 6 : MAGIC_BITS;
-    Weights w = weights;
+    constexpr int32_t START = FINE ? MAGIC_BITS >> 6 : MAGIC_BITS;
     if (SPAN == Span::SECOND) a += 16;
-    if (!IS_4BIT)
-        HUNCH_UNROLL for (int i = 0; i < QUADS; i++)
-            w.quad[i] = _mm512_xor_si512(w.quad[i], _mm512_set1_epi8((char)0x80));
     __m512i s[R];
-    HUNCH_UNROLL for (int r = 0; r < R; r++) {
-        s[r] = _mm512_set1_epi32(START);
-        if (!IS_4BIT && SPAN != Span::SECOND) s[r] = _mm512_add_epi32(s[r], _mm512_set1_epi32(first[r]));
-        if (!IS_4BIT && SPAN != Span::FIRST) s[r] = _mm512_add_epi32(s[r], _mm512_set1_epi32(second[r]));
-    }
-    if (FINE && R <= 5) {  // high and low parts side by side, while there are registers: shorter chains
-        __m512i low[R];
-        HUNCH_UNROLL for (int r = 0; r < R; r++) low[r] = _mm512_setzero_si512();
-        HUNCH_UNROLL for (int i = 0; i < QUADS; i++)
-            HUNCH_UNROLL for (int r = 0; r < R; r++) {
-                s[r] = dot(s[r], w.quad[i], a + 32 * r + 4 * i);
-                low[r] = dot(low[r], w.quad[i], a + 32 * (RT + r) + 4 * i);
-            }
-        HUNCH_UNROLL for (int r = 0; r < R; r++)
-            s[r] = _mm512_add_epi32(_mm512_slli_epi32(s[r], 6), low[r]);
-    } else {
-        HUNCH_UNROLL for (int i = 0; i < QUADS; i++)
-            HUNCH_UNROLL for (int r = 0; r < R; r++)
-                s[r] = dot(s[r], w.quad[i], a + 32 * r + 4 * i);
-        if (FINE) {
-            HUNCH_UNROLL for (int r = 0; r < R; r++) s[r] = _mm512_slli_epi32(s[r], 6);
-            HUNCH_UNROLL for (int i = 0; i < QUADS; i++)
-                HUNCH_UNROLL for (int r = 0; r < R; r++)
-                    s[r] = dot(s[r], w.quad[i], a + 32 * (RT + r) + 4 * i);
+    HUNCH_UNROLL for (int r = 0; r < R; r++) s[r] = _mm512_set1_epi32(IS_4BIT ? START : starts[r]);
+    // Two sums side by side, as one waits for itself: of high and low parts, or of every other quad.
+    // From 7 rows on registers run out, which pays for fine activations alone.
+    constexpr bool IN_TWO = FINE || R <= 6;
+    __m512i t[R];
+    HUNCH_UNROLL for (int r = 0; r < R; r++) t[r] = _mm512_setzero_si512();
+    HUNCH_UNROLL for (int i = 0; i < QUADS; i++)
+        HUNCH_UNROLL for (int r = 0; r < R; r++) {
+            __m512i& sum = IN_TWO && !FINE && i % 2 ? t[r] : s[r];
+            sum = dot(sum, w.quad[i], a + 32 * r + 4 * i);
+            if (FINE) t[r] = dot(t[r], w.quad[i], a + 32 * (RT + r) + 4 * i);
         }
+    HUNCH_UNROLL for (int r = 0; r < R; r++) {
+        if (FINE) s[r] = _mm512_slli_epi32(s[r], 6);
+        if (IN_TWO) s[r] = _mm512_add_epi32(s[r], t[r]);
     }
     HUNCH_UNROLL for (int r = 0; r < R; r++) {
         vf p = COUNTS ? fma(scale.offset, _mm512_castsi512_ps(s[r]), scale.d)

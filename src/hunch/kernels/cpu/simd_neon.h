@@ -11,6 +11,7 @@ namespace hunch {
 constexpr int P = 4;   // output channels per panel: float lanes of a vector
 constexpr int RT = 8;  // rows per register tile
 constexpr bool KEEPS_SUMS = false;
+constexpr int32_t SUMS_START = 0;
 // Whether weights stand as 2 channels by 8 inputs and activations as 2 rows by 8 inputs, as the
 // matrix instructions of i8mm multiply them.
 #if defined(__ARM_FEATURE_MATMUL_INT8)

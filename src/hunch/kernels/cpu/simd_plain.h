@@ -13,6 +13,7 @@ constexpr const char* VECTOR_UNIT = "plain C++";
 constexpr int P = 4;   // output channels per panel: float lanes of a vector
 constexpr int RT = 4;  // rows per register tile
 constexpr bool KEEPS_SUMS = false;
+constexpr int32_t SUMS_START = 0;
 constexpr bool IN_PAIRS = false;
 
 typedef float vf __attribute__((vector_size(16)));
@@ -143,6 +144,8 @@ inline Weights load8(const int8_t* p) {
         for (int n = 0; n < P; n++) std::memcpy(&w.of[n][4 * part], p + (part * P + n) * 4, 4);
     return w;
 }
+
+inline Weights load4(const int8_t* p) { return load8(p); }
 
 inline void store8(int8_t* p, const Weights& w) {
     for (int part = 0; part < 8; part++)

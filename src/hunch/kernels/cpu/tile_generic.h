@@ -4,7 +4,7 @@
 
 namespace hunch {
 
-constexpr int READ_AHEAD = 1280;  // bytes; the weights come from memory once per pass
+constexpr int READ_AHEAD = 4096;  // bytes; the weights come from memory once per pass
 
 inline void read_ahead(const uint8_t* p, int bytes) {
     for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + READ_AHEAD + i);
@@ -40,7 +40,7 @@ void tile_unpacked_panel(const uint8_t* w, int num_groups, const uint8_t* a, flo
         Scale scale(load((const float*)(w + 32 * P)));
         vf m = load((const float*)(w + 32 * P) + P);
         const float* d_a = (const float*)(a + (FINE ? 2 : 1) * RT * GROUP);
-        add_group<R, true, FINE>(acc, load8((const int8_t*)w), scale, (const int8_t*)a, d_a);
+        add_group<R, true, FINE>(acc, load4((const int8_t*)w), scale, (const int8_t*)a, d_a);
         add_minimum<R>(acc, m, d_a + RT);
         w += UNPACKED_GROUP;
     }
