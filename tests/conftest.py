@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 
 import pytest
 import torch
@@ -17,6 +18,10 @@ settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("any machine")
+
+# A shell lets what it starts in the background ignore Ctrl-C; tests and their programs must not.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 if not torch.cuda.is_available() and importlib.util.find_spec("triton"):
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined

@@ -68,9 +68,9 @@ def test_a_forked_child_is_told_what_to_do(llm: LLM, is_async: bool) -> None:
     here, there = context.Pipe()
     child = context.Process(target=in_a_fork, args=(served, there))
     child.start()
-    assert here.poll(60), "the child hangs"
+    assert here.poll(300), "the child hangs"
     words = here.recv()
-    child.join(60)
+    child.join(300)
     assert f"loaded in process {os.getpid()}" in words
     assert 'get_context("spawn")' in words
     if is_async:
