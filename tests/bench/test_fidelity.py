@@ -7,6 +7,7 @@ from hunch.bench.device.fidelity import (
     compare,
     float32_bytes,
     measure,
+    measure_kernels,
     measure_rounded,
     scores,
 )
@@ -58,3 +59,16 @@ def test_fewer_bits_of_weights_go_further_away(tmp_path):
         found[name] = measure_rounded(model, ids, scores(held, ids), device="cpu")
     assert 0 < found["int8"].kl < found["fp8"].kl < found["int4"].kl
     assert found["int8"].top1 > 0.9
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_same_rounded_weights_are_the_reference_of_kernels_in_few_bits(tmp_path, dtype):
+    """On a CPU torch multiplies the numbers themselves, so nothing but the products' own rounding
+    is left: bits that the weights lost are in the reference too."""
+    model, ids = str(write_llama(tmp_path, width=128)), [i % 256 for i in IDS]
+    ours, expanded = measure_kernels(model, ids, dtype, device="cpu")
+    assert ours == expanded
+    assert abs(ours.kl) < 1e-9
+    weights = open_weights(resolve(model).path)
+    rounded = TORCH.like_target(load_decoder(weights, dtype=dtype, device="cpu"))
+    assert measure_rounded(model, ids, scores(rounded, ids), device="cpu").kl > 1e-7

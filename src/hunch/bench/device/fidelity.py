@@ -19,9 +19,12 @@ from torch import Tensor
 from hunch.bench import texts
 from hunch.hub import resolve
 from hunch.kernels.attention import AttnInputs, Span
+from hunch.kernels.quant import Quantised
+from hunch.layers.linear import Linear
 from hunch.models.backends import TORCH, TRITON
 from hunch.models.load import load_decoder
 from hunch.models.native import load_native
+from hunch.models.source import EXPAND
 from hunch.models.target import Target
 from hunch.models.weights import open_weights
 
@@ -67,6 +70,27 @@ def measure_rounded(
     weights = open_weights(resolve(model).path)
     exact = backend.like_target(load_decoder(weights, dtype=whole, device=device))
     return compare(scores(exact, ids), (part_MV.to(device) for part_MV in held))
+
+
+def measure_kernels(
+    model: str, ids: Sequence[int], dtype: str, *, device: str = "cuda"
+) -> tuple[Fidelity, Fidelity]:
+    """A model in few bits, as `dtype` rounds it (`keep`: as its file has it), against the float32
+    forward of the very same weights: by the GPU's kernels, and expanded to 16 bits for torch's."""
+    backend = TRITON if device.startswith("cuda") else TORCH
+    weights = open_weights(resolve(model).path)
+    exact = load_decoder(weights, dtype="float32", device=device, hold=EXPAND)
+    held = load_decoder(weights, dtype=dtype, device=device)
+    for whole, few in zip(exact.parts(), held.parts(), strict=True):
+        if isinstance(whole, Linear) and isinstance(few, Linear):
+            held_NK = few.weight
+            if isinstance(held_NK, Quantised):
+                held_NK = held_NK.codes().numbers(torch.float32)
+            whole.weight = held_NK.float()
+    by_kernels = compare(scores(exact, ids), scores(backend.like_target(held), ids))
+    expanded = load_decoder(weights, dtype=dtype, device=device)
+    expanded.expand()
+    return by_kernels, compare(scores(exact, ids), scores(expanded, ids))
 
 
 def float32_bytes(model: str) -> int:

@@ -22,7 +22,7 @@ PARTS = {
     "answers": Part("answers", "CPU", "questions answered as float32 does, by activation bits"),
     "exactness": Part("exactness", "GPU", "what products in a fixed order cost"),
     "experts": Part("experts", "GPU", "a decode step of a 30B mixture of experts"),
-    "fidelity": Part("fidelity", "CPU", "distance to float32, beside llama.cpp's"),
+    "fidelity": Part("fidelity", "any", "distance to float32, beside llama.cpp's or torch's"),
     "heads": Part("heads", "GPU", "a level of an EAGLE-3 head, and prompts it reads"),
     "idle": Part("idle", "GPU", "how long the GPU waits while one request decodes"),
     "kernels": Part("kernels", "GPU", "a decoder's pass alone, by rows"),

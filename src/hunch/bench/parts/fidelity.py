@@ -3,6 +3,9 @@
 The reference is the float32 forward of the file's weights. llama.cpp's server tells its likeliest
 tokens alone, so every engine is held to the same question: the KL over the NUM_LIKELY tokens
 llama.cpp named and all others together, which is at most the whole KL.
+
+With --dtypes, on a GPU: weights in few bits by hunch's kernels, and expanded to 16 bits for torch's
+products, both against the float32 forward of the very same weights.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hunch.bench.device.fidelity import PAGE, scores
+from hunch.bench.device.fidelity import PAGE, measure_kernels, scores
 from hunch.bench.peers import Peer, serving
 from hunch.config import DEFAULT_MODEL, Config, ModelConfig
 from hunch.errors import ConfigError
@@ -37,10 +40,15 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--skip-llama", action="store_true")
+    parser.add_argument("--dtypes", default="", help="say fp8,int8,int4, or keep for the file's")
+    parser.add_argument("--device", default="cuda", help="of --dtypes")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(words)
     files = resolve(args.model)
     ids = load_text(Config(model=ModelConfig(model=args.model))).encode(PAGE)[: args.tokens]
+    if args.dtypes:
+        _show(_by_kernels(args.model, ids, args.dtypes.split(","), args.device), args.json)
+        return
     log_p_TV = torch.cat(list(_log_probs(files.path, ids, dtype="float32")))
     likely = None if args.skip_llama else list(_ask_llama(str(files.path), ids))
     found = {}
@@ -49,11 +57,26 @@ def main(words: Sequence[str] = ()) -> None:
         found[f"hunch, {bits} bits"] = _compare(log_p_TV, log_q_TV, likely)
     if likely is not None:
         found["llama.cpp"] = _compare(log_p_TV, None, likely)
-    if args.json:
+    _show(found, args.json)
+
+
+def _show(found: dict[str, dict[str, float]], as_json: bool) -> None:
+    if as_json:
         print(json.dumps(found))
         return
     for name, row in found.items():
         print(f"{name:16} " + "  ".join(f"{key} {value:.3g}" for key, value in row.items()))
+
+
+def _by_kernels(
+    model: str, ids: list[int], dtypes: list[str], device: str
+) -> dict[str, dict[str, float]]:
+    found = {}
+    for dtype in dtypes:
+        ours, expanded = measure_kernels(model, ids, dtype, device=device)
+        found[f"{dtype}, hunch"] = {"top1": ours.top1, "kl": ours.kl}
+        found[f"{dtype}, expanded"] = {"top1": expanded.top1, "kl": expanded.kl}
+    return found
 
 
 def _log_probs(path: Any, ids: list[int], **how: Any) -> Iterator[Tensor]:
