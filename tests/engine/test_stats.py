@@ -147,6 +147,23 @@ def test_totals_are_the_sum_of_the_requests(depth, is_brief):
     assert list(done["0"].outputs[0].stats)[: len(KEYS)] == KEYS
 
 
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_a_pause_between_requests_is_no_busy_time(depth):
+    """The caller stops at the last answer; a step that was begun for it may still be open."""
+    now = [0.0]
+    engine = Engine(
+        Config(), FakeRunner(max_nodes=4, depth=depth), FakeCodec(), clock=lambda: now[0]
+    )
+    for number in range(3):
+        engine.add(str(number), [5, 6], SamplingParams(max_tokens=12, ignore_eos=True))
+        is_over = False
+        while not is_over:
+            now[0] += 0.125
+            is_over = any(output.finished for output in engine.step())
+        now[0] += 1000.0
+    assert engine.stats()["busy_seconds"] < 10.0
+
+
 class TimedRunner(FakeRunner):
     """Passes take 5 ms and 0.4 ms per token, a level drafted 0.1 ms, launching a step 0.6 ms."""
 

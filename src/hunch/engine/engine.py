@@ -307,7 +307,8 @@ class Engine:
         now = self._clock()
         since = started if self._last_step_end is None else self._last_step_end
         self._stats.busy_seconds += now - since
-        self._last_step_end = now if self.has_work() else None
+        # A step that is still to be collected when all requests have ended is nobody's time.
+        self._last_step_end = now if self._jobs else None
 
     def stats(self) -> dict[str, Any]:
         """Totals since the start. Any thread may call it."""
