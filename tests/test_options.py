@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -255,6 +256,31 @@ def test_what_hunch_does_anyway_needs_no_word(caplog: pytest.LogCaptureFixture) 
     given = {"enforce_eager": False, "swap_space": 0, "load_format": "auto", "tokenizer": None}
     config_from_vllm(**given, enable_chunked_prefill=True, trust_remote_code=False)
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("take", [config_from_vllm, config_from_sglang])
+def test_flags_of_servers_are_arguments_too(
+    take: Callable[..., Config], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`vllm serve` and `LLM` take the same names, and so do SGLang's server and its engine."""
+    monkeypatch.setenv("HF_TOKEN", "")
+    config = take(model="m", num_gpu_blocks_override=64, kv_cache_memory_bytes="2K", nnodes=1)
+    assert (config.cache.num_blocks, config.cache.kv_bytes) == (64, 2048)
+    take(model="m", hf_token="t0", enable_dbo=False, logits_processors=None, lora_paths=[])
+    assert (os.environ["HF_TOKEN"], caplog.messages) == ("t0", [])
+    take(model="m", served_model_name="x", max_num_partial_prefills=2, enable_metrics=True)
+    assert [text.partition("=")[0] for text in caplog.messages] == [
+        "served_model_name", "max_num_partial_prefills", "enable_metrics"
+    ]  # fmt: skip
+    for given, word in (
+        ({"nnodes": 2}, "nnodes=2 is not supported; only '1'"),
+        ({"logits_processors": ["x:Y"]}, "never runs code"),
+        ({"lora_paths": ["x"]}, "give lora=PATH"),
+        ({"num_blocks": 3, "num_gpu_blocks_override": 4}, "not both"),
+        ({"num_block": 4}, "is not known; did you mean 'num_blocks'"),
+    ):
+        with pytest.raises(ConfigError, match=word):
+            take(model="m", **given)
 
 
 @pytest.mark.parametrize("name", REFUSED)

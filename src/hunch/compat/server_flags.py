@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,15 @@ _ONLY = {  # flag -> values that ask for what is done anyway; others are refused
     "--speculative-accept-threshold-single": ("1", "1.0"),
     "--speculative-accept-threshold-acc": ("1", "1.0"),
 }
+_OF_SERVERS = {  # that programs give to engines too
+    "--served-model-name": "only a server has a name for its model",
+    "--override-generation-config": "give SamplingParams(...) with each call",
+    "--preferred-sampling-params": "give sampling parameters with each call",
+    "--sampling-defaults": "give sampling parameters with each call",
+    "--attention-backend": "there is one attention per device",
+    **dict.fromkeys(("--enable-log-requests", "--log-requests"), "only a server has a log of them"),
+    **dict.fromkeys(("--host", "--port", "--api-key", "--watchdog-timeout"), "it is a server's"),
+}
 _INSTEAD = dict.fromkeys(("--base-gpu-id", "--gpu-id-step"), "set CUDA_VISIBLE_DEVICES")
 _BYTES = ("--kv-cache-memory-bytes", "--kv-cache-memory", "--kv-bytes")
 _DEFAULTS = {
@@ -131,6 +140,31 @@ def translate_flags(words: Sequence[str]) -> list[str]:
         else:
             found += [name, json.dumps(keys)]
     return found
+
+
+def as_argument(name: str, value: Any, known: Collection[str]) -> dict[str, Any] | None:
+    """What a server's flag means that a program gives as an argument of an engine, by the names
+    of `known` ones; None where no server has such a flag."""
+    flag = "--" + name.replace("_", "-")
+    ours = _RENAMED.get(flag, flag).removeprefix("--").replace("-", "_")
+    ours = "hf_overrides" if flag in _OVERRIDES else ours
+    if ours in known:
+        return {ours: int(_size(str(value))) if flag in _BYTES else value}
+    if flag == "--hf-token":
+        os.environ["HF_TOKEN"] = str(value)
+    elif flag == "--lora-paths" and value:
+        raise ConfigError(f"{name}={value!r}: give lora=PATH, which merges one adapter")
+    elif flag in REFUSED and value:
+        raise ConfigError(f"{name}={value!r}: {REFUSED[flag]}")
+    elif flag in _ONLY and str(value) not in _ONLY[flag]:
+        allowed = " or ".join(map(repr, _ONLY[flag]))
+        raise ConfigError(f"{name}={value!r} is not supported; only {allowed}")
+    elif why := NOTHING.get(flag) or NOTHING_VALUED.get(flag) or _OF_SERVERS.get(flag):
+        if value:
+            say_once(f"{name}={value!r} has no effect: {why}")
+    elif flag not in {*REFUSED, *_ONLY, "--lora-paths"}:
+        return None
+    return {}
 
 
 def _with_values(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:

@@ -40,7 +40,8 @@ NOTHING = _reasons(  # switches
         "the engine is always a process of its own": "--disable-frontend-multiprocessing",
         _EXPERTS: """--enable-expert-parallel --enable-ep-moe --enable-eplb --enable-dbo
             --disable-shared-experts-fusion --enable-dp-attention --enable-dp-lm-head
-            --disable-flashinfer-cutlass-moe-fp4-allgather --enable-two-batch-overlap""",
+            --disable-flashinfer-cutlass-moe-fp4-allgather --enable-two-batch-overlap
+            --enable-elastic-ep""",
         "a row's result never depends on other rows": (
             "--disable-cascade-attn --enable-deterministic-inference"
         ),
@@ -89,10 +90,12 @@ NOTHING_VALUED = _reasons(  # flags with a value
         _STEPS: """--max-num-partial-prefills --max-long-partial-prefills --num-scheduler-steps
             --long-prefill-token-threshold --num-lookahead-slots --scheduler-delay-factor
             --max-prefill-tokens --schedule-conservativeness --num-continuous-decode-steps
-            --renderer-num-workers --tokenizer-worker-num""",
+            --renderer-num-workers --tokenizer-worker-num --tokenizer-pool-size
+            --tokenizer-pool-type --ubatch-size""",
         _CACHE: """--prefix-caching-hash-algo --mamba-cache-dtype --mamba-ssm-cache-dtype
             --mamba-ssm-dtype --max-mamba-cache-size --swa-full-tokens-ratio --kv-offloading-size
-            --kv-offloading-backend --hicache-ratio --hicache-size""",
+            --kv-offloading-backend --hicache-ratio --hicache-size --mamba-block-size
+            --mamba-cache-mode""",
         _CODE: "--code-revision",
         "the tokenizer is read from the model's own revision": "--tokenizer-revision",
         _FILES: """--ignore-patterns --safetensors-load-strategy --quantization-param-path
@@ -103,9 +106,10 @@ NOTHING_VALUED = _reasons(  # flags with a value
         _ATTENTION: """--attention-config --prefill-attention-backend --decode-attention-backend
             --override-attention-dtype --speculative-attention-mode --gdn-prefill-backend""",
         _EXPERTS: "--all2all-backend --moe-backend --moe-a2a-backend --moe-runner-backend",
-        _ADAPTERS: "--max-cpu-loras --max-loras-per-batch --lora-target-modules --lora-backend",
+        _ADAPTERS: """--max-cpu-loras --max-loras-per-batch --lora-target-modules --lora-backend
+            --lora-dtype --lora-extra-vocab-size""",
         _RANKS: """--data-parallel-backend --data-parallel-rpc-port --master-port --dist-timeout
-            --numa-node""",
+            --numa-node --distributed-timeout-seconds""",
         "requests that begin alike go to the same engine": "--load-balance-method",
         "uvicorn's own limit holds": "--h11-max-incomplete-event-size",
         "nothing reads it": "--additional-config --override-neuron-config --reasoning-config",
@@ -121,7 +125,8 @@ MANY = frozenset(  # of them, flags with several values
 REFUSED = _reasons(
     {
         _CODE: """--tool-parser-plugin --reasoning-parser-plugin --middleware --logits-processors
-            --io-processor-plugin --scheduler-cls --enable-custom-logit-processor""",
+            --io-processor-plugin --scheduler-cls --worker-extension-cls
+            --enable-custom-logit-processor""",
         _MACHINES: """--data-parallel-address --data-parallel-hybrid-lb --headless --master-addr
             --dist-init-addr""",
         "write it into config.json beside a copy of the model's files": ("--hf-config-path"),
@@ -129,7 +134,7 @@ REFUSED = _reasons(
         "let a proxy check the certificates of clients": "--ssl-ca-certs --ssl-cert-reqs",
         "a server listens on a port: --port": "--uds",
         "HTTP is served: OpenAI's routes": "--grpc",
-        "prompts are text or tokens": "--enable-prompt-embeds",
+        "prompts are text or tokens": "--enable-prompt-embeds --enable-mm-embeds",
         "/tokenize and the model's own files say it": "--enable-tokenizer-info-endpoint",
         "give --kv-bytes or --num-blocks": "--max-total-tokens",
         "send truncate_prompt_tokens in a request": "--allow-auto-truncate",

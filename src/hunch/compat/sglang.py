@@ -12,6 +12,7 @@ from hunch.compat.vllm import (
     WEIGHTLESS,
     config_from_vllm,
     known_arguments,
+    known_names,
     method_of,
     tell_no_effect,
     whole,
@@ -76,9 +77,8 @@ def config_from_sglang(**given: Any) -> Config:
     given = {name: value for name, value in given.items() if value is not None}
     if "model_path" not in given and "model" not in given:
         raise ConfigError("model_path is missing")
+    given = known_names(given, known_to_sglang())
     for name in given:
-        if name not in known_to_sglang():
-            raise ConfigError(f"argument {unknown(name, known_to_sglang())}")
         if name in _SGLANG and _SGLANG[name] in given:
             raise ConfigError(f"give either {name} or {_SGLANG[name]}, not both")
     for name in [name for name in given if name in _SGLANG_NO_EFFECT]:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from hunch.compat.server_flags import as_argument
 from hunch.config import (
     CacheConfig,
     Config,
@@ -163,6 +164,7 @@ WEIGHTLESS = ("off", "ngram", "suffix", "prediction", "recycling")  # methods wi
 def config_from_vllm(**given: Any) -> Config:
     """Our config from vLLM's engine arguments and our own names; None means 'not given'."""
     given = {name: value for name, value in given.items() if value is not None}
+    given = known_names(given, known_arguments() | set(_IN_CONFIG))
     sections: dict[str, dict[str, Any]] = {name: {} for name in _SECTIONS}
     spec: dict[str, Any] = {}
     for name, value in given.items():
@@ -181,10 +183,22 @@ def config_from_vllm(**given: Any) -> Config:
             tell_no_effect(name, value, *_NO_EFFECT[name])
         elif name in _IN_CONFIG:
             raise ConfigError(f"{name}: {_COPY}")
-        elif name not in _ONLY:
-            raise ConfigError(f"argument {unknown(name, known_arguments())}")
     parts: dict[str, Any] = {name: make(**sections[name]) for name, make in _SECTIONS.items()}
     return Config(**parts, spec=spec_from_vllm(**spec), given=frozenset(given))
+
+
+def known_names(given: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+    """The arguments by `known` names; flags of servers say what they mean."""
+    taken: dict[str, Any] = {}
+    for name, value in given.items():
+        meant = {name: value} if name in known else as_argument(name, value, known)
+        if meant is None:
+            raise ConfigError(f"argument {unknown(name, known)}")
+        for ours, one in meant.items():
+            if ours != name and ours in given:
+                raise ConfigError(f"give either {name} or {ours}, not both")
+            taken[ours] = one
+    return taken
 
 
 def known_arguments() -> set[str]:
