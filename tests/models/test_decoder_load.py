@@ -45,6 +45,29 @@ def test_harmless_leftovers_are_ignored():
     load_decoder(tied)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["vision_tower.layers.0.q.bias", "model.visual.blocks.0.norm1.weight", "model.image_newline",
+     "multi_modal_projector.linear_1.weight", "model.mm_projector.0.weight",
+     "audio_tower.conv1.weight", "model.embed_vision.embedding.weight"],
+)  # fmt: skip
+def test_what_sees_or_hears_is_passed_by_with_a_word(name, caplog):
+    weights = tiny_weights()
+    weights.tensors[name] = torch.ones(4)
+    assert plain_logits(load_decoder(weights), IDS).equal(plain_logits(tiny_model(), IDS))
+    assert caplog.messages == [f"only text is read: {name} are passed by"]
+    del weights.tensors["model.norm.weight"]
+    with pytest.raises(ModelFormatError, match=r"lack model\.norm\.weight"):
+        load_decoder(weights)
+
+
+def test_pictures_inside_a_layer_of_the_text_are_not():
+    weights = tiny_weights()
+    weights.tensors["model.layers.0.vision_mlp.up_proj.weight"] = torch.ones(4)
+    with pytest.raises(ModelFormatError, match="vision_mlp"):
+        load_decoder(weights)
+
+
 def test_names_without_the_model_prefix():
     weights = tiny_weights()
     weights.tensors = {n.removeprefix("model."): t for n, t in weights.tensors.items()}

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from builders import DictWeights, Seq, new_kv, pack, plain_logits, tables
+from hunch.errors import ModelFormatError
 from hunch.models.load import load_decoder
 from hunch.models.weights.base import unified_config
 from their_models import CASES, make
@@ -91,6 +92,14 @@ def test_what_reads_text_in_models_of_text_and_pictures():
     ours = load_decoder(DictWeights(config, renamed))
     expected = theirs(torch.tensor([IDS])).logits[0]
     torch.testing.assert_close(plain_logits(ours, IDS), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_fused_tensors_have_the_rows_that_the_config_counts():
+    """Or heads would be read as others: transformers has no such setting for this family."""
+    _, saved, tensors = make("gpt-neox")
+    given = {"num_key_value_heads": 2}
+    with pytest.raises(ModelFormatError, match=r"query_key_value.*accounts for 64 rows"):
+        load_decoder(DictWeights(unified_config(saved | given), tensors))
 
 
 @torch.no_grad()

@@ -44,6 +44,7 @@ class Arranged(WeightsOver):
         super().__init__(weights)
         self._places = {ours: Place(theirs) for ours, theirs in _renamed(weights, names).items()}
         self._last: tuple[str, torch.dtype, Tensor] | None = None
+        self._is_transposed = spec.is_transposed
         for layer in range(spec.num_layers):
             self._arrange_layer(spec.at(layer), names, names.layer.format(layer))
             if spec.is_value_key and spec.is_value_key[layer]:
@@ -191,6 +192,7 @@ class Arranged(WeightsOver):
             place = self._places.pop(f"{fused}.{kind}", None)
             if place is None:
                 continue
+            self._check_rows(place.name, sum(sizes))
             first = 0
             for part, size in zip(parts, sizes, strict=True):
                 rows: Rows = slice(first, first + size)
@@ -199,6 +201,16 @@ class Arranged(WeightsOver):
                     rows = rows[:, first // num_groups : (first + size) // num_groups].flatten()
                 self._places[f"{part}.{kind}"] = Place(place.name, rows)
                 first += size
+
+    def _check_rows(self, name: str, num_rows: int) -> None:
+        """Raise where a fused tensor has other rows than its parts: some would be taken for others,
+        or left unread."""
+        shape = tuple(self.weights.shape(name))
+        if shape[-1 if self._is_transposed else 0] != num_rows:
+            raise ModelFormatError(
+                f"tensors whose shape contradicts the config: {name} {shape}, of which the config "
+                f"accounts for {num_rows} rows"
+            )
 
     def _order(self, name: str, order: list[int], num_heads: int) -> None:
         """Every head's rows in another order."""

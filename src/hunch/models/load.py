@@ -33,6 +33,11 @@ _MAX_NAMED = 6  # tensors an error names before it counts the rest
 # Stored by older tools though they follow from the config; or heads that draft, which a target
 # does not need.
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|(^|\.)mtp(_layers)?\.|masked_bias$|rope_freqs")
+# What sees or hears beside a model that writes, where a config says nothing of it.
+_OTHER_SENSES = re.compile(
+    r"^(model\.)?(embed_)?(vision|visual|image|video|audio|speech|multi_?modal|mm_|vit\b|vpm\b|"
+    r"resampler\b|patch_merger\b)"
+)
 
 
 def load_decoder(
@@ -170,6 +175,9 @@ def check_tensors(spec: ModelSpec, source: FileSource, given: Collection[str] = 
         )
     extra = set(source.weights.names()) - set(found.values())
     extra = {name for name in extra if name not in given and not _may_stay_unread(name, spec)}
+    if others := sorted(name for name in extra if _OTHER_SENSES.search(name)):
+        extra -= set(others)
+        say_once(f"only text is read: {_some(others)} are passed by")
     if extra:
         raise ModelFormatError(
             f"the config does not account for {_some(sorted(extra))}; ignoring them would change "
