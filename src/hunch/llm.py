@@ -333,8 +333,6 @@ def _build_runner(
     runner = assemble(
         replace(config, spec=spec), target, device, tokenizer.vocab(), tokenizer, load_tokenizer
     )
-    if device.type == "cpu" and not is_finite(runner):
-        raise ModelFormatError(f"{files.path}: {_not_finite(files)}")
     runner.capacity = _with_sizes(runner, device)
     if load_target is _load_target and isinstance(target, OverProcesses):
         runner.on_close = target.close
@@ -343,6 +341,9 @@ def _build_runner(
         for prepare in todo:
             prepare()
             advance()
+    if not is_finite(runner):
+        runner.close()
+        raise ModelFormatError(f"{files.path}: {_not_finite(files)}")
     return runner
 
 

@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from hunch import LLM
+from hunch.errors import ModelFormatError
 from hunch.step.host_step import HostStep
 from hunch.types import StepPlan, StepResult
 from stand_in import lead_by_host
@@ -40,3 +42,12 @@ def test_as_by_the_host(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         num_requests = 2 * len(plain)
         assert method == "off" or llm.stats()["accepted"] > 0
     assert sum(len(plan.work) for plan in by_host) == num_requests  # their prompts, nothing else
+
+
+def test_weights_that_are_no_numbers_are_refused_at_the_start(tmp_path: Path) -> None:
+    model = write_llama(tmp_path / "model", width=64, layers=2)
+    tensors = load_file(model / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = float("nan")
+    save_file(tensors, model / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelFormatError, match=r"layers\.1\.mlp\.up_proj\.weight has NaN"):
+        LLM(str(model), speculate="off", **GPU)

@@ -3,12 +3,14 @@
 The device's kernels are replaced by plain Python here; tests/kernels compares the two.
 """
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 pytest.importorskip("triton")
 
@@ -16,6 +18,10 @@ from hunch import LLM, SamplingParams
 from hunch.drafting.costs import StepShape
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.step_policy import Policy
+from hunch.errors import ModelFormatError
+from hunch.models.decoder import Hidden
+from hunch.step.batch import Batch
+from hunch.step.calibrate import is_finite
 from hunch.step.host_step import HostStep
 from hunch.step.runner import Runner
 from hunch.step.step_graphs import StepGraphs
@@ -230,3 +236,32 @@ def test_steps_too_large_to_check_anything_do_not_draft(
     assert set(drafted) == {1}
     want = plain["greedy"]
     assert got == [want[0]] + [answer[:8] for answer in want[1:]]
+
+
+@pytest.mark.parametrize("captures", [False, True])
+def test_weights_that_are_no_numbers_are_refused_at_the_start(
+    captures: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if captures:
+        stand_in(monkeypatch)
+    folder = shutil.copytree(model, tmp_path / "damaged")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = float("nan")
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelFormatError, match=r"layers\.1\.mlp\.up_proj\.weight has NaN"):
+        LLM(str(folder), speculate="off", **SMALL)
+
+
+def test_padding_need_not_be_numbers(
+    model: Path, plain_kernels: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = LLM(str(model), speculate="off", **SMALL)
+    forward = llm.engine.runner.host.forward
+
+    def with_padding(batch: Batch) -> Hidden:
+        hidden = forward(batch)
+        last_TD = hidden.last_TD[: len(batch.ids_T)]
+        return replace(hidden, last_TD=torch.cat([last_TD, last_TD * float("nan")]))
+
+    monkeypatch.setattr(llm.engine.runner.host, "forward", with_padding)
+    assert is_finite(llm.engine.runner)

@@ -33,10 +33,13 @@ def calibrate(runner: Runner) -> None:
 
 @torch.inference_mode()
 def is_finite(runner: Runner) -> bool:
-    """Whether a pass over two tokens comes to numbers; with damaged weights it does not."""
+    """Whether a pass over two tokens comes to numbers; with damaged weights it does not.
+
+    Captured passes have padding after the tokens, whose numbers mean nothing.
+    """
     size = min(2, runner.capacity.block_size, runner.capacity.max_len)
     _, logits_TV = _pass(runner, size, 1)
-    return bool((logits_TV < inf).all())  # a model may forbid tokens by -inf
+    return bool((logits_TV[:size] < inf).all())  # a model may forbid tokens by -inf
 
 
 def _pass(runner: Runner, size: int, num_blocks: int) -> tuple[float, Tensor]:
