@@ -21,6 +21,7 @@ import typer
 from hunch.bench.parts import main_of
 from hunch.cli import app
 from hunch.cli.flags import dashed, make_parser
+from tiny_models import write_llama
 from train.train_setup import OPTIONS, write_prompts, write_target
 
 ROOT = Path(__file__).parents[1]
@@ -210,9 +211,10 @@ def test_every_printed_command_is_run_by_a_test():
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
-    """A folder with what printed commands name: a model and prompts."""
+    """A folder with what printed commands name: a model, one of its family, and prompts."""
     folder = tmp_path_factory.mktemp("printed")
     write_target(folder / "MODEL")
+    write_llama(folder / "SMALL", layers=24, width=32, max_len=128)
     for name in ("prompts.jsonl", "new-log.jsonl"):
         write_prompts(folder / name)
     return folder

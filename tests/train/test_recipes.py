@@ -18,7 +18,7 @@ from hunch.errors import UnsupportedModelError
 from hunch.models.load import load_decoder
 from hunch.registry import RECIPES, resolve
 from hunch.train.batches import Batch, Texts, batches
-from hunch.train.cut import UNITS
+from hunch.train.cut import UNITS, layers_text
 from hunch.train.go_on import GoOn, job_for
 from hunch.train.job import (
     Job,
@@ -30,7 +30,7 @@ from hunch.train.job import (
 )
 from hunch.train.loop import CANDIDATE, LAST, Loop
 from hunch.train.progress import Progress
-from hunch.train.recipes.draft import choose_layers, layers_text, read_layers
+from hunch.train.recipes.draft import choose_layers, read_layers
 from hunch.train.regenerate import read_answers
 from hunch.train.states import run_target
 from hunch.train.student import check_target

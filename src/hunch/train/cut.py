@@ -16,13 +16,28 @@ from torch import Tensor
 
 from hunch.errors import ConfigError
 from hunch.models.build import Names
-from hunch.models.heads.draft_model import CUT_FROM
+from hunch.models.heads.draft_model import CUT_FROM, DRAFTS_FOR
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Packed, Weights
 
 INNER, UNITS, ABREAST = "intermediate_size", "unit_share", "abreast"  # keys of config.json
 _OTHER_KEY = ("OPTForCausalLM", "GPT2LMHeadModel")  # whose configs name that number otherwise
 _MULTIPLE = 256  # units are kept in such numbers, which all kernels take
+
+
+def layers_text(layers: list[int]) -> str:
+    """As the recipe `draft` takes these very layers."""
+    return "".join(f"{layer}," for layer in layers)
+
+
+def cut_options(config: Mapping[str, Any]) -> dict[str, str]:
+    """The options that make a draft of this shape."""
+    options = {
+        "layers": layers_text(config["cut_layers"]),
+        "units": str(config.get(UNITS, 1.0)),
+        ABREAST: str(config.get(ABREAST, 1)),
+    }
+    return options | ({"from": str(config[CUT_FROM])} if DRAFTS_FOR in config else {})
 
 
 def can_lose_units(spec: ModelSpec, weights: Weights, names: Names) -> bool:

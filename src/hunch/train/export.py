@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hunch.errors import ConfigError
-from hunch.models.heads.draft_model import CUT_FROM
+from hunch.models.heads.draft_model import CUT_FROM, DRAFTS_FOR
 from hunch.train.files import write_json, write_whole
 
 PRECISIONS = ("float16", "bfloat16", "float32", "int8")
@@ -24,6 +25,7 @@ class Card:
 
     method: str
     target: str
+    cut_from: str = ""  # another model than the target
     recipe: dict[str, Any] = field(default_factory=dict)
     data: str = ""
     measured: dict[str, Any] = field(default_factory=dict)
@@ -35,11 +37,16 @@ class Card:
         positions = ", ".join(f"{share:.2f}" for share in measured.get("per_position", []))
         recipe = "\n".join(f"- {key}: {value}" for key, value in self.recipe.items())
         sets = "\n".join(f"| {k} | {v:.2f} |" for k, v in measured.get("sets", {}).items())
+        origin = (
+            f"Its layers are cut from {self.cut_from}; embedding and output matrix are read from "
+            "that model's files (`cut_from` in config.json).\n\n"
+        )
         table = f"\n| prompts | tokens per pass |\n|---|---|\n{sets}\n" if sets else ""
         return (
             f"# {self.method} drafter for {self.target}\n\n"
             f"It guesses tokens that {self.target} would write; the target checks every guess, so "
             "the text is the target's own. Of no use alone, or beside another target.\n\n"
+            f"{origin if self.cut_from else ''}"
             f"Use: `hunch generate ... --model {self.target} --speculate {self.method}:DIRECTORY`\n"
             f"\nParameters of its own: {self.num_parameters:,}.\n"
             f"\n## Measured\n\nTokens per pass {measured.get('tokens_per_pass', float('nan')):.2f} "
@@ -62,8 +69,10 @@ def write_drafter(
     """config.json and model.safetensors; the weights come last, so a directory is whole or old."""
     if precision not in PRECISIONS:
         raise ConfigError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
-    if CUT_FROM in config:
-        config = {**config, CUT_FROM: target}
+    if CUT_FROM in config:  # a name where it is another model
+        config = {**config, CUT_FROM: config[CUT_FROM] or target}
+    if DRAFTS_FOR in config:
+        config = {**config, DRAFTS_FOR: target}
     kind = "float16" if precision == "int8" else precision
     write_json(folder / "config.json", {**config, "torch_dtype": kind})
     if tokenizer_from is not None and tokenizer_from.is_dir():
@@ -72,6 +81,21 @@ def write_drafter(
                 shutil.copyfile(tokenizer_from / name, folder / name)
     stored = pack(tensors, precision)
     write_whole(folder / "model.safetensors", lambda part: save_file(stored, part))
+
+
+def source_commit() -> str:
+    """The source's commit, where hunch runs from a checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return "unknown"
+    return done.stdout.strip() or "unknown"
 
 
 def pack(tensors: dict[str, Tensor], precision: str) -> dict[str, Tensor]:

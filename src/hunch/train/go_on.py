@@ -27,12 +27,17 @@ from hunch.models.weights import open_weights
 from hunch.registry import RECIPES, resolve
 from hunch.train.batches import Texts
 from hunch.train.costs import num_parameters
-from hunch.train.cut import ABREAST, UNITS
+from hunch.train.cut import UNITS, cut_options
 from hunch.train.files import read_json
-from hunch.train.job import Job, build_student, read_settings, start_from, write_student
+from hunch.train.job import (
+    Job,
+    build_student,
+    read_settings,
+    start_from,
+    write_student,
+)
 from hunch.train.loop import Loop
 from hunch.train.progress import Progress
-from hunch.train.recipes.draft import layers_text
 
 HELD_OUT = 0.2  # share of the answers to judge by
 RATE = 0.3  # of the recipe's: what was learned before shall stay
@@ -71,18 +76,15 @@ def job_for(asked: GoOn) -> Job:
     """The job that would have made the drafter, as its files tell."""
     config = read_json(Path(asked.drafter) / "config.json") or {}
     engine = {"device": "cpu"} if asked.device == "cpu" else {}
-    units = {"units": str(config.get(UNITS, 1.0))}
     if CUT_FROM in config:
-        abreast = {ABREAST: str(config.get(ABREAST, 1))}
-        options = {"layers": layers_text(config["cut_layers"]), **units, **abreast}
-        return Job("draft", asked.target, "", Path(asked.out), options, engine)
+        return Job("draft", asked.target, "", Path(asked.out), cut_options(config), engine)
     if config.get("architectures") == ["Qwen3DSparkModel"]:
         options = {
             "layers": str(config["num_hidden_layers"]),
             "block": str(config["block_size"]),
             "features": ",".join(str(layer + 1) for layer in config["target_layer_ids"]),
             "rank": str(config["markov_rank"]),
-            **units,
+            "units": str(config.get(UNITS, 1.0)),
         }
         return Job("block", asked.target, "", Path(asked.out), options, engine)
     raise ConfigError(

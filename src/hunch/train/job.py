@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -17,7 +16,7 @@ from hunch.config import read_options
 from hunch.errors import ConfigError, TrainingError
 from hunch.hub import resolve as find_files
 from hunch.models.decoder import Decoder
-from hunch.models.heads.draft_model import CUT_FROM
+from hunch.models.heads.draft_model import CUT_FROM, DRAFTS_FOR
 from hunch.models.load import load_decoder
 from hunch.models.native import ID_MAP
 from hunch.models.source import EXPAND
@@ -25,18 +24,19 @@ from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights, open_weights
 from hunch.registry import RECIPES, resolve, unknown
 from hunch.train.batches import Texts
-from hunch.train.cut import ABREAST
-from hunch.train.export import Card, write_drafter
+from hunch.train.cut import cut_options
+from hunch.train.export import Card, source_commit, write_drafter
 from hunch.train.files import read_json, write_json, write_whole
 from hunch.train.loop import CANDIDATE, Loop, LoopOptions, restore
 from hunch.train.loss import check_loss
+from hunch.train.origin import Origin, check_context, open_origin
 from hunch.train.pretrain import PretrainOptions, pretrain, store_text
 from hunch.train.progress import Progress
 from hunch.train.prompts import BUILTIN, read_prompts
 from hunch.train.questions import ask_target
 from hunch.train.regenerate import AnswerOptions, for_answers, give_back, read_answers, regenerate
 from hunch.train.select import Measured, measure, select
-from hunch.train.student import CountRecipe, Recipe, Student
+from hunch.train.student import CountRecipe, Recipe, Student, option_names
 from hunch.train.vocab import columns_of, count_columns, enough_columns
 
 if TYPE_CHECKING:
@@ -94,13 +94,13 @@ def read_settings(method: str, options: Mapping[str, str]) -> Settings:
         raise ConfigError(f"train: {unknown(method, RECIPES)}")
     recipe: Recipe | CountRecipe = resolve(RECIPES, method)
     kinds: list[Any] = [recipe.options, LoopOptions, AnswerOptions, JobOptions, PretrainOptions]
-    names = [{f.name for f in fields(kind)} for kind in kinds]
+    names = [option_names(kind) for kind in kinds]
     every = set().union(*names)
     for key in options:
         if key not in every:
             raise ConfigError(f"train {method}: option {unknown(key, every)}")
     read = [
-        read_options(kind, {k: v for k, v in options.items() if k in own}, f"train {method}")
+        read_options(kind, {own[k]: v for k, v in options.items() if k in own}, f"train {method}")
         for kind, own in zip(kinds, names, strict=True)
     ]
     check_loss(getattr(read[0], "loss", "ce"))
@@ -119,6 +119,7 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
     if isinstance(recipe, Recipe):
         weights = open_weights(find_files(job.target))
         recipe.check(settings.recipe, ModelSpec.from_config(weights.config))
+        origin_of(settings, weights)
     work = job.out / "work"
     if read_json(work / PROMPTS) is None:
         read_prompts(job.prompts)  # a typo must not leave a job behind
@@ -160,16 +161,27 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
     return measured
 
 
+def origin_of(settings: Settings, target: Weights) -> Origin | None:
+    """What the drafter is cut from, where that is not the target; raises where it cannot be."""
+    name = getattr(settings.recipe, "from_", "")
+    if not name:
+        return None
+    origin = open_origin(name, target)
+    check_context(origin, settings.loop.context, ModelSpec.from_config(target.config))
+    return origin
+
+
 def keep_job(work: Path, job: Job) -> None:
     """Note what is being made; a second job in the same place is a mistake."""
     there = read_json(work / JOB)
     if there is not None:
         has_begun = (work / PROMPTS).is_file()
-        for key in ("method", "target", "prompts"):
-            if has_begun and there[key] != getattr(job, key):
+        known, asked = ({**one, **one["options"]} for one in (there, job.to_json()))
+        for key in ("method", "target", "prompts", "from"):
+            if has_begun and known.get(key) != asked.get(key):
                 raise ConfigError(
-                    f"{work.parent} holds a job with {key}={there[key]!r}, not "
-                    f"{getattr(job, key)!r}; choose another --out"
+                    f"{work.parent} holds a job with {key}={known.get(key)!r}, not "
+                    f"{asked.get(key)!r}; choose another --out"
                 )
     write_json(work / JOB, job.to_json())
 
@@ -263,10 +275,12 @@ def build_student(
     size = settings.job.draft_vocab or recipe.draft_vocab
     if size is None and recipe.has_few_columns and getattr(settings.recipe, "share_tables", True):
         size = enough_columns(texts, target.spec.vocab_size)
+    origin = origin_of(settings, weights)
+    num_known = target.spec.vocab_size if origin is None else origin.num_known
     if size is not None:
-        size = min(size, target.spec.vocab_size)
+        size = min(size, num_known)
     if before is None:
-        columns = count_columns(texts.count(target.spec.vocab_size), size)
+        columns = count_columns(texts.count(target.spec.vocab_size), size, num_known)
     else:
         columns = columns_of(_known_tokens(open_weights(before)), target.spec.vocab_size)
     columns = columns.to(device)
@@ -319,13 +333,14 @@ def _select(
 
 def write_student(job: Job, settings: Settings, student: Student, folder: Path) -> None:
     config, tensors = student.files()
+    tokenizer = getattr(settings.recipe, "from_", "") or job.target
     write_drafter(
         folder,
         config,
         tensors,
         target=job.target,
         precision=settings.job.precision,
-        tokenizer_from=Path(find_files(job.target).path),
+        tokenizer_from=Path(find_files(tokenizer).path),
     )
 
 
@@ -341,8 +356,12 @@ def publish(
     card = Card(
         method=drafts_as(job.method),
         target=job.target,
+        cut_from=getattr(settings.recipe, "from_", ""),
         recipe={
-            **{f.name: getattr(settings.recipe, f.name) for f in fields(settings.recipe)},
+            **{
+                key: getattr(settings.recipe, name)
+                for key, name in option_names(type(settings.recipe)).items()
+            },
             **{f.name: getattr(settings.loop, f.name) for f in fields(settings.loop)},
             **student.settled(),
             "draft_vocab": len(student.columns),
@@ -350,7 +369,7 @@ def publish(
         data=_data(job, settings, num_prompts),
         measured=measured.to_json(),
         num_parameters=sum(tensor.numel() for tensor in student.tensors.values()),
-        commit=_commit(),
+        commit=source_commit(),
     )
     write_whole(job.out / "README.md", lambda part: part.write_text(card.text(), "utf-8"))
     write_student(job, settings, student, job.out)
@@ -364,36 +383,14 @@ def _data(job: Job, settings: Settings, num_prompts: int) -> str:
     )
 
 
-def _commit() -> str:
-    """The source's commit, where hunch runs from a checkout."""
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"],
-            cwd=Path(__file__).parent,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    except OSError:
-        return "unknown"
-    return done.stdout.strip() or "unknown"
-
-
 def job_of(folder: Path, target: str | None) -> dict[str, Any] | None:
-    """The job that would have made a draft cut from its target; for files without their job."""
+    """The job that would have made a draft that was cut; for files without their job."""
     config = read_json(folder / "config.json") or {}
     if CUT_FROM not in config:
         return None
     return {
         "method": "draft",
-        "target": target or config[CUT_FROM],
+        "target": target or config.get(DRAFTS_FOR) or config[CUT_FROM],
         "prompts": "",
-        "options": {
-            "layers": "".join(
-                f"{layer}," for layer in config["cut_layers"]
-            ),  # a list, be it of one
-            ABREAST: str(config.get(ABREAST, 1)),
-            "share_tables": "true",
-            "precision": "int8",
-        },
+        "options": {**cut_options(config), "share_tables": "true", "precision": "int8"},
     }

@@ -7,7 +7,7 @@ columns.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -40,6 +40,11 @@ class Recipe:
     check: Callable[[Any, ModelSpec], None] = lambda options, spec: None
 
 
+def option_names(options: type) -> dict[str, str]:
+    """What a user writes for each field; `from`, a word of the language, is the field `from_`."""
+    return {f.name.removesuffix("_"): f.name for f in fields(options)}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CountRecipe:
     """A line of the registry for what is counted from the answers: no network, no steps."""
@@ -68,6 +73,7 @@ class Student:
 
     def __init__(self, target: Decoder, columns: Columns) -> None:
         self.target, self.columns = target, columns
+        self.width = target.spec.width  # of the output matrix
         self.tensors: dict[str, Tensor] = {}
 
     def start(self, tensors: Mapping[str, Tensor]) -> None:
@@ -94,7 +100,7 @@ class Student:
         )
         num_tokens = outputs.batch.num_tokens
         # The output matrix is the target's: it learns nothing, and has no gradient of its own.
-        head = len(self.columns) * self.target.spec.width * len(outputs.row_M)
+        head = len(self.columns) * self.width * len(outputs.row_M)
         return self.num_walks * (6.0 * inside * num_tokens + 4.0 * head)
 
     def settled(self) -> dict[str, Any]:
@@ -289,12 +295,18 @@ def unlike_llama_inside(spec: ModelSpec) -> dict[str, bool]:
     }
 
 
-def check_target(spec: ModelSpec, method: str) -> None:
-    """Raise for a target whose drafters of this kind could not be built from its parts."""
+def check_target(spec: ModelSpec, method: str, origin: str = "") -> None:
+    """Raise for a target whose drafters of this kind could not be built from its parts, or for
+    another model that they are to be cut from."""
     problems = unlike_llama(spec)
     if method != "draft":  # whose layers are the target's; others are written as Llama's
         problems |= unlike_llama_inside(spec)
     found = [name for name, is_there in problems.items() if is_there]
+    if found and origin:
+        raise UnsupportedModelError(
+            f"train {method}: from={origin} ({spec.architecture}) has {', '.join(found)}, which "
+            "this recipe cannot build on; name another model of the target's family"
+        )
     if found:
         raise UnsupportedModelError(
             f"train {method}: the target ({spec.architecture}) has {', '.join(found)}, which this "

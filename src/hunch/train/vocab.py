@@ -36,13 +36,15 @@ class Columns:
         return Columns(self.ids_C.to(device), self.column_V.to(device), self.coverage)
 
 
-def count_columns(count_V: np.ndarray, size: int | None) -> Columns:
-    """Columns for the `size` most frequent tokens (None: all), from how often each occurs."""
+def count_columns(count_V: np.ndarray, size: int | None, num_known: int | None = None) -> Columns:
+    """Columns for the `size` most frequent tokens (None: all), from how often each occurs; of the
+    first `num_known` alone, where the drafter has no others."""
     vocab_size = len(count_V)
-    size = vocab_size if size is None else size
-    if not 2 <= size <= vocab_size:
-        raise ConfigError(f"draft_vocab={size} must be from 2 to the target's {vocab_size}")
-    order = np.argsort(-count_V, kind="stable")[:size].copy()
+    num_known = vocab_size if num_known is None else num_known
+    size = num_known if size is None else size
+    if not 2 <= size <= num_known:
+        raise ConfigError(f"draft_vocab={size} must be from 2 to the target's {num_known}")
+    order = np.argsort(-count_V[:num_known], kind="stable")[:size].copy()
     column_V = np.full(vocab_size, -1, dtype=np.int64)
     column_V[order] = np.arange(size)
     coverage = float(count_V[order].sum() / max(count_V.sum(), 1))

@@ -1,9 +1,10 @@
 """Draft models: loading one beside its target, and how its token ids become the target's.
 
-A whole model is loaded in the precision of its target's backend. A draft cut from its target has
-layers of its own and the target's embedding and output matrix: its config.json names the model it
-was cut from (`cut_from`). Where that is the target, the tables are shared; for another target of
-the same vocabulary they are read from that model's files.
+A whole model is loaded in the precision of its target's backend. A draft cut from a model has
+layers of its own and that model's embedding and output matrix: its config.json names the model
+(`cut_from`). Where that is the target, the tables are shared; for another target of the same
+vocabulary they are read from that model's files, and always so where the draft was made for another
+target than it was cut from (`drafts_for` names that one).
 
 Shape letters: M packed rows, V vocabulary of the target, W of the draft, D width, C columns of the
 draft's logits that are used.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, cast
@@ -21,11 +22,16 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from hunch.errors import ModelFormatError, UnsupportedModelError, VocabMismatchError
+from hunch.errors import (
+    ModelFormatError,
+    ModelNotFoundError,
+    UnsupportedModelError,
+    VocabMismatchError,
+)
 from hunch.hub import resolve as find_files
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
-from hunch.kernels.native import INT8, ROUNDED, NativeMatrix, is_available
+from hunch.kernels.native import FLOAT, INT8, ROUNDED, NativeMatrix, is_available
 from hunch.layers.linear import Linear
 from hunch.models.backends import NATIVE, TORCH, TRITON, Backend
 from hunch.models.decoder import Decoder, Hidden
@@ -42,8 +48,13 @@ from hunch.registry import MODELS, resolve
 log = logging.getLogger("hunch")
 
 CUT_FROM = "cut_from"
+DRAFTS_FOR = "drafts_for"  # the target, where the draft was cut from another model
 MAX_SHARE = 0.2  # of the bytes a target reads per token, above which a draft model rarely pays
 _MAX_NAMED = 3  # differing tokens an error names
+_REMEDY = (
+    "Choose a draft model of the target's family, give text:PATH, which tokenizes its text again, "
+    "or cross_vocab=true to draft over the tokens both have"
+)
 
 
 class TargetBeside:
@@ -76,12 +87,13 @@ def load_draft_model(
         raise UnsupportedModelError(f"{path}: a model with recurrent layers cannot draft yet")
     if CUT_FROM in weights.config:
         spec = ModelSpec.from_config(weights.config)
-        ids_C = _read_map(weights, spec.vocab_size)
+        own = read_vocab(_origin(weights)) if DRAFTS_FOR in weights.config else None
+        columns = compare(own, spec.vocab_size, vocab, target_size, path)
+        ids_C = _read_map(weights, min(spec.vocab_size, target_size))
+        if ids_C is not None:
+            columns = replace(columns, num_columns=len(ids_C), ids_C=ids_C)
         model = target.backend.load_cut(weights, spec, target, dtype, ids_C)
-        if spec.vocab_size != target_size:
-            compare(None, spec.vocab_size, None, target_size, path)  # raises
-        num_columns = target_size if ids_C is None else len(ids_C)
-        return model, Columns(num_columns, ids_C).to(target.device)
+        return model, columns.to(target.device)
     model = target.backend.load_draft(weights, target, dtype)
     size, own = model.spec.vocab_size, read_vocab(weights)
     columns = compare(own, size, vocab, target_size, path, is_crossed)
@@ -108,9 +120,9 @@ def byte_share(weights: Weights, target: Target) -> float:
 def cut_native(
     weights: Weights, spec: ModelSpec, target: NativeDecoder, dtype: str, ids_C: Tensor | None
 ) -> NativeDecoder:
-    tables = _native_tables(weights, spec, target, ids_C)
     if dtype == "auto":
         dtype = "int8" if target.is_quantised else "float32"
+    tables = _native_tables(weights, spec, target, ids_C, FLOAT if dtype == "float32" else INT8)
     return NativeDecoder(spec, weights, dtype, torch.get_num_threads(), tables=tables)
 
 
@@ -143,7 +155,7 @@ class _CutSource(FileSource):
     ) -> None:
         super().__init__(weights, dtype, device)
         self.family: type[Decoder] = resolve(MODELS, spec.architecture)
-        is_shared = _is_same(spec, target) and dtype == target.dtype
+        is_shared = _is_same(weights, spec, target) and dtype == target.dtype
         self.tables = target.tables if is_shared else None
 
     def read(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
@@ -167,36 +179,47 @@ class _CutSource(FileSource):
 
 
 def _native_tables(
-    weights: Weights, spec: ModelSpec, target: NativeDecoder, ids_C: Tensor | None
+    weights: Weights, spec: ModelSpec, target: NativeDecoder, ids_C: Tensor | None, kind: int
 ) -> tuple[NativeMatrix, NativeMatrix]:
-    """Embedding and output matrix; a reduced vocabulary has the rows of its tokens alone."""
+    """Embedding and output matrix, of this kind where they are not the target's; a reduced
+    vocabulary has the rows of its tokens alone."""
     threads = torch.get_num_threads()
-    if _is_same(spec, target):
+    if _is_same(weights, spec, target):
         embedding, head = target.embedding, target.head
     else:
         names = resolve(MODELS, spec.architecture).names
         source = FileSource(_origin(weights), torch.float32)
         shape = (spec.vocab_size, spec.width)
-        embedding = NativeMatrix.from_floats(source.read(names.embed, shape), INT8, threads)
+        embedding = NativeMatrix.from_floats(source.read(names.embed, shape), kind, threads)
         head = embedding
         if not spec.is_tied:
-            head = NativeMatrix.from_floats(source.read(names.head, shape), INT8, threads)
+            head = NativeMatrix.from_floats(source.read(names.head, shape), kind, threads)
     if ids_C is not None:
         kind = head.kind if head.kind in ROUNDED else INT8
         head = NativeMatrix.from_floats(head.rows(ids_C), kind, threads)
     return embedding, head
 
 
-def _is_same(spec: ModelSpec, target: Target) -> bool:
+def _is_same(weights: Weights, spec: ModelSpec, target: Target) -> bool:
     """Whether the target can be the model the draft was cut from."""
     other = target.spec
     if isinstance(target, TargetBeside):
         return False  # its tables are on another device
+    if DRAFTS_FOR in weights.config:
+        return False
     return other.width == spec.width and other.vocab_size == spec.vocab_size
 
 
 def _origin(weights: Weights) -> Weights:
-    return open_weights(find_files(str(weights.config[CUT_FROM])))
+    """The model whose tables a draft reads."""
+    name = str(weights.config[CUT_FROM])
+    try:
+        return open_weights(find_files(name))
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(
+            f"{weights.path} was cut from {name}, whose embedding and output matrix it reads; put "
+            f"it there, or name its place as {CUT_FROM} in config.json. {error}"
+        ) from None
 
 
 def _read_map(weights: Weights, vocab_size: int) -> Tensor | None:
@@ -299,6 +322,7 @@ def compare(
     target_size: int,
     where: str,
     is_crossed: bool = False,
+    remedy: str = _REMEDY,
 ) -> Columns:
     """Equal, equal but for padding, or one a part of the other under the same ids: accepted."""
     if draft is None or target is None:
@@ -326,9 +350,7 @@ def compare(
     )
     raise VocabMismatchError(
         f"{where}: its vocabulary ({len(draft)} tokens) differs from the target's ({len(target)} "
-        f"tokens) at {len(different)} ids ({named}). Choose a draft model of the target's family, "
-        "give text:PATH, which tokenizes its text again, or cross_vocab=true to draft over the "
-        "tokens both have"
+        f"tokens) at {len(different)} ids ({named}). {remedy}"
     )
 
 

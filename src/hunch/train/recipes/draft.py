@@ -1,5 +1,7 @@
 """Draft: a few of the target's own layers over its own embedding, distilled on its own answers.
 
+With from=MODEL layers, embedding and output matrix are those of a smaller model of its family.
+
 Shape letters: T tokens in a row, D width, C columns.
 """
 
@@ -12,14 +14,15 @@ import torch
 from torch import Tensor
 
 from hunch.errors import ConfigError
+from hunch.hub import resolve as find_files
 from hunch.models.arrange import Arranged
 from hunch.models.build import build_block, build_norm
 from hunch.models.decoder import Decoder
-from hunch.models.heads.draft_model import CUT_FROM
-from hunch.models.load import tensor_shapes
+from hunch.models.heads.draft_model import CUT_FROM, DRAFTS_FOR
+from hunch.models.load import spec_of, tensor_shapes
 from hunch.models.native import ID_MAP
 from hunch.models.spec import ModelSpec
-from hunch.models.weights import Weights
+from hunch.models.weights import Weights, open_weights
 from hunch.train.cut import (
     ABREAST,
     INNER,
@@ -34,6 +37,7 @@ from hunch.train.cut import (
     taken_together,
     with_units,
 )
+from hunch.train.origin import Origin, open_origin
 from hunch.train.states import Dense, TargetOutputs
 from hunch.train.student import BatchLoss, Recipe, Student, Walk, check_target
 from hunch.train.vocab import Columns
@@ -43,12 +47,13 @@ from hunch.train.vocab import Columns
 class DraftOptions:
     """train draft KEY=VALUE..."""
 
-    layers: str = ""  # how many of the target's, or which: "0,1,15,29"; empty: 4, at most half
+    from_: str = ""  # a smaller model of the target's family to cut from; empty: the target
+    layers: str = ""  # how many of its layers, or which: "0,1,15,29"; empty: 4, at most half
     units: float = 1.0  # share of the units that each layer's MLP keeps
-    abreast: int = 1  # layers of the target that each of its own holds side by side
+    abreast: int = 1  # of these layers, how many each of the draft's holds side by side
     loss: str = "ce"
-    from_scratch: bool = False  # random layers instead of the target's; reads text=FILE first
-    share_tables: bool = True  # layers alone, the tables are the target's; false: a whole model
+    from_scratch: bool = False  # random layers instead of these; reads text=FILE first
+    share_tables: bool = True  # layers alone, the tables stay where they are; false: a whole model
 
 
 class DraftStudent(Student):
@@ -59,30 +64,45 @@ class DraftStudent(Student):
     ) -> None:
         super().__init__(target, columns)
         self.kind, self.share_tables, self.units = options.loss, options.share_tables, options.units
-        self.layers = read_layers(options.layers, target.spec.num_layers, options.abreast)
+        # What it is cut from: the target, or another model.
+        self.origin: Origin | None = None
+        self.model = target
+        if options.from_:
+            self.origin = open_origin(options.from_, weights)
+            self.fed = self.origin.columns.to(target.device)  # what it reads for each token
+            weights = self.origin.weights
+            self.model = self.origin.load(target.dtype, target.device)
+        own = self.model.spec
+        self.width = own.width
+        self.layers = read_layers(
+            options.layers, own.num_layers, options.abreast, is_target=self.origin is None
+        )
         self.abreast = options.abreast
         self.groups = in_groups(self.layers, self.abreast)
-        windows = tuple(target.spec.windows[group[0]] for group in self.groups)
-        spec = with_units(target.spec, options.units) if options.units < 1 else target.spec
+        windows = tuple(own.windows[group[0]] for group in self.groups)
+        spec = with_units(own, options.units) if options.units < 1 else own
         spec = side_by_side(spec, self.abreast)
         self.spec = replace(spec, num_layers=len(self.groups), windows=windows)
-        self.head_CD = target.head.weight_NK[columns.ids_C] * target.spec.logits_scale
+        self.head_CD = self.model.head.weight_NK[columns.ids_C] * own.logits_scale
         self.config = dict(weights.config)
-        self.layer_names = [target.names.layer.format(layer) for layer in range(len(self.groups))]
+        names = self.model.names
+        self.layer_names = [names.layer.format(layer) for layer in range(len(self.groups))]
         self.start(self._cut(weights, options.from_scratch))
+        if self.origin is not None:
+            self.model.layers.clear()  # what is taught is a copy of them
 
     def _cut(self, weights: Weights, from_scratch: bool) -> dict[str, Tensor]:
-        names, found = self.target.names, {}
-        weights = Arranged(weights, self.target.spec, names)  # takes fused tensors apart
+        names, found = self.model.names, {}
+        weights = Arranged(weights, self.model.spec, names)  # takes fused tensors apart
         generator, units = torch.Generator().manual_seed(0), dict[int, Tensor]()
         inner = self.spec.ffn_width // self.abreast
-        if inner != self.target.spec.ffn_width:
+        if inner != self.model.spec.ffn_width:
             for layer in self.layers:
                 prefix = names.layer.format(layer)
                 units[layer] = strongest_units(weights, prefix, names, inner)
         for name, shape in tensor_shapes(self.spec).items():
             if name in (names.embed, names.head):
-                continue  # shared with the target, never trained
+                continue  # shared with the model, never trained
             for ours, group in enumerate(self.groups):
                 prefix = names.layer.format(ours)
                 if name.startswith(prefix):
@@ -96,52 +116,65 @@ class DraftStudent(Student):
         return found
 
     def loss_on(self, outputs: TargetOutputs, *, is_test: bool = False) -> BatchLoss:
-        names, target = self.target.names, self.target
-        attend = Dense(outputs.ids_BL, target.ropes, outputs.split)
-        ids_BL = outputs.ids_BL
+        walk = Walk(outputs, self.kind, is_test=is_test)
+        walk.teach(self.states(outputs), 0, self.head_CD)
+        # Fed with the target's tokens, it says the same at any depth of a draft.
+        return BatchLoss(walk.loss, walk.agreed)
+
+    def states(self, outputs: TargetOutputs) -> Tensor:
+        """Its own at every position of the texts, TD, after the final norm."""
+        names, model, ids_BL = self.model.names, self.model, outputs.ids_BL
+        attend = Dense(ids_BL, model.ropes, outputs.split)
         pos_T = torch.arange(ids_BL.shape[1], device=ids_BL.device).repeat(len(ids_BL))
-        x_TD = target.start(ids_BL.flatten(), pos_T)
+        ids_T = ids_BL.flatten()
+        if self.origin is not None:
+            ids_T = self.fed.to_draft(ids_T)
+        x_TD = model.start(ids_T, pos_T)
         for layer, source in enumerate(self.sources):
-            block = build_block(self.spec, source, "", layer, names=target.names)
+            block = build_block(self.spec, source, "", layer, names=names)
             x_TD = block(x_TD, attend)
         if self.spec.has_final_norm:
             x_TD = build_norm(self.spec, self.source(), names.final_norm)(x_TD)
-        walk = Walk(outputs, self.kind, is_test=is_test)
-        walk.teach(x_TD, 0, self.head_CD)
-        # Fed with the target's tokens, it says the same at any depth of a draft.
-        return BatchLoss(walk.loss, walk.agreed)
+        return x_TD
 
     def settled(self) -> dict[str, Any]:
         return {"layers": ",".join(map(str, self.layers))}
 
     def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Layers alone, beside the target's tables; or a whole model in Hugging Face form, which
-        has no room for a reduced vocabulary."""
-        spec, names, target = self.spec, self.target.names, self.target
+        """Layers alone, beside the tables of what they were cut from; or a whole model in Hugging
+        Face form, which has no room for a reduced vocabulary."""
+        spec, names, model = self.spec, self.model.names, self.model
         key = "n_layer" if "n_layer" in self.config else "num_hidden_layers"
         config: dict[str, Any] = {**self.config, key: spec.num_layers}
         config.pop("layer_types", None)
-        if spec.ffn_width != target.spec.ffn_width:
+        if spec.ffn_width != model.spec.ffn_width:
             config |= {INNER: spec.ffn_width, UNITS: self.units}
         if self.abreast > 1:
             config |= {ABREAST: self.abreast, **heads_config(spec)}
         tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
-        if self.share_tables or len(self.columns) < spec.vocab_size:
+        num_known = min(spec.vocab_size, self.target.spec.vocab_size)
+        if self.share_tables or len(self.columns) < num_known:
             config |= {CUT_FROM: "", "cut_layers": self.layers}
+            if self.origin is not None:
+                config |= {CUT_FROM: self.origin.name, DRAFTS_FOR: ""}
+                config["tie_word_embeddings"] = spec.is_tied  # as its files have it
             if len(self.columns) < spec.vocab_size:
                 ids_C = self.columns.ids_C.sort().values.cpu()
                 tensors[ID_MAP] = (ids_C - torch.arange(len(ids_C))).int()
                 config["draft_vocab_size"] = len(ids_C)
             return config, tensors
-        tensors[names.embed] = target.embedding_VD
+        tensors[names.embed] = model.embedding_VD
         if not spec.is_tied:
-            tensors[names.head] = target.head.weight_NK
+            tensors[names.head] = model.head.weight_NK
         return config, tensors
 
 
-def read_layers(text: str, num_layers: int, abreast: int = 1) -> list[int]:
-    """A count, or a list of the target's layers in ascending order ("0," is a list of one); of
-    layers with several side by side, how many of these, or all that go into them."""
+def read_layers(
+    text: str, num_layers: int, abreast: int = 1, *, is_target: bool = True
+) -> list[int]:
+    """A count, or a list of a model's layers in ascending order ("0," is a list of one); of layers
+    with several side by side, how many of these, or all that go into them. A draft can have all
+    layers of a model that is not its target."""
     text = text or str(max(min(4, num_layers // 2), 1))
     try:
         given = [int(part) for part in text.removesuffix(",").split(",")]
@@ -151,17 +184,18 @@ def read_layers(text: str, num_layers: int, abreast: int = 1) -> list[int]:
     layers = choose_layers(given[0] * abreast, num_layers) if is_count else given
     is_good = layers == sorted(set(layers)) and 0 <= layers[0] <= layers[-1] < num_layers
     is_good &= len(layers) % abreast == 0
-    if not is_good or (is_count and not 1 <= given[0] * abreast < num_layers):
+    most = num_layers - 1 if is_target else num_layers
+    if not is_good or (is_count and not 1 <= given[0] * abreast <= most):
+        model, count = "the target", "a count below that"
+        if not is_target:
+            model, count = "the model to cut from", "a count up to that"
+        side = f" of {abreast} side by side" if abreast > 1 else ""
         raise ConfigError(
-            f"layers={text!r}: the target has {num_layers} layers; give a count below that, or "
-            f"some of 0 .. {num_layers - 1} in ascending order, say layers={num_layers // 2}"
+            f"layers={text!r}{side}: {model} has {num_layers} layers; give {count}, or some of "
+            f"0 .. {num_layers - 1} in ascending order, say "
+            f"layers={max(num_layers // 2 // abreast, 1)}"
         )
     return layers
-
-
-def layers_text(layers: list[int]) -> str:
-    """As `read_layers` takes these very layers."""
-    return "".join(f"{layer}," for layer in layers)
 
 
 def choose_layers(count: int, num_layers: int) -> list[int]:
@@ -173,10 +207,13 @@ def choose_layers(count: int, num_layers: int) -> list[int]:
 
 
 def _check(options: DraftOptions, spec: ModelSpec) -> None:
-    check_target(spec, "draft")
+    if options.from_:
+        spec = spec_of(open_weights(find_files(options.from_)))
+    check_target(spec, "draft", options.from_)
     check_units(options.units, spec)
     check_abreast(options.abreast, spec)
-    read_layers(options.layers, spec.num_layers, options.abreast)
+    is_target = not options.from_
+    read_layers(options.layers, spec.num_layers, options.abreast, is_target=is_target)
 
 
 RECIPE = Recipe(options=DraftOptions, student=DraftStudent, check=_check, has_few_columns=True)

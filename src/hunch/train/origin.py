@@ -1,0 +1,72 @@
+"""The model a draft is cut from where that is not its target: a smaller one of its family.
+
+Its ids are the target's: where one vocabulary is padded, training feeds and asks what serving does
+(`models.heads.draft_model`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from hunch.errors import ConfigError
+from hunch.hub import KNOWN
+from hunch.hub import resolve as find_files
+from hunch.models.decoder import Decoder
+from hunch.models.heads.draft_model import CUT_FROM, Columns, compare, read_vocab
+from hunch.models.load import load_decoder, spec_of
+from hunch.models.source import EXPAND
+from hunch.models.spec import ModelSpec
+from hunch.models.weights import Weights, open_weights
+from hunch.train.student import check_target
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A model whose layers become a draft for another one."""
+
+    name: str  # that finds it from anywhere
+    weights: Weights
+    spec: ModelSpec
+    columns: Columns  # how its ids are the target's
+    num_known: int  # of the target's tokens, those from the first on that it has
+
+    def load(self, dtype: torch.dtype, device: torch.device) -> Decoder:
+        """The whole model, as training reads it."""
+        name = str(dtype).removeprefix("torch.")
+        return load_decoder(self.weights, dtype=name, device=device, hold=EXPAND)
+
+
+def open_origin(name: str, target: Weights) -> Origin:
+    """The model of that name; raises where no draft for the target can be cut from it."""
+    files = find_files(name)
+    weights = open_weights(files)
+    if CUT_FROM in weights.config:
+        raise ConfigError(
+            f"from={name} is a draft without tables of its own; name a whole model, or go on with "
+            f"that draft: --resume {name}"
+        )
+    spec, target_size = spec_of(weights), ModelSpec.from_config(target.config).vocab_size
+    check_target(spec, "draft", name)
+    columns = compare(
+        read_vocab(weights),
+        spec.vocab_size,
+        read_vocab(target),
+        target_size,
+        f"from={name}",
+        remedy="Name a smaller model of the target's family, with its vocabulary",
+    )
+    is_path = name.lower() not in KNOWN and Path(name).expanduser().exists()
+    lasting = str(Path(name).expanduser().resolve()) if is_path else name
+    return Origin(lasting, weights, spec, columns, min(spec.vocab_size, target_size))
+
+
+def check_context(origin: Origin, context: int, target: ModelSpec) -> None:
+    """Raise where texts would be longer than the model can read."""
+    if origin.spec.max_len < min(context, target.max_len):
+        raise ConfigError(
+            f"from={origin.name} reads texts of up to {origin.spec.max_len} tokens, and training "
+            f"has some of {context}: give context={origin.spec.max_len}"
+        )
