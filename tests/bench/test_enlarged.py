@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from hunch import LLM, SamplingParams
-from hunch.bench.device.enlarged import EnlargedWeights
+from hunch.bench.device.enlarged import SIZES, EnlargedWeights
+from hunch.config import DEFAULT_MODEL
 from hunch.hub import resolve
 from hunch.models.weights import open_weights
 from tiny_models import write_llama
@@ -32,3 +35,13 @@ def test_the_text_stays_the_same(tmp_path: Path) -> None:
         assert large.generate("fast token the model", params)[0].outputs[0].token_ids == expected
         other = large.sibling("off")
         assert other.generate("fast token the model", params)[0].outputs[0].token_ids == expected
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_every_size_has_room_for_the_heads_of_the_default_model(name: str) -> None:
+    """Nine heads, three to a group: with fewer to a group, two would stand in one place."""
+    small = open_weights(resolve(DEFAULT_MODEL))
+    assert EnlargedWeights(small, SIZES[name], "cpu").config["num_hidden_layers"] >= 30
+    crowded = SIZES[name]["num_attention_heads"] // 2
+    with pytest.raises(ValueError, match="heads that share keys"):
+        EnlargedWeights(small, {**SIZES[name], "num_key_value_heads": crowded}, "cpu")

@@ -31,7 +31,7 @@ ONE_BILLION = {  # for a look on a CPU
     "hidden_size": 2048,
     "intermediate_size": 5632,
     "num_attention_heads": 16,
-    "num_key_value_heads": 8,
+    "num_key_value_heads": 4,
     "head_dim": 128,
     "num_hidden_layers": 30,
 }
@@ -53,6 +53,17 @@ def enlarged(model: str, size: str, device: str) -> EnlargedWeights:
     return EnlargedWeights(open_weights(resolve(model)), SIZES[size], device)
 
 
+def _check_room(old: dict[str, Any], size: dict[str, int]) -> None:
+    """Raise where the model does not fit into the size: its function would be another."""
+    kv = "num_key_value_heads"
+    group = old["num_attention_heads"] // old[kv]
+    sizes = [(key, old[key], most) for key, most in size.items() if key != "head_dim"]
+    sizes.append(("heads that share keys", group, size["num_attention_heads"] // size[kv]))
+    for name, needed, room in sizes:
+        if room < needed:
+            raise ValueError(f"{name}: the model has {needed}, the size {room}")
+
+
 class EnlargedWeights:
     """The `Weights` of a Llama in another size; tensors are made on `device` when asked for."""
 
@@ -64,6 +75,7 @@ class EnlargedWeights:
         self.old_head = old.get("head_dim") or old["hidden_size"] // old["num_attention_heads"]
         if size["head_dim"] not in (self.old_head, 2 * self.old_head):
             raise ValueError(f"head_dim must be {self.old_head} or twice that")
+        _check_room(old, size)
         # The mean square over a padded width is smaller by this factor.
         self.shrink = old["hidden_size"] / size["hidden_size"]
         self.config: dict[str, Any] = {
