@@ -32,6 +32,7 @@ from hunch.train.progress import Progress
 from hunch.train.recipes.draft import read_layers
 from hunch.train.regenerate import read_answers
 from hunch.train.states import Dense, run_target
+from hunch.train.vocab import count_columns
 from tiny_gguf import VOCAB, random_tensors, write_gguf
 from tiny_models import write_llama, write_tokenizer
 
@@ -96,6 +97,15 @@ def test_before_training_it_says_what_the_small_model_says(wide: Path, target: P
     theirs_TC = small.logits(hidden.last_TD)[:, student.columns.ids_C]
     torch.testing.assert_close(mine_TC, theirs_TC, rtol=1e-4, atol=1e-4)
     assert int(student.columns.ids_C.max()) < size - PADDING
+
+
+def test_tokens_it_lacks_are_never_guessed_however_frequent() -> None:
+    count_V = np.arange(20)
+    columns = count_columns(count_V, 4, num_known=16)
+    assert columns.ids_C.tolist() == [15, 14, 13, 12]
+    assert columns.column_V.tolist()[16:] == [-1] * 4
+    with pytest.raises(ConfigError, match="from 2 to the target's 16"):
+        count_columns(count_V, 17, num_known=16)
 
 
 def test_the_files_say_what_it_was_cut_from(trained: Job, wide: Path, target: Path) -> None:
@@ -228,8 +238,9 @@ def test_auto_finds_it_by_the_targets_files(
 
 
 def test_the_doctor_examines_it(
-    trained: Job, wide: Path, prompts: Path, capsys: pytest.CaptureFixture[str]
+    trained: Job, wide: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    prompts = write_prompts(tmp_path / "few.jsonl", count=2)
     words = ["--drafter", trained.out, "--target", wide, "--prompts", prompts, "--json"]
     code, text, _ = run(capsys, "doctor", *words)
     assert code in (0, 1)

@@ -34,13 +34,10 @@ from hunch.train.clock import Clock
 from hunch.train.costs import Costs, cut_draft, measure_costs
 from hunch.train.count import count_bytes
 from hunch.train.expect import (
-    METHODS,
-    Size,
     best_draft,
     chain_tokens,
     expect,
     rank,
-    sizes_for,
     tokens_seen,
     usual_coverage,
 )
@@ -49,6 +46,7 @@ from hunch.train.loop import Curve
 from hunch.train.outcome import Outcome, outcome_of
 from hunch.train.phrase_job import PhraseCount, stored_texts, write_table
 from hunch.train.plan import Asked, Plan
+from hunch.train.sizes import METHODS, Size, sizes_for
 from hunch.train.speeds import Speeds
 from hunch.train.trials import Run, with_columns
 

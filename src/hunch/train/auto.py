@@ -19,9 +19,6 @@ from hunch.models.weights import open_weights
 from hunch.registry import RECIPES, resolve
 from hunch.train.batches import Texts
 from hunch.train.clock import Clock
-from hunch.train.expect import (
-    possible,
-)
 from hunch.train.files import read_json
 from hunch.train.job import (
     JOB,
@@ -30,6 +27,7 @@ from hunch.train.job import (
     Settings,
     answer_prompts,
     keep_job,
+    origin_of,
     publish,
     read_settings,
     write_student,
@@ -41,6 +39,7 @@ from hunch.train.plan import (
     ANSWERING,
     COUNTED,
     LOOKUPS,
+    PLAN,
     WITHOUT,
     Asked,
     Plan,
@@ -48,11 +47,13 @@ from hunch.train.plan import (
     device_of,
     expectation,
     make_plan,
+    smaller_of,
     trained_share,
 )
 from hunch.train.progress import Progress
 from hunch.train.prompts import read_prompts
 from hunch.train.regenerate import give_back, read_answers
+from hunch.train.sizes import possible
 from hunch.train.trials import LEAST, Run, choose, compare, job_for, train, with_columns
 
 MIN_ANSWERS = 8
@@ -132,19 +133,24 @@ def _with_others(asked: Asked, job: Job, ways: dict[str, str], table: Path) -> d
 
 def _check(asked: Asked, work: Path) -> ModelSpec:
     """The target's shape; raises for what cannot work, before anything is made."""
-    spec = ModelSpec.from_config(open_weights(find_files(asked.target)).config)
+    weights = open_weights(find_files(asked.target))
+    spec = ModelSpec.from_config(weights.config)
     for key in ("layers", "units", "abreast", "draft_vocab", "minutes"):
         if key in asked.options:
             raise ConfigError(f"{key}= belongs to a method: hunch train draft {key}=...")
     recipe = resolve(RECIPES, "draft")
     settings = read_settings("draft", asked.options)
-    if not possible(spec):
+    if asked.smaller or not possible(spec):
         recipe.check(settings.recipe, spec)
+    origin_of(settings, weights)
     if read_json(work / PROMPTS) is None:
         read_prompts(asked.prompts)
     there = read_json(work / JOB)
     if there is not None and there["target"] != asked.target:
         raise ConfigError(f"{asked.out} holds a job for {there['target']}; choose another --out")
+    smaller = smaller_of(read_json(work / PLAN) or {})
+    if there is not None and (work / PROMPTS).is_file() and smaller != asked.smaller:
+        raise ConfigError(f"{asked.out} holds a job with from={smaller}; choose another --out")
     return spec
 
 

@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 from hunch.kernels.attention import AttnInputs, Span
+from hunch.models.heads.draft_model import CUT_FROM, DRAFTS_FOR
+from hunch.models.load import spec_of
 from hunch.models.spec import ModelSpec
 from hunch.models.target import Target
 from hunch.models.weights import Weights
@@ -38,6 +40,7 @@ _FEW, _MANY = 4096, 32768  # columns of the timed drafts
 _ABREAST = 4  # layers side by side in that of the timed drafts which has several
 _FEW_UNITS = 0.25  # share of the units in that of them which has fewer
 _ROUNDS, _SECONDS = 20, 3.0  # of timings in turn, and what they may take together
+_Size = tuple[int, int, float, int]  # layers, columns, share of units, layers side by side
 _PRODUCT_ROWS = {"cuda": 16384, "cpu": 256}  # of the product that tells how fast training computes
 
 
@@ -80,8 +83,46 @@ class Costs:
 
 @torch.inference_mode()
 def measure_costs(target: Target, weights: Weights, *, seconds: float = _SECONDS) -> Costs:
-    """Time the target as it serves, and three drafts cut from it, all in turn."""
-    spec, device = target.spec, target.device
+    """Time the target as it serves, and some drafts cut from it, all in turn."""
+    device, sizes = target.device, _timed_sizes(target.spec, weights, target.device)
+    rows = (*ROWS, *MORE_ROWS) if device.type == "cuda" else ROWS
+    bodies = [_pass_of(target, num_rows) for num_rows in rows]
+    for layers, num_columns, units, abreast in sizes:
+        draft = cut_draft(target, weights, list(range(layers)), num_columns, units, abreast)
+        bodies.append(_pass_of(draft, 1))
+    found = timed([captured(body, device) for body in bodies], seconds)
+    passes = found[: len(rows)]
+    for at in reversed(range(len(rows) - 1)):  # more rows take no less: what says so is noise
+        passes[at] = min(passes[at], passes[at + 1])
+    node = dict(zip(sizes, found[len(rows) :], strict=True))
+    return Costs(
+        passes=tuple(zip(rows, passes, strict=True)),
+        products=_products(target.spec, device),
+        room=_room(target),
+        **_parts(target, target.spec, node, passes[0]),
+    )
+
+
+@torch.inference_mode()
+def measure_cuts(
+    target: Target, weights: Weights, costs: Costs, *, seconds: float = _SECONDS
+) -> Costs:
+    """The same target's costs with drafts that are cut from another model."""
+    spec, device = spec_of(weights), target.device
+    sizes, bodies = _timed_sizes(spec, weights, device), []
+    for layers, num_columns, units, abreast in sizes:
+        draft = cut_draft(target, weights, list(range(layers)), num_columns, units, abreast, spec)
+        bodies.append(_pass_of(draft, 1))
+    found = timed([captured(body, device) for body in bodies], seconds)
+    node = dict(zip(sizes, found, strict=True))
+    parts = _parts(target, spec, node, costs.of_pass(1))
+    return replace(costs, products=_products(spec, device), **parts)
+
+
+def _timed_sizes(spec: ModelSpec, weights: Weights, device: torch.device) -> list[_Size]:
+    """Layers, columns, share of units and layers side by side of each draft that is timed."""
+    if spec.rope is None or any(unlike_llama(spec).values()):
+        return []  # none can be cut from it
     few, many = min(_FEW, spec.vocab_size), min(_MANY, spec.vocab_size)
     deep = min(3, max(spec.num_layers - 1, 1))
     sizes = list(dict.fromkeys([(1, few, 1.0, 1), (deep, few, 1.0, 1), (1, many, 1.0, 1)]))
@@ -89,22 +130,19 @@ def measure_costs(target: Target, weights: Weights, *, seconds: float = _SECONDS
         sizes.append((deep, few, _FEW_UNITS, 1))
         if device.type == "cuda" and can_stand_abreast(spec):
             sizes.append((deep, few, 1.0, _ABREAST))
-    if spec.rope is None or any(unlike_llama(spec).values()):
-        sizes = []  # none can be cut from it
-    rows = (*ROWS, *MORE_ROWS) if device.type == "cuda" else ROWS
-    bodies = [_pass_of(target, num_rows) for num_rows in rows]
-    for num_layers, num_columns, units, abreast in sizes:
-        draft = cut_draft(target, weights, list(range(num_layers)), num_columns, units, abreast)
-        bodies.append(_pass_of(draft, 1))
-    found = timed([captured(body, device) for body in bodies], seconds)
-    passes = found[: len(rows)]
-    for at in reversed(range(len(rows) - 1)):  # more rows take no less: what says so is noise
-        passes[at] = min(passes[at], passes[at + 1])
-    node = dict(zip(sizes, found[len(rows) :], strict=True))
-    each = passes[0] / spec.num_layers  # about what a pass has of a layer
+    return sizes
+
+
+def _parts(
+    target: Target, spec: ModelSpec, node: dict[_Size, float], one_row: float
+) -> dict[str, Any]:
+    """What of a drafted node layers, units and columns cost, from drafts of several sizes."""
+    few, many = min(_FEW, spec.vocab_size), min(_MANY, spec.vocab_size)
+    deep = min(3, max(spec.num_layers - 1, 1))
+    each = one_row / spec.num_layers  # about what a pass has of a layer
     base, whole = node.get((1, few, 1.0, 1), 2 * each), node.get((deep, few, 1.0, 1), 0.0)
     per_layer = max(whole - base, 0.0) / max(deep - 1, 1)
-    if deep == 1 or not sizes:
+    if deep == 1 or not node:
         per_layer = min(base, each)
     per_column = max(node.get((1, many, 1.0, 1), 0.0) - base, 0.0) / max(many - few, 1)
     fewer = node.get((deep, few, _FEW_UNITS, 1), whole)
@@ -112,20 +150,17 @@ def measure_costs(target: Target, weights: Weights, *, seconds: float = _SECONDS
     wide = node.get((deep, few, 1.0, _ABREAST))
     per_abreast = 0.0 if wide is None else max(wide - whole, 0.0) / deep / (_ABREAST - 1)
     # A product reads its weights, and not faster than three times as fast as the target's do.
-    least = passes[0] / max(target.weight_bytes, 1) / 3
+    least = one_row / max(target.weight_bytes, 1) / 3
     least *= 1 if target.is_quantised else target.dtype.itemsize
     per_layer = max(per_layer, least * layer_parameters(spec))
     per_column = max(per_column, least * spec.width)
-    return Costs(
-        passes=tuple(zip(rows, passes, strict=True)),
-        node=max(base - per_layer - few * per_column, 0.0),
-        per_layer=per_layer,
-        per_column=per_column,
-        products=_products(spec, device),
-        per_units=min(per_units, per_layer * unit_parameters(spec) / layer_parameters(spec)),
-        per_abreast=0.0 if wide is None else max(per_abreast, least * layer_parameters(spec)),
-        room=_room(target),
-    )
+    return {
+        "node": max(base - per_layer - few * per_column, 0.0),
+        "per_layer": per_layer,
+        "per_column": per_column,
+        "per_units": min(per_units, per_layer * unit_parameters(spec) / layer_parameters(spec)),
+        "per_abreast": 0.0 if wide is None else max(per_abreast, least * layer_parameters(spec)),
+    }
 
 
 def least_costs(spec: ModelSpec) -> Costs:
@@ -135,6 +170,18 @@ def least_costs(spec: ModelSpec) -> Costs:
     return Costs(
         passes=((1, 1.0), (ROWS[-1], 1.0)),
         node=0.0,
+        per_layer=share * layer_parameters(spec),
+        per_column=share * spec.width,
+        products=_products(spec, torch.device("cpu")),
+        per_units=share * unit_parameters(spec),
+    )
+
+
+def least_cuts(spec: ModelSpec, least: Costs, target: ModelSpec) -> Costs:
+    """The same with drafts that are cut from another model than the target."""
+    share = 0.5 / num_parameters(target)
+    return replace(
+        least,
         per_layer=share * layer_parameters(spec),
         per_column=share * spec.width,
         products=_products(spec, torch.device("cpu")),
@@ -173,13 +220,17 @@ def cut_draft(
     num_columns: int,
     units: float = 1.0,
     abreast: int = 1,
+    other: ModelSpec | None = None,
 ) -> Target:
-    """A draft of these layers beside the target, as the engine would hold it."""
-    spec = target.spec
+    """A draft of these layers beside the target, as the engine would hold it: the target's, or
+    those of another model."""
+    spec = other or target.spec
     windows = tuple(spec.windows[layer] for layer in layers)
     cut = side_by_side(with_units(spec, units), abreast)
     cut = replace(cut, num_layers=len(layers), windows=windows)
     stored = CutWeights(weights, layers, resolve(MODELS, spec.architecture).names, cut, abreast)
+    if other is not None:
+        stored.config |= {CUT_FROM: str(weights.path), DRAFTS_FOR: ""}
     ids_C = torch.arange(num_columns) if num_columns < spec.vocab_size else None
     return target.backend.load_cut(stored, cut, target, "auto", ids_C)
 

@@ -15,6 +15,11 @@ the draft vocabulary has, `seen` the tokens it learns from: those of the answers
 that it goes over them again a little less than of the time before (arXiv 2305.16264). Constants
 come from the recipes' own runs in docs/training.md; what fewer units lose is assumed, and what
 layers side by side bring is known of one model. Training replaces the estimate by what it measures.
+
+A draft cut from a smaller model follows the same curve over that model's layers, up to a limit that
+comes from a measurement: how many of the target's tokens the smaller model says by itself. Taught,
+it is assumed to miss three tenths less than that. What holds all of its layers begins as good as
+the smaller model, what holds half of them begins with nothing.
 """
 
 from __future__ import annotations
@@ -24,22 +29,15 @@ from dataclasses import dataclass
 from math import exp, inf, log2
 from typing import Any, NamedTuple
 
-from hunch.errors import ConfigError, UnsupportedModelError
 from hunch.models.spec import ModelSpec
-from hunch.registry import RECIPES, resolve
 from hunch.train.costs import Costs, layer_parameters, num_parameters, unit_parameters
+from hunch.train.sizes import METHODS, Method, Size, Smaller, parts_of, sizes_for
 from hunch.train.states import TOP
 
 FAMILIARITY = 4.3e6  # tokens seen after which a draft is half as good as it gets
-MAX_NODES = 8  # of the chains that are weighed
-MAX_SHARE = 0.5  # of a target's layers that a drafter may have
-BLOCK = 7  # tokens that a block drafter guesses by one pass
-COLUMNS = (2048, 4096, 8192, 16384, 32768, 65536)
-LAYERS = (1, 2, 3, 4, 6, 8, 10, 12)
-UNITS = (1.0, 0.5, 0.25, 0.125)  # shares of a layer's units that are weighed,
-LOST = 0.04  # and what of its chance a guess loses with half of them
-ABREAST = (1, 2, 3, 4)  # layers of the target side by side in each of a draft's,
-USELESS = 7  # and how many are of no use, however many layers they are of
+LOST = 0.04  # of its chance, what a guess loses with half of a layer's units
+USELESS = 7  # layers side by side that are of no use, however many layers they are of
+TAUGHT = 0.7  # of what a smaller model misses by itself, what it misses once it is taught
 AGAIN = 15.0  # times over the same answers after which more teach nothing
 FASTEST = 120_000  # answers' tokens per second that the engine's host keeps up with
 # Of the answers' tokens, what the most frequent ones of a vocabulary of 49,152 cover.
@@ -64,69 +62,6 @@ class Tree(NamedTuple):
 
 
 TREES = (Tree(3, 5, 0.25), Tree(4, 7, 0.3))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Method:
-    """How a recipe's networks grow, and how good they get."""
-
-    best: Callable[[int], float]  # chance of a guess by layers, trained to the end
-    extra: float = 0.0  # layers that its other parts cost, per node
-    is_sequential: bool = True  # a pass per node; else one for all
-    depth: int = MAX_NODES  # of its drafts
-    passes: int = 1  # of the network over a text in training
-    features: int = 0  # states of the target that it asks for
-    has_trees: bool = False  # on a GPU, beside chains
-    layers: tuple[int, ...] = LAYERS
-
-
-METHODS = {
-    "draft": Method(best=lambda layers: 0.75 * (1 - 0.41 / layers**1.31), has_trees=True),
-    "block": Method(
-        best=lambda layers: 0.62 * (1 - 0.25 / layers),
-        extra=1.0,
-        is_sequential=False,
-        depth=BLOCK,
-        passes=2,
-        features=5,
-        layers=(2, 3, 4),
-    ),
-    "eagle3": Method(
-        best=lambda layers: 0.6 * (1 - 0.2 / layers),
-        extra=0.5,
-        depth=5,
-        passes=5,
-        features=3,
-        layers=(1, 2, 3),
-    ),
-    "medusa": Method(
-        best=lambda layers: 0.31,
-        is_sequential=False,
-        depth=4,
-        passes=4,
-        features=1,
-        layers=(1,),
-    ),
-}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Size:
-    """A drafter that could be trained."""
-
-    method: str
-    layers: int
-    columns: int
-    units: float = 1.0  # share of the units that a layer keeps
-    abreast: int = 1  # layers of the target that each holds side by side
-
-    def text(self) -> str:
-        layers = "1 layer" if self.layers == 1 else f"{self.layers} layers"
-        if self.units < 1:
-            layers += f" with {self.units:.1%} of the target's units"
-        if self.abreast > 1:
-            layers += f", each with {self.abreast} of the target's side by side"
-        return f"{self.method} of {layers}, {self.columns:,} tokens to guess"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,13 +174,20 @@ def batch_for(costs: Costs, spec: ModelSpec, size: Size, device: str) -> int | N
 
 
 def tokens_seen(
-    costs: Costs, spec: ModelSpec, size: Size, answered: float, seconds: float, device: str
+    costs: Costs,
+    spec: ModelSpec,
+    size: Size,
+    answered: float,
+    seconds: float,
+    device: str,
+    smaller: Smaller | None = None,
 ) -> float:
     """Tokens that training learns from in its time, each forward and backward.
 
     The target reads each of the answers before: once where what it says can be kept.
     """
-    method, learning = METHODS[size.method], learning_seconds(costs, spec, size, device)
+    method = METHODS[size.method]
+    learning = learning_seconds(*parts_of(size, costs, spec, smaller), size, device)
     reading = 2.0 * num_parameters(spec) / (costs.products * _READS)
     kept = answered * 2 * (method.features * spec.width + _KEPT)
     if costs.room is not None and kept > costs.room:
@@ -267,19 +209,27 @@ def expect(
     device: str,
     answered: float,
     coverage: Callable[[int], float] | None = None,
+    smaller: Smaller | None = None,
 ) -> Expected:
     """What a drafter of this size does after so many seconds of training on so many tokens."""
     method = METHODS[size.method]
-    seen = tokens_seen(costs, spec, size, answered, seconds, device)
-    share = usual_coverage(size.columns, spec.vocab_size)
+    seen = tokens_seen(costs, spec, size, answered, seconds, device, smaller)
+    own_costs, own = parts_of(size, costs, spec, smaller)
+    # Tokens that a smaller model lacks are padding.
+    share = usual_coverage(size.columns, min(spec.vocab_size, own.vocab_size))
     if coverage is not None:
         share = coverage(size.columns)
     best = method.best(size.layers) * (1 + LOST * log2(size.units))
-    missed = 1 - found_beside(size, spec.num_layers)
-    best = 1 - (1 - best) * missed
+    missed = 1 - found_beside(size, own.num_layers)
+    best, begins = 1 - (1 - best) * missed, 0.0
+    if smaller is not None and size.cut_from:
+        limit, whole = 1 - TAUGHT * (1 - smaller.agrees), wholeness(size, own.num_layers)
+        best = min(best, limit) + whole * max(limit - best, 0.0)
+        begins = whole * smaller.agrees
     # What begins nearer to the target has less to learn.
-    chance = best * share * seen / (seen + FAMILIARITY * missed**2)
-    node = node_seconds(costs, spec, size)
+    learned = seen / (seen + FAMILIARITY * missed**2)
+    chance = share * (begins + max(best - begins, 0.0) * learned)
+    node = node_seconds(own_costs, own, size)
     draft = best_draft(costs, chance, node, method, device)
     return Expected(
         size=size,
@@ -304,6 +254,13 @@ def found_beside(size: Size, num_layers: int) -> float:
     return max(others * (USELESS - size.abreast) / USELESS, 0.0)
 
 
+def wholeness(size: Size, num_layers: int) -> float:
+    """How near a cut is to the whole model: 0 with half of its layers, 1 with all, one after the
+    other; side by side they count as in `found_beside`."""
+    held = size.layers * size.abreast / num_layers
+    return max(2 * held * (USELESS - size.abreast) / (USELESS - 1) - 1, 0.0)
+
+
 def node_seconds(costs: Costs, spec: ModelSpec, size: Size) -> float:
     """A drafted node of this drafter; all of its nodes, where one pass makes them."""
     method = METHODS[size.method]
@@ -320,46 +277,6 @@ def node_seconds(costs: Costs, spec: ModelSpec, size: Size) -> float:
     return costs.node + rows * (layers + columns) + method.depth * (costs.node + columns / 4)
 
 
-def sizes_for(
-    spec: ModelSpec,
-    methods: Iterable[str] = METHODS,
-    *,
-    can_lose_units: bool = False,
-    can_stand_abreast: bool = False,
-) -> list[Size]:
-    """Every drafter that is weighed for a target."""
-    columns = [*(c for c in COLUMNS if c < spec.vocab_size), spec.vocab_size]
-    most = max(int(spec.num_layers * MAX_SHARE), 1)
-    found = []
-    for method in methods:
-        forms = [(1.0, 1)]
-        if can_lose_units and method in ("draft", "block"):
-            forms = [(units, 1) for units in UNITS]
-        if can_stand_abreast and method == "draft":
-            forms += [(1.0, abreast) for abreast in ABREAST[1:]]
-        found += [
-            Size(method=method, layers=layers, columns=count, units=units, abreast=abreast)
-            for layers in METHODS[method].layers
-            for count in columns
-            for units, abreast in forms
-            if layers <= most and layers * abreast < max(spec.num_layers, 2)
-        ]
-    return found
-
-
-def possible(spec: ModelSpec) -> list[str]:
-    """Methods whose networks can be built beside the target."""
-    found = []
-    for name in METHODS:
-        recipe = resolve(RECIPES, name)
-        try:
-            recipe.check(recipe.options(), spec)
-        except (ConfigError, UnsupportedModelError):
-            continue
-        found.append(name)
-    return found
-
-
 def rank(
     costs: Costs,
     spec: ModelSpec,
@@ -369,11 +286,12 @@ def rank(
     answered: float = inf,
     coverage: Callable[[int], float] | None = None,
     sizes: Iterable[Size] | None = None,
+    smaller: Smaller | None = None,
 ) -> list[Expected]:
     """All sizes, the fastest first; of equally fast ones that whose single guess is worth most."""
     words: dict[str, Any] = {"seconds": seconds, "device": device, "answered": answered}
     found = [
-        expect(costs, spec, size, coverage=coverage, **words)
+        expect(costs, spec, size, coverage=coverage, smaller=smaller, **words)
         for size in (sizes_for(spec) if sizes is None else sizes)
     ]
     plain = costs.of_pass(1)

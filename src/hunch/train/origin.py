@@ -6,6 +6,7 @@ Its ids are the target's: where one vocabulary is padded, training feeds and ask
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from hunch.models.load import load_decoder, spec_of
 from hunch.models.source import EXPAND
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights, open_weights
+from hunch.train.states import Dense
 from hunch.train.student import check_target
 
 
@@ -70,3 +72,21 @@ def check_context(origin: Origin, context: int, target: ModelSpec) -> None:
             f"from={origin.name} reads texts of up to {origin.spec.max_len} tokens, and training "
             f"has some of {context}: give context={origin.spec.max_len}"
         )
+
+
+@torch.inference_mode()
+def agreement(
+    origin: Origin, model: Decoder, answers: Sequence[tuple[list[int], list[int]]]
+) -> float:
+    """Of the tokens of greedy answers, each beside its prompt, the share that the model would say
+    by itself."""
+    columns, num_right, num_asked = origin.columns.to(model.device), 0, 0
+    for prompt, answer in answers:
+        ids_L = torch.tensor([*prompt, *answer], device=model.device)
+        fed_L, pos_L = columns.to_draft(ids_L), torch.arange(len(ids_L), device=model.device)
+        hidden = model.read(fed_L, pos_L, Dense(fed_L[None], model.ropes))
+        logits_MV = model.logits(hidden.last_TD[len(prompt) - 1 : -1])
+        guess_M = logits_MV[:, : origin.num_known].argmax(-1)
+        num_right += int((guess_M == ids_L[len(prompt) :]).sum())
+        num_asked += len(answer)
+    return num_right / max(num_asked, 1)

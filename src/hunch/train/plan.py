@@ -6,10 +6,11 @@ The choice follows expected speed: tokens per pass by the model of `expect`, ove
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from math import ceil
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -20,19 +21,14 @@ from hunch.hub.drafters import BESIDE_LOOKUPS
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.train.clock import Clock
-from hunch.train.costs import Costs, least_costs, measure_costs
-from hunch.train.expect import (
-    Expected,
-    beside_lookups,
-    possible,
-    rank,
-    sizes_for,
-    tokens_answered,
-)
+from hunch.train.costs import Costs, least_costs, least_cuts, measure_costs, measure_cuts
+from hunch.train.expect import Expected, beside_lookups, rank, tokens_answered
 from hunch.train.files import read_json, write_json
 from hunch.train.job import drafts_as
+from hunch.train.origin import Origin, agreement, open_origin
 from hunch.train.prompts import read_prompts
 from hunch.train.regenerate import give_back
+from hunch.train.sizes import Smaller, possible, sizes_for, sizes_from
 from hunch.train.speeds import compare_speeds, engine_for_one
 
 PLAN = "plan.json"
@@ -48,6 +44,7 @@ COUNTED = 0.7  # where answers are counted, and no network is trained
 ANSWERING = 0.42
 NUM_TRIED = 24  # prompts of a comparison, at most
 _MEASURING, _MEASURING_SHARE = 20.0, 0.04  # seconds, or share, for lookups in the engine
+_AGREEING = 48  # tokens of each answer that a smaller model is asked for
 _LOADING = 0.5  # share of all minutes that loading the target may take, once
 _NUM_SHOWN = 4
 
@@ -67,6 +64,16 @@ class Asked:
     is_forced: bool = False  # train even where it is expected not to pay
     is_listed: bool = True  # let `auto` find it
 
+    @property
+    def smaller(self) -> str:
+        """A smaller model whose layers are weighed too; empty: none."""
+        return self.options.get("from", "")
+
+    @property
+    def of_any(self) -> dict[str, str]:
+        """Options that every drafter is trained with."""
+        return {key: value for key, value in self.options.items() if key != "from"}
+
 
 @dataclass(slots=True)
 class Plan:
@@ -75,6 +82,7 @@ class Plan:
     costs: Costs
     lookups: float | None  # speed over plain decoding with lookups alone; None: not asked
     expected: list[Expected]  # the fastest first
+    smaller: Smaller | None = None  # a model besides the target that drafts can be cut from
 
     @property
     def best(self) -> Expected:
@@ -111,26 +119,30 @@ def device_of(asked: Asked) -> str:
 
 
 def make_plan(asked: Asked, spec: ModelSpec, work: Path, clock: Clock, say: Say) -> Plan:
-    stored = read_json(work / PLAN)
+    stored, origin = read_json(work / PLAN), _origin(asked)
     if stored is None and device_of(asked) == "cpu" and not asked.is_forced:
         # Known in seconds, before the target is loaded: what could be learned in the time, by the
         # speed of products, against costs that nothing is below.
-        least = least_costs(spec)
-        expected = _expected(least, spec, clock, clock.gone, "cpu")
+        least, smaller = least_costs(spec), None
+        if origin is not None:
+            smaller = _smaller(asked, origin, least_cuts(origin.spec, least, spec), 1.0)
+        expected = _expected(least, spec, clock, clock.gone, "cpu", smaller)
         if expected[0].speedup < PAYS:
-            plan = Plan(least, None, expected)
+            plan = Plan(least, None, expected, smaller)
             say(f"no network will pay in {asked.minutes:g} minutes: {plan.why}")
             return plan
-    if stored is None or not _is_whole(stored):
+    if stored is None or smaller_of(stored) != asked.smaller or not _is_whole(stored, asked):
         say(f"{asked.target}: measures passes, guesses and lookups, then says what it expects")
-        stored = _measure(asked, clock)
+        stored = _measure(asked, clock, origin)
         stored["gone"] = clock.gone  # a job that goes on later expects what it did at first
         give_back()
         write_json(work / PLAN, stored)
-    found = Costs(**{**stored["costs"], "passes": tuple(map(tuple, stored["costs"]["passes"]))})
-    device = stored["device"]
-    expected = _expected(found, spec, clock, stored["gone"], device)
-    plan = Plan(found, stored["lookups"], expected)
+    found, device, smaller = _read_costs(stored["costs"]), stored["device"], None
+    if origin is not None:
+        cuts = stored["smaller"]
+        smaller = _smaller(asked, origin, _read_costs(cuts["costs"]), cuts["agrees"])
+    expected = _expected(found, spec, clock, stored["gone"], device, smaller)
+    plan = Plan(found, stored["lookups"], expected, smaller)
     for line in _plan_lines(asked, plan, device, stored["num_prompts"]):
         say(line)
     return plan
@@ -141,33 +153,67 @@ def trained_share(clock: Clock, device: str) -> float:
     return max(min(TRAINED, 1 - COMPARING[device] / clock.seconds), 0.6)
 
 
+def _origin(asked: Asked) -> Origin | None:
+    if not asked.smaller:
+        return None
+    return open_origin(asked.smaller, open_weights(find_files(asked.target)))
+
+
+def _smaller(asked: Asked, origin: Origin, costs: Costs, agrees: float) -> Smaller:
+    return Smaller(
+        name=asked.smaller,
+        spec=origin.spec,
+        costs=costs,
+        agrees=agrees,
+        num_known=origin.num_known,
+    )
+
+
+def _read_costs(stored: dict[str, Any]) -> Costs:
+    return Costs(**{**stored, "passes": tuple(map(tuple, stored["passes"]))})
+
+
 def _expected(
-    costs: Costs, spec: ModelSpec, clock: Clock, gone: float, device: str
+    costs: Costs,
+    spec: ModelSpec,
+    clock: Clock,
+    gone: float,
+    device: str,
+    smaller: Smaller | None,
 ) -> list[Expected]:
     """Every drafter for the target, the fastest first, with the time that is left."""
     left = max(trained_share(clock, device) * clock.seconds - gone, 2.0)
+    sizes = sizes_for(
+        spec,
+        possible(spec),
+        can_lose_units=costs.per_units > 0,
+        can_stand_abreast=costs.per_abreast > 0,
+    )
     return rank(
         costs,
         spec,
         seconds=(1 - ANSWERING) * left,
         device=device,
         answered=tokens_answered(costs, spec, ANSWERING * left, device),
-        sizes=sizes_for(
-            spec,
-            possible(spec),
-            can_lose_units=costs.per_units > 0,
-            can_stand_abreast=costs.per_abreast > 0,
-        ),
+        sizes=sizes + ([] if smaller is None else sizes_from(smaller)),
+        smaller=smaller,
     )
 
 
-def _is_whole(stored: dict[str, Any]) -> bool:
+def _is_whole(stored: dict[str, Any], asked: Asked) -> bool:
     """Whether another version of hunch measured the same things; else they are measured anew."""
     names = {"costs", "lookups", "num_prompts", "device", "gone"}
-    return names <= stored.keys() and stored["costs"].keys() == {f.name for f in fields(Costs)}
+    found = [stored.get("costs", {}), *([stored["smaller"]["costs"]] if asked.smaller else ())]
+    is_same = all(costs.keys() == {f.name for f in fields(Costs)} for costs in found)
+    return is_same and names <= stored.keys()
 
 
-def _measure(asked: Asked, clock: Clock) -> dict[str, Any]:
+def smaller_of(stored: Mapping[str, Any]) -> str:
+    """The smaller model that a stored plan weighs; empty: none."""
+    return str((stored.get("smaller") or {}).get("name", ""))
+
+
+def _measure(asked: Asked, clock: Clock, origin: Origin | None) -> dict[str, Any]:
     """The target's passes, a drafter's parts, and lookups in the engine: seconds, and facts."""
     from hunch import LLM
 
@@ -179,12 +225,32 @@ def _measure(asked: Asked, clock: Clock) -> dict[str, Any]:
         prompts = _encoded(asked, llm)[:NUM_TRIED]
         speeds = compare_speeds(llm, {LOOKUPS: WITHOUT}, prompts, seconds=_seconds(clock))
         own = max(1 / speeds.plain - found.of_pass(1), 0.0)
-        return {
+        measured = {
             "costs": {**asdict(found), "step": own},
             "lookups": speeds.speedup[LOOKUPS],
             "num_prompts": speeds.num_prompts,
             "device": target.device.type,
         }
+        if origin is not None:
+            cuts = measure_cuts(target, origin.weights, found)
+            answers = _answers(llm, prompts, _seconds(clock) / 2)
+            agrees = agreement(origin, origin.load(target.dtype, target.device), answers)
+            measured["smaller"] = {"name": asked.smaller, "costs": asdict(cuts), "agrees": agrees}
+        return measured
+
+
+def _answers(llm: Any, prompts: list[list[int]], seconds: float) -> list[tuple[list[int], Any]]:
+    """Greedy answers to some of the prompts, two at least."""
+    from hunch import SamplingParams
+
+    params = SamplingParams(temperature=0.0, max_tokens=_AGREEING)
+    ends, found = perf_counter() + seconds, list[tuple[list[int], Any]]()
+    for prompt in prompts:
+        if len(found) >= 2 and perf_counter() > ends:
+            break
+        (output,) = llm.generate([prompt], params, use_tqdm=False)
+        found.append((prompt, list(output.outputs[0].token_ids)))
+    return found
 
 
 def _check_loading(asked: Asked, clock: Clock) -> None:
@@ -224,13 +290,23 @@ def _plan_lines(asked: Asked, plan: Plan, device: str, num_prompts: int) -> list
         f"per layer and {1e6 * costs.per_column:.3f} ms per thousand tokens it may guess",
         f"lookups alone: {plan.lookups:.2f}x of plain decoding (measured, {num_prompts} prompts)",
     ]
+    if plan.smaller is not None:
+        cuts = plan.smaller.costs
+        lines.append(
+            f"cut from {plan.smaller.name}: a drafted node {1e3 * cuts.per_layer:.3f} ms per layer "
+            f"and {1e6 * cuts.per_column:.3f} ms per thousand tokens it may guess; by itself it "
+            f"says {plan.smaller.agrees:.0%} of what the target does"
+        )
     if not plan.best.num_nodes:
         return [*lines, "no network: a guess of any costs more here than it is expected to save"]
-    methods = {one.size.method for one in reversed(plan.expected)}
-    firsts = [next(one for one in plan.expected if one.size.method == name) for name in methods]
+    firsts = list({_kind(one): one for one in reversed(plan.expected)}.values())
     shown = [one for one in plan.expected if one in plan.expected[:_NUM_SHOWN] or one in firsts]
     lines += [f"  {one.size.text()}: {expectation(one)}" for one in shown]
     return [*lines, f"auto with the first of them: {plan.together:.2f}x of plain decoding expected"]
+
+
+def _kind(one: Expected) -> tuple[str, str]:
+    return one.size.method, one.size.cut_from
 
 
 def expectation(one: Expected) -> str:

@@ -11,10 +11,9 @@ from hunch.models.spec import ModelSpec
 from hunch.registry import RECIPES, resolve
 from hunch.train.batches import Texts
 from hunch.train.clock import Clock
+from hunch.train.costs import Costs
 from hunch.train.expect import (
-    METHODS,
     Expected,
-    Size,
     batch_for,
     best_draft,
     chance_of,
@@ -31,11 +30,13 @@ from hunch.train.plan import NUM_TRIED, Asked, Plan, Say, context_of, device_of,
 from hunch.train.progress import Progress
 from hunch.train.regenerate import give_back
 from hunch.train.replay import Replay
+from hunch.train.sizes import METHODS, Size, parts_of
 from hunch.train.speeds import Speeds, compare_speeds, engine_for_one
 from hunch.train.vocab import coverage_of
 
 TRIALS, COLUMNS = "trials.json", "columns.json"
 TRIED = ("draft", "block")  # kinds of drafters of which neither is the faster one everywhere
+SMALLER = "-smaller"  # a draft whose layers are those of a smaller model is a kind of its own
 CLOSE = 0.85  # of the best expected speed, to be tried beside it
 LONG = 420.0  # seconds of a job that has time for trials,
 TRIAL = 0.045  # and the share of them that each is trained for
@@ -43,11 +44,14 @@ LEAST = 0.15  # share of all minutes that answering, and training, get whatever 
 
 
 def _name(size: Size) -> str:
-    return f"{size.method}-{size.layers}-{size.units}-{size.abreast}"
+    name = f"{size.method}-{size.layers}-{size.units}-{size.abreast}"
+    return f"{name}-{size.cut_from}" if size.cut_from else name
 
 
 def job_for(asked: Asked, size: Size) -> Job:
-    options = {"layers": str(size.layers), **asked.options}
+    options = {"layers": str(size.layers), **asked.of_any}
+    if size.cut_from:
+        options["from"] = size.cut_from
     if size.units < 1:
         options["units"] = str(size.units)
     if size.abreast > 1:
@@ -71,6 +75,10 @@ class Run:
     # Of trials, for what comes after them: the target, and what it said to students of a kind.
     target: Decoder | None = None
     kept: dict[tuple[Any, ...], Kept] = field(default_factory=dict)
+
+    def parts(self, size: Size) -> tuple[Costs, ModelSpec]:
+        """Costs and shape of what a drafter is cut from."""
+        return parts_of(size, self.plan.costs, self.spec, self.plan.smaller)
 
     def release(self) -> None:
         """Let go of what training needed."""
@@ -105,7 +113,9 @@ def _kinds(plan: Plan) -> dict[str, Expected]:
     found: dict[str, Expected] = {}
     for one in plan.expected:
         if one.speedup > CLOSE * plan.best.speedup and one.size.method in TRIED:
-            found.setdefault(one.size.method + ("-abreast" if one.size.abreast > 1 else ""), one)
+            kind = "-abreast" if one.size.abreast > 1 else ""
+            kind = SMALLER if one.size.cut_from else kind
+            found.setdefault(one.size.method + kind, one)
     return found
 
 
@@ -127,6 +137,7 @@ def _try(
             seconds=seconds,
             device=device_of(run.asked),
             answered=float(len(run.texts.tokens)),
+            smaller=run.plan.smaller,
         )
         # What learns fast is not what ends best: the rest of the time counts as it is expected to.
         speedup = _promised(run, chosen.size, replay, chosen.chance / max(so_far.chance, 1e-9))
@@ -156,7 +167,9 @@ def with_columns(
     coverage = coverage_of(run.texts, spec.vocab_size)
     # A job that goes on keeps to what it began with, whatever time is left.
     chosen, name = read_json(run.work / COLUMNS) or {}, _name(best)
-    columns = [chosen[name]] if name in chosen else [one.size.columns for one in plan.expected]
+    kind = best.cut_from  # whose vocabulary may be smaller
+    columns = [one.size.columns for one in plan.expected if one.size.cut_from == kind]
+    columns = [chosen[name]] if name in chosen else columns
     sizes, device = {replace(best, columns=count) for count in columns}, device_of(asked)
     left = trained_share(clock, device) * clock.seconds - _before_training(clock)
     left = max(left, LEAST * clock.seconds)
@@ -168,17 +181,18 @@ def with_columns(
         answered=float(len(run.texts.tokens)),
         coverage=coverage,
         sizes=sizes,
+        smaller=plan.smaller,
     )
     write_json(run.work / COLUMNS, {**chosen, name: ranked[0].size.columns})
     job = job_for(asked, best)
     job.options |= {"draft_vocab": str(ranked[0].size.columns)}
-    batch = batch_for(plan.costs, spec, ranked[0].size, device)
+    batch = batch_for(*run.parts(best), ranked[0].size, device)
     job.options |= {} if batch is None else {"batch": str(batch)}
     job.options |= {"stops_flat": "true", "precision": asked.options.get("precision", "float16")}
     minutes = (left if seconds is None else seconds) / 60
     job.options |= {"minutes": f"{minutes:.4f}"}
     every = max(3.6 * minutes, 2.0)  # a look at held-out answers costs little beside that
-    job.options |= {"test_every": f"{every:.1f}", **asked.options}
+    job.options |= {"test_every": f"{every:.1f}", **asked.of_any}
     return job, read_settings(job.method, job.options), ranked[0]
 
 
@@ -205,6 +219,7 @@ def train(
         columns=len(student.columns),
         units=float(job.options.get("units", "1")),
         abreast=int(job.options.get("abreast", "1")),
+        cut_from=job.options.get("from", ""),
     )
 
     def remark(replay: Replay) -> str:
@@ -214,7 +229,8 @@ def train(
     if before is not None and before.is_file() and not (folder / LAST).is_file():
         restore(student, before)
     loop = Loop(student, run.target, folder, settings.loop, recipe.lr, remark=remark)
-    asks = (len(student.columns), student.feature_layers, student.needs_hidden)
+    ids = student.columns.ids_C.cpu().numpy().tobytes()
+    asks = (ids, student.feature_layers, student.needs_hidden)
     loop.kept, loop.is_trial = run.kept.get(asks), is_trial
     loop.marks = (1.0,)  # one candidate: what each costs to compare is better spent on learning
     num_held = min(max(len(run.texts) // 10, 1), 32)
@@ -228,7 +244,7 @@ def train(
 def _promised(run: Run, size: Size, replay: Replay, growth: float = 1.0) -> float:
     """The speed over plain decoding that a drafter has with these guesses, grown so much."""
     costs, device = run.plan.costs, device_of(run.asked)
-    node = node_seconds(costs, run.spec, size)
+    node = node_seconds(*run.parts(size), size)
     chance = min(growth * chance_of(replay.tokens_per_pass, len(replay.tried)), 0.95)
     return best_draft(costs, chance, node, METHODS[size.method], device).speedup
 
