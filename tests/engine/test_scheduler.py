@@ -8,7 +8,7 @@ from engine.fake_runner import FakeCodec, FakeRunner
 from hunch.config import Config, ScheduleConfig, SpecConfig
 from hunch.engine.engine import Engine
 from hunch.engine.scheduler import SPARE_BLOCKS, Scheduler
-from hunch.engine.snapshots import NO_SLOT
+from hunch.engine.snapshots import NO_SNAPSHOT
 from hunch.types import SamplingParams, Speculation, StepPlan
 
 
@@ -156,17 +156,17 @@ def test_nobody_drafts_or_checks_in_a_large_batch():
 @pytest.mark.parametrize("max_nodes", [0, 3])
 @pytest.mark.parametrize("budget", [4, 9, 100])
 def test_a_steady_row_gets_what_a_full_look_would_give_it(budget, max_nodes, is_brief, monkeypatch):
-    launch, num_looks = Scheduler._launch, 0
+    add_work, num_looks = Scheduler._add_work, 0
 
     def plans(is_restless: bool) -> list[StepPlan]:
         def look(self, sequence, *args, **options):
             nonlocal num_looks
             num_looks += 1
-            member = launch(self, sequence, *args, **options)
+            member = add_work(self, sequence, *args, **options)
             sequence.steady_until *= not is_restless
             return member
 
-        monkeypatch.setattr(Scheduler, "_launch", look)
+        monkeypatch.setattr(Scheduler, "_add_work", look)
         options = {"max_nodes": max_nodes, "is_brief": is_brief, "max_draft_rows": 2}
         engine = make(budget=budget, depth=1, num_blocks=60, **options)
         for place, name in enumerate("abcd"):
@@ -295,7 +295,7 @@ def test_no_slot_for_a_state_keeps_nobody_back(monkeypatch):
     for number, tail in enumerate((70, 71)):
         engine.add(str(number), head + [1 + (i * tail) % 27 for i in range(tail)], params)
         finish(engine)
-        reserve = iter([NO_SLOT, 3]).__next__
+        reserve = iter([NO_SNAPSHOT, 3]).__next__
         monkeypatch.setattr(engine._scheduler.pool.snapshots, "reserve", reserve)
     works = [work for plan in engine.runner.plans for work in plan.work]
     assert [work.num_tokens for work in works if work.snapshot >= 0] == [148]

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from hunch.engine.kv_events import KVEventLog
-from hunch.engine.snapshots import NO_SLOT, Snapshots
+from hunch.engine.snapshots import NO_SNAPSHOT, Snapshots
 from hunch.types import Capacity, GroupInfo
 
 _NO_TOKEN = -1
@@ -48,7 +48,7 @@ class Hit:
     num_computed: tuple[int, ...]  # per KV group: leading tokens that may be taken from them
     num_idle: int  # how many of the blocks nobody holds now
     num_alike: int = 0  # leading tokens of which blocks are known, with or without a state there
-    snapshot: int = NO_SLOT  # the recurrent state after the last of the blocks
+    snapshot: int = NO_SNAPSHOT  # the recurrent state after the last of the blocks
     num_past: int = 0  # leading blocks before every window: others may have them by now
 
 
@@ -121,7 +121,7 @@ class BlockPool:
             valid = [min(count, len(blocks)) for count in valid]
         num_computed = tuple(size * count for count in valid)
         num_idle = sum(self._num_refs[block] == 0 for block in blocks[num_past:])
-        snapshot = NO_SLOT
+        snapshot = NO_SNAPSHOT
         if self.snapshots is not None and blocks:
             snapshot = self.snapshots.use(table.keys[len(blocks) - 1])
         return Hit(blocks, num_computed, num_idle, num_alike, snapshot, num_past)
@@ -281,16 +281,16 @@ class BlockPool:
         """Whether so many tokens, read once, will be found by others."""
         return self.snapshots is None or num_tokens >= LEAST_SHARED
 
-    def keep_state(self, table: BlockTable, num_computed: int, slot: int) -> None:
-        """A row's state after so many tokens was copied to a slot; after 0: none was."""
-        if slot == NO_SLOT:
+    def keep_state(self, table: BlockTable, num_computed: int, snapshot: int) -> None:
+        """A row's state after so many tokens was copied to a snapshot; after 0: none was."""
+        if snapshot == NO_SNAPSHOT:
             return
         assert self.snapshots is not None
         place, rest = divmod(num_computed, self.block_size)
         if rest or not 0 < place <= len(table.keys) or table.keys[place - 1] not in self._by_key:
-            self.snapshots.give_back(slot)
+            self.snapshots.give_back(snapshot)
         else:
-            self.snapshots.put(table.keys[place - 1], slot)
+            self.snapshots.put(table.keys[place - 1], snapshot)
 
     def release(self, table: BlockTable) -> None:
         """Let go of every block; later ones are given away sooner, as prefixes are worth more."""

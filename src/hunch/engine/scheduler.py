@@ -19,7 +19,7 @@ from hunch.config import ScheduleConfig
 from hunch.engine.blocks import BlockPool
 from hunch.engine.kv_events import KVEventLog
 from hunch.engine.sequence import Member, Sequence, State
-from hunch.engine.snapshots import NO_SLOT, Snapshots
+from hunch.engine.snapshots import NO_SNAPSHOT, Snapshots
 from hunch.types import Capacity, RowResult, RowStart, RowWork, StepPlan
 
 NO_LIMIT = 1 << 62
@@ -77,7 +77,7 @@ class Scheduler:
         """The next step. Without work there is nothing to submit."""
         plan = StepPlan(id=self._next_id)
         members: list[Member] = []
-        self._see_load()
+        self._check_load()
         budget = self._plan_running(members, self._max_tokens)
         is_returning = any(not sequence.is_over for sequence in self._leaving)
         if self.waiting and not is_returning:  # else: a preempted one is first in the queue
@@ -89,7 +89,7 @@ class Scheduler:
             self._next_id += 1
         return plan, members
 
-    def _see_load(self) -> None:
+    def _check_load(self) -> None:
         """Whether this step may draft and check, with the requests that it admits."""
         limit = self._max_draft_rows
         num_rows = len(self.running) + min(len(self.waiting), len(self._free_rows))
@@ -182,21 +182,19 @@ class Scheduler:
         return self.pool.is_worth_keeping(num_shared) and leader.num_computed < num_shared
 
     def _fit(self, sequence: Sequence, budget: int, num_later: int) -> Member | None:
-        """The sequence's part in this step, with its blocks taken; None if blocks are short.
-
-        Slots are needed for the known tokens, the nodes checked now and, as a drafter may write
-        KV while it drafts, for the bonus token and the next draft.
-        """
+        """The sequence's part in this step, with its blocks taken; None if blocks are short."""
         pool, num_known = self.pool, len(sequence.tokens)
         num_pending = sequence.num_pending + sequence.pending_more
         num_lacking = num_known - sequence.num_computed - num_pending
         while sequence.cuts and sequence.cuts[0] <= num_known - num_lacking:
-            del sequence.cuts[0]  # passed, as no slot was free for the state at the one before it
+            del sequence.cuts[0]  # passed, as there was no place for the state at the one before it
         if sequence.cuts:
             num_tokens = num_lacking - num_known + sequence.cuts[0]
-            slot = self._slot_for_state(sequence) if num_tokens <= budget else NO_SLOT
-            if slot != NO_SLOT:
-                return self._launch(sequence, num_tokens, 0, 0, is_deciding=False, snapshot=slot)
+            number = self._reserve_snapshot(sequence) if num_tokens <= budget else NO_SNAPSHOT
+            if number != NO_SNAPSHOT:
+                return self._add_work(
+                    sequence, num_tokens, 0, 0, is_deciding=False, snapshot=number
+                )
         if pool.is_sliding and num_lacking > 1:
             position = num_known - num_lacking
             budget = min(budget, self._room_to_read(sequence, position, num_lacking, num_later))
@@ -206,10 +204,21 @@ class Scheduler:
                 num_new = pool.num_missing(sequence.table, position + budget)
                 self._taken[sequence.row] = pool.take(sequence.table, num_new)
         if num_lacking > budget:
-            return self._launch(sequence, budget, 0, 0, is_deciding=False)
-        num_tokens = num_lacking if num_lacking > 0 else 1  # at 0, a pending step decides the token
+            return self._add_work(sequence, budget, 0, 0, is_deciding=False)
+        # At 0, a pending step decides the token that this one processes.
+        return self._fit_draft(sequence, max(num_lacking, 1), budget, num_later)
+
+    def _fit_draft(
+        self, sequence: Sequence, num_tokens: int, budget: int, num_later: int
+    ) -> Member | None:
+        """The same where the step catches up with all known tokens: it may check nodes and draft.
+
+        Slots are needed for the known tokens, the nodes checked now and, as a drafter may write
+        KV while it drafts, for the bonus token and the next draft.
+        """
+        pool = self.pool
         # How much pending steps commit is not known yet: the runner cuts drafts at the row's end.
-        num_wanted = NO_LIMIT if sequence.num_pending else sequence.end - num_known
+        num_wanted = NO_LIMIT if sequence.num_pending else sequence.end - len(sequence.tokens)
         num_nodes = sequence.num_nodes if self._is_drafting else 0
         max_draft = sequence.max_nodes if self._is_drafting else 0
         if num_nodes:
@@ -221,7 +230,7 @@ class Scheduler:
         reach, least = sequence.reach, self._least_slots(sequence)
         slots = min(reach + num_nodes + 1 + max_draft, sequence.end)
         if slots <= len(table.blocks) * pool.block_size:
-            return self._launch(sequence, num_tokens, num_nodes, max_draft)
+            return self._add_work(sequence, num_tokens, num_nodes, max_draft)
         num_new, num_needed = pool.num_missing(table, slots), pool.num_missing(table, least)
         if num_needed > pool.num_free:
             return None
@@ -234,7 +243,7 @@ class Scheduler:
         if num_new:
             num_new += self._num_spare(sequence, num_new)
             self._taken[sequence.row] = pool.take(table, num_new)
-        return self._launch(sequence, num_tokens, num_nodes, max_draft)
+        return self._add_work(sequence, num_tokens, num_nodes, max_draft)
 
     def _room_to_read(
         self, sequence: Sequence, position: int, num_lacking: int, num_later: int
@@ -246,8 +255,8 @@ class Scheduler:
         # With the last of them comes a token that is decided, and perhaps its KV.
         return room if num_lacking + self._drafts_in_step <= room else min(room, num_lacking - 1)
 
-    def _slot_for_state(self, sequence: Sequence) -> int:
-        """For the row's recurrent state at its next cut, which is behind it then in any case."""
+    def _reserve_snapshot(self, sequence: Sequence) -> int:
+        """A place for the row's recurrent state at its next cut, which is then done with."""
         assert self.pool.snapshots is not None
         del sequence.cuts[0]
         return self.pool.snapshots.reserve()
@@ -267,7 +276,7 @@ class Scheduler:
         num_left = self.pool.num_missing(sequence.table, sequence.end) - num_new
         return max(min(SPARE_BLOCKS, num_spare, num_left), 0)
 
-    def _launch(
+    def _add_work(
         self,
         sequence: Sequence,
         num_tokens: int,
@@ -275,7 +284,7 @@ class Scheduler:
         max_draft: int,
         *,
         is_deciding: bool = True,
-        snapshot: int = NO_SLOT,
+        snapshot: int = NO_SNAPSHOT,
     ) -> Member:
         sequence.num_pending += 1
         sequence.num_partial += not is_deciding
@@ -335,7 +344,7 @@ class Scheduler:
             len(result.computed) > 1 or before // size < result.computed[0] // size
         ):
             pool.advance(sequence.table, sequence.tokens, result.computed)
-        if work.snapshot != NO_SLOT:
+        if work.snapshot != NO_SNAPSHOT:
             is_read = result.num_processed == work.num_tokens  # else memory was short
             pool.keep_state(sequence.table, is_read * result.computed[0], work.snapshot)
 
