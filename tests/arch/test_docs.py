@@ -73,3 +73,48 @@ def test_links_lead_somewhere(page: Path) -> None:
         there = page.parent / name if name else page
         assert there.exists(), link
         assert not anchor or anchor in anchors(there), link
+
+
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+SPAN = re.compile(r"`([^`\n]+)`")
+FILE = re.compile(r"([\w./-]+\.(?:py|cpp|h))(?:: (\w+)(?:\.(\w+))?)?")
+FOLDERS = ("src", "tests", "tools", "examples")
+FILES = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")]
+OTHERS_FILES = {"lm_heads.h"}  # of llama.cpp and the like
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_lines_of_tables_are_whole(page: Path) -> None:
+    """A line of a table that is wrapped ends the table."""
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        if line.lstrip().startswith("|"):
+            assert line.rstrip().endswith("|"), f"{page.name}:{number}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_files_that_are_named_exist(page: Path) -> None:
+    """Also `FILE: NAME`: what is said to stand in a file does."""
+    for span in SPAN.findall(page.read_text(encoding="utf-8")):
+        match = FILE.fullmatch(span)
+        if match is None or match[1] in OTHERS_FILES:
+            continue
+        found = [path for path in FILES if path.as_posix().endswith(f"/{match[1]}")]
+        assert found, f"{page.name} names {match[1]}"
+        for name in filter(None, match.groups()[1:]):
+            assert any(re.search(rf"\b{name}\b", path.read_text()) for path in found), span
+
+
+NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*(?:\(\))?")
+OF_CODE = [DOCS / "tour.md", DOCS / "adding-a-drafter.md", *sorted((DOCS / "decisions").glob("*"))]
+OTHERS_NAMES = {"cp.async.bulk.prefetch.L2"}  # an instruction
+
+
+@pytest.mark.parametrize("page", OF_CODE, ids=lambda page: page.stem)
+def test_names_of_code_exist(page: Path) -> None:
+    """Names in backquotes on pages about the source: those with a dot, an underscore, or mixed."""
+    text = "".join(path.read_text() for path in FILES if path.suffix in (".py", ".cpp", ".h"))
+    words = set(re.findall(r"\w+", text))
+    for span in SPAN.findall(page.read_text(encoding="utf-8")):
+        is_name = NAME.fullmatch(span) and re.search(r"[._]|[a-z][A-Z]", span)
+        if is_name and span not in OTHERS_NAMES and not FILE.fullmatch(span):
+            assert set(re.findall(r"\w+", span)) <= words, f"{page.name} names {span}"
