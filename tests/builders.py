@@ -5,7 +5,7 @@ Shape letters: T packed tokens, S sequences, B blocks, P tree depth.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, Span
 from hunch.kernels.kv_store import KVCache
+from hunch.kernels.quant import Quantised
+from hunch.layers.part import Part
 from hunch.models.decoder import Decoder
 from hunch.models.load import load_decoder, tensor_shapes
 from hunch.models.source import RandomSource
@@ -22,6 +24,18 @@ from hunch.models.spec import ModelSpec
 from hunch.models.weights.base import Packed
 
 BLOCK_SIZE = 4
+
+
+def replace_tensors(part: Part, change: Callable[[Tensor], Tensor]) -> None:
+    """Put `change(tensor)` in place of every tensor; one that is shared stays shared."""
+    changed = {id(tensor): change(tensor) for _, tensor in part.named_tensors()}
+    for each in list(part.parts()):
+        for name, value in list(vars(each).items()):
+            if isinstance(value, Tensor):
+                setattr(each, name, changed[id(value)])
+            elif isinstance(value, Quantised):
+                for key, tensor in value.tensors().items():
+                    setattr(value, key, changed[id(tensor)])
 
 
 def tiny_config(architecture: str = "LlamaForCausalLM", **changes: Any) -> dict[str, Any]:

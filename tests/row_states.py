@@ -26,15 +26,15 @@ def cells_of(
 
 
 def step_of(
-    ids: list[int], num_nodes: int, *, allowed: list[int] | None = None,
-    room: list[int] | None = None, count: list[int] | None = None, num_guesses: int = 8,
+    ids: list[int], num_nodes: int, *, max_checked: list[int] | None = None,
+    max_draft: list[int] | None = None, num_checked: list[int] | None = None, num_guesses: int = 8,
 ) -> StepRows:  # fmt: skip
     num_rows, many = len(ids), [99] * len(ids)
     return StepRows(
         ids_R=numbers(*ids),
-        allowed_R=numbers(*(allowed or many)),
-        room_R=numbers(*(room or many)),
-        count_R=numbers(*(count or [0] * num_rows)),
+        max_checked_R=numbers(*(max_checked or many)),
+        max_draft_R=numbers(*(max_draft or many)),
+        num_checked_R=numbers(*(num_checked or [0] * num_rows)),
         path_RK=torch.full((num_rows, num_nodes + 1), -1, device=DEVICE),
         result_RC=torch.zeros(
             num_rows, FIRST + num_nodes + 1 + num_guesses, dtype=torch.int64, device=DEVICE

@@ -162,7 +162,6 @@ class Needs:
     top: int = 0  # so many of the target's best successors of every token it checked
     kv: KVShape | None = None  # a KV group of its own
     group: GroupInfo | None = None  # its name, with kv
-    is_graphable: bool = False  # observe and propose need no host
     weight_bytes: int = 0
     methods: Mapping[str, int] = field(default_factory=dict)  # of several: name -> its most nodes
 

@@ -73,9 +73,9 @@ def rows(path: list[list[int]], counts: list[int]) -> tuple[RowState, StepRows, 
     result[:, TOKENS] = torch.tensor(counts)
     step = StepRows(
         ids_R=torch.tensor([1, 0, -1], device=DEVICE),
-        allowed_R=torch.tensor([9, 9, 9], device=DEVICE),
-        room_R=torch.tensor([99, 99, 99], device=DEVICE),
-        count_R=torch.tensor([NODES, NODES, -1], device=DEVICE),
+        max_checked_R=torch.tensor([9, 9, 9], device=DEVICE),
+        max_draft_R=torch.tensor([99, 99, 99], device=DEVICE),
+        num_checked_R=torch.tensor([NODES, NODES, -1], device=DEVICE),
         path_RK=torch.tensor(path, device=DEVICE),
         result_RC=result,
     )
@@ -107,7 +107,7 @@ def test_trees_are_those_of_the_plain_kernels(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(gpu_grow, "grow_level", draft.grow_level_ref)
     other, plain, _ = rows(PATH, [3, 1, 0])
     drafter(plain_net).draft(other, plain, hidden, 0, DraftSource.TREE)
-    assert state.count_X.tolist() == [NODES, NODES, 0]
+    assert state.num_nodes_X.tolist() == [NODES, NODES, 0]
     assert torch.equal(state.draft_XG[:2], other.draft_XG[:2])
     assert torch.equal(state.parents_XG[:2], other.parents_XG[:2])
     # The first of each level is what a chain would guess.

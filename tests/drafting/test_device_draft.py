@@ -105,9 +105,9 @@ def rows(width: int) -> tuple[RowState, StepRows]:
     state.end_X.copy_(torch.tensor([50, 34, 40]))
     step = StepRows(
         ids_R=numbers(1, 0, -1),
-        allowed_R=numbers(9, 9, 9),
-        room_R=numbers(99, 99, 99),
-        count_R=numbers(0, 0, -1),
+        max_checked_R=numbers(9, 9, 9),
+        max_draft_R=numbers(99, 99, 99),
+        num_checked_R=numbers(0, 0, -1),
         path_RK=numbers(0, 0, 0)[:, None],
         result_RC=numbers(0, 0, 0)[:, None].repeat(1, FIRST + 1 + LEVELS * width),
     )
@@ -127,9 +127,9 @@ def test_whole_drafts(width: int, draws: int, monkeypatch: pytest.MonkeyPatch) -
     drafter(Model(), width, draws).draft(
         other, plain, NO_STATES, draws, DraftSource.TREE if width > 1 else DraftSource.CHAIN
     )
-    assert state.count_X.tolist() == [LEVELS * width, 2, 0]
-    assert torch.equal(state.count_X, other.count_X)
-    for row, count in enumerate(state.count_X.tolist()):
+    assert state.num_nodes_X.tolist() == [LEVELS * width, 2, 0]
+    assert torch.equal(state.num_nodes_X, other.num_nodes_X)
+    for row, count in enumerate(state.num_nodes_X.tolist()):
         assert torch.equal(state.draft_XG[row, :count], other.draft_XG[row, :count])
         assert torch.equal(state.parents_XG[row, :count], other.parents_XG[row, :count])
     assert torch.equal(step.result_RC[:, :FIRST], plain.result_RC[:, :FIRST])

@@ -95,9 +95,9 @@ def rows(level_size: int = 1) -> tuple[RowState, StepRows, Hidden]:
     columns[:, TOKENS] = torch.tensor([1, WIDTH, 0])
     step = StepRows(
         ids_R=torch.tensor([1, 0, -1], device=DEVICE),
-        allowed_R=torch.tensor([9, 9, 9], device=DEVICE),
-        room_R=torch.tensor([99, 99, 99], device=DEVICE),
-        count_R=torch.tensor([3, 3, -1], device=DEVICE),
+        max_checked_R=torch.tensor([9, 9, 9], device=DEVICE),
+        max_draft_R=torch.tensor([99, 99, 99], device=DEVICE),
+        num_checked_R=torch.tensor([3, 3, -1], device=DEVICE),
         path_RK=torch.zeros(3, WIDTH, dtype=torch.int64, device=DEVICE),
         result_RC=columns,
     )
@@ -113,9 +113,9 @@ def test_whole_drafts(draws: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_grow, "grow_level", draft.grow_level_ref)
     other, plain, _ = rows()
     drafter(Net(), draws).draft(other, plain, hidden, draws, DraftSource.CHAIN)
-    assert state.count_X.tolist() == [LEVELS, 2, 0]
-    assert torch.equal(state.count_X, other.count_X)
-    for row, count in enumerate(state.count_X.tolist()):
+    assert state.num_nodes_X.tolist() == [LEVELS, 2, 0]
+    assert torch.equal(state.num_nodes_X, other.num_nodes_X)
+    for row, count in enumerate(state.num_nodes_X.tolist()):
         assert torch.equal(state.draft_XG[row, :count], other.draft_XG[row, :count])
         assert torch.equal(state.parents_XG[row, :count], other.parents_XG[row, :count])
     assert torch.equal(step.result_RC[:, :FIRST], plain.result_RC[:, :FIRST])
@@ -131,7 +131,7 @@ def test_every_node_of_a_tree_goes_on_its_parents_state(size: int, width: int, b
     net, known = Net(), 20
     tree = {"level_size": size, "width": width, "branch": branch}
     drafter(net, 0, **tree).draft(state, step, hidden, 0, DraftSource.TREE)
-    assert state.count_X.tolist() == [LEVELS * size, 2, 0]
+    assert state.num_nodes_X.tolist() == [LEVELS * size, 2, 0]
     # Row 0, the second of the step, committed nodes 0 and 2 of its tree, and one more token.
     last = WIDTH + 1 + 2
     fused = net.fuse(hidden.last_TD[last], tuple(f[last] for f in hidden.features))

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from builders import replace_tensors
 from gpu_inputs import DEVICE, step
 from hunch.errors import ConfigError, UnsupportedModelError
 from hunch.kernels.delta import DeltaShape
@@ -35,7 +36,7 @@ def build(
     source = RandomSource(0, dtype)
     source.hold = hold
     decoder: Decoder = resolve(MODELS, architecture)(ModelSpec(**options), source)
-    decoder.replace_tensors(lambda tensor: tensor.to(DEVICE))
+    replace_tensors(decoder, lambda tensor: tensor.to(DEVICE))
     decoder.device = torch.device(DEVICE)
     return decoder
 

@@ -39,9 +39,9 @@ def step_of(committed: tuple[int, ...] = ()) -> StepRows:
     """Two that go on, padding, one whose nodes were checked, one that just ended."""
     step = StepRows(
         ids_R=numbers(3, 1, -1, 0, 2),
-        allowed_R=numbers(9, 9, 9, 9, 9),
-        room_R=numbers(6, 6, 6, 4, 6),
-        count_R=numbers(0, 0, -1, 0, 0),
+        max_checked_R=numbers(9, 9, 9, 9, 9),
+        max_draft_R=numbers(6, 6, 6, 4, 6),
+        num_checked_R=numbers(0, 0, -1, 0, 0),
         path_RK=torch.zeros(5, 1, dtype=torch.int64, device=DEVICE),
         result_RC=torch.zeros(5, FIRST + 1 + NODES, dtype=torch.int64, device=DEVICE),
     )

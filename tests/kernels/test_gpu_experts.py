@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from builders import tiny_spec
+from builders import replace_tensors, tiny_spec
 from hunch.kernels import experts, gpu_experts, gpu_route
 from hunch.kernels.experts import Routing
 from hunch.kernels.quant import Quantised
@@ -109,7 +109,7 @@ def test_experts_in_few_bits_are_those_of_their_numbers(kind: str, num_tokens: i
     whole = [StackedLinear(each.weight_NK, each.bias_N) for each in (few.gate_up, few.down)]
     numbers = Experts(few.router, *whole, few.activation)
     for some in (few, numbers):
-        some.replace_tensors(lambda tensor: tensor.to(DEVICE))
+        replace_tensors(some, lambda tensor: tensor.to(DEVICE))
     x = rand(num_tokens, 64).half()
     slot = torch.arange(num_tokens, device=DEVICE)
     got, want = (

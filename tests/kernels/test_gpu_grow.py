@@ -53,9 +53,9 @@ class Level:
         columns = FIRST + 3 + num_nodes
         self.step = StepRows(
             ids_R=ids_R,
-            allowed_R=ids_R,
-            room_R=torch.tensor([ROOM[row] for row in rows], device=DEVICE),
-            count_R=torch.tensor([min(row, 0) for row in rows], device=DEVICE),
+            max_checked_R=ids_R,
+            max_draft_R=torch.tensor([ROOM[row] for row in rows], device=DEVICE),
+            num_checked_R=torch.tensor([min(row, 0) for row in rows], device=DEVICE),
             path_RK=torch.zeros(len(rows), 1, dtype=torch.int64, device=DEVICE),
             result_RC=torch.full((len(rows), columns), -7, device=DEVICE),
         )
@@ -83,7 +83,7 @@ class Level:
         )  # fmt: skip
 
     def assert_grew_as(self, other: Level) -> None:
-        for name in ("draft_XG", "parents_XG", "count_X"):
+        for name in ("draft_XG", "parents_XG", "num_nodes_X"):
             assert torch.equal(getattr(self.state, name), getattr(other.state, name)), name
         assert torch.equal(self.step.result_RC, other.step.result_RC)
         if self.chances_RW.shape[1] > 1:
@@ -211,8 +211,8 @@ def test_a_draft_ends_where_no_path_is_likely_enough(width: int, depth: int, dra
     rows, counts = [0, 3, 4], set()
     for least in (-0.5, -1.5, -2.5, -4.0, -50.0):
         level = Level(rows, width, depth, 1000)
-        level.state.count_X.fill_(depth * width)
+        level.state.num_nodes_X.fill_(depth * width)
         compare(level, least=least, draws=draws, asked=states(1000))
-        counts.add(int(level.state.count_X[0]))
+        counts.add(int(level.state.num_nodes_X[0]))
     assert len(counts) > 1
     assert counts <= {depth * width + nodes for nodes in range(width + 1)}

@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from builders import tiny_spec
+from builders import replace_tensors, tiny_spec
 from gpu_inputs import DEVICE, close, packed, rand, step
 from hunch.kernels import gpu_attention, gpu_latent, gpu_tiling
 from hunch.kernels.attention import attention_ref
@@ -93,7 +93,7 @@ SIZES = {
 def build(dtype: torch.dtype, architecture: str, **changes: object) -> Decoder:
     spec = tiny_spec(architecture, **SIZES | changes)
     decoder: Decoder = resolve(MODELS, architecture)(spec, RandomSource(0, dtype))
-    decoder.replace_tensors(lambda tensor: tensor.to(DEVICE))
+    replace_tensors(decoder, lambda tensor: tensor.to(DEVICE))
     decoder.device = torch.device(DEVICE)
     return decoder
 

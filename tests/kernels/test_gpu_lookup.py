@@ -28,7 +28,7 @@ def test_lookup_is_the_ngram_drafter() -> None:
     texts += [[1, 2, 1, 2, 1, 2], [1, 2, 3, 4], [1, 1, 1]]
     state = cells_of(texts)
     room = [8, 8, 8, 8, 8, 3, 8, 8, 8]
-    step = step_of(list(range(len(texts))), 0, room=room)
+    step = step_of(list(range(len(texts))), 0, max_draft=room)
     state.is_done_X[8] = 1
     gpu_lookup.lookup(state, step, 8, 1, 4)
     for row, text in enumerate(texts):
@@ -41,7 +41,7 @@ def test_lookup_is_the_ngram_drafter() -> None:
         want = want[len(text) :]
         sent = want[: min(room[row], 80 - len(text) - 1)]
         line = step.result_RC[row].tolist()
-        assert int(state.count_X[row]) == line[columns.DRAFTED] == len(sent)
+        assert int(state.num_nodes_X[row]) == line[columns.DRAFTED] == len(sent)
         assert line[columns.MATCHED] == matched
         assert state.draft_XG[row, : len(sent)].tolist() == sent
         assert state.parents_XG[row, : len(sent)].tolist() == list(range(-1, len(sent) - 1))
@@ -55,13 +55,13 @@ def test_a_short_match_leaves_the_draft_that_is_there() -> None:
     rows = list(range(len(texts)))
     made = []
     for kernel in (gpu_lookup.lookup, draft.lookup_ref):
-        state, step = cells_of(texts), step_of(rows, 0, room=[8, 8, 8, 5])
+        state, step = cells_of(texts), step_of(rows, 0, max_draft=[8, 8, 8, 5])
         state.draft_XG.fill_(77)
         state.parents_XG.fill_(-1)
-        state.count_X.fill_(6)
+        state.num_nodes_X.fill_(6)
         step.result_RC[:, columns.DRAFTED] = 6
         kernel(state, step, 8, 1, 4, 3)
-        made.append((state.draft_XG, state.parents_XG, state.count_X, step.result_RC[:, :6]))
+        made.append((state.draft_XG, state.parents_XG, state.num_nodes_X, step.result_RC[:, :6]))
     assert all(torch.equal(got, want) for got, want in zip(*made, strict=True))
     is_kept = made[0][0][:, 0] == 77
     assert is_kept.any()
@@ -77,14 +77,14 @@ def test_the_table_goes_on_after_a_chain(num_drafted: int) -> None:
     phrases = DevicePhrases.of(table_of({**entries, (2,): (5, 9), (1, 2, 3): (0, 9)}), DEVICE)
     made = []
     for kernel in (gpu_lookup.lookup, draft.lookup_ref):
-        state, step = cells_of(texts), step_of(list(range(6)), 0, room=[8, 8, 8, 8, 6, 8])
+        state, step = cells_of(texts), step_of(list(range(6)), 0, max_draft=[8, 8, 8, 8, 6, 8])
         state.draft_XG.copy_(torch.arange(state.draft_XG.numel()).view_as(state.draft_XG) % 6)
         state.parents_XG.copy_(torch.arange(state.draft_XG.shape[1]) - 1)
-        state.count_X.fill_(num_drafted)
-        state.count_X[1] = num_drafted - 1  # its chain ended before
+        state.num_nodes_X.fill_(num_drafted)
+        state.num_nodes_X[1] = num_drafted - 1  # its chain ended before
         kernel(state, step, 8, 1, 16, NEVER, phrases=phrases, drafted=(num_drafted, 7))
-        count_X = state.count_X.tolist()
-        drafts = [state.draft_XG[row, :count].tolist() for row, count in enumerate(count_X)]
+        num_nodes_X = state.num_nodes_X.tolist()
+        drafts = [state.draft_XG[row, :count].tolist() for row, count in enumerate(num_nodes_X)]
         made.append((drafts, step.result_RC[:, columns.DRAFTED].tolist()))
         assert torch.equal(state.parents_XG[3], torch.arange(state.draft_XG.shape[1]) - 1)
     assert made[0] == made[1]
@@ -98,7 +98,7 @@ def guesses_of(text: list[int], entries: dict, num_nodes: int = 8) -> tuple[list
     state, step = cells_of([text]), step_of([0], 0)
     phrases = DevicePhrases.of(table_of(entries), DEVICE)
     gpu_lookup.lookup(state, step, num_nodes, 1, 16, phrases=phrases)
-    count = int(state.count_X[0])
+    count = int(state.num_nodes_X[0])
     assert step.result_RC[0, -8:].tolist() == [*state.draft_XG[0, :count].tolist()] + [-1] * (
         8 - count
     )
@@ -152,10 +152,10 @@ def test_many_rows_are_what_plain_python_says(seed: int) -> None:
     texts = [[rng.randrange(12) for _ in range(rng.randrange(1, 60))] for _ in range(12)]
     made = []
     for kernel in (gpu_lookup.lookup, draft.lookup_ref):
-        state, step = cells_of(texts), step_of(list(range(12)), 0, room=[8] * 6 + [2] * 6)
+        state, step = cells_of(texts), step_of(list(range(12)), 0, max_draft=[8] * 6 + [2] * 6)
         state.is_done_X[3] = 1
         kernel(state, step, 8, 1, 16, phrases=phrases)
-        sent = [state.draft_XG[r, : int(state.count_X[r])].tolist() for r in range(12)]
+        sent = [state.draft_XG[r, : int(state.num_nodes_X[r])].tolist() for r in range(12)]
         lines = [step.result_RC[r].tolist() for r in range(12) if r != 3]
         made.append((sent, lines))
     assert made[0] == made[1]
@@ -187,7 +187,7 @@ def test_a_table_comes_while_steps_read_it(monkeypatch: pytest.MonkeyPatch) -> N
             phrases.take(table_of(table))
         state, step = cells_of([[1, 2, 3]]), step_of([0], 0)
         gpu_lookup.lookup(state, step, 8, 1, 16, phrases=phrases)
-        found.append(state.draft_XG[0, : int(state.count_X[0])].tolist())
+        found.append(state.draft_XG[0, : int(state.num_nodes_X[0])].tolist())
     assert found == [[], [4, 5], [9]]
     assert where == (phrases.entries.data_ptr(), phrases.needed.data_ptr())
 
@@ -229,9 +229,9 @@ def test_a_row_looks_up_by_its_own_rules() -> None:
         state, step = cells_of(texts), step_of(list(range(5)), 0)
         step.sources = sources_of(own)
         state.draft_XG.fill_(77)
-        state.count_X.fill_(6)
+        state.num_nodes_X.fill_(6)
         kernel(state, step, 8, 1, 16, 20, phrases)
-        counts = state.count_X.tolist()
+        counts = state.num_nodes_X.tolist()
         made.append(
             (state.draft_XG.tolist(), counts, step.result_RC[:, columns.MATCHED :].tolist())
         )
@@ -255,7 +255,7 @@ def test_guesses_join_the_tree_that_is_there(seed: int) -> None:
     made = []
     for kernel in (gpu_graft.graft, draft.graft_ref):
         state = cells_of(texts, max_nodes=16)
-        step = step_of(list(range(6)), 0, room=[16, 16, 16, 9, 16, 16])
+        step = step_of(list(range(6)), 0, max_draft=[16, 16, 16, 9, 16, 16])
         step.sources = sources_of(own)
         state.is_done_X[4] = 1
         for row, tree in enumerate(trees):
@@ -263,20 +263,22 @@ def test_guesses_join_the_tree_that_is_there(seed: int) -> None:
                 # A node that fell out leaves its children to the root.
                 parent = parent if parent < node else -1
                 state.draft_XG[row, node], state.parents_XG[row, node] = token, parent
-            state.count_X[row] = len(tree)
+            state.num_nodes_X[row] = len(tree)
             first = step.guesses_at(8)
             step.result_RC[row, first : first + 8] = -1
             for place, token in enumerate(guesses[row]):
                 step.result_RC[row, first + place] = token
         before = [_paths(state, row) for row in range(6)]
         kernel(state, step, 8, 6)
-        made.append((state.draft_XG.tolist(), state.parents_XG.tolist(), state.count_X.tolist()))
+        made.append(
+            (state.draft_XG.tolist(), state.parents_XG.tolist(), state.num_nodes_X.tolist())
+        )
         for row in (0, 1, 2):
             wanted = {tuple(guesses[row][:n]) for n in range(1, len(guesses[row]) + 1)}
             assert set(_paths(state, row)) == {*before[row], *wanted}
         assert _paths(state, 4) == before[4]
         assert _paths(state, 5) == before[5]
-        assert int(state.count_X[3]) <= 9
+        assert int(state.num_nodes_X[3]) <= 9
     assert made[0] == made[1]
 
 
@@ -284,7 +286,7 @@ def _paths(state: columns.RowState, row: int) -> list[tuple[int, ...]]:
     """What each node of a row's draft and its ancestors say."""
     return [
         tuple(int(state.draft_XG[row, n]) for n in columns.path_of(state, row, node))
-        for node in range(int(state.count_X[row]))
+        for node in range(int(state.num_nodes_X[row]))
     ]
 
 
@@ -304,15 +306,18 @@ def test_a_prediction_is_followed_as_plain_python_says(seed: int) -> None:
         rules.append([AS_OTHERS, 0, 0, 0, 0, rng.random() < 0.3, 5, rng.randrange(-1, 3) + begin])
     made = []
     for kernel in (gpu_expect.expect, draft.expect_ref):
-        state, step = cells_of(texts), step_of(list(range(num_rows)), 0, room=[8] * 8 + [2] * 2)
+        state, step = (
+            cells_of(texts),
+            step_of(list(range(num_rows)), 0, max_draft=[8] * 8 + [2] * 2),
+        )
         state.is_done_X[3] = 1
-        state.count_X.copy_(torch.tensor([2, 0] * 5))
+        state.num_nodes_X.copy_(torch.tensor([2, 0] * 5))
         state.draft_XG.fill_(77)
         step.sources = sources_of(rules, expected)
         kernel(state, step, 8)
         made.append(
             [
-                state.draft_XG.tolist(), state.count_X.tolist(), step.result_RC.tolist(),
+                state.draft_XG.tolist(), state.num_nodes_X.tolist(), step.result_RC.tolist(),
                 step.sources.rules_XW.tolist(),
             ]
         )  # fmt: skip

@@ -137,8 +137,9 @@ def test_what_a_step_committed_and_by_which_logits() -> None:
     """A row that accepted nodes of a tree, one without, one that had ended, and padding."""
     num_k = 4
     rows = StepRows(
-        ids_R=numbers(3, 0, 5, -1), allowed_R=numbers(3, 3, 3, 0), room_R=numbers(0, 0, 0, 0),
-        count_R=numbers(3, 2, -1, -1),
+        ids_R=numbers(3, 0, 5, -1), max_checked_R=numbers(3, 3, 3, 0),
+        max_draft_R=numbers(0, 0, 0, 0),
+        num_checked_R=numbers(3, 2, -1, -1),
         path_RK=torch.tensor([[1, 2, -1, -1], [-1, 9, 9, 9], [9, 9, 9, 9], [9, 9, 9, 9]],
                              device=DEVICE),
         result_RC=torch.arange(4 * (FIRST + num_k + 3), device=DEVICE).view(4, -1),

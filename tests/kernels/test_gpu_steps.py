@@ -100,7 +100,7 @@ def test_commit_walks_and_stops_as_the_host_does(form: ModuleType) -> None:
     state.draft_XG.copy_(tokens)
     state.parents_XG.copy_(parents)
     state.stop_XS[::2, 0] = 2
-    state.count_X.fill_(5)
+    state.num_nodes_X.fill_(5)
     first = torch.arange(num_rows) * (num_nodes + 1)
     verdict = walk_choices(Draft(tokens, parents, nodes), choice, first)
     want, reasons = [], []
@@ -113,7 +113,7 @@ def test_commit_walks_and_stops_as_the_host_does(form: ModuleType) -> None:
         want.append(num_kept)
         reasons.append(REASONS.index(reason))
     nodes[7] = -1  # padding, or ended before
-    step = step_of(list(range(num_rows)), num_nodes, count=nodes.tolist())
+    step = step_of(list(range(num_rows)), num_nodes, num_checked=nodes.tolist())
     kernel(form, "commit")(state, step, choice.to(DEVICE), num_nodes)
     for r, line in enumerate(step.result_RC.tolist()):
         num = 0 if r == 7 else want[r]
@@ -127,7 +127,7 @@ def test_commit_walks_and_stops_as_the_host_does(form: ModuleType) -> None:
         if r != 7:
             assert line[spec.REASON] == reasons[r]
             assert bool(state.is_done_X[r]) == bool(reasons[r])
-            assert int(state.count_X[r]) == 0
+            assert int(state.num_nodes_X[r]) == 0
     assert max(want) > 2
 
 
@@ -157,20 +157,20 @@ def test_pack_places_nodes_and_their_ancestors(is_tree: bool, form: ModuleType) 
     parents = [[-1, 0, -1], [-1, 0, 0]] if is_tree else chain
     for row, line, above in ((2, [10, 11, 12], parents[0]), (0, [20, 21, 22], parents[1])):
         state.draft_XG[row], state.parents_XG[row] = torch.tensor(line), torch.tensor(above)
-    state.count_X.copy_(numbers(3, 3, 3))
+    state.num_nodes_X.copy_(numbers(3, 3, 3))
     state.is_done_X[1] = 1
     names = ("pos_T", "slot_T", "seq_T", "base_T")
     out = {name: torch.full((16,), -7, device=DEVICE) for name in names}
     tree = torch.full((16, 3), -7, device=DEVICE) if is_tree else None
     attn = AttnInputs(**out, table_SB=table, tree_TP=tree, block_size=4)
     ids_T = torch.full((16,), -7, device=DEVICE)
-    step = step_of([2, 0, -1, 1], 3, allowed=[9, 2, 9, 9])
+    step = step_of([2, 0, -1, 1], 3, max_checked=[9, 2, 9, 9])
     kernel(form, "pack")(state, step, 3, ids_T, attn)
 
     def slot(row: int, pos: int) -> int:
         return int(table[row, pos // 4]) * 4 + pos % 4
 
-    assert step.count_R.tolist() == [3, 2, -1, -1]
+    assert step.num_checked_R.tolist() == [3, 2, -1, -1]
     assert ids_T[:7].tolist() == [1, 10, 11, 12, 6, 20, 21]
     assert out["slot_T"][:7].tolist() == [slot(2, p) for p in (29, 30, 31, 32)] + [
         slot(0, p) for p in (2, 3, 4)

@@ -8,7 +8,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from builders import Seq, new_kv, pack, plain_logits, tiny_config, tiny_model, tiny_spec
+from builders import (
+    Seq,
+    new_kv,
+    pack,
+    plain_logits,
+    replace_tensors,
+    tiny_config,
+    tiny_model,
+    tiny_spec,
+)
 from hunch.kernels.kv_store import KVCache
 from hunch.layers.attention import Paged, split_heads
 from hunch.layers.rope import Rope, RopeSpec, amplitude, frequencies
@@ -34,7 +43,7 @@ def full_sequence(rotation):
 def test_layers_run_over_any_attention_and_let_gradients_through():
     model = tiny_model()
     ids_T, pos_T = torch.tensor(IDS), torch.arange(len(IDS))
-    model.replace_tensors(lambda t: t.clone().requires_grad_())
+    replace_tensors(model, lambda t: t.clone().requires_grad_())
     hidden = model.run(model.start(ids_T, pos_T), full_sequence(model.rope(pos_T)))
     logits = model.logits(hidden.last_TD)
     torch.testing.assert_close(
@@ -50,7 +59,7 @@ def test_layers_run_over_any_attention_and_let_gradients_through():
 def test_replaced_tensors_stay_shared():
     model = tiny_model(tie_word_embeddings=True)
     num_bytes = model.weight_bytes
-    model.replace_tensors(lambda t: t.to(torch.bfloat16))
+    replace_tensors(model, lambda t: t.to(torch.bfloat16))
     assert model.embedding_VD is model.head.weight_NK
     assert model.weight_bytes * 2 == num_bytes
 

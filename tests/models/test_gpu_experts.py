@@ -7,7 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from builders import Seq, pack, tables, tiny_config
+from builders import Seq, pack, replace_tensors, tables, tiny_config
 from hunch.models.cuda import CudaDecoder
 from hunch.models.decoder import Decoder
 from hunch.models.source import RandomSource
@@ -49,7 +49,7 @@ CUDA = torch.device("cuda")
 def build(name: str, dtype: torch.dtype) -> Decoder:
     spec = ModelSpec.from_config(CONFIGS[name])
     decoder: Decoder = resolve(MODELS, spec.architecture)(spec, RandomSource(0, dtype))
-    decoder.replace_tensors(lambda tensor: tensor.cuda())
+    replace_tensors(decoder, lambda tensor: tensor.cuda())
     decoder.device = CUDA
     return decoder
 

@@ -26,7 +26,6 @@ class Agreement:
     """How well samples fit. `p_value` is the chance of a fit this bad if nothing is wrong."""
 
     num_samples: int = 0
-    num_contexts: int = 0
     statistic: float = 0.0
     degrees: int = 0
     drafted: int = 0
@@ -99,7 +98,6 @@ def _add(
         statistic, degrees = chi_square(counts, chances)
         agreement.statistic += statistic
         agreement.degrees += degrees
-        agreement.num_contexts += degrees > 0
 
 
 def upper_tail(statistic: float, degrees: int) -> float:

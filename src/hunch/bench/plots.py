@@ -152,6 +152,15 @@ def _load_axis(axes: Any, axis: str, lines: dict[str, Line], report: Report) -> 
     axes.set_xlabel(AXIS_NAMES.get(axis, axis) + where)
 
 
+def _draw_by_load(
+    axes: Any, ink: Mapping[str, str], report: Report, axis: str, value: Callable[[Run], Any]
+) -> None:
+    """A line per method, over the axis that the report varies."""
+    lines = _lines(report, axis, value)
+    _draw_lines(axes, ink, report, lines)
+    _load_axis(axes, axis, lines, report)
+
+
 def _speedup_by(report: Report, axis: str) -> Chart:
     plain = analysis.plain_of(report)
 
@@ -200,9 +209,7 @@ def _figure(name: str, percent: str | None = None) -> Callable[[Run], Any]:
 
 def _throughput(report: Report, axis: str) -> Chart:
     def draw(axes: Any, ink: Mapping[str, str]) -> None:
-        lines = _lines(report, axis, _figure("tokens_per_second"))
-        _draw_lines(axes, ink, report, lines)
-        _load_axis(axes, axis, lines, report)
+        _draw_by_load(axes, ink, report, axis, _figure("tokens_per_second"))
         axes.set_ylabel("tokens per second")
         axes.set_ylim(bottom=0)
 
@@ -213,14 +220,12 @@ def _latency(report: Report, axis: str) -> Chart:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     def draw(axes: Any, ink: Mapping[str, str]) -> None:
-        lines = _lines(report, axis, _figure("end_to_end", "p50"))
         slow = _lines(report, axis, _figure("end_to_end", "p99"))
         for method, line in slow.items():
             colour, _ = _colour(report, method, ink)
             x, value, *_ = zip(*line, strict=True)
             axes.plot(x, value, color=colour, linewidth=1.0, linestyle=":")
-        _draw_lines(axes, ink, report, lines)
-        _load_axis(axes, axis, lines, report)
+        _draw_by_load(axes, ink, report, axis, _figure("end_to_end", "p50"))
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_formatter(NullFormatter())
@@ -240,9 +245,7 @@ def _goodput(report: Report, axis: str, limits: Mapping[str, float]) -> Chart:
         return found, found, found
 
     def draw(axes: Any, ink: Mapping[str, str]) -> None:
-        lines = _lines(report, axis, value)
-        _draw_lines(axes, ink, report, lines)
-        _load_axis(axes, axis, lines, report)
+        _draw_by_load(axes, ink, report, axis, value)
         axes.set_ylim(0, 104)
         words = ", ".join(f"{n.replace('_', ' ')} {1e3 * s:g} ms" for n, s in limits.items())
         axes.set_ylabel(f"% of requests within\n{words}")
@@ -252,9 +255,7 @@ def _goodput(report: Report, axis: str, limits: Mapping[str, float]) -> Chart:
 
 def _passes_by(report: Report, axis: str) -> Chart:
     def draw(axes: Any, ink: Mapping[str, str]) -> None:
-        lines = _lines(report, axis, _figure("tokens_per_pass"))
-        _draw_lines(axes, ink, report, lines)
-        _load_axis(axes, axis, lines, report)
+        _draw_by_load(axes, ink, report, axis, _figure("tokens_per_pass"))
         axes.set_ylabel("tokens per pass of the target")
 
     return Chart(f"How good are the guesses, by {axis}?", draw)

@@ -309,7 +309,7 @@ def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:
     # differ from run to run, must not decide it.
     context.is_followed = context.cost.is_measured and spec.method != MERGE and not context.wants_q
     method = _build(spec.method, spec.options, spec.path, context)
-    if method.needs.is_graphable or method.needs.methods or spec.method == PREDICTION:
+    if not method.needs.max_nodes or method.needs.methods or spec.method == PREDICTION:
         return method
     lookups = {PREDICTION: _load(PREDICTION, {}, context)}
     if isinstance(method, LookupDrafter):

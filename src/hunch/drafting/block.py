@@ -285,8 +285,8 @@ class DeviceBlock(DeviceFollower):
         place_P = torch.arange(num_places, device=row_R.device)
         known_R1 = state.known_X[row_R][:, None]
         left_R1 = state.end_X[row_R][:, None] - known_R1 - 1  # no slots are kept for more
-        room_R1 = torch.minimum(step.room_R[:, None], left_R1).clamp(min=0)
-        is_live_RP = (step.count_R[:, None] >= 0) & (place_P <= room_R1)
+        max_draft_R1 = torch.minimum(step.max_draft_R[:, None], left_R1).clamp(min=0)
+        is_live_RP = (step.num_checked_R[:, None] >= 0) & (place_P <= max_draft_R1)
         pos_RP = torch.where(is_live_RP, known_R1 - 1 + place_P, 0)
         slot_RP = slots_at(state.table_XB, row_R[:, None], pos_RP, state.block_size)
         end_RP = pos_RP.amax(1, keepdim=True).expand_as(pos_RP)

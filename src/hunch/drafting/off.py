@@ -22,7 +22,7 @@ class OffDrafter:
         self, options: Mapping[str, str], path: str | None, context: DrafterContext
     ) -> None:
         read_options(OffConfig, options, "off")
-        self.needs = Needs(max_nodes=0, is_graphable=True)
+        self.needs = Needs(max_nodes=0)
         self._device = context.device
 
     def observe(self, step: TargetStep) -> None:

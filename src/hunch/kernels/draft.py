@@ -54,7 +54,7 @@ def lookup_ref(
 ) -> None:
     """What followed the end of a row's text where it last stood before; or what the table says."""
     for r, row in enumerate(step.ids_R.tolist()):
-        if int(step.count_R[r]) < 0 or state.is_done_X[row]:
+        if int(step.num_checked_R[r]) < 0 or state.is_done_X[row]:
             continue
         known = int(state.known_X[row])
         text: list[int] = state.tokens_XL[row, :known].tolist()
@@ -74,7 +74,7 @@ def lookup_ref(
         _write_guesses(step, r, guesses, num_nodes)
         if matched >= needed:
             _write_chain(state, step, r, guesses)
-        elif table is not None and drafted[0] and int(state.count_X[row]) == drafted[0]:
+        elif table is not None and drafted[0] and int(state.num_nodes_X[row]) == drafted[0]:
             chain: list[int] = state.draft_XG[row, : drafted[0]].tolist()
             while len(chain) < drafted[1] and (entry := table.table.find([*text, *chain])):
                 chain.append(entry[0])
@@ -92,22 +92,22 @@ def _write_chain(state: RowState, step: StepRows, r: int, guesses: list[int]) ->
     """The row's draft: as many of the guesses as it may check and can still use."""
     row = int(step.ids_R[r])
     left = max(int(state.end_X[row]) - int(state.known_X[row]) - 1, 0)
-    count = min(len(guesses), int(step.room_R[r]), left)
+    count = min(len(guesses), int(step.max_draft_R[r]), left)
     for node, token in enumerate(guesses):
         state.draft_XG[row, node], state.parents_XG[row, node] = token, node - 1
-    state.count_X[row], step.result_RC[r, DRAFTED] = count, count
+    state.num_nodes_X[row], step.result_RC[r, DRAFTED] = count, count
 
 
 def graft_ref(state: RowState, step: StepRows, num_nodes: int, num_guesses: int) -> None:
     """The first guesses of a lookup, added to the row's tree after the nodes that say them too."""
     first = step.guesses_at(num_nodes)
     for r, row in enumerate(step.ids_R.tolist()):
-        if int(step.count_R[r]) < 0 or state.is_done_X[row]:
+        if int(step.num_checked_R[r]) < 0 or state.is_done_X[row]:
             continue
         if step.sources is not None and step.sources.rules_XW[row, at.SURE] != at.AS_OTHERS:
             continue
         guesses = [t for t in step.result_RC[r, first : first + num_guesses].tolist() if t >= 0]
-        count, node = int(state.count_X[row]), -1
+        count, node = int(state.num_nodes_X[row]), -1
         children = {
             (int(state.parents_XG[row, n]), int(state.draft_XG[row, n])): n for n in range(count)
         }
@@ -117,8 +117,8 @@ def graft_ref(state: RowState, step: StepRows, num_nodes: int, num_guesses: int)
             state.draft_XG[row, count], state.parents_XG[row, count] = token, node
             node, count = count, count + 1
         left = max(int(state.end_X[row]) - int(state.known_X[row]) - 1, 0)
-        count = min(count, int(step.room_R[r]), left)
-        state.count_X[row], step.result_RC[r, DRAFTED] = count, count
+        count = min(count, int(step.max_draft_R[r]), left)
+        state.num_nodes_X[row], step.result_RC[r, DRAFTED] = count, count
 
 
 def longest_expected(answer: list[int], expected: list[int], ahead: int) -> tuple[int, int]:
@@ -148,7 +148,7 @@ def expect_ref(state: RowState, step: StepRows, num_nodes: int) -> None:
     """
     assert step.sources is not None
     for r, row in enumerate(step.ids_R.tolist()):
-        if int(step.count_R[r]) < 0 or state.is_done_X[row]:
+        if int(step.num_checked_R[r]) < 0 or state.is_done_X[row]:
             continue
         rules = step.sources.rules_XW[row].tolist()
         expected: list[int] = step.sources.expected_XE[row, : rules[at.EXPECTED]].tolist()
@@ -161,7 +161,7 @@ def expect_ref(state: RowState, step: StepRows, num_nodes: int) -> None:
         step.sources.rules_XW[row, at.SHIFT] = place - len(answer)
         guesses = expected[place : place + num_nodes]
         is_kept = bool(guesses) and (matched > 1 or (matched == 1 and place == ahead))
-        if not (is_kept or rules[at.IS_ALONE] or not state.count_X[row]):
+        if not (is_kept or rules[at.IS_ALONE] or not state.num_nodes_X[row]):
             continue
         # An answer that keeps to its prediction goes on so more often than a text repeats itself.
         matched = min(4 + 4 * matched, MAX_MATCH) if is_kept else 0
@@ -197,7 +197,7 @@ def committed_inputs_ref(
         here = slice(r * width, (r + 1) * width)
         ids_T[here], attn.pos_T[here], attn.base_T[here] = 0, 0, 1
         attn.slot_T[here], attn.seq_T[here] = -1, max(row, 0)
-        count = int(step.result_RC[r, TOKENS]) if int(step.count_R[r]) >= 0 else 0
+        count = int(step.result_RC[r, TOKENS]) if int(step.num_checked_R[r]) >= 0 else 0
         last_R[r] = r * width + max(count - 1, 0)
         for place in range(count):
             at, where = r * width + place, int(state.known_X[row]) - count + place
@@ -216,10 +216,10 @@ def level_inputs_ref(
         here = slice(r * width, (r + 1) * width)
         ids_T[here], attn.pos_T[here], attn.base_T[here] = 0, 0, 1
         attn.slot_T[here], attn.seq_T[here] = -1, max(row, 0)
-        if int(step.count_R[r]) < 0 or (depth and state.is_done_X[row]):
+        if int(step.num_checked_R[r]) < 0 or (depth and state.is_done_X[row]):
             continue
         known = int(state.known_X[row])
-        room = min(int(step.room_R[r]), int(state.end_X[row]) - known)
+        room = min(int(step.max_draft_R[r]), int(state.end_X[row]) - known)
         for place in range(width):
             at, node = r * width + place, first_node + place
             where = known - sees_next + node if depth else known - width + place
@@ -247,16 +247,16 @@ def add_nodes_ref(
     """Write a level's nodes, and count what the row may check of them."""
     width = len(token_T) // len(step.ids_R)
     for r, row in enumerate(step.ids_R.tolist()):
-        if int(step.count_R[r]) < 0 or state.is_done_X[row]:
+        if int(step.num_checked_R[r]) < 0 or state.is_done_X[row]:
             continue
         here = slice(r * width, (r + 1) * width)
         nodes = slice(first_node, first_node + width)
         state.draft_XG[row, nodes], state.parents_XG[row, nodes] = token_T[here], parent_T[here]
         left = max(int(state.end_X[row]) - int(state.known_X[row]) - 1, 0)
-        count = min(int(step.room_R[r]), left, first_node + int(kept_R[r]))
+        count = min(int(step.max_draft_R[r]), left, first_node + int(kept_R[r]))
         if not kept_R[r]:
-            count = int(state.count_X[row]) if first_node else 0
-        state.count_X[row] = count
+            count = int(state.num_nodes_X[row]) if first_node else 0
+        state.num_nodes_X[row] = count
         step.result_RC[r, MATCHED], step.result_RC[r, DRAFTED] = 1, count
         first_guess = step.guesses_at(num_nodes)
         guesses = step.result_RC[r, first_guess : first_guess + num_nodes]

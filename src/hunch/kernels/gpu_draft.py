@@ -85,7 +85,7 @@ def known_inputs(state: RowState, step: StepRows, ids_T: Tensor, attn: AttnInput
     """
     width = len(ids_T) // len(step.ids_R)
     _known_kernel[(len(step.ids_R),)](
-        step.ids_R, step.count_R, state.tokens_XL, state.known_X, state.table_XB, ids_T,
+        step.ids_R, step.num_checked_R, state.tokens_XL, state.known_X, state.table_XB, ids_T,
         attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T, state.tokens_XL.stride(0),
         state.table_XB.stride(0), width, BLOCK_SIZE=attn.block_size,
         BLOCK=next_power_of_2(width), **options(1),
@@ -104,8 +104,8 @@ def committed_inputs(
     """
     width = len(ids_T) // len(step.ids_R)
     _committed_kernel[(len(step.ids_R),)](
-        step.ids_R, step.count_R, step.result_RC, state.tokens_XL, state.known_X, state.table_XB,
-        ids_T, attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T, last_R, step.result_RC.stride(0),
-        state.tokens_XL.stride(0), state.table_XB.stride(0), width, BLOCK_SIZE=attn.block_size,
-        BLOCK=next_power_of_2(width), **options(1),
+        step.ids_R, step.num_checked_R, step.result_RC, state.tokens_XL, state.known_X,
+        state.table_XB, ids_T, attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T, last_R,
+        step.result_RC.stride(0), state.tokens_XL.stride(0), state.table_XB.stride(0), width,
+        BLOCK_SIZE=attn.block_size, BLOCK=next_power_of_2(width), **options(1),
     )  # fmt: skip

@@ -103,10 +103,10 @@ def expect(state: RowState, step: StepRows, num_nodes: int) -> None:
     sources = step.sources
     assert sources is not None
     _expect_kernel[(len(step.ids_R),)](
-        step.ids_R, step.room_R, step.count_R, state.tokens_XL, state.known_X, state.end_X,
-        state.is_done_X, state.count_X, state.draft_XG, state.parents_XG, step.result_RC,
-        sources.rules_XW, sources.expected_XE, state.tokens_XL.stride(0), state.draft_XG.stride(0),
-        step.result_RC.stride(0), sources.rules_XW.stride(0), sources.expected_XE.stride(0),
-        num_nodes, step.guesses_at(num_nodes), MAX_MATCH=MAX_MATCH, NEAR=NEAR, BLOCK=1024,
-        BLOCK_N=next_power_of_2(num_nodes), **options(8),
+        step.ids_R, step.max_draft_R, step.num_checked_R, state.tokens_XL, state.known_X,
+        state.end_X, state.is_done_X, state.num_nodes_X, state.draft_XG, state.parents_XG,
+        step.result_RC, sources.rules_XW, sources.expected_XE, state.tokens_XL.stride(0),
+        state.draft_XG.stride(0), step.result_RC.stride(0), sources.rules_XW.stride(0),
+        sources.expected_XE.stride(0), num_nodes, step.guesses_at(num_nodes), MAX_MATCH=MAX_MATCH,
+        NEAR=NEAR, BLOCK=1024, BLOCK_N=next_power_of_2(num_nodes), **options(8),
     )  # fmt: skip

@@ -68,8 +68,8 @@ def graft(state: RowState, step: StepRows, num_nodes: int, num_guesses: int) -> 
     """
     rules = step.ids_R if step.sources is None else step.sources.rules_XW
     _graft_kernel[(len(step.ids_R),)](
-        step.ids_R, step.room_R, step.count_R, state.known_X, state.end_X, state.is_done_X,
-        state.count_X, state.draft_XG, state.parents_XG, step.result_RC, rules,
+        step.ids_R, step.max_draft_R, step.num_checked_R, state.known_X, state.end_X,
+        state.is_done_X, state.num_nodes_X, state.draft_XG, state.parents_XG, step.result_RC, rules,
         state.draft_XG.stride(0), step.result_RC.stride(0), rules.stride(0),
         step.guesses_at(num_nodes), num_guesses, HAS_SOURCES=step.sources is not None,
         BLOCK_N=next_power_of_2(state.draft_XG.shape[1]), BLOCK_G=next_power_of_2(num_guesses),

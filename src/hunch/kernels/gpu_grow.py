@@ -290,9 +290,9 @@ def grow_level(
     sizes = (num_parents, branch, num_chunks)
     block_n, block_b, block_k = (next_power_of_2(size) for size in sizes)
     _grow_kernel[(num_rows,)](
-        rank_TKB, top_TK, mass_TK, chances_RW, ids, step.ids_R, step.room_R, step.count_R,
-        state.known_X, state.end_X, state.is_done_X, state.count_X, state.table_XB,
-        state.draft_XG, state.parents_XG, step.result_RC, ids_T, *places,
+        rank_TKB, top_TK, mass_TK, chances_RW, ids, step.ids_R, step.max_draft_R,
+        step.num_checked_R, state.known_X, state.end_X, state.is_done_X, state.num_nodes_X,
+        state.table_XB, state.draft_XG, state.parents_XG, step.result_RC, ids_T, *places,
         ids_T if tree_TP is None else tree_TP, num_chunks, depth * width,
         (depth - 1) * width if depth else -1, depth, 0 if tree_TP is None else tree_TP.shape[1],
         state.draft_XG.stride(0), state.table_XB.stride(0), step.result_RC.stride(0),

@@ -325,9 +325,9 @@ def lookup(
         entries, needed, bits = phrases.entries, phrases.needed, phrases.bits
         max_order = phrases.max_order
     _lookup_kernel[(len(step.ids_R),)](
-        step.ids_R, step.room_R, step.count_R, state.tokens_XL, state.known_X, state.end_X,
-        state.is_done_X, state.count_X, state.draft_XG, state.parents_XG, step.result_RC,
-        entries, needed, rules, state.tokens_XL.stride(0), state.draft_XG.stride(0),
+        step.ids_R, step.max_draft_R, step.num_checked_R, state.tokens_XL, state.known_X,
+        state.end_X, state.is_done_X, state.num_nodes_X, state.draft_XG, state.parents_XG,
+        step.result_RC, entries, needed, rules, state.tokens_XL.stride(0), state.draft_XG.stride(0),
         step.result_RC.stride(0), rules.stride(0), num_nodes, step.guesses_at(num_nodes), bits,
         min(num_nodes, NUM_ASKED), drafted[1], MIN_MATCH=min_match, MAX_MATCH=max_match, SURE=sure,
         NUM_LEVELS=NUM_LEVELS, BY_TABLE=BY_TABLE, MULTIPLIER=MULTIPLIER, SHIFT=SHIFT,

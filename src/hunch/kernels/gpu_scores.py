@@ -240,8 +240,8 @@ def committed(step: StepRows, at_S: Tensor, token_S: Tensor) -> None:
     """`committed_ref`: the tokens a step committed, and the rows of logits they were chosen by."""
     num_rows, num_k = step.path_RK.shape
     _committed_kernel[(num_rows,)](
-        step.count_R, step.path_RK, step.result_RC, at_S, token_S, step.result_RC.stride(0), num_k,
-        BLOCK=warp_block(num_k), **options(1),
+        step.num_checked_R, step.path_RK, step.result_RC, at_S, token_S, step.result_RC.stride(0),
+        num_k, BLOCK=warp_block(num_k), **options(1),
     )  # fmt: skip
 
 

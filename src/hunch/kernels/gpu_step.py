@@ -131,10 +131,11 @@ def pack(state: RowState, step: StepRows, num_nodes: int, ids_T: Tensor, attn: A
     """
     tree_TP = attn.tree_TP
     _pack_kernel[(len(step.ids_R),)](
-        step.ids_R, step.allowed_R, step.count_R, state.tokens_XL, state.known_X, state.is_done_X,
-        state.count_X, state.table_XB, state.draft_XG, state.parents_XG, ids_T, attn.pos_T,
-        attn.slot_T, attn.seq_T, attn.base_T, ids_T if tree_TP is None else tree_TP, state.clock_2,
-        num_nodes, 0 if tree_TP is None else tree_TP.shape[1], state.tokens_XL.stride(0),
+        step.ids_R, step.max_checked_R, step.num_checked_R, state.tokens_XL, state.known_X,
+        state.is_done_X, state.num_nodes_X, state.table_XB, state.draft_XG, state.parents_XG,
+        ids_T, attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T,
+        ids_T if tree_TP is None else tree_TP, state.clock_2, num_nodes,
+        0 if tree_TP is None else tree_TP.shape[1], state.tokens_XL.stride(0),
         state.table_XB.stride(0), state.draft_XG.stride(0), BLOCK_SIZE=attn.block_size,
         IS_TREE=tree_TP is not None, BLOCK_N=warp_block(num_nodes + 1), **options(1),
     )  # fmt: skip
@@ -200,8 +201,8 @@ def commit(state: RowState, step: StepRows, choice_M: Tensor, num_nodes: int) ->
     """
     num_stops = state.stop_XS.shape[1]
     _commit_kernel[(len(step.ids_R),)](
-        step.ids_R, choice_M, step.count_R, state.draft_XG, state.parents_XG, state.tokens_XL,
-        state.known_X, state.end_X, state.is_done_X, state.count_X, state.stop_XS, step.path_RK,
+        step.ids_R, choice_M, step.num_checked_R, state.draft_XG, state.parents_XG, state.tokens_XL,
+        state.known_X, state.end_X, state.is_done_X, state.num_nodes_X, state.stop_XS, step.path_RK,
         step.result_RC, num_nodes, state.draft_XG.stride(0), state.tokens_XL.stride(0),
         step.result_RC.stride(0), num_stops,
         BLOCK_N=warp_block(num_nodes), BLOCK_S=next_power_of_2(num_stops),

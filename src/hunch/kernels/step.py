@@ -59,7 +59,7 @@ class RowState:
     known_X: Tensor
     end_X: Tensor  # known length at which max_tokens is reached
     is_done_X: Tensor  # ended; on a GPU the host may not know yet
-    count_X: Tensor  # nodes of the draft that waits on the device
+    num_nodes_X: Tensor  # nodes of the draft that waits on the device
     stop_XS: Tensor  # padded with -1
     table_XB: Tensor
     draft_XG: Tensor
@@ -107,9 +107,9 @@ class StepRows:
     """The rows of a step and what they may do, as the host wrote them; what came of it."""
 
     ids_R: Tensor  # rows of the engine; -1: padding
-    allowed_R: Tensor  # nodes of the waiting draft to check
-    room_R: Tensor  # nodes to draft for the next step
-    count_R: Tensor  # nodes checked; -1: the row had ended, or is padding
+    max_checked_R: Tensor  # nodes of the waiting draft that may be checked
+    max_draft_R: Tensor  # nodes that may be drafted for the next step
+    num_checked_R: Tensor  # nodes checked; -1: the row had ended, or is padding
     path_RK: Tensor  # accepted nodes, -1 after the last
     result_RC: Tensor
     guesses_end: int = 0  # column after the last guess; 0: the line ends with it
@@ -150,11 +150,11 @@ def pack_ref(
         ids_T[here], attn.pos_T[here], attn.base_T[here] = 0, 0, 1
         attn.slot_T[here], attn.seq_T[here] = -1, max(row, 0)
         if row < 0 or state.is_done_X[row]:
-            step.count_R[r] = -1
+            step.num_checked_R[r] = -1
             continue
         known = int(state.known_X[row])
-        count = min(int(state.count_X[row]), int(step.allowed_R[r]), num_nodes)
-        step.count_R[r] = count
+        count = min(int(state.num_nodes_X[row]), int(step.max_checked_R[r]), num_nodes)
+        step.num_checked_R[r] = count
         for place in range(count + 1):
             at, node = first + place, place - 1
             token = state.draft_XG[row, node] if place else state.tokens_XL[row, known - 1]
@@ -172,7 +172,7 @@ def pack_ref(
 def commit_ref(state: RowState, step: StepRows, choice_M: Tensor, num_nodes: int) -> None:
     """Walk each row's draft while the target's choice is a node, and append what was chosen."""
     for r, row in enumerate(step.ids_R.tolist()):
-        line, checked = step.result_RC[r], int(step.count_R[r])
+        line, checked = step.result_RC[r], int(step.num_checked_R[r])
         line[: FIRST + num_nodes + 1] = 0
         if checked < 0:
             continue
@@ -196,7 +196,7 @@ def commit_ref(state: RowState, step: StepRows, choice_M: Tensor, num_nodes: int
         line[KNOWN] = known + count
         state.known_X[row] = known + count
         state.is_done_X[row] = int(reason != GOES_ON)
-        state.count_X[row] = 0
+        state.num_nodes_X[row] = 0
 
 
 def committed_ref(step: StepRows, at_S: Tensor, token_S: Tensor) -> None:
@@ -208,7 +208,7 @@ def committed_ref(step: StepRows, at_S: Tensor, token_S: Tensor) -> None:
     at_S.fill_(-1)
     token_S.view(num_rows, num_k).copy_(step.result_RC[:, FIRST : FIRST + num_k])
     for r in range(num_rows):
-        count = int(step.result_RC[r, TOKENS]) if step.count_R[r] >= 0 else 0
+        count = int(step.result_RC[r, TOKENS]) if step.num_checked_R[r] >= 0 else 0
         for place in range(count):
             node = int(step.path_RK[r, place - 1]) if place else -1
             at_S[r * num_k + place] = r * num_k + 1 + node

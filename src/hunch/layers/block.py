@@ -5,14 +5,33 @@ Shape letters: T packed tokens, D width, E width of the attention's input, where
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from hunch.layers.attention import Attend, Attention
 from hunch.layers.experts import Experts, ExpertsBeside
 from hunch.layers.inputs import InputGate
 from hunch.layers.mlp import MLP
-from hunch.layers.norm import Norm
+from hunch.layers.norm import Norm, RMSNorm
 from hunch.layers.part import Part
+
+
+class PlainBlock(Part):
+    """x + mixer(norm(x)), then x + mlp(norm(x)); what mixes tokens need not be attention."""
+
+    def __init__(
+        self,
+        attn_norm: RMSNorm,
+        attn: Callable[[Tensor, Attend], Tensor],
+        mlp_norm: RMSNorm,
+        mlp: MLP | Experts,
+    ) -> None:
+        self.attn_norm, self.attn, self.mlp_norm, self.mlp = attn_norm, attn, mlp_norm, mlp
+
+    def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
+        x_TD = x_TD + self.attn(self.attn_norm(x_TD), attend)
+        return x_TD + self.mlp(self.mlp_norm(x_TD))
 
 
 class Block(Part):

@@ -19,9 +19,8 @@ from hunch.kernels.kv_store import KVCache
 from hunch.kernels.linear import linear, linear_in_tiles
 from hunch.kernels.rope import Rotation, rope
 from hunch.layers.attention import Attend, ExactPaged, Heads, Paged
-from hunch.layers.experts import Experts
+from hunch.layers.block import PlainBlock
 from hunch.layers.linear import Linear
-from hunch.layers.mlp import MLP
 from hunch.layers.norm import RMSNorm
 from hunch.layers.part import Part
 
@@ -126,14 +125,7 @@ class LatentAttention(Part):
         return self.out(self.v_up.by_head(read_TNC).flatten(1))
 
 
-class LatentBlock(Part):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+class LatentBlock(PlainBlock):
+    """A decoder layer with latent attention."""
 
-    def __init__(
-        self, attn_norm: RMSNorm, attn: LatentAttention, mlp_norm: RMSNorm, mlp: MLP | Experts
-    ) -> None:
-        self.attn_norm, self.attn, self.mlp_norm, self.mlp = attn_norm, attn, mlp_norm, mlp
-
-    def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
-        x_TD = x_TD + self.attn(self.attn_norm(x_TD), attend)
-        return x_TD + self.mlp(self.mlp_norm(x_TD))
+    attn: LatentAttention

@@ -6,7 +6,7 @@ trainer finds the tensors by `named_tensors`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -29,30 +29,6 @@ class Part:
             for part in value if isinstance(value, list) else [value]:
                 if isinstance(part, Part):
                     yield from part.parts()
-
-    def replace_tensors(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Put `change(tensor)` in place of every tensor; one that is shared stays shared."""
-        done: dict[int, tuple[Tensor, Tensor]] = {}  # the old ones are kept, so ids stay unique
-        self._replace(change, done)
-
-    def _replace(
-        self, change: Callable[[Tensor], Tensor], done: dict[int, tuple[Tensor, Tensor]]
-    ) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, Tensor):
-                if id(value) not in done:
-                    done[id(value)] = (value, change(value))
-                setattr(self, name, done[id(value)][1])
-            elif isinstance(value, Part):
-                value._replace(change, done)
-            elif isinstance(value, Quantised):
-                for key, tensor in value.tensors().items():
-                    if id(tensor) not in done:
-                        done[id(tensor)] = (tensor, change(tensor))
-                    setattr(value, key, done[id(tensor)][1])
-            elif isinstance(value, list):
-                for part in value:
-                    part._replace(change, done)
 
     @property
     def weight_bytes(self) -> int:

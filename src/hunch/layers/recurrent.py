@@ -15,10 +15,8 @@ from hunch.errors import UnsupportedModelError
 from hunch.kernels.activation import sigmoid
 from hunch.kernels.delta import DeltaShape, DeltaWeights
 from hunch.layers.attention import Attend
-from hunch.layers.experts import Experts
+from hunch.layers.block import PlainBlock
 from hunch.layers.linear import Linear
-from hunch.layers.mlp import MLP
-from hunch.layers.norm import RMSNorm
 from hunch.layers.part import Part
 
 
@@ -71,14 +69,7 @@ class GatedDelta(Part):
         return normed_TND.flatten(1) * (gate_TZ * sigmoid(gate_TZ))
 
 
-class DeltaBlock(Part):
+class DeltaBlock(PlainBlock):
     """A decoder layer whose first half is a gated delta net."""
 
-    def __init__(
-        self, attn_norm: RMSNorm, attn: GatedDelta, mlp_norm: RMSNorm, mlp: MLP | Experts
-    ) -> None:
-        self.attn_norm, self.attn, self.mlp_norm, self.mlp = attn_norm, attn, mlp_norm, mlp
-
-    def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
-        x_TD = x_TD + self.attn(self.attn_norm(x_TD), attend)
-        return x_TD + self.mlp(self.mlp_norm(x_TD))
+    attn: GatedDelta

@@ -211,9 +211,9 @@ class StepParts:
         none_R = like.new_zeros(size)
         return StepRows(
             ids_R=none_R,
-            allowed_R=none_R,
-            room_R=none_R,
-            count_R=none_R,
+            max_checked_R=none_R,
+            max_draft_R=none_R,
+            num_checked_R=none_R,
             path_RK=like.new_zeros(size, asked.num_nodes + 1),
             result_RC=like.new_zeros(size, TOKENS + 1),
         )

@@ -53,16 +53,31 @@ class Shape(Protocol):
         """What a stream ends with that cannot go on."""
 
 
+@dataclass(kw_only=True)
 class OpenAIStream:
     """Server-sent events as OpenAI sends them."""
 
     media_type = "text/event-stream"
     last = b"data: [DONE]\n\n"
+    id: str
+    model: str
+    text: Text
+    num_top: int  # alternatives shown where logprobs were asked for
+    has_token_ids: bool = False
+    has_prompt_logprobs: bool = False
     turn: Turn | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def is_plain(self) -> bool:
+        return not self.has_token_ids
 
     @property
     def head(self) -> Json:
         raise NotImplementedError
+
+    def head_of(self, kind: str) -> Json:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def chunk(self, delta: Delta) -> Json:
         raise NotImplementedError
@@ -91,19 +106,7 @@ class OpenAIStream:
 class ChatShape(OpenAIStream):
     """`chat.completion` and its chunks."""
 
-    id: str
-    model: str
-    text: Text
-    num_top: int  # alternatives shown where logprobs were asked for
-    has_token_ids: bool = False
-    has_prompt_logprobs: bool = False
-    turn: Turn | None = None
     has_reasoning: bool = True  # it is shown
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    @property
-    def is_plain(self) -> bool:
-        return not self.has_token_ids
 
     @property
     def needs_prompt(self) -> bool:
@@ -111,10 +114,7 @@ class ChatShape(OpenAIStream):
 
     @property
     def head(self) -> Json:
-        return self._head("chat.completion.chunk")
-
-    def _head(self, kind: str) -> Json:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return self.head_of("chat.completion.chunk")
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
         choices = [
@@ -129,7 +129,7 @@ class ChatShape(OpenAIStream):
             for choice in outputs[0].outputs
         ]
         return {
-            **self._head("chat.completion"),
+            **self.head_of("chat.completion"),
             "choices": choices,
             **self._of_prompt(outputs[0]),
             **ending(outputs),
@@ -194,21 +194,10 @@ class ChatShape(OpenAIStream):
 class CompletionShape(OpenAIStream):
     """`text_completion` and its chunks, which are of the same form."""
 
-    id: str
-    model: str
-    text: Text
-    num_top: int  # alternatives shown where logprobs were asked for
     num_answers: int  # n: the answers of one prompt
     echo: Sequence[str] | None = None  # the prompts' texts, to be repeated
     has_logprobs: bool = True  # they may be there for best_of alone
-    has_token_ids: bool = False
-    has_prompt_logprobs: bool = False
-    created: int = field(default_factory=lambda: int(time.time()))
     _offsets: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def is_plain(self) -> bool:
-        return not self.has_token_ids
 
     @property
     def needs_prompt(self) -> bool:
@@ -216,12 +205,7 @@ class CompletionShape(OpenAIStream):
 
     @property
     def head(self) -> Json:
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self.model,
-        }
+        return self.head_of("text_completion")
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
         choices = []

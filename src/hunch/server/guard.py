@@ -149,7 +149,7 @@ class Guard:
         body = await self._read(headers, receive)
         check_values(body, self.max_body_bytes)
         check_characters(body)
-        return _replay(body, receive)
+        return replay({"type": "http.request", "body": body, "more_body": False}, receive)
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         length = headers.get(b"content-length", b"0")
@@ -177,8 +177,8 @@ class Guard:
         )
 
 
-def _replay(body: bytes, receive: Receive) -> Receive:
-    """The body as one message; after it, whatever the connection says."""
+def replay(message: MutableMapping[str, Any], receive: Receive) -> Receive:
+    """A message that was received already; after it, whatever the connection says."""
     is_given = False
 
     async def receive_again() -> MutableMapping[str, Any]:
@@ -186,7 +186,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         if is_given:
             return await receive()
         is_given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+        return message
 
     return receive_again
 

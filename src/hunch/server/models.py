@@ -12,15 +12,14 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
 from hunch.errors import HunchError
 from hunch.server import logs
-from hunch.server.guard import App, Receive, Scope, Send
+from hunch.server.guard import App, Receive, Scope, Send, replay
 from hunch.server.metrics import Family, adapters_family, joined
 from hunch.server.problems import ProblemError
 from hunch.server.service import Service
@@ -104,7 +103,7 @@ class Switch:
         model = self.models[0]
         if is_post:
             message = await receive()
-            model, receive = self._asked(message.get("body", b"")), _again(message, receive)
+            model, receive = self._asked(message.get("body", b"")), replay(message, receive)
         elif path.startswith("/v1/models/"):
             model = self._named(path.removeprefix("/v1/models/"))
         elif model.service is not None:  # a page, a probe: no reason to load anything
@@ -235,16 +234,3 @@ class Switch:
         waiting = [model.names[0] for model in adapters if model.num_busy and not model.is_awake]
         room = self.settings.num_engines - 1
         return [adapters_family(loaded, waiting, min(room, len(adapters)))]
-
-
-def _again(message: MutableMapping[str, Any], receive: Receive) -> Receive:
-    is_given = False
-
-    async def receive_again() -> MutableMapping[str, Any]:
-        nonlocal is_given
-        if is_given:
-            return await receive()
-        is_given = True
-        return message
-
-    return receive_again

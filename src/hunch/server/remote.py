@@ -142,11 +142,6 @@ class RemoteEngine:
     def pid(self) -> int:
         return self.info.pid
 
-    @property
-    def is_loaded(self) -> bool:
-        """Whether the model of this process, dead or alive by now, was ever ready."""
-        return self._ready.done() and not self._ready.cancelled() and not self._ready.exception()
-
     def trouble(self) -> str | None:
         """Why no request can be served now."""
         if self.death is not None:

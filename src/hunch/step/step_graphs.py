@@ -193,7 +193,9 @@ class StepGraphs:
         size = kind.num_rows, kind.num_nodes, depth
         buffers = self._buffers_of(size)
         forward, forward_seconds = self._forward_of(size, buffers)
-        buffers.rows.count_R.fill_(-1)  # as `forward` leaves it for nobody; it may not run here
+        buffers.rows.num_checked_R.fill_(
+            -1
+        )  # as `forward` leaves it for nobody; it may not run here
         columns, state = self.columns(kind), self.state
         result_RC = self._result_of(kind.num_rows, columns.end)
         rows = replace(buffers.rows, result_RC=result_RC, guesses_end=columns.draft)
@@ -215,7 +217,7 @@ class StepGraphs:
             choice_M = self._choose(ruled_MV, buffers.attn, kind)
             commit(state, rows, choice_M, kind.num_nodes)
             if kind.asks & RULES:
-                num_R = torch.where(rows.count_R >= 0, result_RC[:, TOKENS], 0)
+                num_R = torch.where(rows.num_checked_R >= 0, result_RC[:, TOKENS], 0)
                 tokens_RK = result_RC[:, FIRST : FIRST + kind.num_nodes + 1]
                 count_committed(self.rules.tables, rows.ids_R.clamp(min=0), tokens_RK, num_R)
             if buffers.attn.tree_TP is not None:
@@ -332,9 +334,9 @@ class StepGraphs:
         packed_5T = torch.zeros(5, num_rows * num_k, dtype=torch.int64, device=self.device)
         rows = StepRows(
             ids_R=self.inputs_3R[0, :num_rows],
-            allowed_R=self.inputs_3R[1, :num_rows],
-            room_R=self.inputs_3R[2, :num_rows],
-            count_R=packed_5T.new_zeros(num_rows),
+            max_checked_R=self.inputs_3R[1, :num_rows],
+            max_draft_R=self.inputs_3R[2, :num_rows],
+            num_checked_R=packed_5T.new_zeros(num_rows),
             path_RK=packed_5T.new_zeros(num_rows, num_k),
             result_RC=self._result_of(num_rows, FIRST + num_k),
         )
@@ -357,7 +359,7 @@ def drafted_paths(state: RowState, rows: StepRows, num_nodes: int) -> Tensor:
     """For each root and node of a step, the drafted tokens that lead to it; -1 after the last."""
     num_rows = len(rows.ids_R)
     path_MP = rows.ids_R.new_empty(num_rows * (num_nodes + 1), num_nodes)
-    draft_paths(rows.ids_R, rows.count_R, state.draft_XG, state.parents_XG, -1, path_MP)
+    draft_paths(rows.ids_R, rows.num_checked_R, state.draft_XG, state.parents_XG, -1, path_MP)
     return path_MP
 
 

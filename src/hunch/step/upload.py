@@ -89,7 +89,7 @@ class DeviceRows:
             int(state.is_done_X.storage_offset()) + np.array(stale),
             int(state.known_X.storage_offset()) + here_R,
             int(state.end_X.storage_offset()) + here_R,
-            int(state.count_X.storage_offset()) + here_R,
+            int(state.num_nodes_X.storage_offset()) + here_R,
             _spans(state.stop_XS, here_R, none_R, stops_R),
             _spans(state.tokens_XL, here_R, none_R, self.rows.known[here_R]),
         ]
