@@ -98,7 +98,7 @@ class KVEvents:
     enable_kv_cache_events: bool = False
     publisher: str = "zmq"
     endpoint: str = "tcp://*:5557"  # bound where it has a *, else connected to
-    replay_endpoint: str | None = None  # for who missed some
+    replay_endpoint: str | None = None  # for subscribers that missed some
     buffer_steps: int = 10_000  # batches kept for replays
     hwm: int = 100_000  # messages that wait for a slow reader
     max_queue_size: int = 100_000
@@ -277,7 +277,7 @@ class SpecConfig:
 class ParallelConfig:
     """Over how many devices the target is split."""
 
-    tensor_parallel_size: int = 1  # every layer over so many
+    tensor_parallel_size: int = 1  # ranks that share every layer
     pipeline_parallel_size: int = 1  # stages of layers, each on devices of its own
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ class Draft:
     num_nodes_R: Tensor  # nodes past this are padding
     q_RNV: Tensor | None = None  # what node n was drawn from, where the verifier asks
     is_sampled_RN: Tensor | None = None  # the node was drawn from q (else: chosen, q is one-hot)
-    methods: Sequence[str] | None = None  # who drafted each row, where several methods are loaded
+    methods: Sequence[str] | None = None  # the method of each row, where several are loaded
     # Each row's tokens and parents as arrays, where the drafter has them; the tokens may change
     # when it drafts for the row again.
     arrays: Sequence[tuple[np.ndarray, np.ndarray]] | None = None
@@ -90,7 +90,7 @@ class Rows:
     table_XB: Tensor  # block ids
     max_draft_X: Tensor  # most nodes the row may draft now (0: plain), never past its end
     block_size: int
-    requests: Sequence[Request | None] = ()  # who sits in each of the X rows; None: just finished
+    requests: Sequence[Request | None] = ()  # of each of the X rows; None: free, or just finished
 
     def to(self, device: torch.device) -> Rows:
         """A view whose rows and lengths a verifier on the device can read."""
@@ -120,7 +120,7 @@ class TargetStep:
 
     @staticmethod
     def without_states(rows: Rows) -> TargetStep:
-        """For who asked for no features: the columns that say where they stand are empty."""
+        """For a drafter that asked for no features: the columns that locate them are empty."""
         nowhere = torch.empty(0, dtype=torch.int64)
         return TargetStep(rows, nowhere, nowhere, nowhere, None)
 
@@ -157,9 +157,9 @@ class Needs:
     """What a drafter asks of the runner, as data: the runner never asks for its name."""
 
     max_nodes: int  # most nodes one draft may have
-    feature_layers: tuple[int, ...] = ()  # outputs after so many target layers (0: embeddings)
+    feature_layers: tuple[int, ...] = ()  # outputs after this many target layers (0: embeddings)
     hidden: bool = False  # the target's last hidden state, after the final norm
-    top: int = 0  # so many of the target's best successors of every token it checked
+    top: int = 0  # how many of the target's best successors of each checked token
     kv: KVShape | None = None  # a KV group of its own
     group: GroupInfo | None = None  # its name, with kv
     weight_bytes: int = 0

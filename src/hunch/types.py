@@ -186,7 +186,7 @@ class GroupInfo:
 
     name: str
     sees_next: bool = False  # KV at a slot depends on the next token too (EAGLE, MTP)
-    is_whole: bool = False  # a hole in it costs more than to compute a block again
+    is_whole: bool = False  # a hole in it costs more than computing a block again
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,7 +199,7 @@ class Capacity:
     max_len: int  # longest sequence, prompt and output
     max_nodes: int  # most nodes a draft may have (slots reserved after the committed ones)
     max_draft_rows: int | None = None  # with more rows nobody drafts: it would not pay
-    drafts_in_step: bool = False  # a drafter writes KV of the token that a step says within it
+    drafts_in_step: bool = False  # a step also writes a drafter's KV of the token it commits
     drafter_bytes: int = 0  # memory of the drafter's weights; on a GPU of its KV too
     drafter_share: float = 0.0  # bytes of the drafter's weights per byte of the target's
     max_under_way: int = 1  # steps that may be under way at once, of different rows
@@ -232,7 +232,7 @@ class RowWork:
 
     row: int
     num_tokens: int  # at most this many known tokens are processed
-    num_nodes: int  # verify the first so many nodes of the waiting draft; the rest is dropped
+    num_nodes: int  # nodes of the waiting draft to verify, from the first on; others are dropped
     max_draft: int  # at most this many nodes are drafted for the next step
     snapshot: int = -1  # where the row's recurrent state after these tokens is kept; -1: nowhere
 
@@ -268,7 +268,7 @@ class DraftTrace:
     tokens: list[int]
     parents: list[int]
     accepted: list[int]  # nodes on the accepted path, in order
-    method: str = ""  # who drafted it
+    method: str = ""  # that drafted it
 
 
 @dataclass(kw_only=True, slots=True)
@@ -288,7 +288,7 @@ class RowResult:
     logprobs: list[dict[int, Logprob]] | None = None  # one per committed token
     prompt_logprobs: list[dict[int, Logprob]] | None = None  # of the tokens after those processed
     pooled: list[float] | list[int] | None = None  # states of the prompt's tokens, see pooling.py
-    method: str = ""  # who drafted the verified nodes
+    method: str = ""  # that drafted the verified nodes
     trace: DraftTrace | None = None
 
 
@@ -296,14 +296,14 @@ class RowResult:
 class StepResult:
     """The outcome of one submitted plan, in the order of its work.
 
-    Of most rows in most steps that is a token in `single_tokens`: `RowResult(tokens=[token],
-    num_processed=1)`, other KV than the target's as before; -1: it is the next of `rows`.
+    Most rows of most steps get one token and no more: `RowResult(tokens=[token], num_processed=1)`,
+    other KV than the target's unchanged. It is in `single_tokens`; -1 there: in `rows`, the next.
     """
 
     id: int
     rows: list[RowResult]
     single_tokens: list[int] | None = None  # None: every row's result is in `rows`
-    single_scores: list[dict[int, Logprob] | None] | None = None  # of these, where rows want them
+    single_scores: list[dict[int, Logprob] | None] | None = None  # of these tokens, if asked for
     target_seconds: float = 0.0
     draft_seconds: float = 0.0
     plain_seconds: float = 0.0  # what a pass over the same rows without drafts would have cost

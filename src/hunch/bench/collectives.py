@@ -55,7 +55,7 @@ class Network:
     read_bytes: float  # of weights that a pass over one row reads, in all
 
     def exchange(self, num_rows: int, num_ranks: int, link: Link) -> Exchange:
-        """What one pass over so many packed tokens costs."""
+        """What one pass over this many packed tokens costs."""
         if num_ranks < 1 or num_rows < 1:
             raise ConfigError(f"{num_ranks} ranks and {num_rows} rows: both must be 1 or more")
         sums, states = num_rows * self.width * FLOAT_BYTES, num_rows * self.width * STATE_BYTES
@@ -71,7 +71,7 @@ class Network:
     def pipeline(
         self, num_rows: int, num_ranks: int, num_stages: int, link: Link, reading: float
     ) -> Pipeline:
-        """Stages that share a pass of so many rows, whose weights take so long to read, equally."""
+        """Stages that share a pass over this many rows equally; reading takes this long."""
         whole = reading + self.exchange(num_rows, num_ranks, link).seconds
         hop = link.seconds + num_rows * self.width * STATE_BYTES / link.bytes_per_second
         return Pipeline((whole / num_stages,) * num_stages, hop)
@@ -99,7 +99,7 @@ class Pipeline:
         return sum(self.stages) + (len(self.stages) - 1) * self.hop
 
     def period(self, num_steps: int) -> float:
-        """Seconds in which each of so many steps under way is done once.
+        """Seconds in which each of this many steps under way is done once.
 
         Either the slowest stage is always busy, or a step comes back before the others are done.
         """

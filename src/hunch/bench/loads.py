@@ -1,4 +1,4 @@
-"""When requests come: so many at once (closed), or so many per second (open)."""
+"""When requests come: a number at once (closed), or a number per second (open)."""
 
 from __future__ import annotations
 

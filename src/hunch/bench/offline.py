@@ -98,7 +98,7 @@ class _Turn:
         return Round(seconds, [self.answers[place] for place in sorted(self.answers)])
 
     def _send(self) -> None:
-        """Add what is due. A closed load has no due times, only so many places."""
+        """Add what is due. A closed load has no due times, only a number of places."""
         if self.waiting and not self.open:
             self.skipped += max(0.0, self.waiting[0][1] - self.now())
         while self.waiting:

@@ -91,7 +91,7 @@ class Planner:
         return self.machine.step_seconds(self.target, rows, 1, self.work.context)
 
     def choice(self, rows: int, length: int) -> Choice:
-        """What drafts of this length do for so many requests at once."""
+        """What drafts of this length do for this many requests at once."""
         context = self.work.context
         seconds = self.machine.step_seconds(self.target, rows, length + 1, context)
         if self.draft is not None and length:

@@ -118,7 +118,7 @@ class Machine:
         return float(self.scale * sum(part**OVERLAP for part in parts) ** (1 / OVERLAP))
 
     def prefill_seconds(self, size: Size, tokens: float) -> float:
-        """Reading so many tokens of prompts; never faster than a pass."""
+        """Reading this many tokens of prompts; never faster than a pass."""
         computed = 2 * size.params * tokens / self.prefill_flops
         return self.scale * max(computed, size.weight_bytes / self.bytes_per_second)
 

@@ -303,7 +303,7 @@ def progress(total: int, is_quiet: bool) -> Iterator[Callable[[str, bool], None]
 
 
 def _lines(total: int) -> Callable[[str, bool], None]:
-    """A line for every turn where there are few, else one in so many seconds."""
+    """A line for every turn where there are few, else one every few seconds."""
     console, done, last = Console(stderr=True, highlight=False, width=200), 0, -LINE_SECONDS
 
     def line(label: str, is_old: bool) -> None:

@@ -151,7 +151,7 @@ def _multi_turn() -> list[Prompt]:
 
 
 def long_context(num_tokens: int, count: int = 4) -> list[Prompt]:
-    """Reports of a trading company up to about so many tokens, and a question about one line."""
+    """Reports of a trading company up to about this many tokens, and a question about one line."""
     prompts = []
     for number in range(count):
         chooser = random.Random(number)

@@ -130,7 +130,7 @@ _HELP = {
     "speculative_max_model_len": "Positions a drafter looks back.",
     "speculative_device": "Device of a draft model; default: the target's.",
     "speculative_draft_tensor_parallel_size": "Devices of a draft model.",
-    "speculative_disable_by_batch_size": "Draft nothing while so many requests or more run.",
+    "speculative_disable_by_batch_size": "Draft nothing while this many requests or more run.",
     "spec_decoding_acceptance_method": "vLLM's name for the verifier.",
     "data_parallel_size": "vLLM's name for --replicas.",
     "dp_size": "SGLang's name for --replicas.",

@@ -76,7 +76,7 @@ class Prepares(Protocol):
     """A drafter that goes on guessing while the target checks what it guessed before."""
 
     def prepare(self, rows: Rows, num_checked: list[int]) -> None:
-        """The target checks so many nodes of these rows now, which stay as they are until
+        """The target checks this many nodes of these rows now, which stay as they are until
         `settle`."""
 
     def settle(self) -> None:
@@ -121,7 +121,7 @@ class DeviceDrafter:
     width: int = 1  # of them that are grown on
     branch: int = 1  # children looked at per node
     least: float | None = None  # log of the chance that a path must have to be followed
-    num_nodes: int = 0  # every draft has room for so many; 0: what its levels have
+    num_nodes: int = 0  # every draft has room for this many; 0: what its levels have
     is_adaptive: bool = True  # fewer nodes, or none, where they do not pay
     margin: float = 0.0  # share by which checking nodes must promise to beat plain decoding
     sources: dict[str, RowSource] = field(default_factory=dict)  # methods that a request may name

@@ -32,7 +32,7 @@ class PromptLoad:
         self._came += num_requests
 
     def record(self, seconds: float, reading: float) -> None:
-        """A step and what was read beside it took so long, of which reading this."""
+        """A step and what was read beside it took `seconds`, `reading` of them for prompts."""
         came, self._came = self._came, 0
         self._requests += LOAD_RATE * (came - self._requests)
         self._seconds += LOAD_RATE * (seconds - self._seconds)
@@ -44,7 +44,7 @@ class PromptLoad:
             self._products += rate * (came * reading - self._products)
 
     def with_reading(self, seconds: float) -> float:
-        """Seconds from one step of so many to the next."""
+        """Seconds from one step to the next, where a step alone takes this long."""
         if self._requests <= 0.0 or self._seconds <= 0.0:
             return seconds
         per_second = self._requests / self._seconds
@@ -77,12 +77,12 @@ class HostTime:
         self._per_row = [0.0, 0.0]  # seconds: plain, checked; 0: it was never late
 
     def record(self, num_rows: int, shape: StepShape, seconds: float, device: float) -> None:
-        """From one step to the next so many seconds went by; the device had work for some."""
+        """From one step to the next took `seconds`, during `device` of which the device worked."""
         if num_rows < MANY_ROWS:
             return
         kind, each = int(shape.num_nodes > 0), seconds / num_rows
         before = self._per_row[kind]
-        if seconds <= LATE * device:  # it was not late: so long it takes at most
+        if seconds <= LATE * device:  # it was not late, so this is an upper bound
             self._per_row[kind] = min(before, each)
         elif not before:
             self._per_row[kind] = each
@@ -90,7 +90,7 @@ class HostTime:
             self._per_row[kind] = before + HOST_RATE * (min(each, HOST_RISE * before) - before)
 
     def seconds(self, num_rows: int, shape: StepShape) -> float:
-        """At least so long from one step to the next; 0: nothing is known."""
+        """The least time from one step to the next; 0: nothing is known."""
         if num_rows < MANY_ROWS:
             return 0.0
         plain, checked = self._per_row

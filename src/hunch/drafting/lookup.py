@@ -177,7 +177,7 @@ class DeviceLookup(DeviceDrafter):
         self.look(state, step, self.num_nodes)
 
     def look(self, state: RowState, step: StepRows, num_nodes: int) -> None:
-        """A chain of so many nodes for each row."""
+        """A chain of this many nodes for each row."""
         from hunch.kernels.gpu_lookup import lookup
 
         lookup(state, step, num_nodes, self.min_match, self.max_match, phrases=self.phrases)

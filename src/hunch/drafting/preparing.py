@@ -90,7 +90,7 @@ class PreparingDrafter:
     # --- while the target is busy -----------------------------------------------------------------
 
     def prepare(self, rows: Rows, num_checked: list[int]) -> None:
-        """The target checks so many nodes of these rows, which must not change until `settle`."""
+        """The target checks this many nodes of these rows, which must not change until `settle`."""
         if self.context.wants_q:
             return  # a draft must say what it was drawn from, for the text that really is there
         ids: list[int] = rows.ids_R.tolist()

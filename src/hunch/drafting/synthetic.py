@@ -57,7 +57,7 @@ class SyntheticConfig:
 
 
 def chance_for(num_right: float, num_nodes: int) -> float:
-    """The chance of each guess with which so many of a chain are right in the mean."""
+    """The chance of each guess with which this many of a chain are right in the mean."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -72,7 +72,7 @@ def right_runs(num_right: float, num_nodes: int) -> list[int]:
     """How many guesses of one draft after another are right: shares as exact as they can be."""
     chance = chance_for(num_right, num_nodes)
     share_U = (np.arange(NUM_RUNS) + 0.5) / NUM_RUNS
-    reached_N = chance ** np.arange(1, num_nodes + 1)  # so many are right: at least n
+    reached_N = chance ** np.arange(1, num_nodes + 1)  # chance that the first n are right
     run_U = (share_U[:, None] < reached_N[None, :]).sum(1)
     runs: list[int] = np.random.default_rng(0).permutation(run_U).tolist()
     return runs

@@ -142,7 +142,7 @@ class BlockPool:
         return blocks[:num_found]
 
     def _num_past(self, num_computed: int) -> int:
-        """Leading blocks that nothing sees which is computed after so many tokens."""
+        """Leading blocks that no token sees any more once this many tokens are computed."""
         assert self.window is not None
         return max(0, (num_computed - self.window + 1) // self.block_size)
 
@@ -174,7 +174,7 @@ class BlockPool:
         self.take(table, self.num_missing(table, num_slots))
 
     def num_held(self, num_slots: int, hit: Hit) -> int:
-        """Blocks that must be free, beside the hit's, for a sequence of so many slots to begin."""
+        """Blocks that must be free, beside the hit's, for a sequence of this length to begin."""
         num_missing = -(-num_slots // self.block_size) - len(hit.blocks)
         if not self.is_sliding:
             return num_missing
@@ -278,11 +278,11 @@ class BlockPool:
         return cuts
 
     def is_worth_keeping(self, num_tokens: int) -> bool:
-        """Whether so many tokens, read once, will be found by others."""
+        """Whether this many tokens, read once, will be found by others."""
         return self.snapshots is None or num_tokens >= LEAST_SHARED
 
     def keep_state(self, table: BlockTable, num_computed: int, snapshot: int) -> None:
-        """A row's state after so many tokens was copied to a snapshot; after 0: none was."""
+        """A row's state after this many tokens was copied to a snapshot; after 0: none was."""
         if snapshot == NO_SNAPSHOT:
             return
         assert self.snapshots is not None

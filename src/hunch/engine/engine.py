@@ -42,12 +42,12 @@ class Job:
 
 
 class Adapter(Protocol):
-    """Learns from finished answers, and changes how is drafted, never what is said."""
+    """Learns from finished answers. It changes how drafts are made, never the text."""
 
     def add(self, prompt_ids: abc.Sequence[int], answer_ids: abc.Sequence[int]) -> None: ...
 
     def apply(self) -> None:
-        """Between two steps: take what was learned meanwhile."""
+        """Between two steps: put what was learned meanwhile to use."""
 
     def close(self) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Who takes part in the next step, with how many tokens, and in which blocks.
+"""Which sequences take part in the next step, with how many tokens, and in which blocks.
 
 There is no prefill and no decode: a sequence has known tokens, some of them computed, and catches
 up. Running rows come first, in order of arrival, then waiting ones, by priority and arrival, while
@@ -7,7 +7,7 @@ gets more; where blocks are short, drafts are trimmed first, then the last row i
 
 A step may be planned while earlier ones are *pending*: submitted, not collected. What they commit
 is known only as a range: at least one token each, at most one more than the nodes they check.
-Where the target has stages, they are of different rows, each with its share of those there are.
+Where the target has pipeline stages, pending steps are of different rows, each with its share.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ class Sequence:
     tokens: list[int]  # everything known: prompt, and output so far
     end: int  # known length at which max_tokens is reached
     leader: Sequence | None = None  # the first sample of the same request
-    is_streaming: bool = False  # somebody reads along
-    handle: int = -1  # under which its tokens are told
+    is_streaming: bool = False  # its output is reported at every step that adds to it
+    handle: int = -1  # by which its tokens are reported, see Engine.take_tokens
     table: BlockTable = field(default_factory=BlockTable)
     state: State = State.WAITING
     is_over: bool = False  # it has its finish reason; results of pending steps are dropped
@@ -53,7 +53,7 @@ class Sequence:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Who has the lower one goes first."""
+        """The sequence with the lower one goes first."""
         return self.request.priority, self.arrival
 
     @property

@@ -319,8 +319,10 @@ class _Cursor:
         return False
 
     def _ends(self, count: int) -> list[int]:
-        """Where so many strings end. A vocabulary has 50 to 250 thousand of them: this loop is most
-        of a file's opening."""
+        """Where each of `count` strings ends.
+
+        A vocabulary has 50 to 250 thousand: this loop takes most of the time to open a file.
+        """
         if count * 8 > len(self.data) - self.position:  # each begins with an 8-byte length
             raise _damaged(self.path, f"its metadata claims an array of {count} items")
         data, position = self.data, self.position

@@ -76,8 +76,11 @@ def row_spans(num_rows: int, width: int, num_known: int = 1) -> tuple[Span, ...]
 
 
 def first_seen(pos: Any, window: int | None) -> Any:
-    """The first position that a token at `pos` (or tokens) sees. A window is so many positions, its
-    own included; below 0 they come in chunks of -window, and it sees its own; None: all."""
+    """The first position that a token at `pos` (or tokens) sees.
+
+    `window`: how many positions it sees, its own included; below 0: those of its chunk, as
+    positions come in chunks of -window; None: all.
+    """
     if window is not None and window < 0:
         return pos // -window * -window
     return pos * 0 if window is None else (pos - window + 1) * (pos >= window)

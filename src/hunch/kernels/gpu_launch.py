@@ -86,5 +86,5 @@ def next_power_of_2(n: int) -> int:
 
 
 def warp_block(n: int) -> int:
-    """A block for so many places, a warp's at least: steps of few nodes share one kernel."""
+    """A block for this many places, a warp's at least: steps of few nodes share one kernel."""
     return max(next_power_of_2(n), 32)

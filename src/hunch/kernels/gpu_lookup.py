@@ -87,7 +87,7 @@ def needed_levels(table: PhraseTable) -> list[int]:
 
 def _buckets(table: PhraseTable, bits: int | None = None) -> tuple[np.ndarray, int]:
     """Entries by the first bits of their hashes, with buckets enough to hold them all, or as many
-    as so many bits name.
+    as this number of bits names.
 
     Hashes that crowd more than hashes do leave the last of them out.
     """
@@ -229,7 +229,7 @@ def _go_on(
 
 @triton.jit
 def _before(history_ptr, draft_ptr, known, BACK: tl.constexpr, NUM_DRAFTED: tl.constexpr):
-    """The token so many back from the end of a chain that stands after a text."""
+    """The token this far back from the end of a chain that stands after a text."""
     if BACK <= NUM_DRAFTED:
         token = tl.load(draft_ptr + NUM_DRAFTED - BACK)
     else:
@@ -315,9 +315,9 @@ def lookup(
 ) -> None:
     """A chain per row, as `drafting.ngram` draws it or with a table; all guesses into the result.
 
-    Rows whose match is shorter than `sure` keep the draft they have: where `drafted` says that it
-    is a chain of so many nodes and may have so many, the table goes on after it. A row whose
-    request names a lookup, or a network alone, has rules of its own.
+    Rows whose match is shorter than `sure` keep the draft they have; a chain of drafted[0] nodes is
+    continued from the table, up to drafted[1] nodes. A row whose request names a lookup, or a
+    network alone, has rules of its own.
     """
     rules = step.ids_R if step.sources is None else step.sources.rules_XW
     entries, needed, bits, max_order = step.ids_R, step.ids_R, 0, 0

@@ -18,7 +18,7 @@ SPLIT = 128  # positions per partial result
 MAX_PROGRAMS = 32  # that share one row's splits
 MAX_WIDE_ROWS = 32  # rows of a program where heads are wider than 256
 NUM_SMS = 132
-SHARED_TOKENS = 256  # up to so many packed tokens, programs share a row's positions
+SHARED_TOKENS = 256  # up to this many packed tokens, programs share a row's positions
 
 
 @dataclass(slots=True)
@@ -137,7 +137,7 @@ class Tiler:
         return max(1, min(size, self.max_rows // group)) if self.max_rows else size
 
     def padded(self, num_tiles: int, num_tokens: int) -> Tiling:
-        """Room for so many tiles, which whoever captures a pass fills in before each."""
+        """Room for this many tiles, which whoever captures a pass fills in before each."""
         tiles_I2 = torch.zeros(num_tiles, 2, dtype=torch.int32, device=self.device)
         is_shared = num_tokens <= self.workspace.max_tokens
         programs = self._programs(num_tiles, is_shared)

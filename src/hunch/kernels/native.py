@@ -240,7 +240,7 @@ class NativeNetwork:
         reach: Sequence[Callable[[int], None]] = (),
     ) -> None:
         """`reduce`: from this process's part of a sum to the sum, where others hold the rest.
-        `reach`: fill tables of positions that are not whole yet for so many."""
+        `reach`: fill tables of positions that are not whole yet for this many."""
         self.shape, self.layers, self.kv_dtype = shape, tuple(layers), kv_dtype
         self.team = team(num_threads)
         self._reduce = None if reduce is None else Reduce(reduce)
@@ -282,7 +282,7 @@ class NativeNetwork:
         self.handle = _lib().hunch_decoder_new(ctypes.addressof(spec))
 
     def reach(self, num_positions: int) -> None:
-        """Passes come to so many positions."""
+        """Passes come to this many positions."""
         if num_positions > self._num_positions:
             self._num_positions = -(-num_positions // _POSITIONS) * _POSITIONS
             for reach in self._reach:

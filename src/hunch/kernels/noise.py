@@ -131,7 +131,7 @@ def gumbel_at(
 def gumbel_row(
     seed: int, index: int, pos: int, stream: int, ids: npt.NDArray[np.int64] | int
 ) -> npt.NDArray[np.float32]:
-    """The noise of one row on a CPU: for some ids, or for a whole vocabulary of so many tokens."""
+    """The noise of one row on a CPU: for some ids, or for a vocabulary of this many tokens."""
     if not isinstance(ids, int) and len(ids) <= FEW:
         key = (seed & LOW, seed >> 32)
         few = [philox_ref((t >> 2, pos, index, stream), key)[t & 3] for t in ids.tolist()]

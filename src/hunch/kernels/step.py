@@ -117,7 +117,7 @@ class StepRows:
     sources: RowSources | None = None  # some rows are drafted for in ways of their own
 
     def guesses_at(self, num_guesses: int) -> int:
-        """The first column of so many guesses."""
+        """The first column of this many guesses."""
         return (self.guesses_end or self.result_RC.shape[1]) - num_guesses
 
 

@@ -156,7 +156,7 @@ class Rope(Part):
             self.temper_L = 1 + spec.temper * spans.log1p()
 
     def reach(self, num_positions: int) -> None:
-        """Fill the table for so many positions at least, as far as it goes."""
+        """Fill the table for this many positions at least, as far as it goes."""
         max_len = len(self.table_LH)
         for first in range(self._num_ready, min(num_positions, max_len), _PART):
             last = min(first + _PART, max_len)

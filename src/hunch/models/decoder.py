@@ -44,7 +44,7 @@ class Hidden:
     """What a pass leaves behind for every packed token."""
 
     last_TD: Tensor  # after the final norm
-    features: tuple[Tensor, ...] = ()  # the residual stream after so many layers, each TD
+    features: tuple[Tensor, ...] = ()  # the residual stream after this many layers, each TD
 
 
 def finish_logits(logits_MV: Tensor, spec: ModelSpec) -> Tensor:
@@ -181,7 +181,7 @@ class Decoder(Part):
     ) -> Hidden:
         """One pass: writes each token's KV and returns its hidden state.
 
-        `feature_layers` asks for the stream after so many layers; 0 is what enters the first.
+        `feature_layers` asks for the stream after this many layers; 0 is what enters the first.
         """
         return self.read(ids_T, attn.pos_T, self.attend(attn, kv), feature_layers)
 
@@ -235,7 +235,7 @@ class Decoder(Part):
         return local_heads(self.spec, self.group, other.layers.index(True)).num_kv_heads
 
     def new_kv(self, num_slots: int, num_rows: int = 1) -> KVCache:
-        """An empty cache of so many slots, with states of so many rows."""
+        """An empty cache of this many slots, with states of this many rows."""
         is_shared = self.spec.latent is not None
         kv = zero_kv(self.kv_shapes(), num_slots, self.kv_dtype, self.device, is_shared)
         kv.states = RowStates.create(self.states_of(num_rows), self.dtype, self.device)

@@ -201,7 +201,7 @@ class NativeDecoder:
         return self.spec.states_of(num_rows, max_nodes)
 
     def new_kv(self, num_slots: int, num_rows: int = 1) -> KVCache:
-        """An empty cache of so many slots, with states of so many rows."""
+        """An empty cache of this many slots, with states of this many rows."""
         is_shared = self.spec.latent is not None
         kv = zero_kv(self.kv_shapes(), num_slots, self.kv_dtype, self.device, is_shared)
         kv.states = RowStates.create(self.states_of(num_rows), self.dtype, self.device)
@@ -239,7 +239,7 @@ def load_native(
 
 
 def activation_bits(spec: ModelSpec, asked: int | str) -> int:
-    """8 or 14, for a model before whose quantised weights a user asked for so many, or "auto"."""
+    """8 or 14: what a user asked for before quantised weights, or the choice of "auto"."""
     if isinstance(asked, int):
         return asked
     return 14 if spec.width <= SMALL_WIDTH else 8

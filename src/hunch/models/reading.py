@@ -308,7 +308,7 @@ def read_windows(
 
 
 def windows_of(config: Config, num_layers: int, every: int) -> tuple[int | None, ...]:
-    """By `layer_types`, or one layer without a window to so many with one."""
+    """By `layer_types`, or one layer without a window after a number with one."""
     kinds = ("full_attention", "sliding_attention")
     every = read_int({"sliding_window_pattern": every}, "sliding_window_pattern")
     types = config.get("layer_types") or [

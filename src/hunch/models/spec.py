@@ -76,7 +76,7 @@ class ModelSpec:
     ffn_widths: tuple[int, ...] = ()  # per layer; (): all as wide as ffn_width
     experts: ExpertSpec | None = None  # in place of some layers' MLPs
     # Attention
-    # Per layer: positions a token sees; None: all; below 0: those of its chunk of so many.
+    # Per layer: positions a token sees; None: all; below 0: those of its chunk of that size.
     windows: tuple[int | None, ...] = ()
     attn_scale: float = 0.0  # of the scores; 0: head_dim ** -0.5
     attn_cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: as they are

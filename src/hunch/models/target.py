@@ -96,7 +96,7 @@ class Target(Protocol):
         """What recurrent layers keep on this device; None: the model has none."""
 
     def new_kv(self, num_slots: int, num_rows: int = 1) -> KVCache:
-        """An empty cache of so many slots, with states of so many rows."""
+        """An empty cache of this many slots, with states of this many rows."""
 
 
 @runtime_checkable
@@ -161,7 +161,7 @@ class OverProcesses(Protocol):
         """The states after a pass."""
 
     def with_draft_size(self, size: int | None) -> Target:
-        """The same target, beside which draft models are split over so many ranks.
+        """The same target, beside which draft models are split over this many ranks.
 
         None: over as many as take the least time.
         """

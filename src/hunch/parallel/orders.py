@@ -23,7 +23,7 @@ class Op(IntEnum):
 
     LOAD = 1  # a model's part, as the JSON text says that follows
     FORWARD = 2  # a pass of a model
-    LOGITS = 3  # model, rows: the states of so many rows come by broadcast
+    LOGITS = 3  # model, rows: the states of this many rows come by broadcast
     ROWS = 4  # model, then the ids of rows of its output matrix
     FREE = 5  # a KV cache
     CLOSE = 6

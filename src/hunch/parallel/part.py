@@ -77,7 +77,7 @@ class Part:
     def new_kv(
         self, num_slots: int, device: torch.device, num_rows: int = 0, num_places: int = 0
     ) -> KVCache:
-        """With rows' recurrent states where rank 0 has so many, each with a ring of so many."""
+        """With recurrent states for as many rows as rank 0 has, each with a ring as long."""
         is_shared = self.spec.latent is not None
         shape = KVShape.of(self.model.kv_shapes(), self.model.kv_dtype, is_shared)
         kv = allocate(shape, num_slots, 1, device)

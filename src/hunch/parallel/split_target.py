@@ -254,7 +254,7 @@ class SplitTarget:
             self.ranks.send(order(Op.DROP, self._number))
 
     def with_draft_size(self, size: int | None) -> SplitTarget:
-        """The same target, beside which draft models are split over so many ranks.
+        """The same target, beside which draft models are split over this many ranks.
 
         None: over as many as take the least time.
         """

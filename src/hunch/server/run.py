@@ -307,7 +307,7 @@ class Keeper:
         self.server.should_exit = True
 
     async def watch(self) -> None:
-        """A dead or hung engine is started again, so many times; the last one's death for good is
+        """A dead or hung engine is started again, a few times; the last one's death for good is
         the server's."""
         engine = self.service.engine
         engines = engine.engines if isinstance(engine, Replicas) else [engine]

@@ -193,9 +193,8 @@ class StepGraphs:
         size = kind.num_rows, kind.num_nodes, depth
         buffers = self._buffers_of(size)
         forward, forward_seconds = self._forward_of(size, buffers)
-        buffers.rows.num_checked_R.fill_(
-            -1
-        )  # as `forward` leaves it for nobody; it may not run here
+        # As `forward` leaves it where there are no rows; it may not run here.
+        buffers.rows.num_checked_R.fill_(-1)
         columns, state = self.columns(kind), self.state
         result_RC = self._result_of(kind.num_rows, columns.end)
         rows = replace(buffers.rows, result_RC=result_RC, guesses_end=columns.draft)

@@ -1,4 +1,4 @@
-"""What a verifier is, and where each row of logits stands in its draft.
+"""What a verifier is, and which node of a draft each row of logits belongs to.
 
 Logits are packed row after row: the root's (after the row's last known token), then one for each
 node in the draft's order. Verdicts are in that order too.
@@ -93,7 +93,7 @@ def first_of(draft: Draft) -> Tensor:
 
 
 def paths(draft: Draft) -> tuple[Tensor, Tensor]:
-    """Depth of each node (1 below the root), and the tokens on its path; no word from the host."""
+    """Depth of each node (1 below the root), and the tokens on its path; without the host."""
     num_rows, num_nodes = draft.tokens_RN.shape
     device = draft.tokens_RN.device
     depth_RN = torch.ones((num_rows, num_nodes), dtype=torch.int64, device=device)

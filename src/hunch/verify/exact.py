@@ -18,7 +18,7 @@ from hunch.verify.base import RowDraft, TargetChoices, Verifier, history_of
 
 
 def walk(draft: RowDraft, target: TargetChoices) -> tuple[list[int], list[int]]:
-    """A choice is made only where the walk comes by, so drafts cost no sampling."""
+    """The path of tokens and nodes; a token is chosen only where the walk gets to."""
     guesses = zip(draft.parents, draft.tokens, strict=True)
     child = {guess: node for node, guess in enumerate(guesses)}
     node = -1

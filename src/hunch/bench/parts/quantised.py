@@ -73,7 +73,7 @@ def _resident() -> int:
 
 
 def _pass_seconds(model: NativeDecoder, num_rows: int, context: int, count: int = 6) -> float:
-    """A pass over one token each of so many sequences, logits included."""
+    """A pass over one token each of this many sequences, logits included."""
     row_T = torch.arange(num_rows)
     attn = AttnInputs(
         pos_T=torch.full((num_rows,), context - 1),

@@ -112,7 +112,7 @@ def serve(port: int, workers: int, has_router: bool) -> int:
 
 
 async def read_streams(port: int, num_streams: int, num_tokens: int) -> list[float]:
-    """Reads so many streams; the gaps between arrivals of the same stream."""
+    """Reads this many streams; the gaps between arrivals of the same stream."""
     body = json.dumps(
         {"prompt": PROMPT, "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
     ).encode()

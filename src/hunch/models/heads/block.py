@@ -44,7 +44,7 @@ class BlockShape:
     """What config.json says of a block drafter, checked."""
 
     spec: ModelSpec  # its layers; spec.windows: sliding ones
-    feature_layers: tuple[int, ...]  # states after so many target layers
+    feature_layers: tuple[int, ...]  # states after this many target layers
     feature_width: int  # of all of them side by side
     num_places: int  # of a block, the last known token included
     mask_token: int | None  # None: the files bring the masks' embedding

@@ -173,7 +173,7 @@ def _mask_token(
 
 
 def feature_layers(options: Mapping[str, Any], target: Target, where: str) -> tuple[int, ...]:
-    """Whose states are fused: after so many of the target's layers."""
+    """Whose states are fused: after this many of the target's layers."""
     given, shift = options.get("target_layer_ids"), 1
     if given is None:
         given, shift = options.get("aux_hidden_state_layer_ids"), 0

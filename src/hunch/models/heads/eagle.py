@@ -221,7 +221,7 @@ def _refuse_parallel(source: HeadSource, config: Mapping[str, Any]) -> None:
 
 
 def _feature_layers(options: Mapping[str, Any], target: Target, where: str) -> tuple[int, ...]:
-    """Which states are fused: after so many target layers; by default low, middle and high."""
+    """Which states are fused: after this many target layers; by default low, middle and high."""
     num_layers = target.spec.num_layers
     if options.get("use_aux_hidden_state", True) is False:
         raise ModelFormatError(f"{where}: use_aux_hidden_state=false is not supported")

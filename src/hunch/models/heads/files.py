@@ -355,7 +355,7 @@ def check_map(ids_C: Tensor, vocab_size: int, where: str) -> Tensor:
 
 
 def check_layers(layers: tuple[int, ...], target: Target, where: str) -> tuple[int, ...]:
-    """Whose states are fused: after so many of the target's layers."""
+    """Whose states are fused: after this many of the target's layers."""
     num_layers = target.spec.num_layers
     if not layers or min(layers) < 0 or max(layers) > num_layers:
         raise ModelFormatError(

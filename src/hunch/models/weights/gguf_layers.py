@@ -146,7 +146,7 @@ def _ropes(read: Reader, factors: Mapping[str, list[float]]) -> dict[str, Any]:
 
 
 def layer_types(read: Reader, config: dict[str, Any], every: int) -> list[str]:
-    """Which layers have a window: listed, or one without to so many with one."""
+    """Which layers have a window: listed, or one without a window after a number with one."""
     num_layers = config["num_hidden_layers"]
     key = f"{read.prefix}.attention.sliding_window_pattern"
     given = read.header.metadata.get(key, every)
