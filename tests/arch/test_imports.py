@@ -53,7 +53,9 @@ TABLE: dict[str, set[str]] = {
     "step.collector": set(),
     "bench": {"torch", "hunch", "errors", "types", "step.collector"},
     # What measures a part alone, or makes a target of another cost, reaches inside.
-    "bench.device": {"torch", "hunch", "errors", "types", "hub", "layers", "models", "kernels", "step"},
+    "bench.device": {
+        "torch", "hunch", "errors", "types", "hub", "models", "kernels", "layers", "step",
+    },
     # What measures one part alone reaches inside all of them.
     "bench.parts": {
         "torch", "hunch", "errors", "types", "hub", "models", "kernels", "step", "layers",
