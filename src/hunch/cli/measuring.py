@@ -103,7 +103,8 @@ Enlarge = Annotated[
     str | None,
     typer.Option(
         rich_help_panel=o.ENGINE,
-        help="Pad the model to a larger one's cost, with the same text: 7b, or 1b on a CPU.",
+        help="Pad the model to a larger one's cost, with the same text: 7b, 70b, or 1b on a CPU; "
+        "2b also has room for Qwen2.5-0.5B.",
     ),
 ]
 Burstiness = Annotated[

@@ -35,6 +35,14 @@ ONE_BILLION = {  # for a look on a CPU
     "head_dim": 128,
     "num_hidden_layers": 30,
 }
+TWO_BILLION = {  # with room for the heads of Qwen2.5-0.5B, seven to a group
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "num_hidden_layers": 28,
+}
 SEVENTY_BILLION = {  # in 4 bits it fits one large GPU
     "hidden_size": 8192,
     "intermediate_size": 28672,
@@ -43,7 +51,7 @@ SEVENTY_BILLION = {  # in 4 bits it fits one large GPU
     "head_dim": 128,
     "num_hidden_layers": 80,
 }
-SIZES = {"7b": SEVEN_BILLION, "1b": ONE_BILLION, "70b": SEVENTY_BILLION}
+SIZES = {"7b": SEVEN_BILLION, "1b": ONE_BILLION, "2b": TWO_BILLION, "70b": SEVENTY_BILLION}
 
 
 def enlarged(model: str, size: str, device: str) -> EnlargedWeights:
@@ -65,7 +73,7 @@ def _check_room(old: dict[str, Any], size: dict[str, int]) -> None:
 
 
 class EnlargedWeights:
-    """The `Weights` of a Llama in another size; tensors are made on `device` when asked for."""
+    """The `Weights` of a Llama or Qwen2 in another size; tensors are made when asked for."""
 
     def __init__(self, small: Weights, size: dict[str, int], device: str) -> None:
         self.small, self.size, self.device = small, size, device
@@ -94,9 +102,13 @@ class EnlargedWeights:
         ]  # fmt: skip
         layers = range(self.size["num_hidden_layers"])
         names = [f"model.layers.{layer}.{part}.weight" for layer in layers for part in parts]
+        if "model.layers.0.self_attn.q_proj.bias" in self.small.names():
+            names += [f"model.layers.{n}.self_attn.{k}_proj.bias" for n in layers for k in "qkv"]
         return ["model.embed_tokens.weight", "lm_head.weight", "model.norm.weight", *names]
 
     def shape(self, name: str) -> tuple[int, ...]:
+        if name.endswith(".bias"):
+            return self.shape(name.replace(".bias", ".weight"))[:1]
         size = self.size
         width, ffn, head = size["hidden_size"], size["intermediate_size"], size["head_dim"]
         heads, kv = size["num_attention_heads"] * head, size["num_key_value_heads"] * head
@@ -120,6 +132,12 @@ class EnlargedWeights:
         shape, kind = self.shape(name), name.split(".")[-2]
         layer = re.search(r"layers\.(\d+)\.", name)
         is_new = layer is not None and int(layer[1]) >= self.small.config["num_hidden_layers"]
+        if name.endswith(".bias"):
+            new = torch.zeros(*shape, 1, device=self.device, dtype=dtype)
+            if not is_new:
+                old_N = self.small.tensor(name, torch.float32).to(self.device)
+                self._place_heads(kind, old_N[:, None], new)
+            return new[:, 0]
         if len(shape) == 1:
             return self._norm(name, shape[0], is_new).to(dtype)
         if kind in ("embed_tokens", "lm_head"):
