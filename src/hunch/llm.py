@@ -318,13 +318,32 @@ def _build_runner(
 ) -> Runner:
     import torch
 
-    from hunch.models.target import OverProcesses
-    from hunch.step.assemble import assemble
+    from hunch.step.ahead import compiling_ahead
     from hunch.step.calibrate import is_finite
 
     device = torch.device(device_name)
     if config.model.threads is not None:
         torch.set_num_threads(config.model.threads)
+    with compiling_ahead(device) as ahead:
+        runner = _load_runner(config, files, tokenizer, device, load_target)
+        ahead.prepare(runner, progress, is_greedy=config.is_greedy)
+    if not is_finite(runner):
+        runner.close()
+        raise ModelFormatError(f"{files.path}: {_not_finite(files)}")
+    return runner
+
+
+def _load_runner(
+    config: Config,
+    files: ModelFiles,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    load_target: LoadTarget,
+) -> Runner:
+    """The model, its drafter and a runner for them, with nothing captured."""
+    from hunch.models.target import OverProcesses
+    from hunch.step.assemble import assemble
+
     target = load_target(config, files, device)
     if isinstance(target, OverProcesses):
         target = target.with_draft_size(config.spec.draft_tensor_parallel_size)
@@ -336,14 +355,6 @@ def _build_runner(
     runner.capacity = _with_sizes(runner, device)
     if load_target is _load_target and isinstance(target, OverProcesses):
         runner.on_close = target.close
-    todo = runner.preparations(is_greedy=config.is_greedy)
-    with progress(len(todo), None, "capturing graphs") as advance:
-        for prepare in todo:
-            prepare()
-            advance()
-    if not is_finite(runner):
-        runner.close()
-        raise ModelFormatError(f"{files.path}: {_not_finite(files)}")
     return runner
 
 

@@ -200,7 +200,18 @@ def num_cores() -> int:
     for cpu in cpus:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         cores.add(siblings.read_text() if siblings.exists() else str(cpu))
-    num = len(cores)
+    return _within_quota(len(cores))
+
+
+def num_cpus() -> int:
+    """Processes that can run here at a time: hyperthreads count, and so does the quota."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    return _within_quota(len(os.sched_getaffinity(0)))
+
+
+def _within_quota(num: int) -> int:
+    """At most what a container may use."""
     quota = Path("/sys/fs/cgroup/cpu.max")
     if quota.exists():
         limit, period = quota.read_text().split()

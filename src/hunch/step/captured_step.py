@@ -135,17 +135,20 @@ class CapturedSteps:
             num_rows //= 2
         return num_rows
 
-    def preparations(self, *, is_greedy: bool = False) -> list[Callable[[], Any]]:
+    def preparations(
+        self, *, is_greedy: bool = False, is_rehearsal: bool = False
+    ) -> list[Callable[[], Any]]:
         """Capture steps of every power of two; rare kinds are captured as they come."""
         all_draws = (Draws.GREEDY,) if is_greedy else tuple(Draws)
+        step = self.steps.blank().step if is_rehearsal else self._step
         todo: list[Callable[[], Any]] = []
         if self.reader is not None:
-            todo += self.reader.preparations()
+            todo += self.reader.preparations(is_rehearsal=is_rehearsal)
         num_rows = 1
         while num_rows <= bucket(min(self.capacity.max_rows, MAX_PREPARED)):
             for shape in self.policy.shapes.to_capture(num_rows):
                 kinds = [StepKind(num_rows, *shape, draws) for draws in all_draws]
-                todo += [partial(self._step, kind) for kind in kinds]
+                todo += [partial(step, kind) for kind in kinds]
             num_rows *= 2
         return todo
 

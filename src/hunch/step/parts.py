@@ -79,6 +79,9 @@ class Passes(Protocol):
     def prepare(self, size: int, depth: int = 0) -> None:
         """Capture a pass of so many tokens, unless it is there."""
 
+    def rehearse(self, size: int) -> None:
+        """Run what would be captured, and keep nothing of it."""
+
 
 class Piece(IntEnum):
     """The two graphs of a step."""

@@ -86,6 +86,10 @@ class PassGraphs:
         if (size, depth) not in self._passes:
             self._passes[size, depth] = self._capture(size, depth)
 
+    def rehearse(self, size: int) -> None:
+        """What capturing a pass of this size runs; nothing is kept."""
+        self._capture(size, 0)
+
     def _max_tiles(self, size: int) -> int:
         block = self.target.tiler.block(size)
         return min(size, -(-size // block) + max(SPARE_TILES, size // 16))
@@ -112,8 +116,10 @@ class Reader:
         self.rows = rows
         self.passes = PassGraphs(model, kv, (), rows.table.shape, rows.block_size, pool)
 
-    def preparations(self) -> list[Callable[[], None]]:
-        return [partial(self.passes.prepare, size) for size in PASSES]
+    def preparations(self, *, is_rehearsal: bool = False) -> list[Callable[[], None]]:
+        """Capture passes of the usual sizes."""
+        prepare = self.passes.rehearse if is_rehearsal else self.passes.prepare
+        return [partial(prepare, size) for size in PASSES]
 
     def read(self, ids: list[int]) -> None:
         """All that these rows know and the network has not seen."""

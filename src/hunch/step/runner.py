@@ -74,13 +74,16 @@ class Runner:
         is_captured = self.captured is not None and self.captured.drafter is not None
         return self.capacity.max_nodes > 0 and not is_captured
 
-    def preparations(self, *, is_greedy: bool = False) -> list[Callable[[], Any]]:
-        """What is worth doing before the first request, bit by bit."""
+    def preparations(
+        self, *, is_greedy: bool = False, is_rehearsal: bool = False
+    ) -> list[Callable[[], Any]]:
+        """What is worth doing before the first request, bit by bit; a rehearsal leaves nothing."""
         todo: list[Callable[[], Any]] = []
-        if self.host.passes is not None:
-            todo += [partial(self.host.passes.prepare, n) for n in PASSES]
+        if (passes := self.host.passes) is not None:
+            prepare = passes.rehearse if is_rehearsal else passes.prepare
+            todo += [partial(prepare, n) for n in PASSES]
         if self.captured is not None:
-            todo += self.captured.preparations(is_greedy=is_greedy)
+            todo += self.captured.preparations(is_greedy=is_greedy, is_rehearsal=is_rehearsal)
         return todo
 
     # --- the engine's side ------------------------------------------------------------------------

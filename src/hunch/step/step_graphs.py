@@ -8,6 +8,7 @@ words of a mask.
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -154,6 +155,13 @@ class StepGraphs:
         self._forwards: dict[tuple[int, int, int], tuple[Graph, float]] = {}
         self._drafting: dict[StepKind, float] = {}  # seconds
         self._steps: dict[tuple[StepKind, int], StepGraph] = {}
+
+    def blank(self) -> StepGraphs:
+        """The same, with nothing captured yet."""
+        other = copy(self)
+        other._results, other._buffers, other._forwards = {}, {}, {}
+        other._drafting, other._steps = {}, {}
+        return other
 
     def step(self, kind: StepKind) -> StepGraph:
         """The step of this kind, captured now if it is the first."""

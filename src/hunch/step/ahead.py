@@ -1,0 +1,132 @@
+"""The first start on a machine: all its kernels are compiled at once, before graphs are captured.
+
+A start goes on as ever until Triton compiles a kernel that its cache does not have. Then the rest
+of the start is rehearsed, to see which kernels it will launch, and these are compiled on all cores.
+Where all of them are in the cache, nothing here takes any time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hunch.config import say_once
+from hunch.models.target import OverProcesses
+from hunch.step.parts import LeadsSteps
+from hunch.step.runner import Runner
+
+if TYPE_CHECKING:  # needs Triton
+    from hunch.kernels.gpu_compile import CompileWorkers
+
+log = logging.getLogger("hunch")
+
+Bar = Callable[[int, bool | None, str], AbstractContextManager[Callable[[], None]]]
+FEW = 4  # kernels that are compiled as fast one after the other
+
+
+class Ahead:
+    """Compiles ahead, once in a start, from the first kernel that was missing."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._num_workers = num_workers  # 0: kernels are compiled as they are launched
+        self._workers: CompileWorkers | None = None
+        self._is_over = num_workers == 0
+
+    @property
+    def is_due(self) -> bool:
+        return self._workers is not None and not self._is_over
+
+    def missed(self) -> None:
+        """A kernel was compiled: more will be, and processes for them take a while to start."""
+        if self._is_over or self._workers is not None:
+            return
+        from hunch.kernels.gpu_compile import CompileWorkers
+
+        try:
+            self._workers = CompileWorkers(self._num_workers)
+        except OSError as error:
+            self._give_up(error)
+
+    def prepare(self, runner: Runner, bar: Bar, *, is_greedy: bool) -> None:
+        """All of the runner's preparations, with what they launch compiled before."""
+        todo, done = runner.preparations(is_greedy=is_greedy), 0
+        # Other processes would have to be told.
+        self._is_over |= isinstance(runner.target, OverProcesses | LeadsSteps)
+        while done < len(todo):
+            if self.is_due:
+                rest = runner.preparations(is_greedy=is_greedy, is_rehearsal=True)[done:]
+                self._compile(rest, bar)
+            with bar(len(todo) - done, None, "capturing graphs") as advance:
+                for prepare in todo[done:]:
+                    prepare()
+                    advance()
+                    done += 1
+                    if self.is_due:
+                        break
+
+    def _compile(self, rest: list[Callable[[], Any]], bar: Bar) -> None:
+        from hunch.kernels.gpu_compile import CompileError, Job, Noter
+        from hunch.step.capture import rehearsed
+
+        workers, self._is_over = self._workers, True
+        assert workers is not None
+        began, jobs = perf_counter(), list[Job]()
+
+        def note(job: Job) -> None:
+            jobs.append(job)
+            if len(jobs) >= FEW:
+                for one in jobs[workers.num_jobs :]:
+                    workers.submit(one)
+
+        try:
+            with rehearsed(Noter(note)):
+                for prepare in rest:
+                    prepare()
+            rest.clear()
+            torch.cuda.empty_cache()  # graphs have memory of their own
+            if not workers.num_jobs:
+                return
+            what = f"compiling {len(jobs)} kernels on {workers.count} cores, once per machine"
+            log.info("%s", what)
+            with bar(len(jobs), None, what) as advance:
+                for _ in workers.results():
+                    advance()
+        except (CompileError, RuntimeError, TypeError) as error:
+            self._give_up(error)
+            return
+        log.info("compiled in %.1f seconds", perf_counter() - began)
+        if workers.num_failed:
+            log.info("%d kernels are left to be compiled as they come", workers.num_failed)
+
+    def _give_up(self, error: Exception) -> None:
+        self._is_over = True
+        say_once(f"kernels are compiled one after the other, as they are launched: {error}")
+
+    def close(self) -> None:
+        self._is_over = True
+        if self._workers is not None:
+            self._workers.close()
+
+
+@contextmanager
+def compiling_ahead(device: torch.device) -> Iterator[Ahead]:
+    """While a model is loaded and prepared on this device."""
+    if device.type != "cuda":
+        yield Ahead(0)
+        return
+    try:
+        from hunch.kernels import gpu_compile
+    except ImportError:  # no Triton: torch's own kernels, or another one
+        yield Ahead(0)
+        return
+    ahead = Ahead(gpu_compile.num_workers() if gpu_compile.is_possible() else 0)
+    try:
+        with gpu_compile.told_of_misses(ahead.missed):
+            yield ahead
+    finally:
+        ahead.close()
