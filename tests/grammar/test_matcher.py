@@ -10,6 +10,7 @@ from hunch.grammar import masks
 from hunch.grammar.compile import GrammarCompiler, _tokenizer_of
 from hunch.grammar.masks import Job, fill_all
 from hunch.grammar.matcher import Grammar, Matcher
+from hunch.grammar.spellings import Spellings
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
 from hunch.types import StructuredOutput
 from tiny_models import write_tokenizer
@@ -160,6 +161,16 @@ class Failing:
         return getattr(self.real, name)
 
 
+class WithoutMasks(Failing):
+    """One that must not be asked for a mask."""
+
+    def compute_bitmask(self):
+        raise AssertionError("a mask was asked for")
+
+    def unsafe_compute_mask_ptr(self, *_):
+        raise AssertionError("a mask was asked for")
+
+
 def test_a_mask_that_cannot_be_told_fails_closed_and_harms_no_other_branch(grammar, tokenizer):
     text = tokenizer.encode('{"model": "')
     a, b, d = (tokenizer.encode(c)[0] for c in "abd")
@@ -239,7 +250,49 @@ def test_long_masks_come_from_other_threads_and_are_the_same(tokenizer, monkeypa
             for number, matcher in enumerate(matchers):  # each a little behind the one before
                 if number <= place:
                     assert matcher.consume([text[place - number]]) == 1
-            assert bool(masks._COSTS._executors) == (least == 0.0)
+        assert bool(masks._COSTS._executors) == (least == 0.0)
+
+
+def test_a_forced_text_needs_no_mask_of_the_engine(grammar, tokenizer):
+    """Its only token is known once one sequence asked, and is what the engine's mask allows."""
+    text = tokenizer.encode('{"model": "ab", "token": 1}')
+    num_words, num_known = -(-tokenizer.vocab_size // 32), [0, 0]
+    for number in range(2):
+        matcher = grammar.matcher()
+        for token in text:
+            apart, together = (np.zeros((1, num_words), dtype=np.int32) for _ in "ab")
+            matcher.fill([], [], apart)
+            together[:] = -1
+            place = matcher.place
+            if matcher._forced_text() in grammar.spellings:
+                num_known[number] += 1
+                matcher.place = WithoutMasks(place, depth=99)
+                matcher.place.compute_ff_tokens = None
+            fill_all([Job(matcher, [], [], 0)], together)
+            matcher.place = place
+            assert (apart == together).all()
+            assert matcher.consume([token]) == 1
+    assert num_known[1] > 2
+
+
+def test_a_spelling_that_what_follows_may_change_is_not_kept():
+    """After `: ` an enum may leave one token, and a string any that begins with it."""
+    pieces = [b'"', b' "', b' "A', b"name", b"{", b"e:"]
+    spellings = Spellings(pieces)
+    for text, piece, is_kept in [
+        (b' "', b' "', False),  # ' "A' may come
+        (b' "na', b' "', True),  # no token goes on from '"na', nor from ' "na'
+        (b"name", b"name", False),  # spelled otherwise where 'e:' may come
+        (b"name", b"n", True),
+        (b"nam", b"n", False),
+        (b"{e", b"{", True),  # the first token stands in any case
+        (b"{e", b"{e", False),  # here it would be another
+    ]:
+        spellings.keep((7, text), 3, piece)
+        assert ((7, text) in spellings) == is_kept, text
+        assert spellings.get((7, text)) == (3 if is_kept else None)
+        assert (8, text) not in spellings
+        spellings = Spellings(pieces)
 
 
 @pytest.mark.parametrize(
@@ -252,15 +305,21 @@ def test_choices_without_a_mask_are_taken_as_a_mask_would(asked, tokenizer):
     for _ in range(30):
         matcher = grammar.matcher()
         mask_MV = np.zeros((1, tokenizer.vocab_size), dtype=np.bool_)
+        words = np.zeros((1, -(-tokenizer.vocab_size // 32)), dtype=np.int32)
         for _ in range(24):
             fill(matcher, [], [], mask_MV)
             allowed = np.flatnonzero(mask_MV).tolist()
+            fill_all([Job(matcher, [], [], 0)], words)
+            bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+            assert np.flatnonzero(bits).tolist() == allowed
             ahead = matcher.forced(8)[:1]  # the engine's own, or one that merely fits
             others = [t for t in range(tokenizer.vocab_size) if matcher.place.validate_tokens([t])]
             others = [*others, rng.randrange(tokenizer.vocab_size)]
             token = rng.choice([*allowed[:50], *ahead, *others[:50]])
             num_known += matcher._forced_text() in grammar.spellings
+            place, matcher.place = matcher.place, WithoutMasks(matcher.place, depth=99)
             is_taken = matcher.consume_chosen([token], 0) == 1
+            matcher.place = place
             assert is_taken == (token in allowed)
             if not is_taken:
                 num_refused += 1

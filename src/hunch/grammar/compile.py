@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from hunch.errors import GrammarError
 from hunch.grammar.matcher import Budget, Grammar, ends_of
 from hunch.grammar.source import source_of
+from hunch.grammar.spellings import Spellings
 from hunch.types import StructuredOutput
 
 MAX_SECONDS = 5.0
@@ -58,7 +59,7 @@ class GrammarCompiler:
 
     def __init__(self, codec: Codec, max_seconds: float = MAX_SECONDS) -> None:
         self._codec, self._max_seconds = codec, max_seconds
-        self._tokenizer: LLTokenizer | None = None
+        self._loaded: tuple[LLTokenizer, Spellings] | None = None
         self._tokenizer_lock = threading.Lock()
         self._places = threading.BoundedSemaphore(MAX_AT_ONCE)
         self._lock = threading.Lock()
@@ -88,7 +89,9 @@ class GrammarCompiler:
         return Budget(max_tokens, begin.encode(), end.encode(), tuple(ids))
 
     def _compile(self, source: str, budget: Budget | None) -> Grammar:
-        tokenizer = self._load()  # the first time takes long, and is not the grammar's fault
+        tokenizer, spellings = (
+            self._load()
+        )  # the first time takes long, and is not the grammar's fault
         if not self._places.acquire(timeout=self._max_seconds):
             raise GrammarError("other grammars are being compiled; try again later")
         found: list[LLMatcher] = []
@@ -113,13 +116,15 @@ class GrammarCompiler:
             raise GrammarError("the grammar cannot be compiled")
         if found[0].is_error():
             raise GrammarError(f"the grammar cannot be compiled: {_short(found[0].get_error())}")
-        return Grammar(found[0], tokenizer, self._codec, budget)
+        return Grammar(found[0], tokenizer, self._codec, spellings, budget)
 
-    def _load(self) -> LLTokenizer:
+    def _load(self) -> tuple[LLTokenizer, Spellings]:
         with self._tokenizer_lock:
-            if self._tokenizer is None:
-                self._tokenizer = _tokenizer_of(self._codec)
-            return self._tokenizer
+            if self._loaded is None:
+                codec = self._codec
+                spellings = Spellings(map(codec.token_bytes, range(codec.vocab_size)))
+                self._loaded = _tokenizer_of(codec), spellings
+            return self._loaded
 
 
 def _tokenizer_of(codec: Codec) -> LLTokenizer:

@@ -17,10 +17,11 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
-Words = npt.NDArray[np.int32]  # bit v % 32 of word v // 32: token v is allowed
-ForcedText = tuple[int, bytes]  # what must follow, and the token before it
+from hunch.grammar.spellings import ForcedText, Spellings
 
-MAX_SPELLINGS = 4096  # kept of a grammar
+Words = npt.NDArray[np.int32]  # bit v % 32 of word v // 32: token v is allowed
+
+BITS = [*(1 << bit for bit in range(31)), -(1 << 31)]  # of a word
 
 
 class Codec(Protocol):
@@ -60,18 +61,20 @@ class Grammar:
     """A compiled grammar; requests share it."""
 
     def __init__(
-        self, start: LLMatcher, tokenizer: LLTokenizer, codec: Codec, budget: Budget | None = None
+        self,
+        start: LLMatcher,
+        tokenizer: LLTokenizer,
+        codec: Codec,
+        spellings: Spellings,
+        budget: Budget | None = None,
     ) -> None:
         self.tokenizer, self.codec, self.budget = tokenizer, codec, budget
+        self.spellings = spellings
         ends = ends_of(codec)
         self.eos_ids, self.vocab_size, self.end = frozenset(ends), codec.vocab_size, ends[0]
         self.num_words = -(-tokenizer.vocab_size // 32)  # of the grammar engine's masks
         # A letter, a digit and a space: where they may follow, most tokens may.
         self.probe = [token for text in "e7 " for token in tokenizer.tokenize_str(text)]
-        # Where a text is forced, by the token before it: the first token of its usual spelling.
-        self.spellings: dict[ForcedText, int] = {}
-        self.scratch_W: Words = np.zeros(self.num_words, dtype=np.int32)
-        self.scratch_at = self.scratch_W.ctypes.data, self.scratch_W.nbytes
         self._start = start
 
     def matcher(self) -> Matcher:
@@ -150,15 +153,16 @@ class Matcher:
         taken = self.consume(tokens[:num_masked]) if num_masked else 0
         if taken < num_masked:
             return taken
-        spellings, wrote = self.grammar.spellings, self._wrote
+        wrote = self._wrote
         for token in tokens[num_masked:]:
             forced = self._forced_text()
-            if forced[1]:
-                is_right = spellings.get(forced) == token or self._is_spelling(forced, token)
+            if not forced[1]:
+                is_right = self.consume([token]) == 1
+            else:
+                only = self.only_token()
+                is_right = only in (None, token) and self.consume([token]) == 1
                 wrote[forced] = is_right and wrote.get(forced, True)
-                if not is_right:
-                    break
-            if not self.consume([token]):
+            if not is_right:
                 break
             taken += 1
         if taken < len(tokens):
@@ -171,23 +175,23 @@ class Matcher:
             self._forced = self._last, self.place.compute_ff_bytes()
         return self._forced
 
-    def _is_spelling(self, forced: ForcedText, token: int) -> bool:
-        """Whether a mask would allow the token here.
+    def only_token(self) -> int | None:
+        """The one that a mask would allow, where the grammar forces a text and its spelling.
 
-        It would allow the first token of the text's usual spelling, which depends on the token
-        before, and no other, unless that token may also be the beginning of a longer one.
+        It is the first token of the text's usual spelling, which depends on the token before. None:
+        any that the grammar takes, as it may also be the beginning of a longer one.
         """
-        spellings, spelled = self.grammar.spellings, self.place.compute_ff_tokens()
-        if not spelled:
-            return self._is_in_mask(token)
-        if len(spellings) >= MAX_SPELLINGS:
-            spellings.clear()
-        spellings[forced] = spelled[0]
-        return bool(spelled[0] == token)
-
-    def _is_in_mask(self, token: int) -> bool:
-        self.place.unsafe_compute_mask_ptr(*self.grammar.scratch_at)
-        return not self.recover() and _is_allowed(self.grammar.scratch_W, token)
+        forced = self._forced_text()
+        if not forced[1]:
+            return None
+        only = self.grammar.spellings.get(forced)
+        if only is None:
+            spelled = self.place.compute_ff_tokens()
+            if spelled:
+                only = spelled[0]
+                piece = self.grammar.codec.token_bytes(only)
+                self.grammar.spellings.keep(forced, only, piece)
+        return only
 
     @property
     def _last(self) -> int:
@@ -245,7 +249,7 @@ class Matcher:
     def _mask(self, mask_W: Words, reasoning: Reasoning | None) -> None:
         due = self.grammar.due(reasoning)
         if due is not None:
-            mask_W[due >> 5] = np.uint32(1 << (due & 31)).astype(np.int32)
+            mask_W[due >> 5] = BITS[due & 31]
             return
         bits = self.place.compute_bitmask()
         if self.place.is_error():
