@@ -2,6 +2,7 @@
 
 import gc
 import json
+import math
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -188,14 +189,28 @@ def test_a_bad_request_is_named_and_breaks_nothing(
         {"stop": [""]},
         {"stop": ""},
         {"repetition_penalty": 0},
-        {"seed": -1},
-        {"logprobs": -1},
+        {"seed": -2},
+        {"logprobs": -2},
+        {"prompt_logprobs": -2},
         {"min_tokens": 5, "max_tokens": 4},
     ],
 )
 def test_bad_sampling_parameters(params: dict) -> None:
     with pytest.raises(RequestError, match=next(iter(params))):
         SamplingParams(**params)
+
+
+def test_scores_of_the_whole_vocabulary(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=2, temperature=0, logprobs=-1, prompt_logprobs=-1, n=2)
+    (output,) = llm.generate("abc", params)
+    size = llm.tokenizer.vocab_size
+    for scores in (output.prompt_logprobs[1], *output.outputs[0].logprobs):
+        assert set(scores) == set(range(size))
+        assert sum(math.exp(entry.logprob) for entry in scores.values()) == pytest.approx(1)
+
+
+def test_minus_one_is_no_seed() -> None:
+    assert SamplingParams(seed=-1) == SamplingParams()
 
 
 def test_mixed_good_and_bad_prompts_leave_nothing_behind(llm: LLM) -> None:

@@ -101,9 +101,9 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     ignore_eos: bool = False
-    seed: int | None = None
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    seed: int | None = None  # None or -1: another one each time
+    logprobs: int | None = None  # of so many likeliest tokens beside the chosen one; -1: of all
+    prompt_logprobs: int | None = None  # the same at the prompt's tokens
     structured_outputs: StructuredOutput | None = None  # also as a dict of its fields
     guided_decoding: InitVar[StructuredOutput | Mapping[str, Any] | None] = None  # its older name
     speculation: Speculation = field(default_factory=Speculation)  # also as a dict of its fields
@@ -132,6 +132,8 @@ class SamplingParams:
             )
         if self.top_k == -1:
             put("top_k", 0)
+        if self.seed == -1:
+            put("seed", None)
         self._check()
 
     def clone(self) -> Self:

@@ -11,7 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
+from hunch.server.answers import _ranked
+from hunch.server.params import completion_params
+from hunch.server.schemas import CompletionBody
 from hunch.server.settings import Limits
+from hunch.types import Logprob
 from server.live_server import LiveServer
 
 COMPLETE = "/v1/completions"
@@ -57,6 +61,17 @@ def ask(server: LiveServer, path: str, **fields: Any) -> httpx.Response:
     return server.post(path, {**base, **fields}, headers=headers)
 
 
+def test_scores_of_all_tokens_where_the_operator_allows_them() -> None:
+    body = CompletionBody(prompt="x", logprobs=-1, prompt_logprobs=3, echo=True)
+    params = completion_params(body, Limits(max_logprobs=-1), 100)
+    assert (params.logprobs, params.prompt_logprobs) == (-1, -1)
+    entry = {3: Logprob(logprob=-2.0), 1: Logprob(logprob=-0.5)}
+    assert [_ranked(entry, count) for count in (-1, 1)] == [
+        [(1, entry[1]), (3, entry[3])],
+        [(1, entry[1])],
+    ]
+
+
 @pytest.mark.parametrize(
     ("path", "allowed", "too_much", "param"),
     [
@@ -81,6 +96,8 @@ def ask(server: LiveServer, path: str, **fields: Any) -> httpx.Response:
             "logit_bias",
         ),
         (COMPLETE, {"logprobs": 4}, {"logprobs": 5}, "logprobs"),
+        (COMPLETE, {"logprobs": 4}, {"logprobs": -1}, "logprobs"),
+        (COMPLETE, {"prompt_logprobs": 4}, {"prompt_logprobs": -1}, "prompt_logprobs"),
         (COMPLETE, {"guided_regex": "a" * 40}, {"guided_regex": "a" * 41}, "guided_regex"),
         (
             COMPLETE,
@@ -111,6 +128,12 @@ def ask(server: LiveServer, path: str, **fields: Any) -> httpx.Response:
             CHAT,
             {"logprobs": True, "top_logprobs": 4},
             {"logprobs": True, "top_logprobs": 5},
+            "logprobs",
+        ),
+        (
+            CHAT,
+            {"logprobs": True, "top_logprobs": 4},
+            {"logprobs": True, "top_logprobs": -1},
             "logprobs",
         ),
         (

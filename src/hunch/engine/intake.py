@@ -69,6 +69,7 @@ class Intake:
         """Raises RequestError, or CapacityError for what could never fit into the KV memory."""
         ids = list(prompt_ids)
         self._check_values(ids, params)
+        params = self._with_counts(params)
         grammar = self._grammar(params.structured_outputs)
         # A grammar says itself when the text may end, and nothing can follow its end.
         is_ignored = params.ignore_eos and grammar is None
@@ -121,6 +122,12 @@ class Intake:
                 f"speculation.mode={mode!r} must be one of {', '.join(self._methods)}: only these "
                 "are loaded"
             )
+
+    def _with_counts(self, params: SamplingParams) -> SamplingParams:
+        """-1 log-probabilities are those of all tokens."""
+        names = ("logprobs", "prompt_logprobs")
+        counts = {name: self._vocab_size for name in names if getattr(params, name) == -1}
+        return replace(params, **counts) if counts else params
 
     def _grammar(self, asked: StructuredOutput | None) -> Any:
         if asked is None:

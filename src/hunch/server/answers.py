@@ -62,7 +62,7 @@ class OpenAIStream:
     id: str
     model: str
     text: Text
-    num_top: int  # alternatives shown where logprobs were asked for
+    num_top: int  # alternatives shown where logprobs were asked for; -1: all
     has_token_ids: bool = False
     has_prompt_logprobs: bool = False
     turn: Turn | None = None
@@ -314,7 +314,7 @@ def token_text(text: Text, token: int, entry: Logprob | None) -> str:
 def _ranked(entry: Mapping[int, Logprob], num_top: int) -> list[tuple[int, Logprob]]:
     """The likeliest tokens, best first; the chosen one is in `entry` even if it is none of them."""
     ranked = sorted(entry.items(), key=lambda item: -item[1].logprob)
-    return ranked[:num_top]
+    return ranked if num_top == -1 else ranked[:num_top]
 
 
 def _with_pieces(chunk: Json, delta: Delta) -> Json:

@@ -10,7 +10,7 @@ from typing import Any
 from hunch.errors import ConfigError
 from hunch.server.problems import ProblemError, at_most
 from hunch.server.schemas import ChatBody, CompletionBody, SamplingBody, SpeculationBody
-from hunch.server.settings import Limits, ServeConfig
+from hunch.server.settings import NO_LIMIT, Limits, ServeConfig
 from hunch.server.structured import structured_output
 from hunch.types import (
     MAX_SEED,
@@ -20,6 +20,7 @@ from hunch.types import (
     recommended,
 )
 
+ALL_TOKENS = -1  # as a number of log-probabilities
 Defaults = Mapping[str, Any]  # what a model recommends, by our names
 
 
@@ -112,7 +113,8 @@ def _params(
     else:
         at_most("max_tokens", max_tokens, most_tokens)
     if body.prompt_logprobs is not None:
-        prompt_logprobs = max(prompt_logprobs or 0, body.prompt_logprobs)
+        counts = (prompt_logprobs or 0, body.prompt_logprobs)
+        prompt_logprobs = ALL_TOKENS if ALL_TOKENS in counts else max(counts)
     chosen = {
         name: usual if (value := getattr(body, name)) is None else value
         for name, usual in defaults.items()
@@ -152,8 +154,12 @@ def check_limits(
     longest_word = max(map(len, body.bad_words or ()), default=0)
     at_most("bad_words", longest_word, limits.max_stop_chars, "characters")
     at_most("logit_bias", len(body.logit_bias or ()), limits.max_logit_bias, "entries")
-    at_most("logprobs", logprobs or 0, limits.max_logprobs)
-    at_most("prompt_logprobs", body.prompt_logprobs or 0, limits.max_logprobs)
+    for name, count in (("logprobs", logprobs), ("prompt_logprobs", body.prompt_logprobs)):
+        at_most(name, count or 0, limits.max_logprobs)
+        if count == ALL_TOKENS and limits.max_logprobs < NO_LIMIT:
+            message = f"{name}: -1 is every token, this server allows at most {limits.max_logprobs}"
+            message += " (--max-logprobs -1 allows all)"
+            raise ProblemError(400, message, code="limit_exceeded", param=name)
     if body.prompt_logprobs is not None and body.stream:
         message = "prompt_logprobs come with a whole answer, not with a stream"
         raise ProblemError(400, message, param="prompt_logprobs")

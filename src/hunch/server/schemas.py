@@ -35,6 +35,7 @@ Ids = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MA
 Text = Annotated[str, Field(min_length=1)]
 Count = Annotated[int, Field(ge=1, le=MAX_COUNT)]
 Limit = Annotated[int, Field(ge=-1, le=MAX_COUNT)]  # a number of tokens; -1: as many as fit
+Scores = Annotated[int, Field(ge=-1, le=MAX_COUNT)]  # a number of log-probabilities; -1: all
 
 
 class Body(BaseModel):
@@ -172,7 +173,7 @@ class SamplingBody(KnownElsewhere):
     speculation: SpeculationBody | None = None
     prediction: PredictionBody | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None  # seconds; never above the server's own
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
+    prompt_logprobs: Scores | None = None
     return_token_ids: bool = False
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=MAX_COUNT)] = 0  # lower ones run first
@@ -192,7 +193,7 @@ class CompletionBody(SamplingBody):
 
     prompt: str | Some[str] | Ids | Some[Ids]
     max_tokens: Limit | None = 16
-    logprobs: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
+    logprobs: Scores | None = None
     echo: bool = False
     suffix: str | None = None  # what comes after the text that is to be filled in
     best_of: Count | None = None
@@ -262,7 +263,7 @@ class ChatBody(SamplingBody):
     messages: Some[Message]
     max_completion_tokens: Limit | None = None
     logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
+    top_logprobs: Scores | None = None
     chat_template: str | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False  # go on with the last message instead of a new one
