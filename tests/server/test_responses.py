@@ -15,6 +15,8 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</t
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOLS: Any = [{"type": "function", "name": "get_weather", "parameters": CITY, "strict": True}]
 
+SEARCH: Any = {"type": "web_search"}
+
 
 @pytest.fixture
 def client(thinker: LiveServer) -> Iterator[openai.OpenAI]:
@@ -49,6 +51,18 @@ def test_reasoning_text_and_calls_are_items(client: openai.OpenAI) -> None:
     assert call.call_id != other.call_id
     assert answer.usage is not None
     assert answer.usage.output_tokens_details.reasoning_tokens == len("Hm.")
+
+
+def test_tools_that_run_elsewhere_are_passed_by_with_a_word(
+    client: openai.OpenAI, thinker: LiveServer
+) -> None:
+    """The response names the tools that the model was told of."""
+    answer = client.responses.create(
+        model="bytes", input=says("It is warm."), tools=[SEARCH, *TOOLS]
+    )
+    assert answer.output_text == "It is warm."
+    assert [tool.type for tool in answer.tools] == ["function"]
+    assert "tools of other types than 'function' are passed by" in thinker.log_path.read_text()
 
 
 def test_events_build_the_same_response(client: openai.OpenAI) -> None:
@@ -127,6 +141,11 @@ def test_an_answer_that_is_cut_is_incomplete(client: openai.OpenAI) -> None:
         ({"input": "x", "temperature": -1}, "temperature"),
         ({"input": "x", "tool_choice": {"type": "function", "name": "f"}}, "no tools"),
         ({"input": "x", "model": "nobody"}, "does not exist"),
+        (
+            {"input": "x", "tools": [SEARCH], "tool_choice": {"type": "web_search"}},
+            "only tools of type 'function' are called here, not 'web_search'",
+        ),
+        ({"input": "x", "tools": [SEARCH], "tool_choice": "required"}, "tools of type 'function'"),
     ],
 )
 def test_bodies_that_cannot_be_answered(

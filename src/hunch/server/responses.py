@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from hunch.chat.turn import Turn
+from hunch.config import say_once
 from hunch.server.events import chat_body
 from hunch.server.problems import ProblemError
 from hunch.server.response_shape import ResponseShape
@@ -225,7 +226,7 @@ def _chat(body: ResponsesBody, items: Sequence[Json]) -> ChatBody:
         "model": body.model,
         "messages": messages,
         "max_tokens": body.max_output_tokens,
-        "tools": [_tool(tool) for tool in body.tools or () if tool.get("type") == "function"],
+        "tools": [_tool(tool) for tool in _functions(body)],
         "tool_choice": _choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
@@ -235,6 +236,24 @@ def _chat(body: ResponsesBody, items: Sequence[Json]) -> ChatBody:
     for name in ("temperature", "top_p", "top_k", "seed", "stream", "speculation", "timeout"):
         fields[name] = getattr(body, name)
     return chat_body(fields)
+
+
+def _functions(body: ResponsesBody) -> list[Json]:
+    """The tools that the model is told of. Others run at OpenAI's: agents send them to every
+    server, and go on without."""
+    functions = [tool for tool in body.tools or () if tool.get("type") == "function"]
+    if len(functions) == len(body.tools or ()):
+        return functions
+    say_once("/v1/responses: tools of other types than 'function' are passed by")
+    others = [tool.get("type") for tool in body.tools or () if tool.get("type") != "function"]
+    choice = body.tool_choice
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind in others or (not functions and choice == "required"):
+        message = (
+            f"only tools of type 'function' are called here, not {others[0]!r:.50}"
+        )
+        raise ProblemError(400, message, param="tool_choice")
+    return functions
 
 
 def _tool(tool: Json) -> Json:
@@ -323,7 +342,7 @@ def _echo(body: ResponsesBody, model: str) -> Json:
         "temperature": body.temperature,
         "text": {"format": asked or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
-        "tools": body.tools or [],
+        "tools": _functions(body),
         "top_p": body.top_p,
         "truncation": body.truncation,
         "user": body.user,
