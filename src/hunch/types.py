@@ -126,10 +126,8 @@ class SamplingParams:
         if isinstance(self.structured_outputs, Mapping):
             put("structured_outputs", StructuredOutput.read(self.structured_outputs))
         if isinstance(self.speculation, Mapping):
-            put(
-                "speculation",
-                Speculation(**known_names("speculation", Speculation, self.speculation)),
-            )
+            given = known_names("speculation", Speculation, self.speculation)
+            put("speculation", Speculation(**given))
         if self.top_k == -1:
             put("top_k", 0)
         if self.seed == -1:

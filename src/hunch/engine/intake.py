@@ -125,8 +125,8 @@ class Intake:
 
     def _with_counts(self, params: SamplingParams) -> SamplingParams:
         """-1 log-probabilities are those of all tokens."""
-        names = ("logprobs", "prompt_logprobs")
-        counts = {name: self._vocab_size for name in names if getattr(params, name) == -1}
+        names = [name for name in ("logprobs", "prompt_logprobs") if getattr(params, name) == -1]
+        counts: dict[str, Any] = dict.fromkeys(names, self._vocab_size)
         return replace(params, **counts) if counts else params
 
     def _grammar(self, asked: StructuredOutput | None) -> Any:

@@ -249,9 +249,7 @@ def _functions(body: ResponsesBody) -> list[Json]:
     choice = body.tool_choice
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind in others or (not functions and choice == "required"):
-        message = (
-            f"only tools of type 'function' are called here, not {others[0]!r:.50}"
-        )
+        message = f"only tools of type 'function' are called here, not {others[0]!r:.50}"
         raise ProblemError(400, message, param="tool_choice")
     return functions
 

@@ -240,7 +240,7 @@ def _from_gguf(metadata: Mapping[str, Any], where: str) -> Tokenizer:
 
 def _from_directory(folder: Path) -> Tokenizer:
     settings = _read_json(folder / "tokenizer_config.json")
-    backend = _backend(folder)
+    backend = _backend(folder, settings)
     _add_tokens(backend, folder, settings)
     names = _read_json(folder / "special_tokens_map.json") | settings
     bos, eos = (_content(names.get(key)) for key in ("bos_token", "eos_token"))
@@ -264,7 +264,7 @@ def _from_directory(folder: Path) -> Tokenizer:
     )
 
 
-def _backend(folder: Path) -> Backend:
+def _backend(folder: Path, settings: Mapping[str, Any]) -> Backend:
     file = folder / "tokenizer.json"
     if file.is_file():
         try:
@@ -276,7 +276,13 @@ def _backend(folder: Path) -> Backend:
             f"{folder} has no tokenizer ({file.name}, {', '.join(_OLDER)}): copy it from the "
             "model's repository, or say where it is (tokenizer=PATH)"
         )
-    # transformers knows how to convert them. Its import takes seconds, so nobody else pays for it.
+    if (pieces := folder / "tokenizer.model").is_file():
+        from hunch.text.sentence_piece import sentence_piece_tokenizer
+
+        made = sentence_piece_tokenizer(pieces, settings)
+        if made is not None:
+            return made
+    # transformers can convert the others. Its import takes seconds, so nobody else pays for it.
     from transformers import AutoTokenizer
 
     try:
@@ -285,7 +291,9 @@ def _backend(folder: Path) -> Backend:
     except (OSError, ValueError, ImportError, AttributeError, KeyError, TypeError) as error:
         raise ModelFormatError(
             f"{folder} has no tokenizer.json, and transformers cannot make one from what is there "
-            f"({str(error).strip().splitlines()[0][:200] if str(error) else type(error).__name__})"
+            f"({str(error).strip().splitlines()[0][:200] if str(error) else type(error).__name__})."
+            " Copy tokenizer.json from the model's repository, or `pip install sentencepiece "
+            "protobuf tiktoken`, which transformers reads older files with"
         ) from error
     assert isinstance(backend, Backend)
     return backend
