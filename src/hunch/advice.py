@@ -16,7 +16,7 @@ LOOKUPS = ("ngram", "suffix", "prediction")
 def advice_for(method: str, share: float, prompt_len: float = 0) -> str | None:
     """What to try with this share of a draft's levels accepted; None: it is as it should be.
 
-    A tree is judged by its levels, of each of which one node can be accepted.
+    Of a tree levels count, not nodes: one node of each level can be accepted.
     """
     if share > HIGH and method != "auto":
         return f"{share:.0%} of the guesses are accepted: longer drafts (num_nodes) may pay"

@@ -204,7 +204,7 @@ def split_parts(text: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpecConfig:
-    """What drafts, and who judges it. Written 'NAME[:PATH][:KEY=VALUE]...'."""
+    """What drafts, and how drafts are verified. Written 'NAME[:PATH][:KEY=VALUE]...'."""
 
     method: str = "auto"
     path: str | None = None

@@ -36,7 +36,8 @@ ENGINE_NAMES = {"said": "tokens", "thoughts": "outputs", "fresh": "new", "letter
 ROOMS = ("drafting", "engine", "kernels", "models", "step", "train")
 # In prose too, whatever the sentence.
 PROSE = re.compile(
-    r"\b(aloft|gaits?|crew|in flight|flying steps?|steps? (that )?(fly|flies|flew))\b",
+    r"\b(aloft|gaits?|crew|judg(e|es|ed|ing)|in flight|flying steps?"
+    r"|steps? (that )?(fly|flies|flew))\b",
     re.IGNORECASE,
 )
 

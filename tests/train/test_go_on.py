@@ -1,4 +1,4 @@
-"""A drafter goes on learning from served answers: judged by others, swapped in between steps."""
+"""A drafter goes on learning from served answers: measured on others, swapped in between steps."""
 
 from __future__ import annotations
 

@@ -119,8 +119,8 @@ _HELP = {
     "tensor_parallel_size": "Devices over which every layer is split.",
     "pipeline_parallel_size": "Stages of layers, each on devices of its own.",
     "speculate": "What guesses: NAME[:PATH][:KEY=VALUE]..., say ngram or draft:PATH [auto]",
-    "verifier": "Who judges guesses: exact (the text of plain decoding), rejection or block (the "
-    "same chances), or typical (LOSSY) [exact]",
+    "verifier": "How drafts are verified: exact (the text of plain decoding), rejection or block "
+    "(the same chances), or typical (LOSSY) [exact]",
     "always_draft": "Draft whether it pays or not: the same guesses in every run.",
     "speculative_config": "vLLM's way to say how to draft.",
     "speculative_model": "vLLM's name for a drafter's path, or [ngram].",

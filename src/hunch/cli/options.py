@@ -32,8 +32,8 @@ Speculate = Annotated[
     ),
 ]
 VERIFIER_HELP = (
-    "Who judges drafts. exact: the text of plain decoding; rejection, block: the same chances, "
-    "other text; typical: LOSSY, the text no longer follows the model."
+    "How drafts are verified. exact: the text of plain decoding; rejection, block: the same "
+    "chances, other text; typical: LOSSY, the text no longer follows the model."
 )
 AlwaysDraft = Annotated[
     bool,

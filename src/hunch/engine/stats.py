@@ -316,7 +316,7 @@ class EngineStats:
         self._ttft.add(tally.first_token - tally.arrived)
 
     def add_gaps(self, gaps: list[float]) -> None:
-        """Of sequences that said one more token each."""
+        """Of sequences that got one more token each."""
         self._inter_token.add_all(gaps)
 
     def end(self, tally: Tally, reason: str) -> None:

@@ -234,7 +234,7 @@ def _handed(value: Any) -> Any:
 
 @dataclass(kw_only=True, slots=True)
 class NativeTable:
-    """What is said of tokens to all layers: a table, and a projection of their embedding."""
+    """What layers read of tokens beside the stream: a table, a projection of their embedding."""
 
     width: int  # numbers per layer
     scale: float  # of the table's

@@ -47,7 +47,7 @@ class Names:
     down: str = "mlp.down_proj"
     experts: ExpertNames = EXPERT_NAMES
     mlp_out_norm: str = "mlp_out_norm"
-    # A table of what is said of tokens to layers, and a layer's use of it.
+    # A table with a vector of every token for every layer, and a layer's use of it.
     table: str = "model.embed_tokens_per_layer.weight"
     table_project: str = "model.per_layer_model_projection"
     table_norm: str = "model.per_layer_projection_norm"
@@ -219,7 +219,7 @@ def _build_gate(spec: ModelSpec, source: Source, prefix: str, names: Names) -> I
 
 
 def build_table(spec: ModelSpec, source: Source, names: Names) -> TokenTable | None:
-    """What is said of tokens to all layers."""
+    """The table with a vector of every token for every layer."""
     inputs = spec.inputs
     if inputs is None:
         return None

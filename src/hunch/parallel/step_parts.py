@@ -1,6 +1,6 @@
 """Captured steps of a target over ranks: rank 0's whole step, and the others' parts of it.
 
-Rank 0's graphs pack, choose, judge and draft as without ranks. Inside them the packed inputs go to
+Rank 0's graphs pack, choose, walk and draft as without ranks. Inside them the packed inputs go to
 the other ranks through the GPUs' memory; those have a graph for each size of step that takes the
 inputs, computes its part of the pass and of the logits, and moves accepted nodes' KV. Before rank 0
 launches a graph it says by an order which the others must launch.

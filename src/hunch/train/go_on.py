@@ -39,7 +39,7 @@ from hunch.train.job import (
 from hunch.train.loop import Loop
 from hunch.train.progress import Progress
 
-HELD_OUT = 0.2  # share of the answers to judge by
+HELD_OUT = 0.2  # share of the answers to measure on
 RATE = 0.3  # of the recipe's: what was learned before shall stay
 EPOCHS = 3
 STEPS = (20, 1200)  # at least, and at most
@@ -94,7 +94,7 @@ def job_for(asked: GoOn) -> Job:
 
 
 def go_on(asked: GoOn, texts: Texts) -> WentOn:
-    """Learn from most of the texts, judge by the others, write what is better."""
+    """Learn from most of the texts, measure on the others, write what is better."""
     job = job_for(asked)
     batch = _batch(asked)
     num_steps = int(asked.epochs * len(texts.tokens) / batch)

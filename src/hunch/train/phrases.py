@@ -46,7 +46,9 @@ class Counting:
     cost: float = 0.3  # of checking a guess, in tokens
     min_gain: float = 0.5  # tokens an entry must have brought
     smoothing: float = 3.0  # how many sightings the shorter context's chance stands for
-    doubt: float = 0.8  # taken from every entry's gain, as it was counted on what it is judged by
+    doubt: float = (
+        0.8  # taken from every entry's gain, as it is measured on the texts it was counted on
+    )
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Block: a chain of drafted tokens is judged as a whole, which keeps a little more than one by one.
+"""Block: a chain of drafted tokens is verified as a whole: a little more is kept than one by one.
 
 Like `rejection` it follows the target's distribution exactly. With x_i the drafted tokens, p_i and
 q_i the distributions of the one after i of them, and w_0 = 1:
@@ -12,7 +12,7 @@ whole chain. Why it is right: given x_1 .. x_i, at least i are kept with chance 
 definition; before it, more than i are kept with chance sum min(w_i p_i, q_i) = w_i - left_i, and
 h_i adds left_i.) So prefix and next token y come together with chance q(x_1 .. x_i) times
 [min(w_i p_i(y), q_i(y)) + max(w_i p_i(y) - q_i(y), 0)] = q(x_1 .. x_i) w_i p_i(y), as they should.
-Paper: arXiv 2403.10444. A draft that branches is judged by `rejection`'s rule.
+Paper: arXiv 2403.10444. A draft that branches is verified by `rejection`'s rule.
 
 Shape letters: K tokens, N nodes, V vocabulary.
 """

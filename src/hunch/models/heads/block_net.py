@@ -209,7 +209,7 @@ class BlockNet(TiledNet):
 
 @dataclass(slots=True)
 class BlockGuess:
-    """What one pass said, for rows in order: asked place by place as tokens are chosen."""
+    """The result of one pass, for rows in order: read place by place as tokens are chosen."""
 
     net: BlockNet
     state_RSD: Tensor

@@ -83,7 +83,7 @@ class FusedBlocks:
 
 @dataclass(slots=True)
 class FusedGuess:
-    """What one pass said, asked place by place as tokens are chosen."""
+    """The result of one pass, read place by place as tokens are chosen."""
 
     markov: MarkovHead | None
     logits_SRC: Tensor
