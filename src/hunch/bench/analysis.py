@@ -18,7 +18,7 @@ TOLERANCE = 0.02  # by which `auto` may be slower than the best before it is sai
 
 
 def seconds_by_prompt(run: Run) -> dict[str, list[float]]:
-    """Of each request: its end-to-end seconds in every round, per token of its answer."""
+    """End-to-end seconds of each request in every round, per token of its answer."""
     seconds: dict[str, list[float]] = defaultdict(list)
     for answer in run.answers():
         seconds[answer.id].append(answer.end_to_end / max(answer.num_tokens, 1))

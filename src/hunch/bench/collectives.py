@@ -79,7 +79,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """Of one pass: messages, bytes that a rank receives, seconds in which it computes nothing."""
+    """One pass: messages, bytes that a rank receives, seconds in which it computes nothing."""
 
     num_messages: int
     num_bytes: float

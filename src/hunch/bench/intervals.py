@@ -50,7 +50,7 @@ def bootstrap(
 def ratio_of_sums(
     first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], num_draws: int = NUM_DRAWS
 ) -> Interval | None:
-    """Of two tables (a line per prompt, a column per round): one sum over the other.
+    """The ratio of the sums of two tables (a line per prompt, a column per round).
 
     A prompt counts with its median over the rounds. Prompts are drawn as pairs and rounds for
     each table, so that a slow round shows in the interval. None without prompts.

@@ -227,7 +227,7 @@ def size_of(report: Report) -> Size | None:
 
 
 def _acceptance(report: Report) -> float | None:
-    """Of the drafted method with the most drafts: the chance that explains its tokens per pass."""
+    """The chance that explains the tokens per pass of the method with the most drafts."""
     drafted = [run for run in report.runs if run.counts().get("num_drafts")]
     if not drafted:
         return None

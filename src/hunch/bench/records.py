@@ -75,7 +75,7 @@ class Run:
     rounds: list[Round] = field(default_factory=list)
 
     def answers(self) -> list[Answer]:
-        """Of all rounds, those that count."""
+        """The answers that count, of all rounds."""
         return [a for r in self.rounds for a in r.answers if not a.is_warmup and a.error is None]
 
     def errors(self) -> list[Answer]:

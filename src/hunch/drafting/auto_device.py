@@ -24,7 +24,7 @@ CHAIN_NODES = (1, 3, 7, 11)  # checked in steps of a network's chains, where it 
 
 
 class TreeSize(NamedTuple):
-    """Of a network's trees, all of whose levels have as many nodes."""
+    """The size of a network's trees; all of their levels have `width` nodes."""
 
     width: int
     num_levels: int

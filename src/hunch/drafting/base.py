@@ -30,7 +30,7 @@ PREDICTION = "prediction"  # drafts from what a request expects; stands beside e
 
 
 def comes_with_hunch(path: str) -> bool:
-    """Its card says what it does: a user who asks for it by name need not be told again."""
+    """Whether a drafter's files are part of the package: their card says what to expect."""
     return Path(path).is_relative_to(Path(__file__).parents[1])
 
 
@@ -131,7 +131,7 @@ class DeviceDrafter:
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
-        """How its steps may go, one without nodes among them where none may be best."""
+        """The shapes its steps may have; one without nodes is among them where that may be best."""
         if self.level_size == 1:
             return chains_of(self.num_levels, is_adaptive=self.is_adaptive)
         whole = StepShape(self.num_nodes, DraftSource.TREE)
@@ -149,7 +149,7 @@ class DeviceDrafter:
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        """Of the target, whose states it drafts from."""
+        """Layers of the target whose states it drafts from."""
         return ()
 
     def draft(
@@ -164,11 +164,11 @@ class DeviceDrafter:
         raise NotImplementedError
 
     def levels(self, source: int) -> int:
-        """Of its network's drafts in a step of this source."""
+        """Levels that its network drafts in a step of this source."""
         return self.num_levels
 
     def depth(self, source: int) -> int:
-        """Of its trees; 0: in this source it drafts chains."""
+        """Depth of the trees it drafts in this source; 0: it drafts chains."""
         return self.num_levels if self.level_size > 1 and source == DraftSource.TREE else 0
 
     def works(self, source: int) -> bool:
@@ -176,7 +176,7 @@ class DeviceDrafter:
         return source > 0
 
     def writes_kv(self, source: int) -> bool:
-        """Whether drafting so leaves KV of its own for all that is known."""
+        """Whether a step of this source also writes the drafter's own KV of all known tokens."""
         return False
 
     def can_follow(self, rows: Rows) -> bool:
@@ -188,7 +188,7 @@ class DeviceDrafter:
         return False
 
     def is_ready(self, rows: Rows) -> np.ndarray | None:
-        """Of which rows everything that drafting needs is on the device; None: of all, always."""
+        """For which rows the device has everything that drafting needs; None: for all, always."""
         return None
 
     def drafted_by(self, source: int, matched: int) -> str:

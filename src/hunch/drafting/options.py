@@ -91,7 +91,7 @@ class GrowOptions:
         )
 
     def default_length(self, context: DrafterContext) -> int:
-        """Of a chain: where its length follows acceptance, as long as ever pays."""
+        """Length of a chain; where it follows acceptance, the longest that ever pays."""
         return MAX_LENGTH if self.adaptive and context.is_followed else LENGTH
 
     def check(self, kinds: tuple[str, ...]) -> None:

@@ -57,7 +57,7 @@ class RowArrays:
         return self
 
     def address(self, row: int, position: int) -> int:
-        """Of a token."""
+        """The address of a row's token in memory."""
         return self._tokens_at + row * self._tokens_step + 8 * position
 
 

@@ -192,7 +192,7 @@ class Tally:
 
 
 def _at_least_each(counts: Iterable[tuple[int, int]]) -> list[int]:
-    """Of values and how often each came: how many are 1 or more, 2 or more, ... to the largest."""
+    """From (value, count) pairs: how many values are 1 or more, 2 or more, ... to the largest."""
     found = list(counts)
     return [
         sum(times for value, times in found if value >= least)
@@ -316,7 +316,7 @@ class EngineStats:
         self._ttft.add(tally.first_token - tally.arrived)
 
     def add_gaps(self, gaps: list[float]) -> None:
-        """Of sequences that got one more token each."""
+        """Add the gaps between tokens of sequences that got one more each."""
         self._inter_token.add_all(gaps)
 
     def end(self, tally: Tally, reason: str) -> None:

@@ -124,7 +124,7 @@ class GgufHeader:
 
 
 def first_part(path: Path) -> Path:
-    """Of a model in parts the first, which has the metadata, whichever one is named."""
+    """The first part of a model in parts, which has the metadata, whichever part is named."""
     named = _PART.fullmatch(path.name)
     first = path.with_name(f"{named[1]}-00001-of-{named[3]}.gguf") if named else path
     return first if first.is_file() else path

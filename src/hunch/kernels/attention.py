@@ -51,7 +51,7 @@ class AttnInputs:
 
     @staticmethod
     def over(packed_5T: Tensor, table_SB: Tensor, block_size: int, depth: int = 0) -> AttnInputs:
-        """Of a pass whose inputs are written into one buffer: ids, then the columns above."""
+        """Views of the one buffer that holds a pass's inputs: ids, then the columns above."""
         return AttnInputs(
             pos_T=packed_5T[1],
             slot_T=packed_5T[2],
@@ -64,14 +64,14 @@ class AttnInputs:
 
     @staticmethod
     def nobody(zero_T: Tensor, table_SB: Tensor, block_size: int) -> AttnInputs:
-        """Of a pass over padding: nothing is written, nothing is read."""
+        """The inputs of a pass over padding: nothing is written, nothing is read."""
         spans = (Span(0, len(zero_T), 0, 0, len(zero_T)),)
         columns = zero_T, zero_T - 1, zero_T, table_SB, zero_T + 1
         return AttnInputs(*columns, None, block_size, spans)
 
 
 def row_spans(num_rows: int, width: int, num_known: int = 1) -> tuple[Span, ...]:
-    """Of a pass over as many tokens of each row, whose positions the host does not know."""
+    """The spans of a pass over `width` tokens of each row; the host does not know positions."""
     return tuple(Span(r * width, (r + 1) * width, r, 0, num_known) for r in range(num_rows))
 
 

@@ -49,12 +49,12 @@ class DeltaShape:
 
     @property
     def num_channels(self) -> int:
-        """Of the convolution: queries, keys, values."""
+        """Channels of the convolution: queries, keys, values."""
         return 2 * self.key_width + self.value_width
 
     @property
     def num_inputs(self) -> int:
-        """Of a token: the channels, then what beta and what the decay come from, per value head."""
+        """Inputs per token: the channels, then what beta and decay come from, per value head."""
         return self.num_channels + 2 * self.num_v_heads
 
 
@@ -203,7 +203,7 @@ def recur(
 
 
 def sequences_of(attn: AttnInputs) -> list[tuple[int, int, int, int]]:
-    """Of each sequence: its first packed token, its last, how many are known, the engine's row."""
+    """Per sequence: its first packed token, its last, how many are known, the engine's row."""
     return [(span.first, span.last, span.num_known, row) for span, row in _live(attn)]
 
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # needs Triton
 
 
 def longest_match(text: list[int], min_match: int, max_match: int) -> tuple[int, int]:
-    """Of the text's end, as it last stood before: its length and the place after it; 0: nowhere."""
+    """Where the text's end last stood before: the match's length, the place after it; 0: none."""
     for size in range(min(max_match, len(text) - 1), min_match - 1, -1):
         for place in range(len(text) - 1, size - 1, -1):
             if text[place - size : place] == text[-size:]:

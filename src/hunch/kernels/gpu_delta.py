@@ -27,7 +27,7 @@ _BLOCK_V = 32  # values of a head that a program folds: one row then fills a GPU
 
 
 def step_sequences(num_rows: int, num_tokens: int, device: torch.device) -> Tensor:
-    """Of a captured step: this many tokens of each row, the first of which is known."""
+    """The sequences of a captured step: `num_tokens` of each row, the first of which is known."""
     first_S = torch.arange(num_rows, device=device) * num_tokens
     others = torch.ones_like(first_S), torch.full_like(first_S, STEP_ROW)
     return torch.stack((first_S, first_S + num_tokens, *others), dim=1)

@@ -169,7 +169,7 @@ def _merge_kernel(
 def scores(
     logits_MV: Tensor, at_S: Tensor, token_S: Tensor, num_best: int, out_RKE: Tensor
 ) -> None:
-    """Of each asked token its rank, its log-probability and those of the best tokens.
+    """The rank and log-probability of each asked token, and those of the best tokens.
 
     at_S names the row of logits; where it or the token is -1 nothing is asked. Places without an
     answer hold rank 0, then -1 and -inf. The output may be a part of longer lines; `read_scores`

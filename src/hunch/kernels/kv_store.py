@@ -95,7 +95,7 @@ class KVCache:
         return self.others.layer(number - len(self.k_LCMH))
 
     def scales_of(self, number: int) -> tuple[Tensor, Tensor] | None:
-        """Of a layer's keys and values, [C, M, 1] each; None where they are no codes."""
+        """The scales of a layer's keys and values, [C, M, 1] each; None: they are plain numbers."""
         if number >= len(self.k_LCMH) and self.others is not None:
             return self.others.scales_of(number - len(self.k_LCMH))
         return None if self.scales is None else self.scales.layer(number)

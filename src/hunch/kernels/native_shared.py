@@ -44,7 +44,7 @@ class SharedMemory:
         return parts
 
     def sum(self, part: Tensor) -> Tensor:
-        """Of float32, added in the order of the processes."""
+        """The sum of all parts, float32, added in the order of the processes."""
         total = torch.empty_like(part)
         self._check(self._sum(*self._place, part.data_ptr(), part.numel(), total.data_ptr()))
         return total

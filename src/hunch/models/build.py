@@ -136,7 +136,7 @@ def build_attention(
 def _head_norms(
     spec: ModelSpec, source: Source, prefix: str, names: Names, *, is_reader: bool
 ) -> tuple[RMSNorm | None, RMSNorm | None, RMSNorm | None]:
-    """Of q, k and v."""
+    """The norms of q, k and v."""
     if not spec.has_qk_norm:
         return None, None, None
 

@@ -151,7 +151,7 @@ def _stacked_matrix(
 
 
 def _stacked(parts: list[list[Tensor]]) -> Tensor:
-    """Of each expert: its parts, one beneath the other."""
+    """All experts in one tensor, the parts of each one beneath the other."""
     return torch.stack([torch.cat(pieces) for pieces in parts])
 
 

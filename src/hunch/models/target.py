@@ -50,7 +50,7 @@ class Target(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its hidden states."""
+        """The precision of its hidden states."""
 
     @property
     def kv_dtype(self) -> torch.dtype: ...
@@ -150,7 +150,7 @@ class OverProcesses(Protocol):
 
     @property
     def most_kv_layers(self) -> int:
-        """Of the process that keeps the KV of the most layers."""
+        """Layers whose KV one process keeps, at most."""
 
     def begin(
         self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()

@@ -226,7 +226,7 @@ def _wait_here(rank: int, process: subprocess.Popen[bytes], stdout: IO[bytes]) -
 
 
 def threads_of_rank(num_ranks: int) -> int:
-    """Of those that share this machine's cores."""
+    """Threads of each of the ranks that share this machine's cores."""
     return max(1, num_cores() // num_ranks)
 
 

@@ -46,7 +46,7 @@ class Layout:
         return Stage((rank // self.num_ranks - 1) % self.num_stages, self.num_stages)
 
     def first_rank(self, stage: int) -> int:
-        """Of the stage, counted round."""
+        """The first rank of a stage; rank 0 is in the last stage."""
         return (stage + 1) % self.num_stages * self.num_ranks
 
 

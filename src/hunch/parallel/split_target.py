@@ -167,7 +167,7 @@ class SplitTarget:
 
     @property
     def most_kv_layers(self) -> int:
-        """Of the stage that keeps the KV of the most layers."""
+        """Layers whose KV one stage keeps, at most."""
         stages = [self.layout.stage_of(rank) for rank in range(self.layout.size)]
         parts = [stage_spec(self.spec, stage).kv_shapes(1) for stage in stages]
         return max(num_layers for (num_layers, *_), *_ in parts)

@@ -186,7 +186,7 @@ def new_service(config: Config, settings: ServeConfig, engine: AnyEngine, text: 
 
 
 def _untold(config: Config) -> Config:
-    """Of a further model: routers are told of the first one's KV cache alone."""
+    """The config of a further model: routers are told of the first one's KV cache alone."""
     return replace(config, cache=replace(config.cache, kv_events_config=None))
 
 

@@ -234,7 +234,7 @@ def _cut(merge: str) -> tuple[str, str]:
 
 
 def _ranked_merges(read: _Reader, vocab: dict[str, int], types: list[int]) -> list[tuple[str, str]]:
-    """Of neighbours whose union is a token, the best score merges first."""
+    """Merges of neighbours whose union is a token, the best score first."""
     scores = read.list("scores", float, len(vocab))
     ranked: list[tuple[float, int, int, str, str]] = []
     for token, index in vocab.items():

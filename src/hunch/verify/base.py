@@ -153,7 +153,7 @@ class RowDraft:
 
     @cached_property
     def children(self) -> list[list[int]]:
-        """Of the root, then of each node, in the draft's order."""
+        """Children of the root, then of each node, in the draft's order."""
         children: list[list[int]] = [[] for _ in range(len(self.tokens) + 1)]
         for node, parent in enumerate(self.parents):
             children[parent + 1].append(node)

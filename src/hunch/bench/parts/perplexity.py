@@ -23,7 +23,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def perplexity(llm: LLM, ids: list[int]) -> float:
-    """Of every token but the first."""
+    """The perplexity of every token but the first."""
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
     scores = llm.generate([ids], params, use_tqdm=False)[0].prompt_logprobs
     assert scores is not None

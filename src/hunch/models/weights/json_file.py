@@ -23,7 +23,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Of an index of shards: each tensor's file, which lies beside the index."""
+    """Each tensor's file, by an index of shards; files lie beside the index."""
     mapping = read_json(path).get("weight_map")
     if not isinstance(mapping, dict) or not all(isinstance(v, str) for v in mapping.values()):
         raise ModelFormatError(f"{path} has no weight_map; download the model again")

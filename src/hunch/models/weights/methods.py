@@ -77,7 +77,7 @@ def _sizes_of(settings: Mapping[str, Any]) -> list[int]:
 
 
 def _config_groups(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Of compressed-tensors: how the weights of each of its groups of matrices are stored."""
+    """How compressed-tensors stores the weights of each of its groups of matrices."""
     groups = dict(settings.get("config_groups") or {}).values()
     return [dict(dict(group).get("weights") or {}) for group in groups]
 
