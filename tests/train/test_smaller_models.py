@@ -168,6 +168,18 @@ def test_all_layers_are_the_small_model(wide: Path, target: Path, tmp_path: Path
     assert accepted(wide, draft) > 0.95
 
 
+@pytest.mark.parametrize(("layers", "rate"), [("4", 0.3), ("3", 1.0)])
+def test_a_whole_model_learns_at_a_lower_rate(
+    layers: str, rate: float, wide: Path, target: Path, tmp_path: Path
+) -> None:
+    """At the rate for cut layers it would forget what it knows."""
+    job = new_job(wide, Path(), tmp_path, "draft", **{"from": target, "layers": layers})
+    job.options.pop("lr")
+    settings = read_settings("draft", job.options)
+    student, teacher = build_student(job, settings, TEXTS)
+    assert Loop(student, teacher, tmp_path, settings.loop, 1e-3).lr == pytest.approx(rate * 1e-3)
+
+
 def test_tables_are_the_small_models_where_those_of_the_target_would_fit(
     target: Path, tmp_path: Path
 ) -> None:

@@ -89,11 +89,11 @@ def test_a_smaller_model_is_a_kind_of_its_own_in_trials() -> None:
     ranked = rank(COSTS, SPEC, seconds=LONG, device="cuda", sizes=sizes, smaller=one)
     plan = Plan(COSTS, 1.0, [replace(each, speedup=2.0) for each in ranked], one)
     kinds = _kinds(plan)
-    assert set(kinds) == {"draft", "draft-smaller"}
+    assert set(kinds) == {"draft", "draft-smaller", "draft-smaller-abreast"}
     asked = Asked("target", Path("out"), "", options={"from": "small", "lr": "0.1"})
     for name, each in kinds.items():
         job = job_for(asked, each.size)
-        assert ("from" in job.options) == (name == "draft-smaller")
+        assert ("from" in job.options) == (name != "draft")
         assert read_settings(job.method, job.options).loop.lr == 0.1
 
 

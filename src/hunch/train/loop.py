@@ -136,7 +136,7 @@ class Loop:
     ) -> None:
         """`remark` says more of what held-out answers show, for the progress line."""
         self.student, self.target, self.folder, self.options = student, target, folder, options
-        self.lr = options.lr or lr
+        self.lr = options.lr or lr * student.rate
         self.batch = options.batch or _BATCH.get(target.device.type, _BATCH["cpu"])
         self.optimiser = Optimiser(student.tensors, student.plain)
         self.place, self.curve, self.rates = Place(), Curve(), Rates()

@@ -68,6 +68,7 @@ class Student:
     feature_layers: tuple[int, ...] = ()  # of the target; their states come with the outputs
     needs_hidden = False  # the target's last state too
     plain: Collection[str] = ()  # tensors that Adam steps: embeddings and output matrices
+    rate = 1.0  # of the recipe's: less for what begins as a whole model
     num_walks = 1  # times its network goes over a text for one loss
     layer_names: Collection[str] = ()  # prefixes of layers, whose tensors become `sources`
 

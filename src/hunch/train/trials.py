@@ -113,8 +113,8 @@ def _kinds(plan: Plan) -> dict[str, Expected]:
     found: dict[str, Expected] = {}
     for one in plan.expected:
         if one.speedup > CLOSE * plan.best.speedup and one.size.method in TRIED:
-            kind = "-abreast" if one.size.abreast > 1 else ""
-            kind = SMALLER if one.size.cut_from else kind
+            kind = SMALLER if one.size.cut_from else ""
+            kind += "-abreast" if one.size.abreast > 1 else ""
             found.setdefault(one.size.method + kind, one)
     return found
 

@@ -42,6 +42,8 @@ from hunch.train.states import Dense, TargetOutputs
 from hunch.train.student import BatchLoss, Recipe, Student, Walk, check_target
 from hunch.train.vocab import Columns
 
+WHOLE_RATE = 0.3  # of the rate, for a whole smaller model: what it knows shall stay
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftOptions:
@@ -90,6 +92,8 @@ class DraftStudent(Student):
         self.start(self._cut(weights, options.from_scratch))
         if self.origin is not None:
             self.model.layers.clear()  # what is taught is a copy of them
+            is_whole = len(self.groups) == own.num_layers and options.units == 1
+            self.rate = WHOLE_RATE if is_whole and not options.from_scratch else 1.0
 
     def _cut(self, weights: Weights, from_scratch: bool) -> dict[str, Tensor]:
         names, found = self.model.names, {}
