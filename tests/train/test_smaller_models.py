@@ -33,6 +33,8 @@ from hunch.train.recipes.draft import read_layers
 from hunch.train.regenerate import read_answers
 from hunch.train.states import Dense, run_target
 from hunch.train.vocab import count_columns
+from recurrent_models import make
+from tiny_families import write_family
 from tiny_gguf import VOCAB, random_tensors, write_gguf
 from tiny_models import write_llama, write_tokenizer
 
@@ -79,24 +81,39 @@ def accepted(target: Path, draft: Path, prompt: str | list[int] = "the model") -
     return float(rate)
 
 
-def test_before_training_it_says_what_the_small_model_says(wide: Path, target: Path) -> None:
-    """Also of tokens that the small model has no number for: it reads its last one there."""
-    job = new_job(wide, Path(), Path(), "draft", **{"from": target, "layers": 4})
+@torch.no_grad()
+def compare_scores(target: Path, small: Path, num_layers: int) -> None:
+    """A draft of all layers against the small model, over tokens of both and some of the target's
+    alone: for those it reads the small model's last one."""
+    job = new_job(target, Path(), Path(), "draft", **{"from": small, "layers": num_layers})
     settings = read_settings("draft", job.options)
     student, teacher = build_student(job, settings, TEXTS)
-    size = teacher.spec.vocab_size
+    model, size = load_decoder(open_weights(str(small)), device="cpu"), teacher.spec.vocab_size
     ids_BL = torch.cat((torch.arange(40), torch.arange(size - 24, size))).view(2, 32)
     batch = Batch(ids_BL, torch.full((2,), 32), torch.full((2,), 4), np.arange(2))
-    outputs = run_target(teacher, batch, student.columns)
-    with torch.no_grad():
-        states_TD = student.states(outputs)  # type: ignore[attr-defined]
-        mine_TC = states_TD @ student.head_CD.T  # type: ignore[attr-defined]
-    small = load_decoder(open_weights(str(target)), device="cpu")
-    known_BL, pos_T = ids_BL.clamp(max=size - PADDING - 1), torch.arange(32).repeat(2)
-    hidden = small.read(known_BL.flatten(), pos_T, Dense(known_BL, small.ropes))
-    theirs_TC = small.logits(hidden.last_TD)[:, student.columns.ids_C]
+    states_TD = student.states(run_target(teacher, batch, student.columns))  # type: ignore[attr-defined]
+    mine_TC = states_TD @ student.head_CD.T  # type: ignore[attr-defined]
+    known_BL, pos_T = ids_BL.clamp(max=model.spec.vocab_size - 1), torch.arange(32).repeat(2)
+    hidden = model.read(known_BL.flatten(), pos_T, Dense(known_BL, model.ropes))
+    theirs_TC = model.logits(hidden.last_TD)[:, student.columns.ids_C]
     torch.testing.assert_close(mine_TC, theirs_TC, rtol=1e-4, atol=1e-4)
-    assert int(student.columns.ids_C.max()) < size - PADDING
+    assert int(student.columns.ids_C.max()) < model.spec.vocab_size
+
+
+def test_before_training_it_says_what_the_small_model_says(wide: Path, target: Path) -> None:
+    compare_scores(wide, target, 4)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", "granite", "mistral", "opt"])
+def test_a_smaller_model_of_any_family_like_llama(family: str, wide: Path, tmp_path: Path) -> None:
+    """Biases, norms of heads, scales, windows, learned positions."""
+    compare_scores(wide, write_family(tmp_path / family, family), 2)
+
+
+def test_beside_a_target_that_gives_no_layers_itself(tmp_path: Path) -> None:
+    big = write_llama(tmp_path / "big", num_experts=4)
+    small = write_family(tmp_path / "small", "qwen2")
+    assert accepted(big, untrained(big, small, tmp_path / "out", layers=1, context=96)) < 1
 
 
 def test_tokens_it_lacks_are_never_guessed_however_frequent() -> None:
@@ -295,9 +312,10 @@ def test_models_that_give_no_layers(wide: Path, trained: Job, tmp_path: Path) ->
     job = new_job(wide, tmp_path, tmp_path / "out", "draft", **{"from": trained.out})
     with pytest.raises(ConfigError, match="--resume"):
         run_job(job, QUIET)
-    experts = write_llama(tmp_path / "experts", num_experts=4)
-    job = new_job(wide, tmp_path, tmp_path / "out", "draft", **{"from": experts})
-    with pytest.raises(UnsupportedModelError, match=r"from=.*has experts"):
+    recurrent = tmp_path / "recurrent"
+    make("qwen3.5", recurrent)
+    job = new_job(wide, tmp_path, tmp_path / "out", "draft", **{"from": recurrent})
+    with pytest.raises(UnsupportedModelError, match=r"from=.*has .*recurrent layers"):
         run_job(job, QUIET)
 
 
