@@ -2,6 +2,7 @@
 
 import pytest
 
+import hunch
 from hunch import SamplingParams, TextPrompt, TokensPrompt
 from hunch.compat import (
     NotCovered,
@@ -195,6 +196,23 @@ def test_methods_of_vllm_that_are_missing_say_what_to_do() -> None:
     with pytest.raises(AttributeError, match="no attribute 'foo'"):
         _ = llm.foo
     assert not hasattr(llm, "collective_rpc")
+
+
+def test_values_of_sampling_parameters_as_vllm_takes_them() -> None:
+    params = SamplingParams(logprobs=True, prompt_logprobs=True, logit_bias={"5": 1.0, 6: -1})
+    assert (params.logprobs, params.prompt_logprobs) == (1, 1)
+    assert params.logit_bias == {5: 1.0, 6: -1}
+    assert SamplingParams(detokenize=False, skip_clone=True) == SamplingParams()
+    with pytest.raises(AttributeError, match=r"replace\(params, max_tokens=9\)"):
+        params.max_tokens = 9  # type: ignore[misc]
+
+
+def test_names_of_vllm_that_are_missing_say_what_to_do() -> None:
+    assert hunch.EngineArgs is hunch.AsyncEngineArgs
+    for name in ("LLMEngine", "LoRARequest", "BeamSearchParams", "PoolingParams"):
+        with pytest.raises(ImportError, match=f"hunch has no {name}: \\w+"):
+            getattr(hunch, name)
+    assert not hasattr(hunch, "Banana")
 
 
 def test_vllms_prompt_types_are_dicts() -> None:

@@ -130,6 +130,17 @@ def test_vllms_names_around_a_chat(llm: LLM) -> None:
     assert output.prompt_token_ids == ids
 
 
+def test_an_answer_may_go_on_with_what_was_begun(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well"}]
+    params = SamplingParams(temperature=0, max_tokens=4)
+    (output,) = llm.chat(messages, params, continue_final_message=True)
+    text = llm.tokenizer.decode(output.prompt_token_ids)
+    assert text.startswith("<|user|>hi")
+    assert text.endswith("Well")
+    with pytest.raises(RequestError, match="is not the assistant's"):
+        llm.chat(messages[:1], params, continue_final_message=True)
+
+
 def test_requests_leave_no_circles_and_the_collector_comes_back(llm: LLM) -> None:
     params = SamplingParams(max_tokens=4)
     llm.generate(["warm"], params)

@@ -9,15 +9,18 @@ if TYPE_CHECKING:
     from hunch.async_llm import AsyncLLM as AsyncLLM
     from hunch.errors import HunchError as HunchError
     from hunch.llm import LLM as LLM
+    from hunch.pooling import EmbeddingRequestOutput as EmbeddingRequestOutput
     from hunch.prompts import TextPrompt as TextPrompt
     from hunch.prompts import TokensPrompt as TokensPrompt
     from hunch.types import CompletionOutput as CompletionOutput
+    from hunch.types import Logprob as Logprob
     from hunch.types import RequestOutput as RequestOutput
     from hunch.types import SamplingParams as SamplingParams
     from hunch.types import Speculation as Speculation
     from hunch.types import StructuredOutput as StructuredOutput
 
     AsyncLLMEngine = AsyncLLM
+    EngineArgs = AsyncEngineArgs
     GuidedDecodingParams = StructuredOutput
     StructuredOutputsParams = StructuredOutput
 
@@ -35,12 +38,25 @@ _HOMES = {
     "TextPrompt": "hunch.prompts",
     "TokensPrompt": "hunch.prompts",
     "HunchError": "hunch.errors",
+    "EmbeddingRequestOutput": "hunch.pooling",
+    "Logprob": "hunch.types",
 }
 # vLLM's names of what has another one here.
 _ALIASES = {
     "AsyncLLMEngine": "AsyncLLM",
+    "EngineArgs": "AsyncEngineArgs",
     "GuidedDecodingParams": "StructuredOutput",
     "StructuredOutputsParams": "StructuredOutput",
+}
+# vLLM's names of what is not here, and what to do instead.
+_INSTEAD = {
+    "BeamSearchParams": "there is no beam search; SamplingParams(n=4) gives several answers",
+    "LLMEngine": "LLM answers batches, AsyncLLM requests as they come",
+    "LoRARequest": "LLM(lora=PATH) merges an adapter into the weights",
+    "ModelRegistry": "every family is a file in hunch/models/families",
+    "PoolingParams": "LLM.embed gives texts as vectors",
+    "PoolingRequestOutput": "LLM.embed gives hunch.EmbeddingRequestOutput",
+    "RequestOutputKind": "an output always holds the answer so far",
 }
 __all__ = [
     "LLM",
@@ -59,6 +75,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     name = _ALIASES.get(name, name)
+    if name in _INSTEAD:  # `from hunch import NAME` shows no other error's words
+        raise ImportError(f"hunch has no {name}: {_INSTEAD[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module 'hunch' has no attribute {name!r}")
     from importlib import import_module

@@ -6,6 +6,7 @@ import difflib
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import FrozenInstanceError
 from typing import Any, TypeVar
 
 from hunch.errors import RequestError
@@ -27,7 +28,9 @@ _VLLMS: dict[str, tuple[tuple[Any, ...], str]] = {
     "use_beam_search": ((False,), _BEAMS),
     "length_penalty": ((1.0,), _BEAMS),
     "early_stopping": ((False,), _BEAMS),
-    "detokenize": ((True,), "answers always have their text"),
+    "detokenize": ((True, False), "answers always have their text"),
+    "skip_clone": ((True, False), "parameters are never changed"),
+    "repetition_detection": ((None,), "repetition_penalty and stop strings keep texts from it"),
     "spaces_between_special_tokens": ((True,), "texts are as the tokenizer decodes them"),
     "logits_processors": ((None, ()), "logit_bias, bad_words, allowed_token_ids and "
                           "structured_outputs say what may be chosen"),
@@ -58,10 +61,29 @@ def takes_vllms_names(cls: type[T]) -> type[T]:
 
     @functools.wraps(make)
     def __init__(self: T, **given: Any) -> None:  # noqa: N807
-        make(self, **known_names(what, cls, plain_only(what, given, _VLLMS)))
+        make(self, **known_names(what, cls, plain_only(what, _in_our_types(given), _VLLMS)))
+
+    def __setattr__(self: T, name: str, value: Any) -> None:  # noqa: N807
+        instead = f"dataclasses.replace(params, {name}={value!r}) gives changed ones"
+        raise FrozenInstanceError(f"{cls.__name__} cannot be changed: {instead}")
 
     cls.__init__ = __init__  # type: ignore[assignment, method-assign]
+    cls.__setattr__ = __setattr__  # type: ignore[assignment, method-assign]
     return cls
+
+
+def _in_our_types(given: dict[str, Any]) -> dict[str, Any]:
+    """True log-probabilities are one, and token ids may be written as text, as JSON has them."""
+    for name in ("logprobs", "prompt_logprobs"):
+        if given.get(name) is True:
+            given[name] = 1
+    bias = given.get("logit_bias")
+    if isinstance(bias, Mapping):
+        given["logit_bias"] = {
+            int(token) if isinstance(token, str) and token.isdecimal() else token: value
+            for token, value in bias.items()
+        }
+    return given
 
 
 def known_names(what: str, kind: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:

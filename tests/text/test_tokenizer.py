@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
 
 from hunch.errors import ModelFormatError, RequestError, UnsupportedModelError
 from hunch.hub import ModelFiles
@@ -347,3 +348,37 @@ def test_loading_brings_neither_torch_nor_transformers(default_files: ModelFiles
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_by_the_names_of_transformers() -> None:
+    ours = byte_level()
+    theirs = PreTrainedTokenizerFast(tokenizer_object=ours.backend, eos_token="<|end|>")
+    for text in ("hello world", "", "<|begin|>hello"):
+        assert ours(text) == dict(theirs(text, return_token_type_ids=False))
+        assert ours(text).input_ids == ours.encode(text)
+        assert ours.tokenize(text) == theirs.tokenize(text)
+    ids = ours(["hello", "world"], padding=False)["input_ids"]
+    assert ids == theirs(["hello", "world"])["input_ids"]
+    assert ours.batch_decode(ids) == theirs.batch_decode(ids)
+    for names in ("hello", ["hello", "Ġworld"]):
+        found = ours.convert_tokens_to_ids(names)
+        assert found == theirs.convert_tokens_to_ids(names)
+        assert ours.convert_ids_to_tokens(found) == names
+    assert (len(ours), ours.get_vocab()) == (len(theirs), theirs.get_vocab())
+    assert ours.decode(ids[0][0]) == theirs.decode(ids[0][0])
+    assert ours.all_special_tokens == ["<|begin|>", "<|end|>"]
+    assert ours.pad_token_id == ours.eos_token_id == theirs.eos_token_id
+    asked = {"return_tensors": "pt", "padding": True, "truncation": True, "max_length": 3}
+    for name, value in asked.items():
+        with pytest.raises(RequestError, match=f"{name}=.* is not supported: "):
+            ours("hello", **{name: value})
+
+
+def test_chats_by_the_names_of_transformers() -> None:
+    tokenizer = byte_level()
+    chat, template = [{"role": "user", "content": "hello"}], "{{ messages[0].content }}"
+    ids = tokenizer.apply_chat_template(chat, chat_template=template, return_tensors=None)
+    given = tokenizer.apply_chat_template(chat, chat_template=template, return_dict=True)
+    assert given == {"input_ids": ids, "attention_mask": [1] * len(ids)}
+    with pytest.raises(RequestError, match=r"torch\.tensor"):
+        tokenizer.apply_chat_template(chat, chat_template=template, return_tensors="pt")

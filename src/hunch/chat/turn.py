@@ -62,6 +62,7 @@ class Wish:
     reasoning_effort: str | None = None
     thinking_token_budget: int | None = None  # tokens after which reasoning must end
     template_values: Mapping[str, Any] = field(default_factory=dict)  # chat_template_kwargs
+    continue_final_message: bool = False  # the answer goes on with the assistant's last message
 
     def __post_init__(self) -> None:
         if self.reasoning_effort is not None and self.reasoning_effort not in EFFORTS:
@@ -92,6 +93,10 @@ def open_turn(
     values = {**_effort(wish.reasoning_effort), **wish.template_values, **rendering}
     if shown is not None:
         values["tools"] = shown
+    if wish.continue_final_message:
+        if plain[-1].get("role") != "assistant":
+            raise RequestError("continue_final_message: the last message is not the assistant's")
+        values |= {"continue_final_message": True, "add_generation_prompt": False}
     ids = codec.render_chat(plain, **values)
     tools, must_call, many = _choice(given, wish)
     end = codec.decode(ids[-PROMPT_END:], skip_special_tokens=False)

@@ -10,6 +10,8 @@ from hunch.types import SamplingParams, plain_only
 
 _WORKERS = "reaches into vLLM's workers, which hunch has not"
 _SLEEP = "close() frees all memory, and LLM(...) loads the model again"
+_REQUESTS = "LLM.generate answers a batch, AsyncLLM.generate requests as they come"
+_CONFIG = "LLM.config has what the engine was given, LLM.engine.runner.capacity what fits"
 _TASKS = "hunch generates and embeds (LLM.generate, LLM.chat, LLM.embed)"
 _METHODS = {
     "beam_search": "there is no beam search; SamplingParams(n=4) gives several sampled answers",
@@ -19,6 +21,11 @@ _METHODS = {
     "reward": _TASKS,
     "get_metrics": "LLM.stats() has the totals, under hunch's names",
     "llm_engine": _WORKERS,
+    **dict.fromkeys(("engine_core", "add_request", "enqueue", "step"), _REQUESTS),
+    **dict.fromkeys(("model_config", "get_model_config", "get_vllm_config"), _CONFIG),
+    "do_log_stats": "stats() has the totals, under hunch's names",
+    "shutdown_background_loop": "shutdown() ends it",
+    "from_pretrained": "LLM(PATH or NAME) loads a model",
     "collective_rpc": _WORKERS,
     "apply_model": _WORKERS,
     "set_tokenizer": "give LLM(tokenizer=PATH)",
@@ -40,7 +47,6 @@ _ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "trace_headers": ((None, {}), "only a server writes traces"),
     "mm_processor_kwargs": ((None, {}), _TEXT),
     "chat_template_content_format": (("auto", "string", "openai"), "one of these"),
-    "continue_final_message": ((False,), "give generate() the text with its beginning"),
 }
 
 

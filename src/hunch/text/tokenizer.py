@@ -17,6 +17,7 @@ from hunch.text.detokenizer import PieceDetokenizer
 from hunch.text.literal import Literals
 from hunch.text.pieces import Pieces
 from hunch.text.stop import StopMatcher
+from hunch.text.transformers_names import TransformersNames
 
 MOST_CHARS = 4  # per token: a longer text is looked at in pieces before it is encoded
 PIECE_CHARS = 8192
@@ -31,7 +32,7 @@ _DEFAULT, _FOR_TOOLS = "default", "tool_use"  # names of a model's templates
 _NOTHING: frozenset[int] = frozenset()
 
 
-class Tokenizer:
+class Tokenizer(TransformersNames):
     """A `TextCodec` over the tokenizers library, with what a chat template needs to know."""
 
     def __init__(
@@ -126,7 +127,8 @@ class Tokenizer:
                     "must hold it and at least one new token"
                 )
 
-    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    def decode(self, ids: int | Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        ids = [ids] if isinstance(ids, int) else ids
         return self._pieces.text(ids, self.special_ids if skip_special_tokens else _NOTHING)
 
     def token_id(self, name: str) -> int | None:
@@ -185,24 +187,6 @@ class Tokenizer:
             return self._literals.encode(text, hidden)
         # The template writes its own special tokens.
         return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
-
-    def apply_chat_template(
-        self,
-        conversation: Sequence[Mapping[str, Any]],
-        *,
-        tokenize: bool = True,
-        add_generation_prompt: bool = False,
-        chat_template: str | None = None,
-        **values: Any,
-    ) -> list[int] | str:
-        """`render_chat` by the name and defaults of transformers' tokenizers; text or tokens."""
-        ids = self.render_chat(
-            conversation,
-            template=chat_template,
-            add_generation_prompt=add_generation_prompt,
-            **values,
-        )
-        return ids if tokenize else self.decode(ids, skip_special_tokens=False)
 
 
 def load_tokenizer(files: str | os.PathLike[str]) -> Tokenizer:

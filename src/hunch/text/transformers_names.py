@@ -1,0 +1,124 @@
+"""A tokenizer by the names that transformers has for its ways, for programs written for those."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hunch.errors import RequestError
+
+_ASKED = {  # arguments -> values that ask for what is done anyway, and what to do for others
+    "return_tensors": ((None,), "token ids are lists: torch.tensor([ids]) makes a tensor of them"),
+    "padding": ((None, False, "do_not_pad"), "prompts of different lengths are taken as they are"),
+    "truncation": ((None, False), "cut the list of token ids"),
+    "max_length": ((None,), "cut the list of token ids"),
+}
+
+
+class Encoded(dict[str, Any]):
+    """`input_ids` and `attention_mask`, as keys and as attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        raise AttributeError(name)
+
+
+class TransformersNames:
+    """What `AutoTokenizer` has too, over `encode`, `decode` and `render_chat`."""
+
+    backend: Any
+    vocab_size: int
+    special_ids: frozenset[int]
+    eos_ids: tuple[int, ...]
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        raise NotImplementedError
+
+    def decode(self, ids: int | Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        raise NotImplementedError
+
+    def render_chat(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> list[int]:
+        raise NotImplementedError
+
+    def vocab(self) -> dict[str, int]:
+        raise NotImplementedError
+
+    def token_id(self, name: str) -> int | None:
+        raise NotImplementedError
+
+    def __call__(
+        self, text: str | Sequence[str], add_special_tokens: bool = True, **asked: Any
+    ) -> Encoded:
+        """Tokens of one text, or of several."""
+        _check("tokenizer(...)", asked)
+        if isinstance(text, str):
+            ids = self.encode(text, add_special_tokens=add_special_tokens)
+            return Encoded(input_ids=ids, attention_mask=[1] * len(ids))
+        many = [self.encode(one, add_special_tokens=add_special_tokens) for one in text]
+        return Encoded(input_ids=many, attention_mask=[[1] * len(ids) for ids in many])
+
+    def __len__(self) -> int:
+        return self.vocab_size
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.vocab()
+
+    def batch_decode(self, many: Sequence[Sequence[int]], **how: Any) -> list[str]:
+        return [self.decode(ids, **how) for ids in many]
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[str]:
+        ids = self.encode(text, add_special_tokens=add_special_tokens)
+        return [self.backend.id_to_token(one) for one in ids]
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> int | list[int | None] | None:
+        """None where the vocabulary has no such token."""
+        if isinstance(tokens, str):
+            return self.token_id(tokens)
+        return [self.token_id(token) for token in tokens]
+
+    def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> str | list[str | None] | None:
+        """As the vocabulary spells them."""
+        name_of = self.backend.id_to_token
+        return name_of(ids) if isinstance(ids, int) else [name_of(int(one)) for one in ids]
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        return sorted(self.special_ids)
+
+    @property
+    def all_special_tokens(self) -> list[str]:
+        return [self.backend.id_to_token(one) for one in self.all_special_ids]
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """Nothing is padded here; programs that pad do it with the end of text."""
+        return self.eos_ids[0] if self.eos_ids else None
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        *,
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+        chat_template: str | None = None,
+        return_dict: bool = False,
+        **values: Any,
+    ) -> list[int] | str | Encoded:
+        """`render_chat` by the name and defaults of transformers' tokenizers; text or tokens."""
+        _check("apply_chat_template", values)
+        ids = self.render_chat(
+            conversation,
+            template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            **{name: value for name, value in values.items() if name not in _ASKED},
+        )
+        if not tokenize:
+            return self.decode(ids, skip_special_tokens=False)
+        return Encoded(input_ids=ids, attention_mask=[1] * len(ids)) if return_dict else ids
+
+
+def _check(what: str, asked: Mapping[str, Any]) -> None:
+    for name, (values, instead) in _ASKED.items():
+        if name in asked and asked[name] not in values:
+            raise RequestError(f"{what}: {name}={asked[name]!r} is not supported: {instead}")
