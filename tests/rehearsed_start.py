@@ -21,7 +21,7 @@ import compile_only
 import hunch.llm
 import hunch.step.calibrate
 from hunch import LLM
-from hunch.kernels.gpu_compile import CompileWorkers, Job, Noter
+from hunch.kernels.gpu_compile import CompileWorkers, Job, Noter, Unwritten
 from hunch.models.cuda import CudaDecoder
 from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
@@ -72,6 +72,11 @@ def rehearse(runner: Runner) -> list[Job]:
     return noted
 
 
+def unwritten(body: Callable[[], Any]) -> Any:
+    with Unwritten():
+        return body()
+
+
 def note_start(launches: Launches) -> Callable[..., None]:
     """In place of `Ahead.prepare`."""
 
@@ -79,8 +84,9 @@ def note_start(launches: Launches) -> Callable[..., None]:
         launches.found.clear()
         noted = rehearse(runner)
         assert not launches.found, "a rehearsal launched"
-        for one in runner.preparations(is_greedy=is_greedy):
-            one()
+        with rehearsed(unwritten):  # there are no numbers here that could be read
+            for one in runner.preparations(is_greedy=is_greedy):
+                one()
         report = {
             "noted": len(noted),
             "missed": sorted(job.name for job in launches.found.difference(noted)),

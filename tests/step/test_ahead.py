@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,7 +114,8 @@ class FakeNoter:
 
 
 @pytest.fixture(autouse=True)
-def fakes(monkeypatch: pytest.MonkeyPatch) -> list[FakeWorkers]:
+def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[FakeWorkers]:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     FakeWorkers.made = []
     broken.clear()
     say_once.cache_clear()
@@ -187,6 +189,17 @@ def test_a_start_goes_on_without_its_workers(caplog: pytest.LogCaptureFixture) -
         assert start((0,)) == start((0,)) == list(range(8))
     words = [record.message for record in caplog.records]
     assert words == ["kernels are compiled one after the other, as they are launched: gone"]
+
+
+def test_engines_that_start_side_by_side_compile_in_turn(fakes: list[FakeWorkers]) -> None:
+    with ThreadPoolExecutor(1) as other:
+        with gpu_compile.in_turn():
+            started = other.submit(start, (0,))
+            with pytest.raises(TimeoutError):
+                started.result(timeout=0.5)
+            assert not fakes[0].jobs  # it will find what is being compiled
+        assert started.result(timeout=60) == list(range(8))
+    assert len(fakes[0].jobs) == 7
 
 
 def test_workers_that_cannot_start_say_why(monkeypatch: pytest.MonkeyPatch) -> None:

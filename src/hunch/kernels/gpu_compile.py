@@ -12,6 +12,7 @@ and a class of one's own for the cache.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, dataclass
 from queue import Empty, Queue
 from threading import Thread, get_ident
@@ -37,9 +38,13 @@ from hunch.kernels.build import num_cpus
 
 WORKERS = "HUNCH_COMPILE_WORKERS"  # processes; 0 or 1: kernels are compiled as they are launched
 MAX_WORKERS = 32
+LOCK = "hunch-compile.lock"  # in Triton's cache
 PATIENCE = 120.0  # seconds in which one of the kernels under way should be done
 # What reads places that a kernel may have had to compute.
-INDEXED = {"__getitem__", "gather", "index_select", "take", "take_along_dim", "embedding"}
+INDEXED = {
+    "__getitem__", "gather", "index_select", "take", "take_along_dim", "embedding",
+    "scatter", "scatter_add", "index_add", "index_copy", "index_put",
+}  # fmt: skip
 IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ior__", "__iand__"}
 
 
@@ -196,6 +201,17 @@ def told_of_misses(tell: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         knobs.compilation.listener = before
+
+
+@contextmanager
+def in_turn() -> Iterator[None]:
+    """Engines that start side by side do this one after the other: the first compiles for all."""
+    with ExitStack() as stack:
+        with suppress(OSError):  # a cache that nobody can write to, or cannot lock
+            os.makedirs(knobs.cache.dir, exist_ok=True)
+            file = stack.enter_context(open(os.path.join(knobs.cache.dir, LOCK), "w"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 # --- who compiles ---------------------------------------------------------------------------------

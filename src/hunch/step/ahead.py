@@ -70,12 +70,35 @@ class Ahead:
                         break
 
     def _compile(self, rest: list[Callable[[], Any]], bar: Bar) -> None:
-        from hunch.kernels.gpu_compile import CompileError, Job, Noter
+        from hunch.kernels.gpu_compile import in_turn
+
+        assert self._workers is not None
+        self._is_over, began = True, perf_counter()
+        try:
+            with in_turn():
+                num_jobs = self._rehearse(rest, self._workers)
+                if not num_jobs:
+                    return
+                cores = f"{self._workers.count} cores, once per machine"
+                what = f"compiling {num_jobs} kernels on {cores}"
+                log.info("%s", what)
+                with bar(num_jobs, None, what) as advance:
+                    for _ in self._workers.results():
+                        advance()
+        # Of torch; or of another Triton, which has other words for what it is asked.
+        except (RuntimeError, TypeError, AttributeError, LookupError) as error:
+            self._give_up(error)
+            return
+        log.info("compiled in %.1f seconds", perf_counter() - began)
+        if failed := self._workers.num_failed:
+            log.info("%d of the kernels did not compile ahead", failed)
+
+    def _rehearse(self, rest: list[Callable[[], Any]], workers: CompileWorkers) -> int:
+        """Submit what is missing of the kernels that `rest` will launch; returns their number."""
+        from hunch.kernels.gpu_compile import Job, Noter
         from hunch.step.capture import rehearsed
 
-        workers, self._is_over = self._workers, True
-        assert workers is not None
-        began, jobs = perf_counter(), list[Job]()
+        jobs: list[Job] = []
 
         def note(job: Job) -> None:
             jobs.append(job)
@@ -83,25 +106,12 @@ class Ahead:
                 for one in jobs[workers.num_jobs :]:
                     workers.submit(one)
 
-        try:
-            with rehearsed(Noter(note)):
-                for prepare in rest:
-                    prepare()
-            rest.clear()
-            torch.cuda.empty_cache()  # graphs have memory of their own
-            if not workers.num_jobs:
-                return
-            what = f"compiling {len(jobs)} kernels on {workers.count} cores, once per machine"
-            log.info("%s", what)
-            with bar(len(jobs), None, what) as advance:
-                for _ in workers.results():
-                    advance()
-        except (CompileError, RuntimeError, TypeError) as error:
-            self._give_up(error)
-            return
-        log.info("compiled in %.1f seconds", perf_counter() - began)
-        if workers.num_failed:
-            log.info("%d kernels are left to be compiled as they come", workers.num_failed)
+        with rehearsed(Noter(note)):
+            for prepare in rest:
+                prepare()
+        rest.clear()
+        torch.cuda.empty_cache()  # graphs have memory of their own
+        return workers.num_jobs
 
     def _give_up(self, error: Exception) -> None:
         self._is_over = True
@@ -124,7 +134,10 @@ def compiling_ahead(device: torch.device) -> Iterator[Ahead]:
     except ImportError:  # no Triton: torch's own kernels, or another one
         yield Ahead(0)
         return
-    ahead = Ahead(gpu_compile.num_workers() if gpu_compile.is_possible() else 0)
+    if not gpu_compile.is_possible():
+        yield Ahead(0)
+        return
+    ahead = Ahead(gpu_compile.num_workers())
     try:
         with gpu_compile.told_of_misses(ahead.missed):
             yield ahead
