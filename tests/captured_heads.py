@@ -88,14 +88,15 @@ class Drafts:
         patch.setattr(self.runner.captured.policy, "learn", self.note)
         patch.setattr(self.runner, "_run", self.note_host)
 
-    def note(self, row_R: np.ndarray, result_RC: np.ndarray, graph: Any) -> list[str] | None:
+    def note(self, row_R: np.ndarray, lines: list[list[int]], graph: Any) -> list[str] | None:
         rows, state = self.runner.rows, self.runner.captured.device_rows.state
-        for row, line in zip(row_R.tolist(), result_RC.tolist(), strict=True):
+        end = graph.columns.draft
+        for row, line in zip(row_R.tolist(), lines, strict=True):
             if rows.requests[row] is not None and line[TOKENS]:
-                guesses = line[len(line) - self.runner.captured.steps.num_guesses :]
+                guesses = line[end - self.runner.captured.steps.num_guesses : end]
                 text = state.tokens_XL[row, : line[KNOWN]].tolist()
                 self.found.append((text, guesses[: line[DRAFTED]]))
-        return self.learn(row_R, result_RC, graph)
+        return self.learn(row_R, lines, graph)
 
     def note_host(self, plan: Any) -> Any:
         self.by_host.append([work.row for work in plan.work])

@@ -290,7 +290,7 @@ class Replay:
         return row_R, result_RC, graph, took, since, reading
 
     def _learn(self, row_R: np.ndarray, result_RC: np.ndarray, graph: Any, *times: Any) -> None:
-        self.policy.learn(row_R, result_RC, graph)
+        self.policy.learn(row_R, result_RC.tolist(), graph)
         for row, line in zip(row_R.tolist(), result_RC, strict=True):
             if self.rows.requests[row] is not None:
                 self.rows.known[row] = max(self.rows.known[row], line[KNOWN])

@@ -290,7 +290,7 @@ def step(
     graph = SimpleNamespace(
         num_rows=count, num_nodes=num_nodes, source=source, seconds=1.0, draft_seconds=0.0, asks=0
     )
-    return policy.learn(np.arange(count), result_RC, graph)
+    return policy.learn(np.arange(count), result_RC.tolist(), graph)
 
 
 def choose(policy: Policy, num_rows: int) -> StepShape:

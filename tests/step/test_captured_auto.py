@@ -178,10 +178,10 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
         landed: list[tuple[int, list[int]]] = []
         learn = runner.captured.policy.learn
 
-        def note(row_R: Any, result_RC: Any, graph: Any) -> list[str] | None:
+        def note(row_R: Any, lines: list[list[int]], graph: Any) -> list[str] | None:
             sources = [runner.captured.policy.drafted[row][0] for row in row_R.tolist()]
-            landed.extend(zip(sources, result_RC.tolist(), strict=True))
-            return learn(row_R, result_RC, graph)
+            landed.extend(zip(sources, lines, strict=True))
+            return learn(row_R, lines, graph)
 
         monkeypatch.setattr(runner.captured.policy, "learn", note)
         for kind in ("greedy", "filters"):
@@ -219,9 +219,9 @@ def test_a_phrase_table_goes_on_where_the_chain_ends(
         monkeypatch.setattr(policy, "choose", lambda *_, **__: StepShape(7, 1))
         learn, steps = policy.learn, []
 
-        def note(row_R: Any, result_RC: Any, graph: Any) -> list[str] | None:
-            steps.extend(result_RC[:, TOKENS].tolist())
-            return learn(row_R, result_RC, graph)
+        def note(row_R: Any, lines: list[list[int]], graph: Any) -> list[str] | None:
+            steps.extend(line[TOKENS] for line in lines)
+            return learn(row_R, lines, graph)
 
         monkeypatch.setattr(policy, "learn", note)
         assert tokens(llm, PARAMS["filters"]) == plain["filters"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from hunch import LLM, RequestOutput, SamplingParams, Speculation
 from hunch.grammar.matcher import Grammar
 from hunch.step import grammars
 from hunch.step.captured_step import CapturedSteps, PendingStep
+from hunch.step.row_asks import HELD, RowAsks
+from hunch.step.step_graphs import MASKS, StepGraphs, StepKind
 from hunch.text.tokenizer import load_tokenizer
 from stand_in import lead_by_host, lead_noted, stand_in
 from tiny_models import write_llama
@@ -244,6 +247,36 @@ def test_tokens_that_a_grammar_does_not_take_are_taken_back(
     rows = [len(some) for some in taken_back]
     assert sum(rows) > 20
     assert max(rows) > 1
+
+
+def test_what_is_checked_of_rows_with_grammars_changes_every_few_steps() -> None:
+    """Each change is an upload; what is checked meanwhile is as before."""
+    worth = iter(range(100))
+    asks = RowAsks.__new__(RowAsks)
+    asks.grammars = SimpleNamespace(num_checked=lambda row, count: next(worth))  # type: ignore[assignment]
+    group: Any = SimpleNamespace(
+        asks=MASKS, has_waiting=True, ids=[4, 2], allowed=[3, 3], checked=[], num_held=0
+    )
+    assert [asks.num_checked(group) for _ in range(2 * HELD)] == [[0, 1]] * HELD + [[2, 3]] * HELD
+    group.has_waiting = False
+    assert asks.num_checked(group) == [3, 3]
+
+
+def test_steps_of_the_same_rows_look_for_their_graph_once(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[StepKind] = []
+    step = StepGraphs.step
+
+    def note(steps: StepGraphs, kind: StepKind) -> Any:
+        asked.append(kind)
+        return step(steps, kind)
+
+    with LLM(str(model), speculate="off", **SMALL) as llm:
+        monkeypatch.setattr(StepGraphs, "step", note)
+        run(llm, "free")
+        assert llm.stats()["num_steps"] > 6
+    assert 1 <= len(asked) <= 4  # fewer rows at the end are others
 
 
 def test_a_row_whose_grammar_leaves_no_token_ends_alone(model: Path) -> None:

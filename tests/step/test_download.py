@@ -92,7 +92,8 @@ def test_graphs_captured_while_a_step_flies_change_no_text(
     size = {"device": "cpu", "kv_bytes": 2_000_000, "max_model_len": 64}
     with LLM(str(path), speculate=speculate, **size) as llm:
         want = [out.outputs[0].token_ids for out in llm.generate(prompts, params)]
-        steps = llm.engine.runner.captured.steps
+        captured = llm.engine.runner.captured
+        steps, group = captured.steps, captured._group
         capture, sizes = steps._capture, []
 
         def again(*size: int) -> object:
@@ -100,6 +101,10 @@ def test_graphs_captured_while_a_step_flies_change_no_text(
             return capture(*size)
 
         monkeypatch.setattr(steps, "_capture", again)
+        # Every step is of rows that were never seen, and of a kind that was never captured.
+        monkeypatch.setattr(
+            captured, "_group", lambda work: setattr(captured, "_last", None) or group(work)
+        )
         step = steps.step
         monkeypatch.setattr(steps, "step", lambda *size: steps._steps.clear() or step(*size))
         assert [out.outputs[0].token_ids for out in llm.generate(prompts, params)] == want

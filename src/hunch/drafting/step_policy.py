@@ -3,7 +3,7 @@
 All rows of a captured step check the same number of nodes, and the host chooses a step before it
 has read the result of the one before. Estimate and chooser are those of `policy`.
 
-Shape letters: R rows of the step, C columns of a result.
+Shape letters: R rows of the step.
 """
 
 from __future__ import annotations
@@ -266,9 +266,9 @@ class Policy:
         return target, target * min(share, 1.0)
 
     def learn(
-        self, row_R: np.ndarray, result_RC: np.ndarray, graph: CapturedStep
+        self, row_R: np.ndarray, lines: list[list[int]], graph: CapturedStep
     ) -> list[str] | None:
-        """Take in a step's result; returns who had drafted what it checked, if it did."""
+        """Take in a step's result, a line per row; who had drafted what it checked, if it did."""
         assert self.drafter is not None
         ids: list[int] = row_R.tolist()
         self._num_learned = len(ids)
@@ -283,9 +283,8 @@ class Policy:
             drafted_by = [self.drafter.drafted_by(*self.drafted[row]) for row in ids]
         self._num_steps += 1
         if len(ids) >= MANY and self._num_steps % TAUGHT:
-            self._note(ids, result_RC, graph)
+            self._note(ids, lines, graph)
             return drafted_by
-        lines: list[list[int]] = result_RC.tolist()
         runs = self._learn_lookup(ids, lines, graph.num_nodes) if self.shapes.has_lookup else []
         if self.costs_of(graph.asks).is_measured:
             self._try([line[TOKENS] for line in lines], runs, graph)
@@ -293,16 +292,16 @@ class Policy:
             self._learn_network(ids, lines, runs, graph)
         return drafted_by
 
-    def _note(self, ids: list[int], result_RC: np.ndarray, graph: CapturedStep) -> None:
+    def _note(self, ids: list[int], lines: list[list[int]], graph: CapturedStep) -> None:
         """What now waits to be compared, of a step that is not learned from."""
         first = FIRST + graph.num_nodes + 1
-        guesses = result_RC[:, first : first + self.shapes.max_nodes].tolist()
-        for row, matched, some in zip(ids, result_RC[:, MATCHED].tolist(), guesses, strict=True):
+        end = first + self.shapes.max_nodes
+        for row, line in zip(ids, lines, strict=True):
             if self.shapes.has_lookup:
-                self.lookup.hear(row, matched)
-                self.guesses[row] = some
+                self.lookup.hear(row, line[MATCHED])
+                self.guesses[row] = line[first:end]
             if self.network.priors:
-                self.drafted[row] = graph.source, matched
+                self.drafted[row] = graph.source, line[MATCHED]
 
     def _try(self, tokens: list[int], runs: list[int], graph: CapturedStep) -> None:
         """Whether the step was better than the best without its source would have been."""

@@ -23,7 +23,7 @@ from hunch.engine.snapshots import NO_SNAPSHOT, Snapshots
 from hunch.types import Capacity, RowResult, RowStart, RowWork, StepPlan
 
 NO_LIMIT = 1 << 62
-SPARE_BLOCKS = 4  # spare blocks that a row with pending steps takes, while there are plenty
+SPARE_BLOCKS = 8  # spare blocks that a row with pending steps takes, while there are plenty
 
 
 class Scheduler:
@@ -105,7 +105,7 @@ class Scheduler:
             num_later -= 1
             if budget <= 0 or len(members) >= self._most_rows:
                 break
-            if sequence.pending_least and self._max_under_way > 1:
+            if self._max_under_way > 1 and sequence.pending_least:
                 continue  # what its pending step decides is the next one's input
             known = len(sequence.tokens) + sequence.num_pending
             is_steady = known <= sequence.steady_until

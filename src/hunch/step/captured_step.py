@@ -50,6 +50,7 @@ class Received(NamedTuple):
     """What a step did, and who of its requests still sits where it was."""
 
     result_RC: np.ndarray  # good until the slot's next turn
+    lines: list[list[int]]  # of it, without scores; what was taken back is not in them
     seconds: float
     since: float | None  # seconds since the result before, if the device was busy all the time
     led: float  # seconds of steps that the host led meanwhile
@@ -242,13 +243,8 @@ class CapturedSteps:
         shape = self.policy.launch(
             shape if group.has_waiting else StepShape(0, shape.source), group.row_R
         )
-        draws = self.sampling.draws(group.row_R)
-        num_best = NO_SCORES if group.num_best == NO_SCORES else best_size(group.num_best)
-        kind = StepKind(len(group.ids), *shape, draws, group.asks, num_best)
-        try:
-            graph = self._step(kind)
-        except torch.OutOfMemoryError:
-            log.warning("no GPU memory to capture a step of %d rows: the host leads it", len(work))
+        graph = group.graphs.get(shape) or self._graph(group, shape)
+        if graph is None:
             return None
         self._upload(group, graph)
         requests = [self.rows.requests[row] for row in group.ids]
@@ -258,7 +254,7 @@ class CapturedSteps:
         graph.forward.replay()
         unmasked: dict[int, int] = {}
         void: set[int] = set()
-        if kind.asks & MASKS:
+        if group.asks & MASKS:
             void = receive()
             masks = self.steps.step_masks()
             sizes = graph.num_rows, graph.num_nodes
@@ -296,6 +292,18 @@ class CapturedSteps:
             shape = self.policy.choose(group.row_R, asks=group.asks)
         return shape if self.policy.is_ready(shape, group.row_R) else None
 
+    def _graph(self, group: Group, shape: StepShape) -> StepGraph | None:
+        """The group's step of this shape; None: there is no memory to capture it."""
+        num_best = NO_SCORES if group.num_best == NO_SCORES else best_size(group.num_best)
+        kind = StepKind(len(group.ids), *shape, group.draws, group.asks, num_best)
+        try:
+            graph = group.graphs[shape] = self._step(kind)
+        except torch.OutOfMemoryError:
+            num_rows = len(group.ids)
+            log.warning("no GPU memory to capture a step of %d rows: the host leads it", num_rows)
+            return None
+        return graph
+
     def _upload(self, group: Group, graph: StepGraph) -> None:
         allowed = self.asks.num_checked(group)
         renewed = self.device_rows.update(group.ids, allowed, group.room, graph.num_rows)
@@ -327,35 +335,36 @@ class CapturedSteps:
             for row, request in zip(group.ids, pending.requests, strict=True)
         ]
         since = None if before is None else self._read_at - before
-        for place, row in enumerate(group.ids if pending.void else ()):
+        lines = result_RC[:, : columns.scores_at].tolist()
+        for row, line in zip(group.ids if pending.void else (), lines, strict=False):
             if row in pending.void:
-                take_back(result_RC[place], 0)
-        followed = self.asks.follow(group, here, result_RC, columns, pending.unmasked)
-        pending.received = Received(result_RC, seconds, since, led, here, followed)
+                take_back(line, 0)
+        followed = self.asks.follow(group, here, lines, columns, pending.unmasked)
+        pending.received = Received(result_RC, lines, seconds, since, led, here, followed)
         return followed.taken_back
 
     def read(self, pending: PendingStep) -> StepResult:
         """Wait for a step and tell the host's rows what it did."""
         self.receive(pending)
         assert pending.received is not None
-        result_RC, seconds, since, led, here, followed = pending.received
+        result_RC, lines, seconds, since, led, here, followed = pending.received
         graph, group, drafter = pending.graph, pending.group, self.drafter
         columns = graph.columns
-        named, sources = self.asks.take_sources(group, result_RC), None
+        named, sources = self.asks.take_sources(group, lines), None
         if drafter is not None:
-            sources = self.policy.learn(group.row_R, result_RC[:, : columns.draft], graph)
+            sources = self.policy.learn(group.row_R, lines, graph)
         if sources is not None:
             sources = [named.get(place, name) for place, name in enumerate(sources)]
         writes_kv = drafter is not None and drafter.writes_kv(graph.source)
         tokens, results = apply_rows(
             self.rows,
-            group.row_R,
-            result_RC,
+            group.ids,
+            lines,
             pending.requests,
             sources,
             writes_kv=writes_kv,
             is_left_R=self.policy.sides.is_left(group.ids) if self.policy.sides.can_leave else None,
-            is_traced_R=group.is_traced_R,
+            is_traced=group.is_traced,
         )
         for row in followed.taken_back:
             self.device_rows.touch(row)  # there it goes on from what the host knows of it

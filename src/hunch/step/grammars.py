@@ -6,7 +6,7 @@ bytes of a mask.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -152,26 +152,23 @@ class RowGrammars:
         taken = matcher.consume(tokens)
         return taken, None if taken == len(tokens) else matcher.problem()
 
-    def follow(
-        self, tokens: Mapping[int, list[int]], num_masked: Mapping[int, int]
-    ) -> Iterator[tuple[int, int, str | None]]:
-        """Go on by the tokens of a captured step, by row.
+    def follow(self, row: int, tokens: list[int], num_masked: int | None) -> tuple[int, str | None]:
+        """Go on by the row's tokens of a captured step; how many the grammar takes.
 
-        Of rows that choose first, so many had masks. Returns rows whose grammars did not take all:
-        how many they took, and why the row cannot go on, if a token that had a mask was refused.
+        Of a row that chooses first, so many had masks. If one of these is refused: why the row
+        cannot go on.
         """
-        for row, chosen in tokens.items():
-            matcher, count = self.matchers.get(row), len(chosen)
-            if matcher is None:
-                continue
-            least = min(num_masked.get(row, count), count)
-            taken, worth = matcher.consume_chosen(chosen, least), self._asked_later.get(row)
-            if taken < least:
-                yield row, taken, matcher.problem()
-            elif worth is not None:
-                worth.note(taken)
-                if taken < count:
-                    yield row, taken, None
+        matcher, count = self.matchers.get(row), len(tokens)
+        if matcher is None:
+            return count, None
+        least = count if num_masked is None else min(num_masked, count)
+        taken = matcher.consume_chosen(tokens, least)
+        if taken < least:
+            return taken, matcher.problem()
+        worth = self._asked_later.get(row)
+        if worth is not None:
+            worth.note(taken)
+        return taken, None
 
     def fit(self, row: int, nodes: Nodes | None, max_nodes: int) -> Nodes | None:
         """The row's draft without what the grammar forbids, with what it forces at its ends.

@@ -7,7 +7,6 @@ row, S scored tokens, E numbers of a scored token, G KV groups but the target's.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,11 +58,11 @@ class Columns:
     def scores_end(self) -> int:
         return self.scores_at + self.num_tokens * _entry(self.num_best)
 
-    def draft_of(self, line_C: np.ndarray) -> tuple[list[int], list[int]]:
+    def draft_of(self, line: list[int]) -> tuple[list[int], list[int]]:
         """Tokens and parents of the draft that now waits."""
-        first, count = self.draft, int(line_C[DRAFTED])
+        first, count = self.draft, line[DRAFTED]
         second = first + self.num_guesses
-        return line_C[first : first + count].tolist(), line_C[second : second + count].tolist()
+        return line[first : first + count], line[second : second + count]
 
     def scores(self, result_RC: np.ndarray, num_best_R: np.ndarray) -> Scores:
         """Those of the committed tokens of rows that want so many of the best, or NO_SCORES."""
@@ -126,7 +125,7 @@ class Download:
     def __init__(self, room: int, device: torch.device) -> None:
         """`room`: numbers of an ordinary result."""
         self._room, self._is_cuda = room, device.type == "cuda"
-        self._slots: dict[int, Tensor] = {}  # by their room
+        self._slots: dict[int, tuple[Tensor, np.ndarray]] = {}  # by their room
         # They only say that a step is over: what it took stands in its slot.
         self._done: list[Any] = [
             torch.cuda.Event() if self._is_cuda else None  # type: ignore[no-untyped-call]
@@ -141,8 +140,9 @@ class Download:
         if room not in self._slots:
             width = -(-(room + 1) // ALIGNED) * ALIGNED
             size, pin = (SLOTS, width), self._is_cuda
-            self._slots[room] = torch.zeros(size, dtype=torch.int64, pin_memory=pin)
-        return self._slots[room]
+            slots_QW = torch.zeros(size, dtype=torch.int64, pin_memory=pin)
+            self._slots[room] = slots_QW, slots_QW.numpy()
+        return self._slots[room][0]
 
     def expect(self) -> int:
         """A step was launched; returns the slot it will fill."""
@@ -161,7 +161,7 @@ class Download:
         """
         if self._done[slot] is not None:
             self._done[slot].synchronize()
-        line_W = self.slots(num_numbers).numpy()[slot]
+        line_W = self._slots[room_of(num_numbers, self._room)][1][slot]
         result_RC = line_W[: num_rows * num_columns].reshape(num_rows, num_columns)
         return result_RC, int(line_W[-1]) / 1e9
 
@@ -173,14 +173,14 @@ def room_of(num_numbers: int, usual: int) -> int:
 
 def apply_rows(
     rows: RowBuffers,
-    row_R: np.ndarray,
-    result_RC: np.ndarray,
+    ids: list[int],
+    lines: list[list[int]],
     requests: list[Request | None],
     sources: list[str] | None,
     *,
     writes_kv: bool,
     is_left_R: np.ndarray | None = None,
-    is_traced_R: np.ndarray | None = None,
+    is_traced: list[bool] | None = None,
 ) -> tuple[list[int], list[RowResult]]:
     """Commit the rows' tokens, and say what each row got, as a `StepResult` does.
 
@@ -189,107 +189,106 @@ def apply_rows(
     that of rows which it left has holes, and does not count.
     `sources` are who drafted what was checked; rows that are traced always get a whole result.
     """
-    _commit(rows, row_R, result_RC, requests, writes_kv, is_left_R)
-    is_more_R = (result_RC[:, TOKENS] != 1) | (result_RC[:, CHECKED] > 0)
-    is_more_R |= result_RC[:, REASON] > 0
-    if is_traced_R is not None:
-        is_more_R |= is_traced_R
-    if writes_kv:
-        is_more_R[:] = True
-    elif not is_more_R.any():
-        return result_RC[:, FIRST].tolist(), []
-    single_tokens = np.where(is_more_R, -1, result_RC[:, FIRST]).tolist()
+    _commit(rows, ids, lines, requests, writes_kv, is_left_R)
+    is_whole = [writes_kv] * len(ids) if is_traced is None or writes_kv else is_traced
+    single_tokens: list[int] = []
     results: list[RowResult] = []
-    places, row_R, result_RC = np.flatnonzero(is_more_R), row_R[is_more_R], result_RC[is_more_R]
-    left_R = rows.end[row_R] - result_RC[:, KNOWN] + result_RC[:, TOKENS]
-    checked = np.minimum(result_RC[:, CHECKED], np.maximum(left_R, 0)).tolist()
-    lines = result_RC[:, : FIRST + result_RC[:, TOKENS].max()].tolist()
-    others = rows.computed[1:, row_R].T.tolist()
-    for place, row, line, num_checked, computed in zip(
-        places.tolist(), row_R.tolist(), lines, checked, others, strict=True
-    ):
+    for place, line in enumerate(lines):
+        if line[TOKENS] == 1 and not (line[CHECKED] > 0 or line[REASON] or is_whole[place]):
+            single_tokens.append(line[FIRST])
+            continue
+        single_tokens.append(-1)
         request = requests[place]
         if not line[TOKENS] or request is None:
-            results.append(RowResult(row=row))  # it had ended before this step
+            results.append(RowResult(row=ids[place]))  # it had ended before this step
             continue
-        result = _result(row, line, num_checked)
-        if sources is not None and num_checked:
+        result = _result(rows, ids[place], line, request, writes_kv)
+        if sources is not None and result.num_drafted:
             result.method = sources[place]
-        is_there = rows.requests[row] is request  # the row may be another request's by now
-        if computed:  # of other KV groups
-            gone = [result.computed[0] if writes_kv else 0] * len(computed)
-            result.computed = (*result.computed, *(computed if is_there else gone))
-        if line[REASON]:
-            result.finish = REASONS[line[REASON]]
-            if is_there:
-                rows.leave(row)
         results.append(result)
     return single_tokens, results
 
 
-def _result(row: int, line: list[int], num_checked: int) -> RowResult:
-    num_tokens = line[TOKENS]
-    return RowResult(
+def _result(
+    rows: RowBuffers, row: int, line: list[int], request: Request, writes_kv: bool
+) -> RowResult:
+    num_tokens, computed = line[TOKENS], (line[KNOWN] - 1,)
+    num_left = int(rows.end[row]) - line[KNOWN] + num_tokens
+    is_there = rows.requests[row] is request  # the row may be another request's by now
+    num_others = len(rows.computed) - 1
+    if num_others:  # KV groups beside the target's
+        gone = (computed[0] if writes_kv else 0,) * num_others
+        computed += tuple(rows.computed[1:, row].tolist()) if is_there else gone
+    result = RowResult(
         row=row,
         tokens=line[FIRST : FIRST + num_tokens],
         num_processed=1,
-        num_drafted=num_checked,
+        num_drafted=min(line[CHECKED], max(num_left, 0)),
         num_accepted=num_tokens - 1,
-        computed=(line[KNOWN] - 1,),
+        computed=computed,
         num_nodes=line[DRAFTED],
     )
+    if line[REASON]:
+        result.finish = REASONS[line[REASON]]
+        if is_there:
+            rows.leave(row)
+    return result
 
 
-def take_back(line_C: np.ndarray, num_kept: int) -> None:
+def take_back(line: list[int], num_kept: int) -> None:
     """Leave so many of a row's tokens in its result; the row goes on after them, undrafted."""
-    line_C[KNOWN] -= line_C[TOKENS] - num_kept
-    line_C[TOKENS] = num_kept
-    line_C[[REASON, DRAFTED]] = 0
+    line[KNOWN] -= line[TOKENS] - num_kept
+    line[TOKENS] = num_kept
+    line[REASON] = line[DRAFTED] = 0
     if not num_kept:
-        line_C[CHECKED] = 0
+        line[CHECKED] = 0
 
 
-def stop(line_C: np.ndarray, request: Request) -> None:
+def stop(line: list[int], request: Request) -> None:
     """End a row's result at the first stop id in it, of more than the device knows."""
-    num_tokens, num_known = int(line_C[TOKENS]), int(line_C[KNOWN])
+    num_tokens, num_known = line[TOKENS], line[KNOWN]
     num_output = num_known - num_tokens - len(request.prompt_ids)
-    tokens = line_C[FIRST : FIRST + num_tokens].tolist()
+    tokens = line[FIRST : FIRST + num_tokens]
     num_kept, reason = finish(tokens, request, num_output)
     if reason == REASONS[STOP]:
-        line_C[[TOKENS, KNOWN]] -= num_tokens - num_kept
-        line_C[REASON] = STOP
+        line[TOKENS] -= num_tokens - num_kept
+        line[KNOWN] -= num_tokens - num_kept
+        line[REASON] = STOP
 
 
 def _commit(
     rows: RowBuffers,
-    row_R: np.ndarray,
-    result_RC: np.ndarray,
+    ids: list[int],
+    lines: list[list[int]],
     requests: list[Request | None],
     writes_kv: bool,
     is_left_R: np.ndarray | None,
 ) -> None:
     """Write the tokens behind those known, and how many tokens of each row have KV."""
-    held, num_R = [rows.requests[row] for row in row_R.tolist()], result_RC[:, TOKENS]
-    if not all(map(is_, held, requests)) or not num_R.all():
-        is_there_R = np.fromiter(map(is_, held, requests), np.bool_, len(held)) & (num_R > 0)
-        row_R, result_RC, num_R = row_R[is_there_R], result_RC[is_there_R], num_R[is_there_R]
-        is_left_R = None if is_left_R is None else is_left_R[is_there_R]
-    known_R = result_RC[:, KNOWN]
-    first_R, most = known_R - num_R, int(num_R.max(initial=1))
-    if most == 1:
-        rows.tokens[row_R, first_R] = result_RC[:, FIRST]
-    else:
-        place_K = np.arange(most)
-        is_new_RK = place_K < num_R[:, None]
-        new = result_RC[:, FIRST : FIRST + most][is_new_RK]
-        rows.tokens[np.repeat(row_R, num_R), (first_R[:, None] + place_K)[is_new_RK]] = new
+    here, knowns = list[int](), list[int]()
+    owners, places, tokens = list[int](), list[int](), list[int]()
+    follows = list[int]()  # rows that a drafter which writes KV has not left
+    held = rows.requests
+    for at, (row, line, request) in enumerate(zip(ids, lines, requests, strict=True)):
+        count, known = line[TOKENS], line[KNOWN]
+        if held[row] is not request or not count:
+            continue
+        here.append(row)
+        knowns.append(known)
+        owners += [row] * count
+        places += range(known - count, known)
+        tokens += line[FIRST : FIRST + count]
+        if is_left_R is None or not is_left_R[at]:
+            follows.append(len(here) - 1)
+    if not here:
+        return
+    rows.tokens[owners, places] = tokens
+    row_R, known_R = np.array(here), np.array(knowns)
     rows.known[row_R] = known_R
     rows.computed[0, row_R] = known_R - 1
     if writes_kv and len(rows.computed) > 1:
-        if is_left_R is not None:
-            row_R, known_R = row_R[~is_left_R], known_R[~is_left_R]
-        others_GR = np.maximum(rows.computed[1:, row_R], known_R - 1)
-        rows.computed[1:, row_R] = others_GR
+        row_R, known_R = row_R[follows], known_R[follows]
+        rows.computed[1:, row_R] = np.maximum(rows.computed[1:, row_R], known_R - 1)
 
 
 def together(

@@ -1,6 +1,6 @@
 """What rows of captured steps ask for beside tokens: rules, masks, scores, traces, own drafters.
 
-Shape letters: R rows of the step, X rows of the engine, C columns of a result.
+Shape letters: R rows of the step, X rows of the engine.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hunch.drafting.base import PREDICTION, RowSource
+from hunch.drafting.costs import StepShape
 from hunch.kernels.step import BY_PREDICTION, FIRST, MATCHED, MAX_STOPS, TOKENS
 from hunch.sampling.state import FILTERED, HISTORY, SamplingState
 from hunch.step.grammars import RowGrammars
@@ -25,9 +26,12 @@ from hunch.step.step_graphs import (
     SCORES,
     SOURCES,
     USUAL_SCORES,
+    StepGraph,
 )
 from hunch.step.upload import StepMasks, StepSources
 from hunch.types import DraftTrace, Request, RowResult, RowWork
+
+HELD = 4  # steps of the same rows that check as much of each row's draft
 
 
 class Group:
@@ -45,8 +49,12 @@ class Group:
         self.num_best_R = rows.num_best_X[self.row_R]
         self.num_best = int(self.num_best_R.max())
         self.is_scored = (self.num_best_R != NO_SCORES).tolist()
-        is_traced_R = rows.is_traced_X[self.row_R]
-        self.is_traced_R: np.ndarray | None = is_traced_R if is_traced_R.any() else None
+        is_traced = rows.is_traced_X[self.row_R].tolist()
+        self.is_traced: list[bool] | None = is_traced if any(is_traced) else None
+        self.draws = rows.sampling.draws(self.row_R)
+        self.graphs: dict[StepShape, StepGraph] = {}  # by the shapes that its steps had
+        self.checked: list[int] = []  # nodes that are worth checking of each row, for a few steps
+        self.num_held = 0  # steps for which that still holds
 
 
 WaitingDraft = tuple[list[int], list[int]]  # tokens and parents
@@ -133,7 +141,7 @@ class RowAsks:
         self._drafts.pop(row, None)
         self._is_predicted[row] = False
 
-    def take_sources(self, group: Group, result_RC: np.ndarray) -> dict[int, str]:
+    def take_sources(self, group: Group, lines: list[list[int]]) -> dict[int, str]:
         """Who drafted what a step checked, by place, of rows with sources of their own.
 
         What the step says of the drafts it made is kept for the next.
@@ -147,17 +155,24 @@ class RowAsks:
                 names[place] = PREDICTION
             elif source is not None:
                 names[place] = source.name
-        matched_R = result_RC[:, MATCHED]
-        self._is_predicted[group.row_R] = matched_R >= BY_PREDICTION
-        matched_R &= BY_PREDICTION - 1
+        for row, line in zip(group.ids, lines, strict=True):
+            self._is_predicted[row] = line[MATCHED] >= BY_PREDICTION
+            line[MATCHED] &= BY_PREDICTION - 1
         return names
 
     def num_checked(self, group: Group) -> list[int]:
-        """How many nodes of each row's draft the next step checks at most."""
+        """How many nodes of each row's draft the next step checks at most.
+
+        Where grammars decide, it changes every few steps, as each change is an upload.
+        """
         if not (group.asks & MASKS and group.has_waiting):
             return group.allowed
-        pairs = zip(group.ids, group.allowed, strict=True)
-        return [self.grammars.num_checked(row, count) for row, count in pairs]
+        if not group.num_held:
+            pairs = zip(group.ids, group.allowed, strict=True)
+            group.checked = [self.grammars.num_checked(row, count) for row, count in pairs]
+            group.num_held = HELD
+        group.num_held -= 1
+        return group.checked
 
     def fill_masks(
         self, group: Group, num_rows: int, num_nodes: int, masks: StepMasks, void: set[int]
@@ -171,7 +186,7 @@ class RowAsks:
         self,
         group: Group,
         requests: list[Request | None],  # those that are still in their rows
-        result_RC: np.ndarray,
+        lines: list[list[int]],
         columns: Columns,
         unmasked: dict[int, int],
     ) -> Followed:
@@ -179,29 +194,28 @@ class RowAsks:
 
         What they do not take of choices without a mask is taken out of the result.
         """
-        checked: dict[int, WaitingDraft] = {}
+        followed = Followed({}, set(), {})
         if group.asks & DRAFTS and columns.num_guesses:
-            for row, request, line_C in zip(group.ids, requests, result_RC, strict=True):
+            for row, request, line in zip(group.ids, requests, lines, strict=True):
                 if request is not None and self.asks_X[row] & DRAFTS:
-                    checked[row] = self._drafts.get(row, ([], []))
-                    self._drafts[row] = columns.draft_of(line_C)
-        followed = Followed(checked, set(), {})
+                    followed.checked[row] = self._drafts.get(row, ([], []))
+                    self._drafts[row] = columns.draft_of(line)
         if group.asks & MASKS:
-            counts = result_RC[:, TOKENS].tolist()
-            lines = result_RC[:, FIRST : FIRST + max(counts)].tolist()
-            place_of = {row: n for n, row in enumerate(group.ids) if requests[n] is not None}
-            tokens = {row: lines[n][: counts[n]] for row, n in place_of.items()}
-            for row, num_taken, problem in self.grammars.follow(tokens, unmasked):
-                place = place_of[row]
-                if problem is None:
+            for place, (row, request) in enumerate(zip(group.ids, requests, strict=True)):
+                if request is None:
+                    continue
+                line = lines[place]
+                tokens = line[FIRST : FIRST + line[TOKENS]]
+                num_taken, problem = self.grammars.follow(row, tokens, unmasked.get(row))
+                if problem is not None:
+                    followed.refused[place] = tokens[:num_taken], problem
+                elif num_taken < len(tokens):
                     followed.taken_back.add(row)
-                    take_back(result_RC[place], num_taken)
-                else:
-                    followed.refused[place] = tokens[row][:num_taken], problem
+                    take_back(line, num_taken)
         if self._with_more_stops:
-            for row, request, line_C in zip(group.ids, requests, result_RC, strict=True):
+            for row, request, line in zip(group.ids, requests, lines, strict=True):
                 if request is not None and row in self._with_more_stops:
-                    stop(line_C, request)
+                    stop(line, request)
         return followed
 
     def show(
@@ -214,7 +228,7 @@ class RowAsks:
         results: list[RowResult],
     ) -> tuple[list[int], list[RowResult]]:
         """Tokens and results of a step, with what its rows asked for."""
-        if results and (scores is not None or group.is_traced_R is not None):
+        if results and (scores is not None or group.is_traced is not None):
             whole = iter(results)
             for place, token in enumerate(tokens):
                 if token >= 0:

@@ -39,10 +39,11 @@ class DeviceRows:
         self.inputs_3R = torch.empty(3, width, dtype=torch.int64, device=device)
         self._sent: tuple[object, ...] = ()  # the inputs that the device holds
         room = 3 * width + 2 * PINNED
-        self._buffers = [
+        pinned = [
             torch.empty(room, dtype=torch.int64, pin_memory=device.type == "cuda")
             for _ in range(RING)
         ]
+        self._buffers = [(buffer_W, buffer_W.numpy()) for buffer_W in pinned]
         self._turn = 0
         self.update([], [], [], 0)  # so that the kernel is there when it is needed
 
@@ -69,8 +70,7 @@ class DeviceRows:
             places += self._places(stale)
         num_blocks, on_device = self.rows.num_blocks, self._num_blocks
         grown = [row for row in rows if num_blocks[row] != on_device[row]]
-        if grown:
-            places.append(self._new_blocks(grown))
+        places += map(self._new_blocks, grown)
         inputs = num_rows, rows, allowed, room
         if places or inputs != self._sent:
             self._send(inputs, places)
@@ -94,13 +94,13 @@ class DeviceRows:
             _spans(state.tokens_XL, here_R, none_R, self.rows.known[here_R]),
         ]
 
-    def _new_blocks(self, grown: list[int]) -> np.ndarray:
-        """Where the blocks lie that the device does not know."""
-        have, want = self._num_blocks, self.rows.num_blocks
-        have_R, want_R = (np.array([counts[row] for row in grown]) for counts in (have, want))
-        for row in grown:
-            have[row] = want[row]
-        return _spans(self.rows.state.table_XB, np.array(grown), have_R, want_R)
+    def _new_blocks(self, row: int) -> np.ndarray:
+        """Where the row's blocks lie that the device does not know."""
+        table_XB, have, want = self.rows.state.table_XB, self._num_blocks, self.rows.num_blocks
+        first = int(table_XB.storage_offset()) + row * table_XB.shape[1]
+        place_N = np.arange(first + have[row], first + want[row])
+        have[row] = want[row]
+        return place_N
 
     def _send(
         self, inputs: tuple[int, list[int], list[int], list[int]], places: list[np.ndarray]
@@ -110,10 +110,11 @@ class DeviceRows:
         size = num_inputs + 2 * num_changes
         if num_changes > PINNED:
             buffer_W = torch.empty(size, dtype=torch.int64)
+            held_W = buffer_W.numpy()
         else:
             self._turn = (self._turn + 1) % RING
-            buffer_W = self._buffers[self._turn][:size]
-        held_W = buffer_W.numpy()
+            buffer_W, held_W = self._buffers[self._turn]
+            buffer_W, held_W = buffer_W[:size], held_W[:size]
         inputs_3R = held_W[:num_inputs].reshape(self.inputs_3R.shape)
         inputs_3R[:, : len(lines[0])] = lines
         inputs_3R[:, len(lines[0]) : num_rows] = -1
