@@ -189,6 +189,20 @@ def test_a_file_of_another_kind(tmp_path: Path) -> None:
         hub.resolve(str(path))
 
 
+@pytest.mark.parametrize(
+    ("file", "word"),
+    [
+        ("adapter_config.json", "give its base model, and lora=PATH"),
+        ("params.json", "in Hugging Face form, or GGUF"),
+        ("model.safetensors", "Copy config.json"),
+    ],
+)
+def test_a_folder_that_is_something_else(file: str, word: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text("{}")
+    with pytest.raises(ModelNotFoundError, match=f"holds no model.*{word}"):
+        hub.resolve(str(tmp_path))
+
+
 def test_directories(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="holds no model"):
         hub.resolve(str(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -257,3 +258,21 @@ def test_sglangs_benchmark_measures_this_server(server: LiveServer) -> None:
     # It takes the first choice of every chunk for granted.
     answer = events(server.post("/v1/completions", openai).text)[:-1]
     assert "".join(chunk["choices"][0]["text"] for chunk in answer)
+
+
+@pytest.mark.parametrize(
+    ("path", "word"),
+    [
+        ("/v1/rerank", "/v1/embeddings"),
+        ("/v1/images/generations", "text alone"),
+        ("/v1/load_lora_adapter", "--lora-modules"),
+        ("/v1/fine_tuning/jobs", "hunch train"),
+        ("/v1/nothing", "no POST /v1/nothing$"),
+    ],
+)
+def test_paths_of_others_that_are_missing_say_what_to_do(
+    server: LiveServer, path: str, word: str
+) -> None:
+    answer = server.post(path, {})
+    assert answer.status_code == 404
+    assert re.search(word, answer.json()["error"]["message"])

@@ -96,7 +96,20 @@ def _local_directory(name: str, path: Path) -> ModelFiles:
     if found:
         names = ", ".join(file.name for file in found[:8])
         raise ModelNotFoundError(f"{path} holds several GGUF files; name one of them: {names}")
-    raise ModelNotFoundError(f"{path} holds no model: neither config.json nor a .gguf file")
+    raise ModelNotFoundError(
+        f"{path} holds no model: neither config.json nor a .gguf file{_what_else(path)}"
+    )
+
+
+def _what_else(path: Path) -> str:
+    """What a folder without a model seems to be, and what to do with it; often nothing."""
+    if (path / "adapter_config.json").is_file():
+        return ". It is an adapter: give its base model, and lora=PATH with this folder"
+    if any(path.glob("consolidated*")) or (path / "params.json").is_file():
+        return ". It has the makers' own form: take the model's files in Hugging Face form, or GGUF"
+    if any(path.glob("*.safetensors")):
+        return ". Copy config.json and the tokenizer's files from the model's repository beside it"
+    return ""
 
 
 def _snapshot(path: Path) -> Path:

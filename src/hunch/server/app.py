@@ -21,6 +21,7 @@ from hunch.server.llamacpp import add_llamacpp
 from hunch.server.message_shape import fault_response
 from hunch.server.messages import add_messages
 from hunch.server.ollama import add_ollama
+from hunch.server.other_names import instead_of
 from hunch.server.problems import ProblemError, from_error, from_validation
 from hunch.server.responses import add_responses
 from hunch.server.schemas import (
@@ -287,7 +288,8 @@ def _add_faults(app: FastAPI, service: Service) -> None:
         assert isinstance(error, HTTPException)
         text = str(error.detail)
         if error.status_code in (404, 405):
-            text = f"this server has no {request.method} {request.url.path[:100]}"
+            path = request.url.path
+            text = f"this server has no {request.method} {path[:100]}{instead_of(path)}"
         response = respond(request, ProblemError(error.status_code, text))
         response.headers.update(error.headers or {})  # 405 says what is allowed
         return response

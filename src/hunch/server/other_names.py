@@ -165,3 +165,31 @@ def _add(to: dict[str, Any], more: Mapping[str, Any]) -> None:
         old = to.get(name)
         both = isinstance(old, dict) and isinstance(value, dict) and name == "chat_template_kwargs"
         to[name] = {**old, **value} if both and old else value
+
+
+_EMBED = "POST /v1/embeddings gives texts as vectors, which a program can compare"
+_ADAPTERS = "an adapter is loaded at the start: --lora-modules NAME=PATH"
+_RUNNING = "start and stop the server instead: its memory goes with it"
+_PATHS = {  # of other servers -> what to do where this one has none of them
+    **dict.fromkeys(("rerank", "v1/rerank", "v2/rerank", "reranking", "v1/reranking"), _EMBED),
+    **dict.fromkeys(("score", "v1/score", "classify", "pooling", "embedding", "encode"), _EMBED),
+    **dict.fromkeys(("v1/load_lora_adapter", "v1/unload_lora_adapter"), _ADAPTERS),
+    **dict.fromkeys(("lora-adapters", "load_lora_adapter", "unload_lora_adapter"), _ADAPTERS),
+    **dict.fromkeys(("sleep", "wake_up", "release_memory_occupation"), _RUNNING),
+    **dict.fromkeys(("docs", "redoc"), "/openapi.json has the schema"),
+    "abort_request": "a request ends when its connection is closed",
+    "v1/batches": "send the requests side by side: they share steps",
+    **dict.fromkeys(("v1/audio", "v1/images", "v1/videos"), "it reads and writes text alone"),
+    "v1/moderations": "it does not moderate",
+    "v1/files": "it keeps no files: send texts with each request",
+    "v1/fine_tuning": "`hunch train` trains drafters, and nothing else",
+}
+
+
+def instead_of(path: str) -> str:
+    """What to do where a server has no such path, as the end of a sentence; often nothing."""
+    words = path.strip("/").split("/")
+    for count in (len(words), 2, 1):
+        if found := _PATHS.get("/".join(words[:count])):
+            return f": {found}"
+    return ""
