@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from hunch.cli import main
+from hunch.cli.flags import make_parser
 from hunch.cli.serve import run
-from hunch.compat import server_flags
+from hunch.compat import llamacpp, server_flags
 from hunch.compat.server_words import MANY, NOTHING, NOTHING_VALUED, REFUSED
 from hunch.config import Config
 from hunch.errors import ConfigError
@@ -189,6 +190,50 @@ def test_what_cannot_be_is_refused(
     with pytest.raises(ConfigError, match=text):
         run(words.split())
     assert not started
+
+
+LLAMACPP = """-m NAME.gguf -c 4096 -np 4 -b 256 -t 2 -ngl 99 -fa on -cb --jinja --no-webui --alias x
+  -md DRAFT.gguf --draft-max 6 --draft-min 1 --temp 0.5 --top-k 40 -n 128 --host 0.0.0.0 -to 60
+  --mlock --metrics -ctk f16 -ctv f16 --reasoning-format none -fa"""
+
+
+def test_flags_pasted_from_llama_cpps_docs(started: list[tuple[Config, ServeConfig]]) -> None:
+    run(LLAMACPP.split())
+    config, settings = started.pop()
+    assert (config.model.model, config.model.max_model_len, config.model.threads) == (
+        "NAME.gguf", 4096, 2
+    )  # fmt: skip
+    assert config.model.reasoning_parser == "none"
+    assert (config.schedule.max_num_seqs, config.schedule.max_num_batched_tokens) == (4, 256)
+    assert (config.spec.path, config.spec.options["num_nodes"]) == ("DRAFT.gguf", "6")
+    assert (settings.host, settings.request_timeout, settings.has_page) == ("0.0.0.0", 60, False)
+    assert settings.served_model_names == ("x",)
+    assert settings.sampling == {"temperature": 0.5, "top_k": 40, "max_new_tokens": 128}
+    run(["-hf", "org/name:Q4_K_M", "-c", "0", "-n", "-1", "-ngl", "0"])
+    config, settings = started.pop()
+    assert (config.model.model, config.model.max_model_len) == ("org/name:Q4_K_M", None)
+    assert (config.model.device, settings.sampling) == ("cpu", {})
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("-m a --mmproj b", "--mmproj: only text"),
+        ("-m a -ts 1,1", "-ts: set CUDA_VISIBLE_DEVICES"),
+        ("-m a -ctk q4_0", "-ctk q4_0 is not supported; only f16"),
+        ("-m a --temp warm", "--temp warm: a number is needed"),
+    ],
+)
+def test_what_llama_cpp_does_and_hunch_does_not_is_refused(words: str, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        run(words.split())
+
+
+def test_flags_of_llama_cpp_hide_no_others() -> None:
+    known = {word for action in make_parser()._actions for word in action.option_strings}
+    theirs = llamacpp._VALUED | {*llamacpp._NOTHING, *llamacpp._REFUSED, *llamacpp._SWITCHES}
+    vllms = {*NOTHING, *NOTHING_VALUED, *REFUSED, *server_flags._RENAMED, *server_flags._ONLY}
+    assert not theirs & (known | vllms)
 
 
 def test_log_probabilities_without_a_limit(started: list[tuple[Config, ServeConfig]]) -> None:

@@ -1,4 +1,4 @@
-"""Server flags of `vllm serve` and SGLang's launch_server, as words of `hunch serve`.
+"""Server flags of `vllm serve`, SGLang's launch_server and llama-server, for `hunch serve`.
 
 What both engines mean is renamed; what hunch does in any case, or what changes no answer, is taken
 and said once. Arguments of the engine itself are in vllm.py and sglang.py.
@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hunch.compat.llamacpp import from_llamacpp
 from hunch.compat.server_words import MANY, NOTHING, NOTHING_VALUED, REFUSED
 from hunch.config import say_once
 from hunch.errors import ConfigError
@@ -94,7 +95,7 @@ _SIZES = {"k": 1000, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 
 
 def translate_flags(words: Sequence[str]) -> list[str]:
     """The words that `hunch serve` knows; those it cannot place are left for its parser."""
-    given = list(_with_values(words))
+    given = list(_with_values(from_llamacpp(words)))
     found: list[str] = []
     bundles: dict[str, dict[str, Any]] = {}  # of --flag.key VALUE
     for flag, value in given:

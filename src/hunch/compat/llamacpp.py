@@ -1,0 +1,150 @@
+"""Flags of llama.cpp's `llama-server`, as words of `hunch serve`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from hunch.config import say_once
+from hunch.errors import ConfigError
+
+_MEMORY = "files are mapped, and read as they are needed"
+_KERNELS = "hunch has one attention and one layout of KV per device"
+_PATHS = "these paths are always there"
+_THREADS = "--threads says how many compute"
+_DEVICE = "set CUDA_VISIBLE_DEVICES, or give --device cpu or --tensor-parallel-size"
+
+
+def _by_flag(table: dict[str, str]) -> dict[str, str]:
+    return {flag: meant for meant, flags in table.items() for flag in flags.split()}
+
+
+_RENAMED = _by_flag(  # with a value
+    {
+        "--model": "-m -hf -hfr --hf-repo",
+        "--threads": "-t",
+        "--max-model-len": "-c --ctx-size",
+        "--max-num-seqs": "-np --parallel",
+        "--max-num-batched-tokens": "-b --batch-size",
+        "--served-model-name": "-a --alias",
+        "--speculative-model": "-md --model-draft",
+        "--num-speculative-tokens": "--draft --draft-n --draft-max",
+        "--chat-template": "--chat-template-file",
+        "--ssl-keyfile": "--ssl-key-file",
+        "--ssl-certfile": "--ssl-cert-file",
+        "--root-path": "--api-prefix",
+        "--request-timeout": "-to --timeout",
+    }
+)
+_SAMPLING = _by_flag(  # -> fields of a generation_config.json
+    {
+        "temperature": "--temp --temperature",
+        "top_k": "--top-k",
+        "top_p": "--top-p",
+        "min_p": "--min-p",
+        "repetition_penalty": "--repeat-penalty",
+        "max_new_tokens": "-n --predict --n-predict",
+    }
+)
+_NOTHING = _by_flag(  # switches
+    {
+        "requests always share steps": "-cb --cont-batching",
+        "templates are always rendered": "--jinja",
+        "embeddings are served beside answers": "--embedding --embeddings",
+        _MEMORY: "--mlock --no-mmap --mmap",
+        _KERNELS: "-kvu --kv-unified --swa-full -nkvo --no-kv-offload",
+        _PATHS: "--slots --props --metrics",
+        "kernels are made ready at the start": "--warmup --no-warmup",
+        "a text ends where the context does": "--context-shift --no-context-shift",
+        "only text is served": "--no-mmproj",
+        "the log has a line for each request": "--log-disable --log-timestamps --log-prefix",
+    }
+)
+_NOTHING_VALUED = _by_flag(
+    {
+        _KERNELS: "-fa --flash-attn -ub -ctxcp --ctx-checkpoints",
+        _THREADS: "-tb --threads-batch --threads-http --prio --poll --numa -C --cpu-mask",
+        "prefixes are found again by themselves": "--cache-reuse -cram --cache-ram",
+        "how much is drafted follows what is accepted": """--draft-min --draft-n-min
+            --draft-p-min --draft-p-split""",
+        "the drafter is where the target is": "-ngld --gpu-layers-draft -cd --ctx-size-draft",
+        "all of a prompt is kept": "--keep",
+        _MEMORY: "--fit",
+    }
+)
+_REFUSED = _by_flag(
+    {
+        "only text is served": "--mmproj --mmproj-url",
+        "send it with a request": "--grammar --grammar-file -j --json-schema -jf",
+        _DEVICE: "-ts --tensor-split -sm --split-mode -mg --main-gpu -ot --override-tensor",
+        "give --hf-overrides, whose values stand in place of the file's": """--rope-freq-base
+            --rope-freq-scale --yarn-orig-ctx --override-kv""",
+        "this server does not rank: /v1/embeddings gives vectors": "--reranking --rerank",
+        "no slots are kept in files": "--slot-save-path",
+        "give --speculate suffix:shared=true, which learns from answers": """-lcs -lcd
+            --lookup-cache-static --lookup-cache-dynamic""",
+        "the page is hunch's own; --no-page serves none": "--path",
+        "it comes with a request: chat_template_kwargs": "--chat-template-kwargs",
+    }
+)
+_SWITCHES = {"-v": ["--log-level", "debug"], "--verbose": ["--log-level", "debug"]}
+_SWITCHES |= {"--no-webui": ["--no-page"]}
+_ON_OFF = ("on", "off", "auto", "true", "false", "1", "0")
+_KV_TYPES = {"f16": [], "bf16": [], "f32": [], "q8_0": ["--kv-cache-dtype", "int8"]}
+
+
+def from_llamacpp(words: Sequence[str]) -> list[str]:
+    """The words with llama.cpp's flags by the names that `hunch serve` knows."""
+    rest, found = list(words), []
+    sampling: dict[str, float] = {}
+    while rest:
+        flag = rest.pop(0)
+        if flag in _REFUSED:
+            raise ConfigError(f"{flag}: {_REFUSED[flag]}")
+        if flag in _NOTHING:
+            say_once(f"{flag} has no effect: {_NOTHING[flag]}")
+        elif flag in _SWITCHES:
+            found += _SWITCHES[flag]
+        elif flag in ("-fa", "--flash-attn") and (not rest or rest[0] not in _ON_OFF):
+            say_once(f"{flag} has no effect: {_KERNELS}")  # older ones have no value
+        elif flag in _VALUED and rest:
+            found += _meant(flag, rest.pop(0), sampling)
+        else:
+            found.append(flag)
+    return found + (["--override-generation-config", json.dumps(sampling)] if sampling else [])
+
+
+def _meant(flag: str, value: str, sampling: dict[str, float]) -> list[str]:
+    if flag in _SAMPLING:
+        number = _number(flag, value)
+        if _SAMPLING[flag] != "max_new_tokens" or number > 0:  # -1: no limit
+            sampling[_SAMPLING[flag]] = number
+        return []
+    if flag in _NOTHING_VALUED:
+        say_once(f"{flag} {value} has no effect: {_NOTHING_VALUED[flag]}")
+        return []
+    if flag in _LAYERS:
+        if value != "0":
+            say_once(f"{flag} {value} has no effect: all layers are on one device")
+        return ["--device", "cpu"] if value == "0" else []
+    if flag in _CACHE_TYPES:
+        if value not in _KV_TYPES:
+            raise ConfigError(f"{flag} {value} is not supported; only {', '.join(_KV_TYPES)}")
+        return _KV_TYPES[value]
+    if flag == "--reasoning-format":
+        return ["--reasoning-parser", "none"] if value == "none" else []
+    if flag in ("-c", "--ctx-size") and value == "0":
+        return []  # the model's own
+    return [_RENAMED[flag], value]
+
+
+_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
+_CACHE_TYPES = ("-ctk", "-ctv", "--cache-type-k", "--cache-type-v")
+_VALUED = {*_RENAMED, *_SAMPLING, *_NOTHING_VALUED, *_LAYERS, *_CACHE_TYPES, "--reasoning-format"}
+
+
+def _number(flag: str, value: str) -> float:
+    try:
+        return int(value) if value.lstrip("-").isdecimal() else float(value)
+    except ValueError:
+        raise ConfigError(f"{flag} {value}: a number is needed") from None
