@@ -71,6 +71,15 @@ def test_sglangs_example(model: Path) -> None:
     assert [set(answer) >= {"text", "meta_info"} for answer in answers] == [True, True]
     alone = engine.generate("a b a b", {"temperature": 0, "max_new_tokens": 30})
     assert alone["text"] == answers[0]["text"]
+    plain = {"temperature": 0, "max_new_tokens": 2}
+    engine.generate("c", plain, rid="mine", image_data=None)
+    for name, word in (("image_data", "only text"), ("lora_path", "lora=PATH"), ("x", "not known")):
+        with pytest.raises(RequestError, match=f"{name}: .*{word}"):
+            engine.generate("c", plain, **{name: "y"})
+    engine.flush_cache()
+    assert engine.get_server_info()["steps"] > 0
+    with pytest.raises(AttributeError, match="write prompts as texts"):
+        _ = sgl.function
     engine.shutdown()
 
 

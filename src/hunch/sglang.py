@@ -16,6 +16,17 @@ from hunch.types import RequestOutput, SamplingParams
 
 __all__ = ["Engine"]
 
+_TEXT = "only text is read"
+_INSTEAD = {  # arguments of a call -> what to do in their place
+    **dict.fromkeys(("image_data", "audio_data", "video_data", "input_embeds"), _TEXT),
+    "lora_path": "give the engine lora=PATH, which merges one adapter",
+    "return_hidden_states": "features stay inside; embed() gives a text as a vector",
+    "custom_logit_processor": "logit_bias, allowed_token_ids and grammars say what may be chosen",
+    "token_ids_logprob": "give top_logprobs_num, for the likeliest tokens",
+    "session_params": "send the whole text: what was read before is found in the prefix cache",
+}
+_UNUSED = ("rid", "priority", "data_parallel_rank")  # names and orders for several at once
+
 Sampling = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 Answer = dict[str, Any]
 
@@ -26,6 +37,12 @@ class Engine(LLM):
     def __init__(self, **arguments: Any) -> None:
         self._async: AsyncLLM | None = None
         self._open(config_from_sglang(**arguments))
+
+    def flush_cache(self) -> None:
+        self.reset_cache()
+
+    def get_server_info(self) -> dict[str, Any]:
+        return self.stats()
 
     def generate(  # type: ignore[override]
         self,
@@ -127,8 +144,9 @@ def _read(
     others: Mapping[str, Any],
     scores: Scores | None,
 ) -> tuple[list[Prompt], list[SamplingParams]]:
-    if asked := [name for name, value in others.items() if value not in (None, False)]:
-        raise RequestError(f"{', '.join(asked)}: not known here")
+    for name, value in others.items():
+        if value not in (None, False) and name not in _UNUSED:
+            raise RequestError(f"{name}: {_INSTEAD.get(name, 'not known here')}")
     if (prompt is None) == (input_ids is None):
         raise RequestError("give either prompt or input_ids")
     prompts = list_prompts(input_ids if prompt is None else prompt)
@@ -163,3 +181,11 @@ def _answers(
         answer_of(output, at, scores) for output in outputs for at in range(len(output.outputs))
     ]
     return answers[0] if is_one and len(answers) == 1 else answers
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("function", "gen", "select", "user", "assistant", "system", "set_default_backend"):
+        raise AttributeError(f"hunch.sglang has no {name}: write prompts as texts, Engine.generate")
+    if name in ("Runtime", "RuntimeEndpoint", "launch_server", "ServerArgs"):
+        raise AttributeError(f"hunch.sglang has no {name}: `hunch serve` starts a server")
+    raise AttributeError(f"module 'hunch.sglang' has no attribute {name!r}")
