@@ -7,6 +7,7 @@ row, S scored tokens, E numbers of a scored token, G KV groups but the target's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -265,29 +266,25 @@ def _commit(
     is_left_R: np.ndarray | None,
 ) -> None:
     """Write the tokens behind those known, and how many tokens of each row have KV."""
-    here, knowns = list[int](), list[int]()
-    owners, places, tokens = list[int](), list[int](), list[int]()
-    follows = list[int]()  # rows that a drafter which writes KV has not left
-    held = rows.requests
-    for at, (row, line, request) in enumerate(zip(ids, lines, requests, strict=True)):
-        count, known = line[TOKENS], line[KNOWN]
-        if held[row] is not request or not count:
-            continue
-        here.append(row)
-        knowns.append(known)
-        owners += [row] * count
-        places += range(known - count, known)
-        tokens += line[FIRST : FIRST + count]
-        if is_left_R is None or not is_left_R[at]:
-            follows.append(len(here) - 1)
-    if not here:
-        return
-    rows.tokens[owners, places] = tokens
-    row_R, known_R = np.array(here), np.array(knowns)
+    trios = zip(map(rows.requests.__getitem__, ids), requests, lines, strict=True)
+    is_there = [held is request and line[TOKENS] > 0 for held, request, line in trios]
+    if not all(is_there):
+        ids, lines = list(compress(ids, is_there)), list(compress(lines, is_there))
+        is_left_R = None if is_left_R is None else is_left_R[is_there]
+        if not ids:
+            return
+    row_R, known_R = np.array(ids), np.array([line[KNOWN] for line in lines])
+    first_R = known_R - [line[TOKENS] for line in lines]
+    rows.tokens[row_R, first_R] = [line[FIRST] for line in lines]
+    for row, line in zip(ids, lines, strict=True):
+        if line[TOKENS] > 1:
+            end = line[KNOWN]
+            rows.tokens[row, end - line[TOKENS] + 1 : end] = line[FIRST + 1 : FIRST + line[TOKENS]]
     rows.known[row_R] = known_R
     rows.computed[0, row_R] = known_R - 1
     if writes_kv and len(rows.computed) > 1:
-        row_R, known_R = row_R[follows], known_R[follows]
+        if is_left_R is not None:
+            row_R, known_R = row_R[~is_left_R], known_R[~is_left_R]
         rows.computed[1:, row_R] = np.maximum(rows.computed[1:, row_R], known_R - 1)
 
 
