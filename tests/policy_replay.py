@@ -285,7 +285,7 @@ class Replay:
                 guesses[:right] = 1000 + np.arange(now, now + right)
         graph = SimpleNamespace(
             num_rows=_bucket(len(row_R)), num_nodes=num_nodes, source=source,
-            seconds=took, draft_seconds=0.0, asks=0,
+            seconds=took, draft_seconds=0.0, extras=0,
         )  # fmt: skip
         return row_R, result_RC, graph, took, since, reading
 

@@ -266,7 +266,7 @@ def new_policy(
         for shape, took in seconds.items():
             policy.captured(SimpleNamespace(
                 num_rows=count, num_nodes=shape.num_nodes, source=shape.source, seconds=took,
-                draft_seconds=0.0, asks=0,
+                draft_seconds=0.0, extras=0,
             ))  # fmt: skip
         count *= 2
     policy.start(list(range(num_rows)))
@@ -288,7 +288,7 @@ def step(
     result_RC[:, MATCHED] = matched or [2] * count
     result_RC[:, CHECKED], result_RC[:, REASON] = num_nodes, 0
     graph = SimpleNamespace(
-        num_rows=count, num_nodes=num_nodes, source=source, seconds=1.0, draft_seconds=0.0, asks=0
+        num_rows=count, num_nodes=num_nodes, source=source, seconds=1.0, draft_seconds=0.0, extras=0
     )
     return policy.learn(np.arange(count), result_RC.tolist(), graph)
 
@@ -516,10 +516,10 @@ def test_a_host_that_is_late_with_other_requests_does_not_stop_drafts():
         step(policy, [number % 2 == 0] * 16, num_nodes=3)
         for num_nodes, late in ((0, 1.5), (3, 9.0)):
             scored = SimpleNamespace(
-                num_rows=16, num_nodes=num_nodes, source=0, seconds=1.0, draft_seconds=0.0, asks=8
+                num_rows=16, num_nodes=num_nodes, source=0, seconds=1.0, draft_seconds=0.0, extras=8
             )
             policy.timed(scored, 1.0, late)
-    assert policy.choose(np.arange(16), asks=8).num_nodes == 0
+    assert policy.choose(np.arange(16), extras=8).num_nodes == 0
     assert policy.choose(np.arange(16)).num_nodes > 0
 
 
@@ -531,7 +531,7 @@ def test_assumed_costs_give_the_same_choices_whatever_steps_took():
         for _ in range(40):
             step(policy, [True], num_nodes=3)
             graph = SimpleNamespace(
-                num_rows=1, num_nodes=3, source=0, seconds=slow, draft_seconds=0.0, asks=0
+                num_rows=1, num_nodes=3, source=0, seconds=slow, draft_seconds=0.0, extras=0
             )
             policy.timed(graph, slow, slow)
             chosen.append(choose(policy, 1))
@@ -565,7 +565,7 @@ def speedup(
         for shape in policy.shapes.to_capture(size):
             policy.captured(SimpleNamespace(
                 num_rows=size, num_nodes=shape.num_nodes, source=shape.source,
-                seconds=seconds(size, shape), draft_seconds=0.0, asks=0,
+                seconds=seconds(size, shape), draft_seconds=0.0, extras=0,
             ))  # fmt: skip
         size *= 2
     plain = replay(Fixed(StepShape(0, DraftSource.NOBODY)), buffers(num_rows))
@@ -664,7 +664,7 @@ def open_load(
                 for shape in policy.shapes.to_capture(size):
                     policy.captured(SimpleNamespace(
                         num_rows=size, num_nodes=shape.num_nodes, source=shape.source,
-                        seconds=seconds(size, shape), draft_seconds=0.0, asks=0,
+                        seconds=seconds(size, shape), draft_seconds=0.0, extras=0,
                     ))  # fmt: skip
         arrivals = [interval * place for place in range(count)]
         how = {"prompt": prompt} if host is None else {"prompt": prompt, "host": host}

@@ -112,7 +112,7 @@ def replay(
         for shape in policy.shapes.to_capture(size):
             policy.captured(SimpleNamespace(
                 num_rows=size, num_nodes=shape.num_nodes, source=shape.source,
-                seconds=seconds(size, shape), draft_seconds=0.0, asks=0,
+                seconds=seconds(size, shape), draft_seconds=0.0, extras=0,
             ))  # fmt: skip
         size *= 2
     replayed = Replay(some, policy, rows, seconds, num_rows)

@@ -92,7 +92,7 @@ def test_filters_leave_what_the_specification_leaves() -> None:
     state = SamplingState(5, logits.shape[1], dense=True)
     for name, (values, dtype) in asked.items():
         setattr(state, name, torch.tensor(values, dtype=dtype))
-    state.asks_X[:] = SAMPLED | FILTERED
+    state.flags_X[:] = SAMPLED | FILTERED
     columns = [getattr(state, name).to(DEVICE) for name in asked]
     rows = [4, 2, 3, 0, 1]
     given = logits[rows].to(DEVICE)

@@ -167,7 +167,7 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
         runner, turns = graph_runner(llm), iter(WALKS[walk] * 100)
         waiting: list[StepShape] = []
 
-        def choose(row_R: Any, *, asks: int = 0, is_host: bool = False) -> StepShape:
+        def choose(row_R: Any, *, extras: int = 0, is_host: bool = False) -> StepShape:
             """A shape that must wait for the host is asked for until it comes."""
             shape = waiting.pop() if waiting else next(turns)
             if not runner.captured.policy.is_ready(shape, row_R):

@@ -16,7 +16,7 @@ from hunch import LLM, RequestOutput, SamplingParams, Speculation
 from hunch.grammar.matcher import Grammar
 from hunch.step import grammars
 from hunch.step.captured_step import CapturedSteps, PendingStep
-from hunch.step.row_asks import HELD, RowAsks
+from hunch.step.row_extras import HELD, RowExtras
 from hunch.step.step_graphs import MASKS, StepGraphs, StepKind
 from hunch.text.tokenizer import load_tokenizer
 from stand_in import lead_by_host, lead_noted, stand_in
@@ -252,14 +252,14 @@ def test_tokens_that_a_grammar_does_not_take_are_taken_back(
 def test_what_is_checked_of_rows_with_grammars_changes_every_few_steps() -> None:
     """Each change is an upload; what is checked meanwhile is as before."""
     worth = iter(range(100))
-    asks = RowAsks.__new__(RowAsks)
-    asks.grammars = SimpleNamespace(num_checked=lambda row, count: next(worth))  # type: ignore[assignment]
+    extras = RowExtras.__new__(RowExtras)
+    extras.grammars = SimpleNamespace(max_checked=lambda row, count: next(worth))  # type: ignore[assignment]
     group: Any = SimpleNamespace(
-        asks=MASKS, has_waiting=True, ids=[4, 2], allowed=[3, 3], checked=[], num_held=0
+        extras=MASKS, has_waiting=True, ids=[4, 2], max_checked=[3, 3], checked=[], num_held=0
     )
-    assert [asks.num_checked(group) for _ in range(2 * HELD)] == [[0, 1]] * HELD + [[2, 3]] * HELD
+    assert [extras.max_checked(group) for _ in range(2 * HELD)] == [[0, 1]] * HELD + [[2, 3]] * HELD
     group.has_waiting = False
-    assert asks.num_checked(group) == [3, 3]
+    assert extras.max_checked(group) == [3, 3]
 
 
 def test_steps_of_the_same_rows_look_for_their_graph_once(

@@ -13,7 +13,7 @@ from hunch import LLM, SamplingParams
 from hunch.kernels import gpu_step, gpu_transfer
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.step import RowState, StepRows, deliver_ref, pack_ref
-from hunch.step.results import SLOTS, Download
+from hunch.step.results import NUM_BUFFERS, Download
 from tiny_models import write_llama
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -39,11 +39,11 @@ class Steps:
         packed_5T = torch.zeros(5, len(ids), dtype=torch.int64, device=DEVICE)
         attn = AttnInputs(*packed_5T[1:4], self.state.table_XB, packed_5T[4], None, 4)
         self.kernels.pack(self.state, rows, 0, packed_5T[0], attn)
-        self.kernels.deliver(self.state, rows, self.delivery.slots(result_RC.numel()))
+        self.kernels.deliver(self.state, rows, self.delivery.buffers(result_RC.numel()))
 
     def launch(self, mark: int) -> int:
         self.run(list(range(self.num_rows)), mark)
-        return self.delivery.expect()
+        return self.delivery.next_buffer()
 
     def apply_all(self, slot: int) -> set[int]:
         size = self.num_rows, self.num_columns
@@ -64,19 +64,19 @@ def test_steps_under_way_together_keep_their_results(
 ) -> None:
     steps = Steps(kernels, *size)
     waiting = steps.launch(100)
-    for mark in range(101, 101 + 3 * SLOTS):
+    for mark in range(101, 101 + 3 * NUM_BUFFERS):
         launched = steps.launch(mark)
         assert steps.apply_all(waiting) == {mark - 1}
         waiting = launched
-    assert steps.apply_all(waiting) == {100 + 3 * SLOTS}
+    assert steps.apply_all(waiting) == {100 + 3 * NUM_BUFFERS}
 
 
 @KERNELS
 def test_runs_without_rows_neither_count_nor_deliver(kernels: Kernels) -> None:
     steps = Steps(kernels, 2)
-    for mark in range(2 * SLOTS):
+    for mark in range(2 * NUM_BUFFERS):
         waiting = steps.launch(mark)
-        for _ in range(SLOTS + 1):
+        for _ in range(NUM_BUFFERS + 1):
             steps.run([-1, -1], 99)
         assert steps.apply_all(waiting) == {mark}
 
@@ -108,4 +108,4 @@ def test_graphs_captured_while_a_step_flies_change_no_text(
         step = steps.step
         monkeypatch.setattr(steps, "step", lambda *size: steps._steps.clear() or step(*size))
         assert [out.outputs[0].token_ids for out in llm.generate(prompts, params)] == want
-    assert len(sizes) > SLOTS
+    assert len(sizes) > NUM_BUFFERS

@@ -87,7 +87,7 @@ def test_a_row_that_somebody_else_takes(update: object, monkeypatch: pytest.Monk
     device.update([0], [0], [0], 1)
     rows.leave(0)
     sit_down(rows, 0, [3, 4])  # fewer blocks than the one before
-    device.touch(0)
+    device.mark_stale(0)
     assert device.update([0], [0], [0], 1) == [0]
     assert_same(device.state, rows, 0)
     assert device.update([0], [0], [0], 1) == []
@@ -104,7 +104,7 @@ def test_a_request_that_ended_where_a_longer_one_sat(
         sit_down(rows, row, list(range(30)))
     device.update([0, 1], [0, 0], [0, 0], 2)
     sit_down(rows, 0, [3, 4])
-    device.touch(0)
+    device.mark_stale(0)
     rows.leave(0)  # by the host's step; the engine, which has not read it, names it once more
     rows.add_blocks(1, (77,))
     assert device.update([0, 1], [0, 0], [0, 0], 2) == [0]

@@ -60,7 +60,7 @@ class CapturedStep(Protocol):
     @property
     def draft_seconds(self) -> float: ...
     @property
-    def asks(self) -> int:
+    def extras(self) -> int:
         """What its rows ask for beyond tokens; 0: nothing. Such steps have costs of their own."""
 
 

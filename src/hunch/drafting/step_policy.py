@@ -110,16 +110,16 @@ class Policy:
             self.guesses[row], self.drafted[row] = [], (0, 0)
         self.lookup.miss(ids)
 
-    def costs_of(self, asks: int) -> StepCosts:
+    def costs_of(self, extras: int) -> StepCosts:
         """Of steps whose rows ask for this beyond tokens."""
-        if not asks:
+        if not extras:
             return self.costs
-        if asks not in self._other_costs:
+        if extras not in self._other_costs:
             costs = self.costs
-            self._other_costs[asks] = StepCosts(is_measured=costs.is_measured, free=costs)
-        return self._other_costs[asks]
+            self._other_costs[extras] = StepCosts(is_measured=costs.is_measured, free=costs)
+        return self._other_costs[extras]
 
-    def choose(self, row_R: np.ndarray, *, asks: int = 0) -> StepShape:
+    def choose(self, row_R: np.ndarray, *, extras: int = 0) -> StepShape:
         """The shape with the most tokens per second, whatever draft the rows wait with."""
         num_rows = 1 << (len(row_R) - 1).bit_length()
         shapes, can_pause = self.shapes.at(num_rows), self.shapes.can_pause(num_rows)
@@ -128,27 +128,27 @@ class Policy:
         if self._num_pause and can_pause:
             self._num_pause -= 1
             return StepShape(0, DraftSource.NOBODY)
-        shape = self._choice(row_R, num_rows, asks)
+        shape = self._choice(row_R, num_rows, extras)
         self._num_plain = 0 if shape.num_nodes else self._num_plain + 1
         if can_pause and self._num_plain >= TIRED:
             self._num_plain, self._num_pause = 0, PAUSE
         return shape
 
-    def _choice(self, row_R: np.ndarray, num_rows: int, asks: int) -> StepShape:
+    def _choice(self, row_R: np.ndarray, num_rows: int, extras: int) -> StepShape:
         """The best shape now, or the one that was chosen for the same rows a few steps ago."""
-        if self._held is not None and self._held[0] is row_R and self._held[1] == asks:
+        if self._held is not None and self._held[0] is row_R and self._held[1] == extras:
             _, _, shape, num_left = self._held
-            self._held = (row_R, asks, shape, num_left - 1) if num_left > 1 else None
+            self._held = (row_R, extras, shape, num_left - 1) if num_left > 1 else None
             return shape
-        shape = self._best(row_R, num_rows, asks)
+        shape = self._best(row_R, num_rows, extras)
         if len(row_R) >= MANY:
-            self._held = row_R, asks, shape, HELD - 1
+            self._held = row_R, extras, shape, HELD - 1
         return shape
 
-    def _best(self, row_R: np.ndarray, num_rows: int, asks: int) -> StepShape:
+    def _best(self, row_R: np.ndarray, num_rows: int, extras: int) -> StepShape:
         shapes = self.shapes.at(num_rows)
-        tokens, costs = self._tokens(row_R, num_rows), self.costs_of(asks)
-        seconds = [self._seconds(asks, num_rows, len(row_R), shape) for shape in shapes]
+        tokens, costs = self._tokens(row_R, num_rows), self.costs_of(extras)
+        seconds = [self._seconds(extras, num_rows, len(row_R), shape) for shape in shapes]
         if self.network.priors:
             tokens = self._without_unnamed(row_R, shapes, tokens)
         if costs.is_measured and not shapes[0].num_nodes:
@@ -171,13 +171,13 @@ class Policy:
         some = [(one, gain) for one, gain in pairs if one.source > 0 and one.num_nodes]
         return max((gain / seconds[one], one) for one, gain in some if one in seconds)[1]
 
-    def _seconds(self, asks: int, num_rows: int, num_here: int, shape: StepShape) -> float:
+    def _seconds(self, extras: int, num_rows: int, num_here: int, shape: StepShape) -> float:
         """From one step of so many rows to the next, prompts and the host's work included."""
-        costs = self.costs_of(asks)
+        costs = self.costs_of(extras)
         seconds = costs.seconds(num_rows, shape)
         if not costs.is_measured:
             return seconds
-        return self.load.with_reading(max(seconds, self._host[asks].seconds(num_here, shape)))
+        return self.load.with_reading(max(seconds, self._host[extras].seconds(num_here, shape)))
 
     def _tokens(self, row_R: np.ndarray, num_rows: int, *, is_hopeful: bool = True) -> list[float]:
         """Tokens that a row gets in a step of each shape."""
@@ -237,7 +237,7 @@ class Policy:
     def captured(self, graph: CapturedStep) -> bool:
         """Take in what a step took when it was captured; True: it was new."""
         shape = StepShape(graph.num_nodes, graph.source)
-        costs = self.costs_of(graph.asks)
+        costs = self.costs_of(graph.extras)
         return costs.capture(graph.num_rows, shape, graph.seconds, graph.draft_seconds)
 
     def timed(
@@ -254,13 +254,13 @@ class Policy:
         """
         num_rows, shape = graph.num_rows, StepShape(graph.num_nodes, graph.source)
         target = target_seconds(seconds, graph.draft_seconds)
-        costs = self.costs_of(graph.asks)
+        costs = self.costs_of(graph.extras)
         if seconds > 0.0:
             self.load.record(since or seconds + reading, reading)
             own = None if since is None else max(since - reading, 0.0)
             costs.record(num_rows, shape, seconds, own)
             if own is not None:
-                self._host[graph.asks].record(self._num_learned, shape, own, seconds)
+                self._host[graph.extras].record(self._num_learned, shape, own, seconds)
         plain = costs.seconds(num_rows, StepShape(0), is_target=True)
         share = plain / costs.seconds(num_rows, shape, is_target=True)
         return target, target * min(share, 1.0)
@@ -286,7 +286,7 @@ class Policy:
             self._note(ids, lines, graph)
             return drafted_by
         runs = self._learn_lookup(ids, lines, graph.num_nodes) if self.shapes.has_lookup else []
-        if self.costs_of(graph.asks).is_measured:
+        if self.costs_of(graph.extras).is_measured:
             self._try([line[TOKENS] for line in lines], runs, graph)
         if self.network.priors:
             self._learn_network(ids, lines, runs, graph)
@@ -310,7 +310,7 @@ class Policy:
             self.trials.rest(num_rows)
             return
         steps = (shape, StepShape(0), self.trials.instead)
-        seconds = [self._seconds(graph.asks, num_rows, len(tokens), one) for one in steps]
+        seconds = [self._seconds(graph.extras, num_rows, len(tokens), one) for one in steps]
         self.trials.learn(num_rows, shape, seconds, tokens, runs or [0] * len(tokens))
 
     def _learn_lookup(self, ids: list[int], lines: list[list[int]], num_nodes: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 A copy before or after a captured step keeps the device idle for longer than these kernels take.
 
-Shape letters: R rows of the step, W room of a buffer or a slot, Q slots for results on the host.
+Shape letters: R rows of the step, W room of a buffer, Q buffers for results on the host.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ def _deliver_kernel(
         tl.store(slots_ptr + slot_stride - 1, now() - tl.load(clock_ptr + 1), mask=is_step)
 
 
-def deliver(state: RowState, step: StepRows, slots_QW: Tensor) -> None:
-    """The step's result into the slot of its turn: steps so far, modulo Q; its time at the end.
+def deliver(state: RowState, step: StepRows, buffers_QW: Tensor) -> None:
+    """The step's result into the buffer of its turn: steps so far, modulo Q; its time at the end.
 
-    A step without rows leaves the slots alone.
+    A step without rows leaves the buffers alone.
     """
     size = step.result_RC.numel()
     block = min(1024, next_power_of_2(size))
     _deliver_kernel[(cdiv(size, block),)](
-        step.ids_R, state.clock_2, step.result_RC, slots_QW, size, *slots_QW.shape, BLOCK=block,
+        step.ids_R, state.clock_2, step.result_RC, buffers_QW, size, *buffers_QW.shape, BLOCK=block,
         **options(4),
     )  # fmt: skip

@@ -10,7 +10,7 @@ checked, length of the match behind the next draft, its nodes, known length, tok
 Shape letters: R rows of the step, X rows of the engine, N nodes of a step's draft, G nodes a draft
 can have, K tokens one step can commit (N + 1), M rows of logits (R times K), L longest sequence, B
 blocks of a table, S stop ids, P tree depth, T packed tokens (R times K), C columns of a result, W
-room of a buffer, columns of rules, Q slots for results on the host, E tokens of a prediction.
+room of a buffer, columns of rules, Q buffers for results on the host, E tokens of a prediction.
 """
 
 from __future__ import annotations
@@ -236,9 +236,9 @@ def update_ref(state: RowState, inputs_3R: Tensor, buffer_W: Tensor, num_changes
     state.flat[places] = values
 
 
-def deliver_ref(state: RowState, step: StepRows, slots_QW: Tensor) -> None:
-    """Put the step's results into its slot in the host's memory; a clock's reading comes last."""
+def deliver_ref(state: RowState, step: StepRows, buffers_QW: Tensor) -> None:
+    """Put the step's results into its buffer in the host's memory; a clock's reading comes last."""
     if step.ids_R[0] >= 0:
-        line_W = slots_QW[int(state.clock_2[0]) % len(slots_QW)]
+        line_W = buffers_QW[int(state.clock_2[0]) % len(buffers_QW)]
         line_W[-1] = 0
         line_W[: step.result_RC.numel()] = step.result_RC.flatten()

@@ -35,7 +35,7 @@ from hunch.sampling.processors import HostProcessors, needs_history
 from hunch.types import Request
 
 GREEDY_BELOW = 1e-5  # as in vLLM: a smaller temperature is 0
-SAMPLED, FILTERED, HISTORY = 1, 2, 4  # what a row asks for
+SAMPLED, FILTERED, HISTORY = 1, 2, 4  # what a row flags for
 
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
@@ -66,7 +66,7 @@ class SamplingState:
         self.seed_X = column(0, torch.int64)
         self.sample_X = column(0, torch.int64)
         self.copies: list[SamplingState] = []  # on other devices, for drafters there
-        self.asks_X = np.zeros(max_rows, np.int64)  # flags of the rows in use, on the host
+        self.flags_X = np.zeros(max_rows, np.int64)  # flags of the rows in use, on the host
         self.processors: HostProcessors | DeviceProcessors = (
             DeviceProcessors(max_rows, vocab_size, self.device)
             if self.is_dense
@@ -87,52 +87,52 @@ class SamplingState:
             self.seed_X[row] = request.seed
             self.sample_X[row] = request.sample_index
         is_filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
-        asks = (SAMPLED | FILTERED * is_filtered) if is_sampled else 0
+        flags = (SAMPLED | FILTERED * is_filtered) if is_sampled else 0
         if needs_history(request):
-            asks |= HISTORY
+            flags |= HISTORY
             self.processors.start(row, request, tokens[len(request.prompt_ids) :])
-        self.asks_X[row] = asks
+        self.flags_X[row] = flags
         for copy in self.copies:
             copy.start(row, request, tokens)
 
     def commit(self, rows: list[int], tokens: list[list[int]]) -> None:
         """Tokens that became output, per row."""
-        if np.bitwise_or.reduce(self.asks_X[rows], initial=0) & HISTORY:
+        if np.bitwise_or.reduce(self.flags_X[rows], initial=0) & HISTORY:
             self.processors.commit(rows, tokens)
         for copy in self.copies:
             copy.commit(rows, tokens)
 
     def leave(self, row: int) -> None:
-        asks, self.asks_X[row] = int(self.asks_X[row]), 0
-        if asks & HISTORY:
+        flags, self.flags_X[row] = int(self.flags_X[row]), 0
+        if flags & HISTORY:
             self.processors.leave(row)
-        if asks & SAMPLED:
+        if flags & SAMPLED:
             self.temperature_X[row] = 0.0
         for copy in self.copies:
             copy.leave(row)
 
     def is_plain(self, row_M: Tensor) -> bool:
         """Every row is greedy without processors: a choice is an argmax."""
-        return self._asks(row_M) == 0
+        return self._flags(row_M) == 0
 
     def is_greedy(self, row: int) -> bool:
-        return not self.asks_X[row] & SAMPLED
+        return not self.flags_X[row] & SAMPLED
 
     def has_rules(self, row: int) -> bool:
         """Whether the row's logits are more than divided, filtered and drawn from."""
-        return bool(self.asks_X[row] & HISTORY)
+        return bool(self.flags_X[row] & HISTORY)
 
     def draws(self, row_R: npt.NDArray[np.int64]) -> Draws:
         """What a step of these rows must be made for, by what the host knows alone."""
-        asks = int(np.bitwise_or.reduce(self.asks_X[row_R], initial=0))
-        if not asks & SAMPLED:
+        flags = int(np.bitwise_or.reduce(self.flags_X[row_R], initial=0))
+        if not flags & SAMPLED:
             return Draws.GREEDY
-        return Draws.FILTERED if asks & FILTERED else Draws.SAMPLED
+        return Draws.FILTERED if flags & FILTERED else Draws.SAMPLED
 
-    def _asks(self, row_M: Tensor) -> int:
+    def _flags(self, row_M: Tensor) -> int:
         # Reading row_M from a device would wait for it; there, any row in use counts.
-        asks = self.asks_X if self.is_dense else self.asks_X[row_M.numpy()]
-        return int(np.bitwise_or.reduce(asks, initial=0))
+        flags = self.flags_X if self.is_dense else self.flags_X[row_M.numpy()]
+        return int(np.bitwise_or.reduce(flags, initial=0))
 
     # --- choices ------------------------------------------------------------------------------
 
@@ -153,10 +153,10 @@ class SamplingState:
         mask_MV: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """The target's token after each node."""
-        asks = self._asks(row_M)
-        if asks & HISTORY or mask_MV is not None:
+        flags = self._flags(row_M)
+        if flags & HISTORY or mask_MV is not None:
             logits_MV = self._with_history(logits_MV, row_M, pos_M, path_MP, mask_MV)
-        if not asks & SAMPLED:
+        if not flags & SAMPLED:
             return argmax(logits_MV)
         if self.is_dense:
             return self._draw_dense(logits_MV, row_M, pos_M)
@@ -171,7 +171,7 @@ class SamplingState:
         ids_C names the target's token of each column where a drafter's vocabulary is a part of it;
         where nothing of that part is allowed, logits stay as they are: the guess is wrong anyway.
         """
-        if not self._asks(row_M) & HISTORY:
+        if not self._flags(row_M) & HISTORY:
             return logits_MC
         x_MC = logits_MC.to(torch.float32, copy=True)
         self.processors.apply(x_MC, row_M, pos_M, path_MP, ids_C)
@@ -182,7 +182,7 @@ class SamplingState:
         self, logits_MC: Tensor, row_M: Tensor, pos_M: Tensor, ids_C: Tensor | None = None
     ) -> Tensor:
         """A drafter's guess: the target's noise, temperature and filters (`apply_rules` before)."""
-        if not self._asks(row_M) & SAMPLED:
+        if not self._flags(row_M) & SAMPLED:
             best_M = argmax(logits_MC)
             return best_M if ids_C is None else ids_C[best_M]
         if not self.is_dense and (ids_C is None or native.is_available()):
@@ -198,7 +198,7 @@ class SamplingState:
             return best_M if ids_C is None else ids_C[best_M]
         from hunch.kernels.gpu_sampling import choose
 
-        is_filtered = bool(self._asks(row_M) & FILTERED)
+        is_filtered = bool(self._flags(row_M) & FILTERED)
         row_M, pos_M = row_M.to(self.device), pos_M.to(self.device)
         x_MC, asked = logits_MC.float().contiguous(), self.columns_X
         return choose(x_MC, row_M, pos_M, *asked, is_filtered=is_filtered, ids_V=ids_C)
@@ -223,7 +223,7 @@ class SamplingState:
     ) -> Tensor:
         """What `draw` takes the best of; a tree's children are its best few."""
         z_MC = self.filtered(logits_MC, row_M)
-        if not self._asks(row_M) & SAMPLED:
+        if not self._flags(row_M) & SAMPLED:
             return z_MC
         key = self.seed_X[row_M], self.sample_X[row_M], pos_M, TARGET
         if ids_C is None:
@@ -264,18 +264,18 @@ class SamplingState:
         x_MV = logits_MV.to(torch.float32, copy=True)
         if mask_MV is not None:
             x_MV.masked_fill_(~mask_MV, -torch.inf)
-        if self._asks(row_M) & HISTORY:
+        if self._flags(row_M) & HISTORY:
             self.processors.apply(x_MV, row_M, pos_M, path_MP)
         return x_MV
 
     def filtered(self, logits_MV: Tensor, row_M: Tensor) -> Tensor:
         """Logits / T without what the rows' filters remove; no history."""
-        asks, x_MV = self._asks(row_M), logits_MV.float()
-        if not asks & SAMPLED:
+        flags, x_MV = self._flags(row_M), logits_MV.float()
+        if not flags & SAMPLED:
             return x_MV
         temperature_M1 = self.temperature_X[row_M, None]
         z_MV = x_MV / torch.where(temperature_M1 > 0, temperature_M1, 1.0)
-        if not asks & FILTERED:
+        if not flags & FILTERED:
             return z_MV
         if x_MV.device.type == "cuda":  # by the kernels that choices are made with
             from hunch.kernels.gpu_scores import filtered
@@ -291,7 +291,7 @@ class SamplingState:
             )
         z = z_MV.numpy()
         for m, row in enumerate(row_M.tolist()):
-            if self.asks_X[row] & FILTERED:
+            if self.flags_X[row] & FILTERED:
                 kept = self._keep(z[m], row)
                 values = z[m, kept]
                 z[m] = -np.inf
@@ -312,12 +312,12 @@ class SamplingState:
         self, logits_V: Floats, row: int, pos: int, path: list[int], mask_V: Mask | None = None
     ) -> Floats:
         """`process` for one node on a CPU."""
-        asks = int(self.asks_X[row])
+        flags = int(self.flags_X[row])
         x_V = self._history_row(logits_V, row, pos, path, mask_V)
-        if not asks & SAMPLED:
+        if not flags & SAMPLED:
             return x_V
         z_V: Floats = x_V / self.temperature_X.numpy()[row]
-        if asks & FILTERED:
+        if flags & FILTERED:
             kept = self._keep(z_V, row)
             values = z_V[kept]
             z_V.fill(-np.inf)
@@ -327,7 +327,7 @@ class SamplingState:
     def _history_row(
         self, logits_V: Floats, row: int, pos: int, path: list[int], mask_V: Mask | None
     ) -> Floats:
-        is_ruled = bool(self.asks_X[row] & HISTORY)
+        is_ruled = bool(self.flags_X[row] & HISTORY)
         if is_ruled or mask_V is not None:
             logits_V = logits_V.copy()
             if mask_V is not None:
@@ -348,15 +348,15 @@ class SamplingState:
         return torch.tensor([self._draw_row(x_V, row, pos) for x_V, row, pos in columns])
 
     def _draw_row(self, logits_V: Floats, row: int, pos: int) -> int:
-        asks = int(self.asks_X[row])
-        if not asks & SAMPLED:
+        flags = int(self.flags_X[row])
+        if not flags & SAMPLED:
             return int(logits_V.argmax())
         if native.is_available():
             temperature, k, p, log_min_p, seed, index = (c[row].item() for c in self.columns_X)
             asked = temperature, int(k), p, log_min_p, int(seed), int(index)
             return native_sampling.choose_row(np.ascontiguousarray(logits_V), *asked, pos, TARGET)
         z_V = logits_V / self.temperature_X.numpy()[row]
-        if asks & FILTERED:
+        if flags & FILTERED:
             ids = self._keep(z_V, row)
         else:  # the rest would lose to the best token, whatever their noise and its
             ids = np.flatnonzero(z_V + MAX_GUMBEL >= z_V.max() + MIN_GUMBEL)

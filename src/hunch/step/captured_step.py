@@ -27,8 +27,8 @@ from hunch.kernels.step import Draws
 from hunch.models.target import FusedTarget
 from hunch.step.parts import RunnerParts
 from hunch.step.passes import Reader
-from hunch.step.results import NO_SCORES, apply_rows, take_back, together
-from hunch.step.row_asks import Followed, Group, RowAsks
+from hunch.step.results import NO_SCORES, apply_rows, merge_results, take_back
+from hunch.step.row_extras import CheckedResult, Group, RowExtras
 from hunch.step.step_graphs import (
     MASKS,
     SCORE_SIZES,
@@ -47,15 +47,15 @@ MAX_PREPARED = 256  # rows up to which steps are captured at the start
 
 
 class Received(NamedTuple):
-    """What a step did, and who of its requests still sits where it was."""
+    """What a step did, and which of its requests are still in their rows."""
 
-    result_RC: np.ndarray  # good until the slot's next turn
+    result_RC: np.ndarray  # good until the buffer's next turn
     lines: list[list[int]]  # of it, without scores; what was taken back is not in them
     seconds: float
     since: float | None  # seconds since the result before, if the device was busy all the time
-    led: float  # seconds of steps that the host led meanwhile
+    host_seconds: float  # seconds of steps that the host led meanwhile
     here: list[Request | None]
-    followed: Followed
+    checked: CheckedResult
 
 
 @dataclass(slots=True)
@@ -65,10 +65,8 @@ class PendingStep:
     group: Group
     requests: list[Request | None]
     graph: StepGraph
-    slot: int  # where its result will be
-    unmasked: dict[
-        int, int
-    ]  # rows whose grammars are asked afterwards, and how many masks they had
+    buffer: int  # of the download, where its result will be
+    num_masked: dict[int, int]  # of rows that choose before their grammar is asked: their masks
     void: set[int]  # rows that began it after a token that was taken back
     plan_id: int = 0
     received: Received | None = None  # its result is there, and grammars went on by it
@@ -77,7 +75,7 @@ class PendingStep:
 
 
 class CapturedSteps:
-    """Decides who takes captured steps, launches them and applies their results."""
+    """Decides which rows take captured steps, launches them and applies their results."""
 
     def __init__(self, parts: RunnerParts, pool: Any) -> None:
         self.rows, self.grammars, self.sampling = parts.rows, parts.grammars, parts.sampling
@@ -105,21 +103,21 @@ class CapturedSteps:
         if found is not None and found.network is not None:
             assert isinstance(found.network.model, FusedTarget)
             self.reader = Reader(found.network.model, found.network.kv, self.rows, pool)
-        self._is_taken = np.zeros(capacity.max_rows, dtype=np.bool_)  # once it is caught up
+        self._is_served = np.zeros(capacity.max_rows, dtype=np.bool_)  # once it is caught up
         self._is_decoding = np.zeros(capacity.max_rows, dtype=np.bool_)  # caught up once
-        self.asks = RowAsks(
+        self.extras = RowExtras(
             self.rows,
             parts.grammars,
             self.sampling,
-            self.device_rows.touch,
+            self.device_rows.mark_stale,
             None if found is None else found.sources,
             self.steps.row_sources,
             can_take_back=not parts.scores_processed and not capacity.has_states,
         )
-        self._last: tuple[list[RowWork], Group] | None = None  # all work, and who of it took part
+        self._last: tuple[list[RowWork], Group] | None = None  # all work, and its captured part
         # When the last result was read, if a further step was under way then.
-        self._read_at: float | None = None
-        self._led = 0.0  # seconds of steps that the host led since then
+        self._received_at: float | None = None
+        self._host_seconds = 0.0  # seconds of steps that the host led since then
         self._num_pending = 0  # steps launched and not read
         self.capacity = replace(
             capacity,
@@ -156,7 +154,7 @@ class CapturedSteps:
     def _step(self, kind: StepKind) -> StepGraph:
         graph = self.steps.step(kind)
         if self.policy.captured(graph):
-            self._read_at = None  # the step under way did not take that long: capturing did
+            self._received_at = None  # the step under way did not take that long: capturing did
         return graph
 
     # --- who takes part ---------------------------------------------------------------------------
@@ -167,11 +165,11 @@ class CapturedSteps:
         self.policy.start([start.row for start in starts])
         for start in starts:
             self._is_decoding[start.row] = False
-            self._is_taken[start.row] = self._takes(start.request)
-            self.asks.start(start.row, start.request)
-            self.policy.by_network[start.row] = self.asks.by_network(start.row)
+            self._is_served[start.row] = self._can_serve(start.request)
+            self.extras.start(start.row, start.request)
+            self.policy.by_network[start.row] = self.extras.by_network(start.row)
 
-    def _takes(self, request: Request) -> bool:
+    def _can_serve(self, request: Request) -> bool:
         """Whether captured steps do all that the request asks for."""
         params = request.params
         if params.logprobs is not None and params.logprobs > SCORE_SIZES[-1]:
@@ -188,7 +186,7 @@ class CapturedSteps:
 
         What drafts on the device finds there all it needs, and a head that was left needs nothing.
         """
-        if self.drafter is None or not self._is_taken[rows].all():
+        if self.drafter is None or not self._is_served[rows].all():
             return True
         if self.policy.sides.is_left(rows).all():
             return False
@@ -197,35 +195,35 @@ class CapturedSteps:
     def drafts_for(self, rows: list[int]) -> np.ndarray:
         """Which of the rows get their drafts in captured steps."""
         if self.drafter is None:
-            return self._is_taken[rows]
+            return self._is_served[rows]
         is_ready_R = self._is_ready(rows, self.drafter)
-        return self._is_taken[rows] & (True if is_ready_R is None else is_ready_R)
+        return self._is_served[rows] & (True if is_ready_R is None else is_ready_R)
 
     def _is_ready(self, rows: list[int], drafter: DeviceDrafter) -> np.ndarray | None:
         """For which rows the drafter is ready, or was left; None: for all."""
         is_ready_R = drafter.is_ready(self.rows.view(rows))
         return None if is_ready_R is None else is_ready_R | self.policy.sides.is_left(rows)
 
-    def follow(self, result: StepResult) -> None:
+    def after_host_step(self, result: StepResult) -> None:
         """The host led a step: its rows changed, and a draft model may have to read them."""
         self._last = None
-        self._led += result.target_seconds + result.draft_seconds
+        self._host_seconds += result.target_seconds + result.draft_seconds
         for row in result.rows:
-            self.device_rows.touch(row.row)
+            self.device_rows.mark_stale(row.row)
             self._is_decoding[row.row] |= bool(row.tokens)
-            self.asks.forget_draft(row.row)
+            self.extras.forget_draft(row.row)
         if self.reader is None:
             return
         began = perf_counter()
         rows = [row.row for row in result.rows if self.rows.requests[row.row] is not None]
-        rows = [row for row in rows if self._is_decoding[row] and self._is_taken[row]]
-        others = np.flatnonzero(self._is_decoding & self._is_taken).tolist()
+        rows = [row for row in rows if self._is_decoding[row] and self._is_served[row]]
+        others = np.flatnonzero(self._is_decoding & self._is_served).tolist()
         others = [row for row in others if self.rows.requests[row] is not None]
         with torch.inference_mode():
             self.policy.read(rows, self.reader, others)
         seconds = perf_counter() - began
         result.draft_seconds += seconds
-        self._led += seconds
+        self._host_seconds += seconds
 
     # --- before a step ----------------------------------------------------------------------------
 
@@ -249,33 +247,34 @@ class CapturedSteps:
         self._upload(group, graph)
         requests = [self.rows.requests[row] for row in group.ids]
         if not self._num_pending:  # nobody was waiting for the device since the last one was read
-            self._read_at, self._led = None, 0.0
+            self._received_at, self._host_seconds = None, 0.0
         self._num_pending += 1
         graph.forward.replay()
-        unmasked: dict[int, int] = {}
+        num_masked: dict[int, int] = {}
         void: set[int] = set()
-        if group.asks & MASKS:
+        if group.extras & MASKS:
             void = receive()
             masks = self.steps.step_masks()
             sizes = graph.num_rows, graph.num_nodes
-            unmasked = self.asks.fill_masks(group, *sizes, masks, void)
+            num_masked = self.extras.fill_masks(group, *sizes, masks, void)
         graph.finish.replay()
-        return PendingStep(group, requests, graph, self.steps.download.expect(), unmasked, void)
+        buffer = self.steps.download.next_buffer()
+        return PendingStep(group, requests, graph, buffer, num_masked, void)
 
     def _group(self, work: list[RowWork]) -> Group | None:
-        """Those who take part; mostly the same, with the same work, as in the step before."""
+        """The rows that take part; mostly the same, with the same work, as in the step before."""
         if self._last is not None and self._last[0] == work:
             return self._last[1]
         rows = [item.row for item in work]
-        is_taken_R = (self._is_decoding[rows] & self._is_taken[rows]).tolist()
-        taken = [item for item, is_taken in zip(work, is_taken_R, strict=True) if is_taken]
-        if not taken:
+        is_served_R = (self._is_decoding[rows] & self._is_served[rows]).tolist()
+        served = [item for item, is_served in zip(work, is_served_R, strict=True) if is_served]
+        if not served:
             return None
-        self._last = work, Group(taken, self.asks)
+        self._last = work, Group(served, self.extras)
         return self._last[1]
 
     def _ready(self, group: Group, drafter: DeviceDrafter) -> Group | None:
-        """Those whom the drafter is ready for; nobody, where one's result is not read yet."""
+        """The rows that the drafter is ready for; none, while the result of one is not read."""
         is_ready_R = self._is_ready(group.ids, drafter)
         if is_ready_R is None or is_ready_R.all():
             return group
@@ -283,19 +282,19 @@ class CapturedSteps:
             return None
         pairs = zip(group.work, is_ready_R.tolist(), strict=True)
         ready = [work for work, is_ready in pairs if is_ready]
-        return Group(ready, self.asks) if ready else None
+        return Group(ready, self.extras) if ready else None
 
     def _shape(self, group: Group) -> StepShape | None:
         """The step's shape, if the rows' network has seen enough for it."""
         shape = StepShape(0)
         if group.is_drafting:
-            shape = self.policy.choose(group.row_R, asks=group.asks)
+            shape = self.policy.choose(group.row_R, extras=group.extras)
         return shape if self.policy.is_ready(shape, group.row_R) else None
 
     def _graph(self, group: Group, shape: StepShape) -> StepGraph | None:
         """The group's step of this shape; None: there is no memory to capture it."""
         num_best = NO_SCORES if group.num_best == NO_SCORES else best_size(group.num_best)
-        kind = StepKind(len(group.ids), *shape, group.draws, group.asks, num_best)
+        kind = StepKind(len(group.ids), *shape, group.draws, group.extras, num_best)
         try:
             graph = group.graphs[shape] = self._step(kind)
         except torch.OutOfMemoryError:
@@ -305,8 +304,8 @@ class CapturedSteps:
         return graph
 
     def _upload(self, group: Group, graph: StepGraph) -> None:
-        allowed = self.asks.num_checked(group)
-        renewed = self.device_rows.update(group.ids, allowed, group.room, graph.num_rows)
+        max_checked = self.extras.max_checked(group)
+        renewed = self.device_rows.update(group.ids, max_checked, group.max_draft, graph.num_rows)
         if renewed:  # from here on the device drafts; what the host held is out of date
             self.host_drafter.forget(renewed)
             for row in renewed:
@@ -320,37 +319,37 @@ class CapturedSteps:
         Returns the rows that had no mask and chose a token that their grammar does not take.
         """
         if pending.received is not None:
-            return pending.received.followed.taken_back
+            return pending.received.checked.taken_back
         group, columns = pending.group, pending.graph.columns
         result_RC, seconds = self.steps.download.receive(
-            pending.slot, len(group.ids), columns.end, pending.graph.num_numbers
+            pending.buffer, len(group.ids), columns.end, pending.graph.num_numbers
         )
         if self.steps.lead is not None:
             self.steps.lead.check_alive()
-        before, self._read_at = self._read_at, perf_counter()
-        led, self._led = self._led, 0.0
+        before, self._received_at = self._received_at, perf_counter()
+        host_seconds, self._host_seconds = self._host_seconds, 0.0
         self._num_pending -= 1
         here = [
             request if self.rows.requests[row] is request else None
             for row, request in zip(group.ids, pending.requests, strict=True)
         ]
-        since = None if before is None else self._read_at - before
+        since = None if before is None else self._received_at - before
         lines = result_RC[:, : columns.scores_at].tolist()
         for row, line in zip(group.ids if pending.void else (), lines, strict=False):
             if row in pending.void:
                 take_back(line, 0)
-        followed = self.asks.follow(group, here, lines, columns, pending.unmasked)
-        pending.received = Received(result_RC, lines, seconds, since, led, here, followed)
-        return followed.taken_back
+        checked = self.extras.check_result(group, here, lines, columns, pending.num_masked)
+        pending.received = Received(result_RC, lines, seconds, since, host_seconds, here, checked)
+        return checked.taken_back
 
-    def read(self, pending: PendingStep) -> StepResult:
-        """Wait for a step and tell the host's rows what it did."""
+    def apply(self, pending: PendingStep) -> StepResult:
+        """Wait for a step and apply its result to the host's rows."""
         self.receive(pending)
         assert pending.received is not None
-        result_RC, lines, seconds, since, led, here, followed = pending.received
+        result_RC, lines, seconds, since, host_seconds, here, checked = pending.received
         graph, group, drafter = pending.graph, pending.group, self.drafter
         columns = graph.columns
-        named, sources = self.asks.take_sources(group, lines), None
+        named, sources = self.extras.take_sources(group, lines), None
         if drafter is not None:
             sources = self.policy.learn(group.row_R, lines, graph)
         if sources is not None:
@@ -366,13 +365,14 @@ class CapturedSteps:
             is_left_R=self.policy.sides.is_left(group.ids) if self.policy.sides.can_leave else None,
             is_traced=group.is_traced,
         )
-        for row in followed.taken_back:
-            self.device_rows.touch(row)  # there it goes on from what the host knows of it
+        for row in checked.taken_back:
+            self.device_rows.mark_stale(row)  # there it goes on from what the host knows of it
         scores = None
         if group.num_best != NO_SCORES:
             scores = columns.scores(result_RC, group.num_best_R)
-        tokens, results = self.asks.show(group, here, followed, scores, tokens, results)
-        reading = max(led - seconds, 0.0)  # on the same stream: it waited for a step like this one
+        tokens, results = self.extras.complete(group, here, checked, scores, tokens, results)
+        # On the same stream: what the host ran waited for a step like this one.
+        reading = max(host_seconds - seconds, 0.0)
         target_seconds, plain_seconds = self.policy.timed(graph, seconds, since, reading)
         result = StepResult(
             id=pending.plan_id,
@@ -386,4 +386,4 @@ class CapturedSteps:
         if pending.others is None:
             return result
         assert pending.order is not None
-        return together(group.ids, pending.order, result, pending.others)
+        return merge_results(group.ids, pending.order, result, pending.others)

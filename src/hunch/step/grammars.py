@@ -80,7 +80,7 @@ class RowGrammars:
         self._asked_later[row] = _Worth()
         return True
 
-    def num_checked(self, row: int, num_nodes: int) -> int:
+    def max_checked(self, row: int, num_nodes: int) -> int:
         """How many of the row's drafted nodes are worth checking in the next step."""
         worth = self._asked_later.get(row)
         return num_nodes if worth is None or not worth.num_left else 0
@@ -124,14 +124,14 @@ class RowGrammars:
         """
         from hunch.grammar.masks import Job, fill_all
 
-        jobs, unmasked = list[Job](), dict[int, int]()
+        jobs, num_masked = list[Job](), dict[int, int]()
         for place, row in enumerate(rows):
             matcher, first = self.matchers.get(row), place * num_k
             if matcher is None or row in void:
                 continue
             if row in self._asked_later:
-                unmasked[row] = num_masked = int(not matcher.can_wait())
-                if num_masked:
+                num_masked[row] = int(not matcher.can_wait())
+                if num_masked[row]:
                     jobs.append(Job(matcher, [], [], first))
                     is_masked_M[first] = True
                 continue
@@ -142,7 +142,7 @@ class RowGrammars:
             is_masked_M[first : first + num_k] = True
         if jobs:
             fill_all(jobs, mask_MW)
-        return unmasked
+        return num_masked
 
     def commit(self, row: int, tokens: list[int]) -> tuple[int, str | None]:
         """How many of the tokens follow the grammar; if not all, why it cannot go on."""
@@ -152,7 +152,9 @@ class RowGrammars:
         taken = matcher.consume(tokens)
         return taken, None if taken == len(tokens) else matcher.problem()
 
-    def follow(self, row: int, tokens: list[int], num_masked: int | None) -> tuple[int, str | None]:
+    def consume(
+        self, row: int, tokens: list[int], num_masked: int | None
+    ) -> tuple[int, str | None]:
         """Go on by the row's tokens of a captured step; how many the grammar takes.
 
         Of a row that chooses first, so many had masks. If one of these is refused: why the row

@@ -1,7 +1,7 @@
 """What captured steps leave behind: lines of numbers on the host, turned into the engine's results.
 
-Shape letters: Q slots, W room of a slot, R rows of the step, C columns of a result, K tokens of a
-row, S scored tokens, E numbers of a scored token, G KV groups but the target's.
+Shape letters: Q buffers, W room of a buffer, R rows of the step, C columns of a result, K tokens of
+a row, S scored tokens, E numbers of a scored token, G KV groups but the target's.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from hunch.sampling.stop import REASONS, finish
 from hunch.step.rows import RowBuffers
 from hunch.types import Logprob, Request, RowResult, RowWork, StepResult
 
-SLOTS = 4  # more than the steps under way at a time: two, the one launched and the one waited for
-ALIGNED = 16  # numbers: slots and lines that start so are written in wide pieces
+NUM_BUFFERS = 4  # more than the steps under way at a time: two at most
+ALIGNED = 16  # numbers: buffers and lines that start so are written in wide pieces
 NO_SCORES = -1
 
 
@@ -117,7 +117,7 @@ def _entry(num_best: int) -> int:
 
 
 class Download:
-    """Slots in the host's memory, filled by the device in turn (`kernels.gpu_transfer.deliver`).
+    """Buffers in the host's memory, filled by the device in turn (`kernels.gpu_transfer.deliver`).
 
     Device and host count the steps apart from each other. Both count a step with rows, once, and no
     other, so the runs that compile and time a graph, which have no rows, leave them in step.
@@ -126,43 +126,43 @@ class Download:
     def __init__(self, room: int, device: torch.device) -> None:
         """`room`: numbers of an ordinary result."""
         self._room, self._is_cuda = room, device.type == "cuda"
-        self._slots: dict[int, tuple[Tensor, np.ndarray]] = {}  # by their room
-        # They only say that a step is over: what it took stands in its slot.
+        self._buffers: dict[int, tuple[Tensor, np.ndarray]] = {}  # by their room
+        # They only say that a step is over: what it took stands in its buffer.
         self._done: list[Any] = [
             torch.cuda.Event() if self._is_cuda else None  # type: ignore[no-untyped-call]
-            for _ in range(SLOTS)
+            for _ in range(NUM_BUFFERS)
         ]
         self._num_steps = 0
-        self.slots(room)
+        self.buffers(room)
 
-    def slots(self, num_numbers: int) -> Tensor:
+    def buffers(self, num_numbers: int) -> Tensor:
         """Those for results of so many numbers, [Q, W]; for long ones made with the first."""
         room = room_of(num_numbers, self._room)
-        if room not in self._slots:
+        if room not in self._buffers:
             width = -(-(room + 1) // ALIGNED) * ALIGNED
-            size, pin = (SLOTS, width), self._is_cuda
-            slots_QW = torch.zeros(size, dtype=torch.int64, pin_memory=pin)
-            self._slots[room] = slots_QW, slots_QW.numpy()
-        return self._slots[room][0]
+            size, pin = (NUM_BUFFERS, width), self._is_cuda
+            buffers_QW = torch.zeros(size, dtype=torch.int64, pin_memory=pin)
+            self._buffers[room] = buffers_QW, buffers_QW.numpy()
+        return self._buffers[room][0]
 
-    def expect(self) -> int:
-        """A step was launched; returns the slot it will fill."""
+    def next_buffer(self) -> int:
+        """A step was launched; returns the buffer it will fill."""
         self._num_steps += 1
-        slot = self._num_steps % SLOTS
-        if self._done[slot] is not None:
-            self._done[slot].record()
-        return slot
+        buffer = self._num_steps % NUM_BUFFERS
+        if self._done[buffer] is not None:
+            self._done[buffer].record()
+        return buffer
 
     def receive(
-        self, slot: int, num_rows: int, num_columns: int, num_numbers: int
+        self, buffer: int, num_rows: int, num_columns: int, num_numbers: int
     ) -> tuple[np.ndarray, float]:
-        """Wait for the step; what it did, good until the slot's next turn, and its seconds.
+        """Wait for the step; what it did, good until the buffer's next turn, and its seconds.
 
         Its result has `num_numbers`, of which the first rows count.
         """
-        if self._done[slot] is not None:
-            self._done[slot].synchronize()
-        line_W = self._slots[room_of(num_numbers, self._room)][1][slot]
+        if self._done[buffer] is not None:
+            self._done[buffer].synchronize()
+        line_W = self._buffers[room_of(num_numbers, self._room)][1][buffer]
         result_RC = line_W[: num_rows * num_columns].reshape(num_rows, num_columns)
         return result_RC, int(line_W[-1]) / 1e9
 
@@ -245,7 +245,7 @@ def take_back(line: list[int], num_kept: int) -> None:
         line[CHECKED] = 0
 
 
-def stop(line: list[int], request: Request) -> None:
+def end_at_stop(line: list[int], request: Request) -> None:
     """End a row's result at the first stop id in it, of more than the device knows."""
     num_tokens, num_known = line[TOKENS], line[KNOWN]
     num_output = num_known - num_tokens - len(request.prompt_ids)
@@ -288,7 +288,7 @@ def _commit(
         rows.computed[1:, row_R] = np.maximum(rows.computed[1:, row_R], known_R - 1)
 
 
-def together(
+def merge_results(
     ids: list[int], order: list[RowWork], one: StepResult, other: StepResult
 ) -> StepResult:
     """A captured step of the rows `ids` and what the host did beside it, in the plan's order."""

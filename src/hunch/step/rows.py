@@ -1,4 +1,4 @@
-"""The host's rows: their state, who sits in each, and the drafts that wait on the host.
+"""The host's rows: their state, the request in each, and the drafts that wait on the host.
 
 On a CPU this is the state that steps work on. On a GPU steps have a copy of it (`upload`).
 

@@ -98,7 +98,7 @@ class Runner:
             pending = self.captured.launch(plan.work, self._receive_pending)
         if pending is None:
             # Rows that took captured steps until now go on by the host, which must know all.
-            self._read_pending()
+            self._apply_pending()
             self._queue.append(self._run(plan))
             return
         pending.plan_id = plan.id
@@ -112,7 +112,7 @@ class Runner:
         """Let the target's first stages begin; the rest follows when the step is collected."""
         changed = {*plan.leaves, *(start.row for start in plan.starts)}
         if any(isinstance(item, BegunStep) and item.rows & changed for item in self._queue):
-            self._read_pending()  # of a request that was aborted or preempted meanwhile
+            self._apply_pending()  # of a request that was aborted or preempted meanwhile
         self._enter(plan)
         self._queue.append(self.host.begin(plan))
 
@@ -147,7 +147,7 @@ class Runner:
             if work.snapshot >= 0:  # the row stands where others may begin
                 self._copy_state(work.row, self.capacity.max_rows + work.snapshot)
         if self.captured is not None:
-            self.captured.follow(result)
+            self.captured.after_host_step(result)
         return result
 
     @torch.inference_mode()
@@ -187,13 +187,13 @@ class Runner:
 
     def collect(self) -> StepResult:
         result = self._queue.popleft()
-        return result if isinstance(result, StepResult) else self._read(result)
+        return result if isinstance(result, StepResult) else self._finish(result)
 
-    def _read(self, pending: PendingStep | BegunStep) -> StepResult:
+    def _finish(self, pending: PendingStep | BegunStep) -> StepResult:
         if isinstance(pending, BegunStep):
             return self.host.finish(pending)
         assert self.captured is not None
-        return self.captured.read(pending)
+        return self.captured.apply(pending)
 
     def _receive_pending(self) -> set[int]:
         """Wait for every captured step that is under way, and leave the rest for later.
@@ -206,10 +206,10 @@ class Runner:
                 rows |= self.captured.receive(item)
         return rows
 
-    def _read_pending(self) -> None:
+    def _apply_pending(self) -> None:
         """Read every step that is under way; the results wait to be collected."""
         self._queue = deque(
-            item if isinstance(item, StepResult) else self._read(item) for item in self._queue
+            item if isinstance(item, StepResult) else self._finish(item) for item in self._queue
         )
 
     def reset(self) -> None:

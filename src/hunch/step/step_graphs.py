@@ -64,7 +64,7 @@ class StepKind(NamedTuple):
     num_nodes: int  # nodes it checks of each row
     source: int  # who drafts at its end
     draws: Draws  # how its rows' tokens are drawn
-    asks: int = 0  # what its rows ask for: RULES, MASKS and so on
+    extras: int = 0  # what its rows ask for: RULES, MASKS and so on
     num_best: int = NO_SCORES  # tokens scored beside each committed one
 
 
@@ -92,8 +92,8 @@ class StepGraph:
         return self.kind.source
 
     @property
-    def asks(self) -> int:
-        return self.kind.asks
+    def extras(self) -> int:
+        return self.kind.extras
 
     @property
     def num_numbers(self) -> int:
@@ -178,7 +178,7 @@ class StepGraphs:
 
     def _generation(self, kind: StepKind) -> int:
         """Of the tables of rules that a captured step reads, as far as it reads any."""
-        if not kind.asks & (RULES | MASKS):
+        if not kind.extras & (RULES | MASKS):
             return 0
         assert self.rules.tables is not None  # made now, if they were not there
         return self.rules.generation
@@ -188,7 +188,7 @@ class StepGraphs:
         return Columns.of(
             kind.num_nodes + 1,
             self.num_guesses,
-            has_draft=bool(kind.asks & DRAFTS),
+            has_draft=bool(kind.extras & DRAFTS),
             num_best=kind.num_best,
         )
 
@@ -206,9 +206,9 @@ class StepGraphs:
         columns, state = self.columns(kind), self.state
         result_RC = self._result_of(kind.num_rows, columns.end)
         rows = replace(buffers.rows, result_RC=result_RC, guesses_end=columns.draft)
-        slots_QW = self.download.slots(result_RC.numel())
-        rows.has_rules = bool(kind.asks & RULES)
-        has_sources = bool(kind.asks & SOURCES) and self.drafts_at(kind.num_rows)
+        buffers_QW = self.download.buffers(result_RC.numel())
+        rows.has_rules = bool(kind.extras & RULES)
+        has_sources = bool(kind.extras & SOURCES) and self.drafts_at(kind.num_rows)
         rows.sources = self.row_sources().tables if has_sources else None
 
         def draft(hidden: Hidden) -> None:
@@ -223,7 +223,7 @@ class StepGraphs:
             ruled_MV = self._ruled(logits_MV, rows, buffers.attn, kind)
             choice_M = self._choose(ruled_MV, buffers.attn, kind)
             commit(state, rows, choice_M, kind.num_nodes)
-            if kind.asks & RULES:
+            if kind.extras & RULES:
                 num_R = torch.where(rows.num_checked_R >= 0, result_RC[:, TOKENS], 0)
                 tokens_RK = result_RC[:, FIRST : FIRST + kind.num_nodes + 1]
                 count_committed(self.rules.tables, rows.ids_R.clamp(min=0), tokens_RK, num_R)
@@ -237,9 +237,9 @@ class StepGraphs:
                     scored_MV = self._filtered(ruled_MV, buffers.attn, kind)
                 write_scores(scored_MV, rows, kind.num_best, columns)
             draft(hidden)
-            if kind.asks & DRAFTS:
+            if kind.extras & DRAFTS:
                 write_drafts(state, rows, columns)
-            deliver(state, rows, slots_QW)
+            deliver(state, rows, buffers_QW)
 
         graph = Graph(finish, self.device, self.pool, self._before(Piece.FINISH, size))
         seconds, draft_seconds = forward_seconds + seconds_of(graph, self.device), 0.0
@@ -251,7 +251,7 @@ class StepGraphs:
         self, kind: StepKind, draft: Callable[[Hidden], None], num_tokens: int
     ) -> float:
         """Timed alone, once for all kinds of steps that draft alike."""
-        kind = kind._replace(asks=kind.asks & (RULES | SOURCES), num_best=NO_SCORES)
+        kind = kind._replace(extras=kind.extras & (RULES | SOURCES), num_best=NO_SCORES)
         if kind not in self._drafting:
             alone = Graph(partial(draft, self._states(num_tokens)), self.device, self.pool)
             self._drafting[kind] = seconds_of(alone, self.device)
@@ -286,10 +286,10 @@ class StepGraphs:
 
     def _ruled(self, logits_MV: Tensor, rows: StepRows, attn: AttnInputs, kind: StepKind) -> Tensor:
         """What the rows' rules and grammars leave of the target's logits."""
-        if not kind.asks & (RULES | MASKS):
+        if not kind.extras & (RULES | MASKS):
             return logits_MV
         path_MP = drafted_paths(self.state, rows, kind.num_nodes)
-        has_masks = bool(kind.asks & MASKS)
+        has_masks = bool(kind.extras & MASKS)
         masks = self.step_masks().of(len(logits_MV)) if has_masks else (None, None)
         place = attn.seq_T, attn.pos_T + 1, path_MP
         return process(logits_MV, *place, self.rules.tables, *masks)

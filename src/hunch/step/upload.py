@@ -47,8 +47,8 @@ class DeviceRows:
         self._turn = 0
         self.update([], [], [], 0)  # so that the kernel is there when it is needed
 
-    def touch(self, row: int) -> None:
-        """The host changed more of the row than its blocks."""
+    def mark_stale(self, row: int) -> None:
+        """The host changed more of the row than its blocks: all of it is to be uploaded again."""
         self._stale.add(row)
 
     def is_stale(self, row: int) -> bool:
@@ -56,11 +56,12 @@ class DeviceRows:
         return row in self._stale
 
     def update(
-        self, rows: list[int], allowed: list[int], room: list[int], num_rows: int
+        self, rows: list[int], max_checked: list[int], max_draft: list[int], num_rows: int
     ) -> list[int]:
         """Bring a step's rows up to date on the device; returns those the host had changed.
 
-        `allowed` nodes may be checked of each row and `room` drafted; padded to `num_rows`.
+        At most `max_checked` nodes of each row are checked, and `max_draft` drafted for the next
+        step. Rows are padded to `num_rows`.
         """
         stale: list[int] = []
         if not self._stale.isdisjoint(rows):
@@ -71,7 +72,7 @@ class DeviceRows:
         num_blocks, on_device = self.rows.num_blocks, self._num_blocks
         grown = [row for row in rows if num_blocks[row] != on_device[row]]
         places += map(self._new_blocks, grown)
-        inputs = num_rows, rows, allowed, room
+        inputs = num_rows, rows, max_checked, max_draft
         if places or inputs != self._sent:
             self._send(inputs, places)
         return stale

@@ -1,4 +1,4 @@
-"""What rows of captured steps ask for beside tokens: rules, masks, scores, traces, own drafters.
+"""The extras of captured steps, asked for beside tokens: rules, masks, scores, traces, drafters.
 
 Shape letters: R rows of the step, X rows of the engine.
 """
@@ -16,7 +16,7 @@ from hunch.drafting.costs import StepShape
 from hunch.kernels.step import BY_PREDICTION, FIRST, MATCHED, MAX_STOPS, TOKENS
 from hunch.sampling.state import FILTERED, HISTORY, SamplingState
 from hunch.step.grammars import RowGrammars
-from hunch.step.results import NO_SCORES, Columns, Scores, stop, take_back
+from hunch.step.results import NO_SCORES, Columns, Scores, end_at_stop, take_back
 from hunch.step.rows import RowBuffers
 from hunch.step.step_graphs import (
     DRAFTS,
@@ -37,15 +37,15 @@ HELD = 4  # steps of the same rows that check as much of each row's draft
 class Group:
     """The rows of a captured step, and what they ask of it."""
 
-    def __init__(self, work: list[RowWork], rows: RowAsks) -> None:
+    def __init__(self, work: list[RowWork], rows: RowExtras) -> None:
         self.work = work
         self.ids = [item.row for item in work]
         self.row_R = np.array(self.ids)
-        self.allowed = [item.num_nodes for item in work]  # nodes that may be checked
-        self.room = [item.max_draft for item in work]  # and drafted
-        self.has_waiting = any(self.allowed)
-        self.is_drafting = self.has_waiting or any(self.room)
-        self.asks = int(np.bitwise_or.reduce(rows.asks_X[self.row_R]))
+        self.max_checked = [item.num_nodes for item in work]  # nodes that may be checked
+        self.max_draft = [item.max_draft for item in work]  # and drafted
+        self.has_waiting = any(self.max_checked)
+        self.is_drafting = self.has_waiting or any(self.max_draft)
+        self.extras = int(np.bitwise_or.reduce(rows.extras_X[self.row_R]))
         self.num_best_R = rows.num_best_X[self.row_R]
         self.num_best = int(self.num_best_R.max())
         self.is_scored = (self.num_best_R != NO_SCORES).tolist()
@@ -60,15 +60,15 @@ class Group:
 WaitingDraft = tuple[list[int], list[int]]  # tokens and parents
 
 
-class Followed(NamedTuple):
-    """What came of a step's result before anything else was done with it."""
+class CheckedResult(NamedTuple):
+    """What was found in a step's result before it is applied."""
 
-    checked: dict[int, WaitingDraft]  # drafts that the step checked, by row
+    drafts: dict[int, WaitingDraft]  # drafts that the step checked, by row
     taken_back: set[int]  # rows whose choice had no mask, and is none that a grammar takes
     refused: dict[int, tuple[list[int], str]]  # by place: what a grammar took, why no more
 
 
-class RowAsks:
+class RowExtras:
     """Knows what each row asks for, and adds it to the results of captured steps."""
 
     def __init__(
@@ -76,16 +76,17 @@ class RowAsks:
         rows: RowBuffers,
         grammars: RowGrammars,
         sampling: SamplingState,
-        touch: Callable[[int], None],  # says that the host changed a row
+        mark_stale: Callable[[int], None],  # says that the host changed a row
         sources: Mapping[str, RowSource] | None,  # methods a request may name; None: nobody drafts
         row_sources: Callable[[], StepSources],
         *,
         can_take_back: bool,  # nothing but tokens would have to be taken back
     ) -> None:
         num_rows = len(rows.known)
-        self.rows, self.grammars, self.sampling, self.touch = rows, grammars, sampling, touch
+        self.rows, self.grammars, self.sampling = rows, grammars, sampling
+        self.mark_stale = mark_stale
         self.sources, self._row_sources = sources, row_sources
-        self.asks_X = np.zeros(num_rows, dtype=np.int64)  # RULES, MASKS and so on
+        self.extras_X = np.zeros(num_rows, dtype=np.int64)  # RULES, MASKS and so on
         self.num_best_X = np.full(num_rows, NO_SCORES)
         self._can_take_back = can_take_back
         self.is_traced_X = np.zeros(num_rows, dtype=np.bool_)
@@ -102,23 +103,23 @@ class RowAsks:
         if len(request.stop_ids) > MAX_STOPS:
             self._with_more_stops.add(row)
         self._start_source(row, request)
-        asks = int(self.asks_X[row]) & SOURCES
-        if self.sampling.asks_X[row] & HISTORY:
-            asks |= RULES
+        extras = int(self.extras_X[row]) & SOURCES
+        if self.sampling.flags_X[row] & HISTORY:
+            extras |= RULES
         if request.grammar is not None:
             # Without a mask the best score wins among more tokens: if it is allowed, it wins among
             # those as well. Filters would keep others of the allowed tokens; rules count tokens.
-            has_others = asks & RULES or self.sampling.asks_X[row] & FILTERED
+            has_others = extras & RULES or self.sampling.flags_X[row] & FILTERED
             can_wait = self._can_take_back and not has_others and self.grammars.ask_later(row)
-            asks |= MASKS if can_wait else MASKS | DRAFTS
+            extras |= MASKS if can_wait else MASKS | DRAFTS
         if params.logprobs is not None:
-            asks |= SCORES | MANY_SCORES * (params.logprobs > USUAL_SCORES)
+            extras |= SCORES | MANY_SCORES * (params.logprobs > USUAL_SCORES)
         self.is_traced_X[row] = params.speculation.trace
-        self.asks_X[row] = asks | DRAFTS * params.speculation.trace
+        self.extras_X[row] = extras | DRAFTS * params.speculation.trace
         self.num_best_X[row] = NO_SCORES if params.logprobs is None else params.logprobs
 
     def _start_source(self, row: int, request: Request) -> None:
-        """Tell the device who drafts for the row, where it is not as for the others."""
+        """Tell the device which method drafts for the row, if its request names one."""
         if self.sources is None:
             return
         mode, expected = request.params.speculation.mode, request.prediction_ids
@@ -127,10 +128,10 @@ class RowAsks:
             expected = ()
         if source is not None or expected:
             self._row_sources().put(row, source, expected, len(request.prompt_ids))
-            self.asks_X[row] = SOURCES
-        elif self.asks_X[row] & SOURCES:
+            self.extras_X[row] = SOURCES
+        elif self.extras_X[row] & SOURCES:
             self._row_sources().clear(row)
-            self.asks_X[row] = 0
+            self.extras_X[row] = 0
 
     def by_network(self, row: int) -> bool | None:
         """Whether a network drafts for the row, as its request says; None: as for the others."""
@@ -146,7 +147,7 @@ class RowAsks:
 
         What the step says of the drafts it made is kept for the next.
         """
-        if not group.asks & SOURCES:
+        if not group.extras & SOURCES:
             return {}
         names = {}
         for place, row in enumerate(group.ids):
@@ -160,16 +161,16 @@ class RowAsks:
             line[MATCHED] &= BY_PREDICTION - 1
         return names
 
-    def num_checked(self, group: Group) -> list[int]:
+    def max_checked(self, group: Group) -> list[int]:
         """How many nodes of each row's draft the next step checks at most.
 
         Where grammars decide, it changes every few steps, as each change is an upload.
         """
-        if not (group.asks & MASKS and group.has_waiting):
-            return group.allowed
+        if not (group.extras & MASKS and group.has_waiting):
+            return group.max_checked
         if not group.num_held:
-            pairs = zip(group.ids, group.allowed, strict=True)
-            group.checked = [self.grammars.num_checked(row, count) for row, count in pairs]
+            pairs = zip(group.ids, group.max_checked, strict=True)
+            group.checked = [self.grammars.max_checked(row, count) for row, count in pairs]
             group.num_held = HELD
         group.num_held -= 1
         return group.checked
@@ -178,51 +179,51 @@ class RowAsks:
         self, group: Group, num_rows: int, num_nodes: int, masks: StepMasks, void: set[int]
     ) -> dict[int, int]:
         """What grammars allow after roots and nodes that a step checks; see `RowGrammars.fill`."""
-        num_k, drafts = num_nodes + 1, (self._drafts, group.allowed)
+        num_k, drafts = num_nodes + 1, (self._drafts, group.max_checked)
         write = partial(self.grammars.fill, group.ids, *drafts, num_k, void)
         return masks.fill(num_rows * num_k, write)
 
-    def follow(
+    def check_result(
         self,
         group: Group,
         requests: list[Request | None],  # those that are still in their rows
         lines: list[list[int]],
         columns: Columns,
-        unmasked: dict[int, int],
-    ) -> Followed:
+        num_masked: dict[int, int],
+    ) -> CheckedResult:
         """Keep the drafts that now wait, and let grammars go on by what was committed.
 
         What they do not take of choices without a mask is taken out of the result.
         """
-        followed = Followed({}, set(), {})
-        if group.asks & DRAFTS and columns.num_guesses:
+        checked = CheckedResult({}, set(), {})
+        if group.extras & DRAFTS and columns.num_guesses:
             for row, request, line in zip(group.ids, requests, lines, strict=True):
-                if request is not None and self.asks_X[row] & DRAFTS:
-                    followed.checked[row] = self._drafts.get(row, ([], []))
+                if request is not None and self.extras_X[row] & DRAFTS:
+                    checked.drafts[row] = self._drafts.get(row, ([], []))
                     self._drafts[row] = columns.draft_of(line)
-        if group.asks & MASKS:
+        if group.extras & MASKS:
             for place, (row, request) in enumerate(zip(group.ids, requests, strict=True)):
                 if request is None:
                     continue
                 line = lines[place]
                 tokens = line[FIRST : FIRST + line[TOKENS]]
-                num_taken, problem = self.grammars.follow(row, tokens, unmasked.get(row))
+                num_taken, problem = self.grammars.consume(row, tokens, num_masked.get(row))
                 if problem is not None:
-                    followed.refused[place] = tokens[:num_taken], problem
+                    checked.refused[place] = tokens[:num_taken], problem
                 elif num_taken < len(tokens):
-                    followed.taken_back.add(row)
+                    checked.taken_back.add(row)
                     take_back(line, num_taken)
         if self._with_more_stops:
             for row, request, line in zip(group.ids, requests, lines, strict=True):
                 if request is not None and row in self._with_more_stops:
-                    stop(line, request)
-        return followed
+                    end_at_stop(line, request)
+        return checked
 
-    def show(
+    def complete(
         self,
         group: Group,
         requests: list[Request | None],  # those that are still in their rows
-        followed: Followed,
+        checked: CheckedResult,
         scores: Scores | None,
         tokens: list[int],
         results: list[RowResult],
@@ -240,13 +241,13 @@ class RowAsks:
                     first = scores.begins[place]
                     result.logprobs = scores.entries[first : first + len(result.tokens)]
                 if request.params.speculation.trace:
-                    checked = followed.checked.get(group.ids[place], ([], []))
-                    result.trace = _trace(checked, result)
-        if not followed.refused:
+                    draft = checked.drafts.get(group.ids[place], ([], []))
+                    result.trace = _trace(draft, result)
+        if not checked.refused:
             return tokens, results
         whole = iter(results)
         found = [next(whole) if token < 0 else None for token in tokens]
-        for place, (kept, problem) in followed.refused.items():
+        for place, (kept, problem) in checked.refused.items():
             found[place] = self._end(group.ids[place], found[place], kept, problem)
         singles = [
             token if result is None else -1 for token, result in zip(tokens, found, strict=True)
@@ -262,7 +263,7 @@ class RowAsks:
             result = RowResult(row=row, num_processed=1, computed=computed)
         result.tokens, result.finish, result.problem = tokens, "abort", problem
         self.rows.leave(row)
-        self.touch(row)
+        self.mark_stale(row)
         return result
 
 
