@@ -112,6 +112,8 @@ def test_drafts_are_made_and_some_are_accepted(
 ) -> None:
     """Equality means little if nothing was ever guessed."""
     fresh = {"max_model_len": 250}  # `auto` may have learned from other tests that it is hopeless
+    if name == "auto":  # and of random texts that come together none would gain
+        fresh["max_num_seqs"] = 1
     params = [PARAMS["greedy"]] * len(PROMPTS)
     if name == "prediction":  # it guesses what it is told to
         params = [replace(PARAMS["greedy"], prediction=a[0][0]) for a in plain["greedy"]]

@@ -17,6 +17,7 @@ from hunch.config import SpecConfig
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafter_files import find_files
 from hunch.drafting.auto import AutoDrafter
+from hunch.drafting.beside_steps import Flow
 from hunch.drafting.costs import CostCurve
 from hunch.drafting.host_network import NetworkDrafts, Sent
 from hunch.drafting.options import MAX_LENGTH
@@ -131,7 +132,7 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
         return ([], 0) if now % 3 else (list(range(len(ids)))[now % 2 :], 1 + now % 5)
 
     monkeypatch.setattr(NetworkDrafts, "plan", now_and_then)
-    monkeypatch.setattr("hunch.drafting.auto.share_nodes", lambda rows, *_: [0] * len(rows))
+    monkeypatch.setattr("hunch.drafting.auto.share_nodes", lambda rows, *_, **__: [0] * len(rows))
     with LLM(str(model), speculate=f"auto:draft={exact}", **SMALL) as llm:
         for kind in ("greedy", "sampled"):
             assert tokens(llm, PARAMS[kind]) == plain[kind]
@@ -205,7 +206,7 @@ class Table:
         self.cost = CostCurve()
         for size, seconds in ((1, 1.0), (8, 1.02), (16, 1.1), (48, 1.4)):
             self.cost.record(size, seconds)
-        context: Any = SimpleNamespace(cost=self.cost, max_rows=num_rows)
+        context: Any = SimpleNamespace(cost=self.cost, max_rows=num_rows, flow=Flow(num_rows))
         self.network = NetworkDrafts(
             "draft", Guesser(), context, share=share, is_adaptive=is_adaptive
         )

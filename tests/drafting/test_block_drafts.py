@@ -14,6 +14,7 @@ from torch import Tensor
 import head_files
 from head_files import Study
 from hunch import LLM, SamplingParams
+from hunch.drafting.beside_steps import Flow
 from hunch.drafting.block import BlockTree
 from hunch.drafting.choosing import Level, TreeShape
 from hunch.drafting.costs import FixedCurve
@@ -121,7 +122,7 @@ def test_trees_hold_the_likeliest_paths(num_nodes: int, has_odds: bool) -> None:
         shape=shape,
         put=torch.from_numpy,
         is_adaptive=False,
-        context=SimpleNamespace(device=torch.device("cpu"), cost=FixedCurve()),
+        context=SimpleNamespace(device=torch.device("cpu"), cost=FixedCurve(), flow=Flow(4)),
     )
     chooser: Any = Chooser()
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hunch.drafting.beside_steps import HostTime, PromptLoad
+from hunch.drafting.beside_steps import Flow, HostTime, PromptLoad
 from hunch.drafting.costs import (
     CostCurve,
     DraftSource,
@@ -266,6 +266,30 @@ def test_the_first_nodes_may_cost_the_most():
 
 
 # --- what a load adds -----------------------------------------------------------------------------
+
+
+def test_requests_keep_coming_where_one_takes_the_place_of_another() -> None:
+    flow, requests = Flow(4), [None] * 4
+
+    def start(row: int) -> None:
+        requests[row] = object()  # type: ignore[call-overload]
+        flow.start([row], requests)
+        for _ in range(10):
+            flow.step([n for n in range(4) if requests[n] is not None])
+
+    for row in range(4):  # they came together, but their long prompts were read one by one
+        start(row)
+        assert not flow.is_on
+    requests[2] = None
+    start(2)
+    assert flow.is_on
+    for _ in range(200):
+        flow.step([0, 1, 2, 3])
+    assert not flow.is_on
+    requests[:] = [None] * 4
+    start(0)  # all had ended
+    start(1)
+    assert not flow.is_on
 
 
 def test_prompts_beside_every_step_take_as_long_beside_any():

@@ -12,14 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hunch.drafting.costs import CostCurve, DraftSource, FixedCurve, StepShape, chains_of
+from hunch.drafting.host_policy import HostPolicy, best_count, share_nodes
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.policy import (
     NETWORK_PRIORS,
     AcceptanceEstimate,
-    HostPolicy,
-    best_count,
     best_rate,
-    share_nodes,
 )
 from hunch.drafting.step_policy import PAUSE, TIRED, Policy
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
@@ -176,10 +174,51 @@ def test_a_busy_batch_buys_fewer_nodes():
 def test_nodes_are_shared_out_over_rows_by_chance():
     cost = curve_of({n: 1 + 0.25 * (n - 1) for n in range(1, 17)})
     sure, vague = ([chance**n for n in range(1, 7)] for chance in (0.95, 0.2))
-    assert share_nodes([sure, vague], [6, 6], cost) == [6, 0]
-    assert share_nodes([sure, vague], [2, 6], cost) == [2, 0]
+    assert share_nodes([sure, vague], [6, 6], cost, is_flowing=True) == [6, 0]
+    assert share_nodes([sure, vague], [2, 6], cost, is_flowing=True) == [2, 0]
     assert share_nodes([vague], [6], cost) == [0]
     assert share_nodes([sure], [3], cost) == [3]
+
+
+def test_requests_that_came_together_wait_for_the_slowest():
+    """What one of them gains is worth little, what all gain is worth as much as ever."""
+    cost = curve_of({n: 1 + 0.1 * (n - 1) for n in range(1, 17)})
+    sure, vague = ([chance**n for n in range(1, 4)] for chance in (0.9, 0.2))
+    rows = [sure, vague, vague, vague]
+    assert share_nodes(rows, [3] * 4, cost, 0.03, is_flowing=True) == [3, 0, 0, 0]
+    assert share_nodes(rows, [3] * 4, cost, 0.03) == [0, 0, 0, 0]
+    assert share_nodes([sure] * 4, [3] * 4, cost) == [3] * 4
+
+
+def time_of(num_rows: int, texts: list[Text], cost: CostCurve, *, is_flowing: bool) -> float:
+    """Time of requests that came together, in plain steps' time; texts' chances are known."""
+    at, spent = [0] * num_rows, 0.0
+    while rows := [row for row in range(num_rows) if at[row] < len(texts[row])]:
+        chances = []
+        for row in rows:
+            matched = texts[row].matched[at[row]]
+            first, count = (0.9, 7) if matched > 2 else (0.125, 1)
+            chances.append([first * 0.95**n for n in range(count)] if matched else [])
+        limits = [len(texts[row]) - at[row] - 1 for row in rows]
+        counts = share_nodes(chances, limits, cost, 0.03, is_flowing=is_flowing)
+        spent += cost.seconds(len(rows) + sum(counts))
+        for row, count in zip(rows, counts, strict=True):
+            at[row] += 1 + min(int(texts[row].right[at[row]]), count)
+    return spent / (max(map(len, texts)) * cost.seconds(num_rows))
+
+
+@pytest.mark.parametrize("num_rows", [2, 4, 8])
+@pytest.mark.parametrize("length", [16, 64])
+def test_requests_that_come_together_lose_no_time(num_rows, length):
+    """A CPU's costs; if the mean of the rows alone counted, eight would take a twentieth longer."""
+    cost = curve_of({1: 1.0, 8: 1.35, 32: 2.9})
+    times = {True: 0.0, False: 0.0}
+    for seed in range(20):
+        texts = [text(50 * seed + row, length, 0.3) for row in range(num_rows)]
+        for is_flowing in times:
+            times[is_flowing] += time_of(num_rows, texts, cost, is_flowing=is_flowing) / 20
+    assert times[False] < 1.01
+    assert times[False] < times[True] + 0.01
 
 
 READS_WEIGHTS = {1: 1.0, 8: 1.02, 16: 1.1, 48: 1.4}  # a pass over few tokens takes as long as one

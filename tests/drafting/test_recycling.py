@@ -12,6 +12,7 @@ import torch
 
 from hunch import LLM, SamplingParams
 from hunch.draft import Draft, Rows, TargetStep
+from hunch.drafting.beside_steps import Flow
 from hunch.drafting.costs import CostCurve
 from hunch.drafting.recycling import MAX_BYTES, RecyclingDrafter
 from hunch.errors import ConfigError
@@ -22,7 +23,7 @@ SMALL = {"max_num_seqs": 4, "max_model_len": 256, "kv_bytes": 8_000_000, "dtype"
 
 def drafter(vocab_size: int = 50, **options: str) -> RecyclingDrafter:
     context: Any = SimpleNamespace(
-        vocab_size=vocab_size, cost=CostCurve(), device=torch.device("cpu")
+        vocab_size=vocab_size, cost=CostCurve(), device=torch.device("cpu"), flow=Flow(4)
     )
     return RecyclingDrafter({"adaptive": "false", **options}, None, context)
 

@@ -208,9 +208,9 @@ def test_the_runner_knows_whether_requests_keep_coming(
         assert isinstance(runner, Runner)
         for _ in range(2):  # two that come together, and two again when both are done
             llm.generate(PROMPTS[:2], long)
-            assert runner.captured.policy.flow == 0.0
+            assert runner.captured.policy.flow.level == 0.0
         llm.generate(PROMPTS[:3], [long, short, short])  # the third takes the second's place
-        assert runner.captured.policy.flow > 0.0
+        assert runner.captured.policy.flow.level > 0.0
 
 
 @pytest.mark.usefixtures("plain_kernels")

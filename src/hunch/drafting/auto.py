@@ -37,8 +37,8 @@ from hunch.drafting.base import (
 )
 from hunch.drafting.following import DeviceFollower
 from hunch.drafting.host_network import NetworkDrafts
+from hunch.drafting.host_policy import share_nodes
 from hunch.drafting.lookup import DeviceLookup, LookupDrafter
-from hunch.drafting.policy import share_nodes
 from hunch.drafting.preparing import METHODS as BESIDE
 from hunch.drafting.preparing import load_beside
 from hunch.drafting.trees import Node, side_by_side, to_draft
@@ -82,7 +82,7 @@ class RoutedDrafter:
     ) -> None:
         self.default, self.lookup, self.network, self.lookups = default, lookup, network, lookups
         self.cost, self.device, self.only_chains = context.cost, context.device, context.only_chains
-        self.margin = 0.0 if lookup is None else lookup.margin
+        self.flow, self.margin = context.flow, 0.0 if lookup is None else lookup.margin
         method: Drafter | None = lookup
         if method is None and network is not None:
             method = network.method
@@ -178,7 +178,7 @@ class RoutedDrafter:
     ) -> list[int]:
         """How many nodes of each row's lookup to check."""
         chances = [[node.chance for node in tree] for tree in trees]
-        counts = share_nodes(chances, limits, self.cost, self.margin)
+        counts = share_nodes(chances, limits, self.cost, self.margin, is_flowing=self.flow.is_on)
         for place, name in enumerate(names):
             lookup = self.lookups.get(name, self.lookup)
             if lookup is not None and not lookup.is_adaptive:

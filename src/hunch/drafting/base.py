@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
+from hunch.drafting.beside_steps import Flow
 from hunch.drafting.costs import CostCurve, DraftSource, StepShape, chains_of
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.lookup import MAX_MATCH
@@ -229,6 +230,10 @@ class DrafterContext:
     draft_device: torch.device | None = None  # of draft models, where it is not the target's
     beside: DrafterContext | None = None  # what a draft model there is built with
     prepares: Prepares | None = None  # and who asks it while the target is busy
+    flow: Flow = field(init=False)  # whether requests keep coming
+
+    def __post_init__(self) -> None:
+        self.flow = Flow(self.max_rows)
 
     @property
     def is_fused(self) -> bool:

@@ -1,8 +1,13 @@
-"""What goes on beside captured steps and decides what pays: prompts, and the host's own work."""
+"""What goes on beside steps and decides what pays: requests that come, their prompts, the host."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from hunch.drafting.costs import StepShape
+from hunch.types import Request
 
 # Rows from which on the host may take longer than the device, and what a checked row is thought to
 # take of its time, for one of a plain row's, until it was seen.
@@ -10,6 +15,44 @@ MANY_ROWS, CHECKED_ROW = 16, 1.6
 LATE, HOST_RATE, HOST_RISE = 1.1, 0.1, 2.0
 LOAD_RATE, READING_RATE = 0.02, 0.1  # of the newest step and pass, in what is thought of a load
 MAX_LOAD = 0.9  # share of all time that reading prompts may seem to take
+
+# Requests keep coming if one came beside others that had gone so many steps, and after one had
+# ended: of an arrival so much is left after each step, and it counts down to the least.
+SETTLED, FLOW, LEAST_FLOW = 8, 0.98, 0.1
+
+
+class Flow:
+    """Whether requests keep coming, so that one that ends early makes room for the next.
+
+    Long prompts of requests that came together are read one after the other: none of them waits for
+    another's end.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.level = 0.0
+        self.age = np.zeros(num_rows, dtype=np.int64)  # steps of each row's request
+        self._rows: set[int] = set()  # whose requests came, and may have ended
+        self._has_ended = False  # one of them, since there was none
+
+    @property
+    def is_on(self) -> bool:
+        return self.level > LEAST_FLOW
+
+    def start(self, ids: Sequence[int], requests: Sequence[Request | None]) -> bool:
+        """Requests came into these rows, together; whether beside none that was at it before."""
+        others = {row for row in self._rows.difference(ids) if requests[row] is not None}
+        self._has_ended = bool(others) and (self._has_ended or len(others) < len(self._rows))
+        is_first = not any(self.age[row] >= SETTLED for row in others)
+        if self._has_ended and not is_first:
+            self.level = 1.0
+        self._rows = others.union(ids)
+        self.age[ids] = 0
+        return is_first
+
+    def step(self, ids: Sequence[int] | np.ndarray) -> None:
+        """These rows took a step."""
+        self.level *= FLOW
+        self.age[ids] += 1
 
 
 class PromptLoad:

@@ -27,8 +27,8 @@ from hunch.drafting.choosing import Array, Feed, Level, TokenChooser
 from hunch.drafting.costs import DraftSource, levels_after
 from hunch.drafting.following import DeviceFollower, StateFollower, on_path
 from hunch.drafting.grow import grow
+from hunch.drafting.host_policy import share_nodes
 from hunch.drafting.options import GrowOptions, need_path
-from hunch.drafting.policy import share_nodes
 from hunch.drafting.trees import Node, likeliest, side_by_side, to_draft
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, row_spans
@@ -229,11 +229,12 @@ class BlockTree:
         trees = [
             likeliest(tree, limit) for tree, limit in zip(self.trees, self.limits, strict=True)
         ]
-        counts = [len(tree) for tree in trees]
+        counts, context = [len(tree) for tree in trees], self.drafter.context
         if self.drafter.is_adaptive:
             chances = [[node.chance for node in tree] for tree in trees]
-            counts = share_nodes(chances, self.limits, self.drafter.context.cost)
-        return to_draft(trees, counts, self.drafter.context.device)
+            is_flowing = context.flow.is_on
+            counts = share_nodes(chances, self.limits, context.cost, is_flowing=is_flowing)
+        return to_draft(trees, counts, context.device)
 
 
 @dataclass(kw_only=True)

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.base import Drafter, DrafterContext, GrowsLevels
-from hunch.drafting.policy import AcceptanceEstimate, HostPolicy
+from hunch.drafting.host_policy import HostPolicy
+from hunch.drafting.policy import AcceptanceEstimate
 
 READS = 4  # tokens worth reading to a network for one that a row may still get
 FEW = 16  # tokens a row may lack in a pass whose time says what a level costs
@@ -84,6 +85,7 @@ class NetworkDrafts:
             num_levels=needs.max_nodes if shape is None else min(shape.depth, needs.max_nodes),
             share=share,
             is_adaptive=is_adaptive and context.cost.is_measured,
+            flow=context.flow,
         )
         self._drafts = SentDrafts(self.policy.estimate)
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from math import exp
 from typing import TYPE_CHECKING, Protocol
 
-import torch
-
 from hunch.draft import Draft, Needs, Rows, TargetStep
-from hunch.drafting.base import DeviceDrafter
-from hunch.drafting.costs import CostCurve, DraftSource, StepShape, lookups_of
-from hunch.drafting.policy import log_odds, share_nodes
+from hunch.drafting.base import DeviceDrafter, DrafterContext
+from hunch.drafting.costs import DraftSource, StepShape, lookups_of
+from hunch.drafting.host_policy import share_nodes
+from hunch.drafting.policy import log_odds
 from hunch.drafting.trees import Node, to_draft
 from hunch.kernels.lookup import FADE, FIRST_RATE, LAST_RATE, ROW_LIMIT, ROW_RATE
 from hunch.models.decoder import Hidden
@@ -74,13 +73,13 @@ class LookupDrafter:
         *,
         max_nodes: int,
         chances: Chances,
-        cost: CostCurve,
-        device: torch.device,
+        context: DrafterContext,
         margin: float = 0.0,
         is_adaptive: bool = True,
     ) -> None:
         self.needs = Needs(max_nodes=max_nodes)
-        self.chances, self.cost, self.device = chances, cost, device
+        self.chances, self.flow = chances, context.flow
+        self.cost, self.device = context.cost, context.device
         self.margin = margin  # share by which drafting must promise to beat plain decoding
         self.is_adaptive = is_adaptive  # False: always as many nodes as allowed
         self.rows: dict[int, LookupRow] = {}
@@ -126,7 +125,9 @@ class LookupDrafter:
         limits = [max_draft_X[row] for row in ids]
         if self.is_adaptive:
             chances = [[node.chance for node in tree] for tree in trees]
-            counts = share_nodes(chances, limits, self.cost, self.margin)
+            counts = share_nodes(
+                chances, limits, self.cost, self.margin, is_flowing=self.flow.is_on
+            )
         else:
             counts = [min(len(t), limit) for t, limit in zip(trees, limits, strict=True)]
         return to_draft(trees, counts, self.device)

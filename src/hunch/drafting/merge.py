@@ -16,8 +16,9 @@ from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.base import Clears, Drafter, DrafterContext
 from hunch.drafting.costs import DraftSource
 from hunch.drafting.host_network import Sent, SentDrafts
+from hunch.drafting.host_policy import HOST_PRIOR, share_nodes
 from hunch.drafting.lookup import LookupDrafter
-from hunch.drafting.policy import HOST_PRIOR, AcceptanceEstimate, share_nodes
+from hunch.drafting.policy import AcceptanceEstimate
 from hunch.drafting.trees import Node, likeliest, to_draft
 from hunch.errors import ConfigError
 from hunch.registry import DRAFTERS, resolve
@@ -160,7 +161,8 @@ class MergeDrafter:
         counts = [min(len(tree), limit) for tree, limit in zip(trees, limits, strict=True)]
         if self.config.adaptive:
             chances = [[node.chance for node in tree] for tree in trees]
-            counts = share_nodes(chances, limits, self.context.cost)
+            cost, is_flowing = self.context.cost, self.context.flow.is_on
+            counts = share_nodes(chances, limits, cost, is_flowing=is_flowing)
         return to_draft(trees, counts, self.context.device)
 
     def forget(self, rows: list[int]) -> None:

@@ -75,8 +75,7 @@ class NgramDrafter(LookupDrafter):
         super().__init__(
             max_nodes=self.config.num_nodes,
             chances=Chances({k: PRIORS[min(k, len(PRIORS)) - 1] for k in range(1, kinds + 1)}),
-            cost=context.cost,
-            device=context.device,
+            context=context,
             is_adaptive=self.config.adaptive,
         )
 

@@ -3,9 +3,9 @@
 One estimate says how many tokens guesses will bring: log-odds of a row's first guess and of a
 further one after a right one, each with a term of the row, learned while its request runs, and a
 term that all requests share. One chooser takes what promises the most tokens per second by the
-measured costs; zero nodes is an ordinary answer. Steps that the host leads, where each row checks
-as many nodes as pay, ask both here; captured steps, all of whose rows check the same number of
-nodes, in `step_policy`.
+measured costs; zero nodes is an ordinary answer. Captured steps, all of whose rows check the same
+number of nodes, ask both in `step_policy`; steps that the host leads, where each row checks as many
+as pay for it, in `host_policy`.
 
 All of it is scalar Python: steps have few rows, and for 8 of them numpy took twice as long.
 """
@@ -14,11 +14,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from itertools import accumulate
-from math import exp, log, log2
+from math import exp, inf, log, log2
 from typing import NamedTuple
 
-from hunch.drafting.costs import CostCurve, DraftSource
+from hunch.drafting.costs import DraftSource
 
 # --- the acceptance estimate ----------------------------------------------------------------------
 
@@ -276,124 +275,34 @@ def best_rate(tokens: Sequence[float], seconds: Sequence[float], margin: float =
     return best
 
 
-def best_count(
-    chances: Sequence[float], cost: CostCurve, num_rows: int = 1, margin: float = 0.0
-) -> int:
-    """How many nodes to check, best first; `num_rows` rows get one token each in any case."""
-    tokens = list(accumulate(chances, initial=float(num_rows)))
-    return best_rate(tokens, [cost.seconds(num_rows + n) for n in range(len(tokens))], margin)
+class MeanCounts(NamedTuple):
+    """What part counts of what the mean of a step's rows gains beyond the row that gains least.
 
-
-def share_nodes(
-    chances: Sequence[Sequence[float]], limits: Sequence[int], cost: CostCurve, margin: float = 0.0
-) -> list[int]:
-    """How many leading nodes of each row to check, for the most tokens per second overall.
-
-    A row's chances fall, so the best nodes over all rows are leading ones of each.
+    Each row of a step waits for what the others check, and requests that came together are done
+    when the last of them is: the row that gains least decides. While requests keep coming, the next
+    one has the use of what a fast row gains.
     """
-    if len(chances) == 1:
-        return [best_count(chances[0][: limits[0]], cost, 1, margin)]
-    ranked = sorted(
-        (-chance, row)
-        for row, (own, limit) in enumerate(zip(chances, limits, strict=True))
-        for chance in own[:limit]
-    )
-    counts = [0] * len(chances)
-    count = best_count([-chance for chance, _ in ranked], cost, len(chances), margin)
-    for _, row in ranked[:count]:
-        counts[row] += 1
-    return counts
+
+    together: float  # of requests that came together
+    flowing: float
+    max_more: float = 1.0  # tokens of which a part counts for those that came together
 
 
-# Each row of a step waits for what the others check, and requests that came together are done when
-# the last of them is: the row that gains least decides, and of what the mean gains more, up to a
-# token, a part counts. While requests keep coming, the next one has the use of what a fast row
-# gains: then the mean counts as much as the least. Replayed, eight that came together lose 4% of
-# plain decoding's speed on texts of which half can be guessed, if the mean counts alone.
-# Of a network's rows it knows the least less well: at 0.2, 64 requests lost 4% with one.
-MEAN, MEAN_NETWORK, MAX_MORE, MEAN_FLOWING = 0.2, 0.35, 1.0, 0.5
+# Replayed, eight that came together lose 4% of plain decoding's speed on texts of which half can be
+# guessed, if the mean counts alone. Of a network's rows it knows the least less well: at 0.2, 64
+# requests lost 4% with one.
+OF_LOOKUPS, OF_NETWORKS = MeanCounts(0.2, 0.5), MeanCounts(0.35, 0.5)
+# Where each row checks as many nodes as pay for it: replayed on answers of three models, eight that
+# came together lose 5% if the mean counts alone and 1% at most at 0.35, and with 0.2 four gain half
+# as much. While requests keep coming, eight have 1.29 times plain decoding's speed if the mean
+# counts alone, and 1.20 at 0.5.
+OF_OWN_NODES = MeanCounts(0.35, 1.0, inf)
 
 
-def gain_of_rows(gains: Sequence[float], source: int, *, is_flowing: bool) -> float:
+def gain_of_rows(gains: Sequence[float], counts: MeanCounts, *, is_flowing: bool) -> float:
     """As what a step counts whose rows gain so many tokens."""
     least = min(gains)
     more = sum(gains) / len(gains) - least  # that the mean gains
     if is_flowing:
-        return least + MEAN_FLOWING * more
-    return least + (MEAN_NETWORK if source > 0 else MEAN) * min(more, MAX_MORE)
-
-
-# --- steps of the host ----------------------------------------------------------------------------
-
-HOST_PRIOR = (0.6, 0.7)  # chances of a network's first guess and of a further one
-FEW_TIMES = 4  # drafts before their times are believed: a first one waits for memory
-NETWORK_MARGIN = 0.05  # share by which asking a network must promise to beat doing without
-
-
-class HostPolicy:
-    """For which rows the host asks a network, and for how many levels, beside what lookups have."""
-
-    def __init__(
-        self,
-        cost: CostCurve,
-        *,
-        num_rows: int,
-        max_nodes: int,
-        num_levels: int,
-        share: float,  # of a pass that a level is taken to cost until it was timed
-        is_adaptive: bool,  # False: all levels, wherever no lookup promises more
-    ) -> None:
-        self.cost, self.share, self.is_adaptive = cost, share, is_adaptive
-        is_chain = max_nodes == num_levels
-        # Nodes and levels that may be asked for: a chain of any length, or the whole tree.
-        whole = [(max_nodes, num_levels)]
-        self.sizes = [(n, n) for n in range(1, num_levels + 1)] if is_chain else whole
-        self.estimate = AcceptanceEstimate(
-            num_rows, {DraftSource.LOOKUP: HOST_PRIOR}, rate=0.1, num_levels=num_levels
-        )
-        self.level_cost = CostCurve()  # seconds of one level, by rows
-        self._num_timed = 0
-
-    def timed(self, num_rows: int, num_levels: int, seconds: float) -> None:
-        """Drafting so many levels for so many rows took so long."""
-        if self.cost.is_measured:
-            self._num_timed += 1
-            self.level_cost.record(num_rows, seconds / num_levels)
-
-    def plan(
-        self, ids: Sequence[int], limits: Sequence[int], others: Sequence[tuple[int, float]]
-    ) -> tuple[list[int], int]:
-        """Rows to ask the network for, as places in `ids`, and the levels; limit 0: never.
-
-        `others` says what each row has without it: nodes, and tokens they promise.
-        """
-        levels = tuple(level for _, level in self.sizes)
-        places = [place for place, limit in enumerate(limits) if limit]
-        each = self.estimate.gains([ids[place] for place in places], levels)
-        gains = dict(zip(places, each, strict=True))
-        num_nodes, num_tokens = sum(n for n, _ in others), sum(gain for _, gain in others)
-        choices: list[tuple[list[int], int]] = [([], 0)]
-        tokens = [len(ids) + num_tokens]
-        seconds = [self.cost.seconds(len(ids) + num_nodes)]
-        for at, (size, num_levels) in enumerate(self.sizes):
-            asked, nodes, gained = [], num_nodes, num_tokens
-            for place, gain_of in gains.items():
-                own = min(size, limits[place])
-                gain = gain_of[min(at, own - 1)]
-                if gain > others[place][1]:
-                    asked.append(place)
-                    nodes += own - others[place][0]
-                    gained += gain - others[place][1]
-            if asked:
-                choices.append((asked, num_levels))
-                tokens.append(len(ids) + gained)
-                drafting = num_levels * self._level_seconds(len(asked))
-                seconds.append(self.cost.seconds(len(ids) + nodes) + drafting)
-        if not self.is_adaptive:
-            return choices[-1]
-        return choices[best_rate(tokens, seconds, NETWORK_MARGIN)]
-
-    def _level_seconds(self, num_rows: int) -> float:
-        if self._num_timed >= FEW_TIMES:
-            return self.level_cost.seconds(num_rows)
-        return self.share * self.cost.seconds(num_rows)
+        return least + counts.flowing * more
+    return least + counts.together * min(more, counts.max_more)

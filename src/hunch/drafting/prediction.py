@@ -128,8 +128,7 @@ class PredictionDrafter(LookupDrafter):
         super().__init__(
             max_nodes=self.config.num_nodes,
             chances=Chances(dict(enumerate((*PRIORS, *LOST_PRIORS, NEAR_PRIOR)))),
-            cost=context.cost,
-            device=context.device,
+            context=context,
             is_adaptive=self.config.adaptive,
         )
 

@@ -70,8 +70,7 @@ class RecyclingDrafter(LookupDrafter):
                     for rank in range(width)
                 }
             ),
-            cost=context.cost,
-            device=context.device,
+            context=context,
             is_adaptive=self.config.adaptive,
         )
         num_slots = min(context.vocab_size, MAX_BYTES // (4 * (width + 1)))

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hunch.drafting.base import DeviceDrafter
-from hunch.drafting.beside_steps import HostTime, PromptLoad
+from hunch.drafting.beside_steps import Flow, HostTime, PromptLoad
 from hunch.drafting.costs import (
     SURE,
     CapturedStep,
@@ -25,14 +25,11 @@ from hunch.drafting.costs import (
     target_seconds,
 )
 from hunch.drafting.gains import SourceGains
-from hunch.drafting.policy import best_rate, gain_of_rows
+from hunch.drafting.policy import OF_LOOKUPS, OF_NETWORKS, best_rate, gain_of_rows
 from hunch.drafting.sides import Reader, RowLengths, Sides
 from hunch.drafting.trials import SourceTrials
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 
-# Requests keep coming if one came beside others that had gone so many steps, of late: of an
-# arrival so much is left after each step, and it counts down to the least.
-SETTLED, FLOW, LEAST_FLOW = 8, 0.98, 0.1
 # Plain steps after which lookups of many rows pause, and steps of a pause: with 64 rows, looking up
 # in every step took 1% of the device's time and made the host late.
 TIRED, PAUSE = 8, 32
@@ -69,10 +66,9 @@ class Policy:
         self.guesses: list[list[int]] = [[]] * num_rows  # by lookup, that wait to be compared
         self.is_tree = np.zeros(num_rows, dtype=np.bool_)  # what the last launched step drafts
         self.drafted = [(0, 0)] * num_rows  # source and match of the draft that waits
-        self.age = np.zeros(num_rows, dtype=np.int64)  # steps of the row's request
         # Whether a row's request names a network or a lookup; None: it names neither.
         self.by_network: list[bool | None] = [None] * num_rows
-        self.flow = 0.0
+        self.flow = Flow(num_rows)
         self.load = PromptLoad()
         self._host: defaultdict[int, HostTime] = defaultdict(HostTime)  # by what rows ask for
         self.trials = SourceTrials(self.sides)
@@ -92,16 +88,13 @@ class Policy:
         """Requests came into these rows, together."""
         self._held = None
         self.load.start(len(ids))
-        others = set(np.flatnonzero(self.age >= SETTLED).tolist()).difference(ids)
-        is_first = not any(self.rows.requests[row] is not None for row in others)
+        is_first = self.flow.start(ids, self.rows.requests)
         if is_first:
             self._num_plain = self._num_pause = 0
-        else:
-            self.flow = 1.0
         self.sides.start(ids, is_first=is_first)
         self.lookup.start(ids)
         self.network.start(ids)
-        self.age[ids] = self.is_tree[ids] = 0
+        self.is_tree[ids] = False
         self._silence(ids)
 
     def _silence(self, ids: list[int]) -> None:
@@ -155,7 +148,7 @@ class Policy:
             tokens = self.trials.discounted(num_rows, shapes, tokens, seconds)
         if self.sides.can_miss or self.sides.can_leave:
             shapes, tokens, seconds = self.sides.choose(
-                row_R, shapes, tokens, seconds, is_flowing=self.flow > LEAST_FLOW
+                row_R, shapes, tokens, seconds, is_flowing=self.flow.is_on
             )
         shape = shapes[best_rate(tokens, seconds, self.margin * (shapes[0].num_nodes == 0))]
         if shape.source > 0 and self.network.hope_left(len(row_R)) > LITTLE_HOPE:
@@ -181,14 +174,15 @@ class Policy:
 
     def _tokens(self, row_R: np.ndarray, num_rows: int, *, is_hopeful: bool = True) -> list[float]:
         """Tokens that a row gets in a step of each shape."""
-        ids, is_flowing = row_R.tolist(), self.flow > LEAST_FLOW
+        ids, is_flowing = row_R.tolist(), self.flow.is_on
         by_shape: dict[tuple[int, int], float] = {}
         for source, sizes in self.shapes.sizes_at(num_rows).items():
             gains = self.gains.of_rows(
                 ids, sizes, source, is_doubtful=not is_flowing, is_hopeful=is_hopeful
             )
+            counts = OF_NETWORKS if source > 0 else OF_LOOKUPS
             for size, some in zip(sizes, zip(*gains, strict=True), strict=True):
-                by_shape[size, source] = 1.0 + gain_of_rows(some, source, is_flowing=is_flowing)
+                by_shape[size, source] = 1.0 + gain_of_rows(some, counts, is_flowing=is_flowing)
         return [by_shape.get(shape, 1.0) for shape in self.shapes.at(num_rows)]
 
     def _without_unnamed(
@@ -272,8 +266,7 @@ class Policy:
         assert self.drafter is not None
         ids: list[int] = row_R.tolist()
         self._num_learned = len(ids)
-        self.flow *= FLOW
-        self.age[row_R] += 1
+        self.flow.step(row_R)
         can_guess = graph.source != DraftSource.NOBODY and self.shapes.checks_at(graph.num_rows)
         if not (graph.num_nodes or can_guess):
             self._silence(ids)

@@ -22,8 +22,9 @@ from torch import Tensor
 from hunch.config import read_options
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
+from hunch.drafting.host_policy import best_count
 from hunch.drafting.lookup import Chances, DeviceLookup, LookupDrafter, LookupRow
-from hunch.drafting.policy import best_count, log_odds
+from hunch.drafting.policy import log_odds
 from hunch.drafting.trees import Node, ReusedChain, best_first
 from hunch.errors import ConfigError
 from hunch.kernels.guided import GuidedLookup
@@ -133,8 +134,7 @@ class SuffixDrafter(LookupDrafter):
         super().__init__(
             max_nodes=self.config.num_nodes,
             chances=Chances(kinds),
-            cost=context.cost,
-            device=context.device,
+            context=context,
             margin=self.config.margin,
             is_adaptive=self.config.adaptive,
         )

@@ -77,6 +77,7 @@ def assemble(
         sampling=sampling,
         scores_processed=config.model.logprobs_mode == "processed_logprobs",
         cost=context.cost,
+        flow=context.flow,
         prepares=context.prepares,
     )
     depth = _depth(schedule.depth, capacity.max_under_way, captures)

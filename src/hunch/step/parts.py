@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from hunch.drafting.base import Drafter, Prepares
+from hunch.drafting.beside_steps import Flow
 from hunch.drafting.costs import CostCurve
 from hunch.kernels.kv_store import KVCache
 from hunch.models.decoder import Hidden
@@ -61,6 +62,7 @@ class RunnerParts:
     verify: Verifier
     sampling: SamplingState
     cost: CostCurve
+    flow: Flow
     prepares: Prepares | None = None  # who drafts while the target is busy
     scores_processed: bool = False  # log-probabilities are of what tokens are drawn from
     rows: RowBuffers = field(init=False)

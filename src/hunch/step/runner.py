@@ -41,6 +41,7 @@ class Runner:
     def __init__(self, parts: RunnerParts, *, depth: int = 0, captures: bool = False) -> None:
         """`captures`: the target's kernels can be captured."""
         self.capacity, self.depth, self.cost = parts.capacity, depth, parts.cost
+        self.flow = parts.flow
         self.target, self.drafter, self.sampling = parts.target, parts.drafter, parts.sampling
         self.rows, self.grammars = parts.rows, parts.grammars
         self.host = HostStep(parts)
@@ -134,7 +135,11 @@ class Runner:
                 self._copy_state(self.capacity.max_rows + start.snapshot, start.row)
         for row, blocks in plan.blocks.items():
             self.rows.add_blocks(row, blocks)
-        if plan.starts and self.captured is not None:
+        if self.captured is None:
+            if plan.starts:
+                self.flow.start([start.row for start in plan.starts], self.rows.requests)
+            self.flow.step([work.row for work in plan.work])
+        elif plan.starts:
             self.captured.start(plan.starts)
 
     def _run(self, plan: StepPlan) -> StepResult:

@@ -1,0 +1,133 @@
+"""The policy of steps that the host leads: each row checks as many nodes as pay for it.
+
+Estimate and chooser are those of `policy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from hunch.drafting.beside_steps import Flow
+from hunch.drafting.costs import CostCurve, DraftSource
+from hunch.drafting.policy import OF_OWN_NODES, AcceptanceEstimate, best_rate, gain_of_rows
+
+
+def best_count(
+    chances: Sequence[float], cost: CostCurve, num_rows: int = 1, margin: float = 0.0
+) -> int:
+    """How many nodes to check, best first; `num_rows` rows get one token each in any case."""
+    tokens = list(accumulate(chances, initial=float(num_rows)))
+    return best_rate(tokens, [cost.seconds(num_rows + n) for n in range(len(tokens))], margin)
+
+
+def share_nodes(
+    chances: Sequence[Sequence[float]],
+    limits: Sequence[int],
+    cost: CostCurve,
+    margin: float = 0.0,
+    *,
+    is_flowing: bool = False,
+) -> list[int]:
+    """How many leading nodes of each row to check, for the most tokens per second overall.
+
+    A row's chances fall, so the best nodes over all rows are leading ones of each.
+    """
+    num_rows = len(chances)
+    if num_rows == 1:
+        return [best_count(chances[0][: limits[0]], cost, 1, margin)]
+    ranked = sorted(
+        (-chance, row)
+        for row, (own, limit) in enumerate(zip(chances, limits, strict=True))
+        for chance in own[:limit]
+    )
+    counts = [0] * num_rows
+    best = best_count([-chance for chance, _ in ranked], cost, num_rows, margin)
+    # Where even the mean of the rows gains nothing, and where any guess pays, that is the answer.
+    if best and cost.is_measured and not is_flowing:
+        gains, tokens = [0.0] * num_rows, [1.0]
+        for chance, row in ranked:
+            gains[row] -= chance
+            tokens.append(1.0 + gain_of_rows(gains, OF_OWN_NODES, is_flowing=False))
+        seconds = [cost.seconds(num_rows + n) for n in range(len(tokens))]
+        best = best_rate(tokens, seconds, margin)
+    for _, row in ranked[:best]:
+        counts[row] += 1
+    return counts
+
+
+HOST_PRIOR = (0.6, 0.7)  # chances of a network's first guess and of a further one
+FEW_TIMES = 4  # drafts before their times are believed: a first one waits for memory
+NETWORK_MARGIN = 0.05  # share by which asking a network must promise to beat doing without
+
+
+class HostPolicy:
+    """For which rows the host asks a network, and for how many levels, beside what lookups have."""
+
+    def __init__(
+        self,
+        cost: CostCurve,
+        *,
+        num_rows: int,
+        max_nodes: int,
+        num_levels: int,
+        share: float,  # of a pass that a level is taken to cost until it was timed
+        is_adaptive: bool,  # False: all levels, wherever no lookup promises more
+        flow: Flow | None = None,
+    ) -> None:
+        self.cost, self.share, self.is_adaptive = cost, share, is_adaptive
+        self.flow = Flow(num_rows) if flow is None else flow
+        is_chain = max_nodes == num_levels
+        # Nodes and levels that may be asked for: a chain of any length, or the whole tree.
+        whole = [(max_nodes, num_levels)]
+        self.sizes = [(n, n) for n in range(1, num_levels + 1)] if is_chain else whole
+        self.estimate = AcceptanceEstimate(
+            num_rows, {DraftSource.LOOKUP: HOST_PRIOR}, rate=0.1, num_levels=num_levels
+        )
+        self.level_cost = CostCurve()  # seconds of one level, by rows
+        self._num_timed = 0
+
+    def timed(self, num_rows: int, num_levels: int, seconds: float) -> None:
+        """Drafting so many levels for so many rows took so long."""
+        if self.cost.is_measured:
+            self._num_timed += 1
+            self.level_cost.record(num_rows, seconds / num_levels)
+
+    def plan(
+        self, ids: Sequence[int], limits: Sequence[int], others: Sequence[tuple[int, float]]
+    ) -> tuple[list[int], int]:
+        """Rows to ask the network for, as places in `ids`, and the levels; limit 0: never.
+
+        `others` says what each row has without it: nodes, and tokens they promise.
+        """
+        levels = tuple(level for _, level in self.sizes)
+        places = [place for place, limit in enumerate(limits) if limit]
+        each = self.estimate.gains([ids[place] for place in places], levels)
+        gains = dict(zip(places, each, strict=True))
+        num_nodes, without = sum(n for n, _ in others), [gain for _, gain in others]
+        is_flowing = self.flow.is_on
+        choices: list[tuple[list[int], int]] = [([], 0)]
+        tokens = [1.0 + gain_of_rows(without, OF_OWN_NODES, is_flowing=is_flowing)]
+        seconds = [self.cost.seconds(len(ids) + num_nodes)]
+        for at, (size, num_levels) in enumerate(self.sizes):
+            asked, nodes, gained = [], num_nodes, without.copy()
+            for place, gain_of in gains.items():
+                own = min(size, limits[place])
+                gain = gain_of[min(at, own - 1)]
+                if gain > without[place]:
+                    asked.append(place)
+                    nodes += own - others[place][0]
+                    gained[place] = gain
+            if asked:
+                choices.append((asked, num_levels))
+                tokens.append(1.0 + gain_of_rows(gained, OF_OWN_NODES, is_flowing=is_flowing))
+                drafting = num_levels * self._level_seconds(len(asked))
+                seconds.append(self.cost.seconds(len(ids) + nodes) + drafting)
+        if not self.is_adaptive:
+            return choices[-1]
+        return choices[best_rate(tokens, seconds, NETWORK_MARGIN)]
+
+    def _level_seconds(self, num_rows: int) -> float:
+        if self._num_timed >= FEW_TIMES:
+            return self.level_cost.seconds(num_rows)
+        return self.share * self.cost.seconds(num_rows)
