@@ -76,7 +76,7 @@ def test_a_model_that_drafts_for_itself_by_text_is_nearly_always_right(
     answers = []
     with LLM(speculate="off") as llm:
         answers.append([o.outputs[0].token_ids for o in llm.generate(prompts, params)])
-    with LLM(speculate=f"text:{default_files.path}") as llm:
+    with LLM(speculate=f"text:{default_files.path}:adaptive=false") as llm:
         answers.append([o.outputs[0].token_ids for o in llm.generate(prompts, params)])
         assert llm.stats()["tokens_per_pass"] > 3
     assert answers[0] == answers[1]

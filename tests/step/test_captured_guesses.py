@@ -57,7 +57,6 @@ def test_rows_come_and_go_beside_heads_without_kv(
     [
         ("medusa", ":tree=static"),
         pytest.param("medusa", ":tree=dynamic", marks=pytest.mark.slow),
-        pytest.param("mlp", ":min_confidence=0.3", marks=pytest.mark.slow),
     ],
 )
 def test_what_the_host_must_grow(
@@ -67,4 +66,15 @@ def test_what_the_host_must_grow(
         drafts = Drafts(llm, monkeypatch)
         assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
         assert not drafts.found
+        assert llm.stats()["accepted"] > 0
+
+
+@pytest.mark.slow
+def test_guesses_below_a_confidence_are_left_out_by_the_device(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load(world.model, "mlp", ":min_confidence=0.3:adaptive=false") as llm:
+        drafts = Drafts(llm, monkeypatch)
+        assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
+        assert drafts.found
         assert llm.stats()["accepted"] > 0
