@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from hunch.compat.server_words import by_flag
 from hunch.config import say_once
 from hunch.errors import ConfigError
 
@@ -15,11 +16,7 @@ _THREADS = "--threads says how many compute"
 _DEVICE = "set CUDA_VISIBLE_DEVICES, or give --device cpu or --tensor-parallel-size"
 
 
-def _by_flag(table: dict[str, str]) -> dict[str, str]:
-    return {flag: meant for meant, flags in table.items() for flag in flags.split()}
-
-
-_RENAMED = _by_flag(  # with a value
+_RENAMED = by_flag(  # with a value
     {
         "--model": "-m -hf -hfr --hf-repo",
         "--threads": "-t",
@@ -36,7 +33,7 @@ _RENAMED = _by_flag(  # with a value
         "--request-timeout": "-to --timeout",
     }
 )
-_SAMPLING = _by_flag(  # -> fields of a generation_config.json
+_SAMPLING = by_flag(  # -> fields of a generation_config.json
     {
         "temperature": "--temp --temperature",
         "top_k": "--top-k",
@@ -46,7 +43,7 @@ _SAMPLING = _by_flag(  # -> fields of a generation_config.json
         "max_new_tokens": "-n --predict --n-predict",
     }
 )
-_NOTHING = _by_flag(  # switches
+_NOTHING = by_flag(  # switches
     {
         "requests always share steps": "-cb --cont-batching",
         "templates are always rendered": "--jinja",
@@ -60,7 +57,7 @@ _NOTHING = _by_flag(  # switches
         "the log has a line for each request": "--log-disable --log-timestamps --log-prefix",
     }
 )
-_NOTHING_VALUED = _by_flag(
+_NOTHING_VALUED = by_flag(
     {
         _KERNELS: "-fa --flash-attn -ub -ctxcp --ctx-checkpoints",
         _THREADS: "-tb --threads-batch --threads-http --prio --poll --numa -C --cpu-mask",
@@ -72,7 +69,7 @@ _NOTHING_VALUED = _by_flag(
         _MEMORY: "--fit",
     }
 )
-_REFUSED = _by_flag(
+_REFUSED = by_flag(
     {
         "only text is served": "--mmproj --mmproj-url",
         "send it with a request": "--grammar --grammar-file -j --json-schema -jf",

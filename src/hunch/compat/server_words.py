@@ -18,12 +18,12 @@ _CODE = "hunch never runs code that a flag, a model or a request names"
 _MACHINES = "a server is on one machine; several need a router, or Ray (docs/parallel.md)"
 
 
-def _reasons(table: dict[str, str]) -> dict[str, str]:
-    """By flag, from flags by reason."""
+def by_flag(table: dict[str, str]) -> dict[str, str]:
+    """By flag, from flags by what they share: a reason, or a word of ours."""
     return {flag: reason for reason, flags in table.items() for flag in flags.split()}
 
 
-NOTHING = _reasons(  # switches
+NOTHING = by_flag(  # switches
     {
         "usage always counts tokens found in the prefix cache": (
             "--enable-prompt-tokens-details --enable-cache-report"
@@ -71,7 +71,7 @@ NOTHING = _reasons(  # switches
         "scores are always float32": "--enable-fp32-lm-head",
     }
 )  # fmt: skip
-NOTHING_VALUED = _reasons(  # flags with a value
+NOTHING_VALUED = by_flag(  # flags with a value
     {
         "the methods that the API has are allowed": "--allowed-methods",
         "all headers are allowed to the origins that are": "--allowed-headers",
@@ -122,7 +122,7 @@ MANY = frozenset(  # of them, flags with several values
     --bucket-e2e-request-latency --bucket-inter-token-latency --lora-target-modules
     --disable-access-log-for-endpoints --ignore-patterns --collect-detailed-traces""".split()  # noqa: SIM905
 )
-REFUSED = _reasons(
+REFUSED = by_flag(
     {
         _CODE: """--tool-parser-plugin --reasoning-parser-plugin --middleware --logits-processors
             --io-processor-plugin --scheduler-cls --worker-extension-cls
