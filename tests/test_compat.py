@@ -5,7 +5,7 @@ import pytest
 import hunch
 from hunch import SamplingParams, TextPrompt, TokensPrompt
 from hunch.compat import (
-    NotCovered,
+    VllmCalls,
     config_from_sglang,
     config_from_vllm,
     sampling_from_sglang,
@@ -190,7 +190,7 @@ def test_arguments_of_a_call_are_known_or_ask_for_nothing() -> None:
 
 
 def test_methods_of_vllm_that_are_missing_say_what_to_do() -> None:
-    llm = NotCovered()
+    llm = VllmCalls()
     with pytest.raises(AttributeError, match="no beam search"):
         _ = llm.beam_search
     with pytest.raises(AttributeError, match="no attribute 'foo'"):
@@ -226,3 +226,91 @@ def test_a_dtype_of_torch_and_what_stands_in_config_json():
     assert config_from_vllm(dtype=torch.bfloat16).model.dtype == "bfloat16"
     with pytest.raises(ConfigError, match=r"rope_theta: give it in hf_overrides"):
         config_from_vllm(rope_theta=1e6)
+
+
+def test_sampling_parameters_from_optional_values() -> None:
+    params = SamplingParams.from_optional(temperature=None, top_p=0.5, max_tokens=None, stop=None)
+    assert params == SamplingParams(top_p=0.5, max_tokens=None)
+    assert SamplingParams.from_optional().max_tokens == 16
+
+
+def test_structured_outputs_take_vllms_other_fields() -> None:
+    plain = hunch.StructuredOutputsParams(choice=["a", "b"])
+    assert plain == hunch.GuidedDecodingParams.from_optional(choice=["a", "b"], backend="xgrammar")
+    given = {"json": {}, "disable_fallback": True, "disable_any_whitespace": True}
+    assert hunch.GuidedDecodingParams(**given, whitespace_pattern=None).json == {}
+    with pytest.raises(RequestError, match="additionalProperties: false"):
+        hunch.StructuredOutputsParams(json={}, disable_additional_properties=True)
+    with pytest.raises(RequestError, match="did you mean 'regex'"):
+        hunch.StructuredOutputsParams(regexp="a")
+
+    class Car:  # as pydantic's classes look
+        @staticmethod
+        def model_json_schema() -> dict:
+            return {}
+
+    with pytest.raises(RequestError, match=r"give Car.model_json_schema\(\)"):
+        hunch.StructuredOutputsParams(json=Car)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from hunch.sampling_params import GuidedDecodingParams, SamplingParams",
+        "from hunch.inputs import TokensPrompt",
+        "from hunch.outputs import CompletionOutput, RequestOutput",
+        "from hunch.engine.arg_utils import AsyncEngineArgs, EngineArgs",
+        "from hunch.engine.async_llm_engine import AsyncLLMEngine",
+        "from hunch.v1.engine.async_llm import AsyncLLM",
+        "from hunch.entrypoints.llm import LLM",
+    ],
+)
+def test_vllms_modules_have_the_names_of_hunch(line: str) -> None:
+    found: dict = {}
+    exec(line, found)
+    names = line.partition(" import ")[2].split(", ")
+    assert [found[name] for name in names] == [getattr(hunch, name) for name in names]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("from hunch.lora.request import LoRARequest", "merges an adapter into the weights"),
+        ("from hunch.utils import FlexibleArgumentParser", "ArgumentParser reads a program's"),
+        ("from hunch.distributed import cleanup_dist_env_and_memory", "close"),
+        ("from hunch.sampling_params import Banana", "cannot import name 'Banana'"),
+        ("import hunch.bananas", "No module named"),
+    ],
+)
+def test_what_vllms_modules_have_and_hunch_has_not(line: str, words: str) -> None:
+    with pytest.raises(ImportError, match=words):
+        exec(line)
+
+
+def test_engine_arguments_are_attributes() -> None:
+    given = hunch.EngineArgs(model="m", max_model_len=99)
+    assert vars(given) == {"model": "m", "max_model_len": 99}
+    assert given.max_model_len == 99
+    with pytest.raises(ConfigError, match=r"parser\.add_argument"):
+        hunch.EngineArgs.add_cli_args(None)
+
+
+def test_mistakes_say_where_an_argument_goes() -> None:
+    with pytest.raises(ConfigError, match=r"goes into SamplingParams\(temperature=...\)"):
+        config_from_vllm(model="m", temperature=0)
+    with pytest.raises(ConfigError, match="'method' of speculative_config"):
+        config_from_vllm(speculative_config={"num_speculative_tokens": 5})
+
+
+def test_keys_of_speculative_config_without_effect(caplog: pytest.LogCaptureFixture) -> None:
+    say_once.cache_clear()
+    keys = {"attention_backend": "FLASH_ATTN", "draft_load_config": {}, "kv_cache_dtype": "fp8"}
+    older = {"disable_logprobs": False, "disable_mqa_scorer": False}
+    spec = config_from_vllm(speculative_config={"method": "ngram", **keys, **older}).spec
+    assert spec.method == "ngram"
+    assert len(caplog.messages) == len(keys)
+
+
+@pytest.mark.parametrize("given", [{"task": "embed"}, {"runner": "pooling"}, {"convert": "embed"}])
+def test_a_model_that_embeds_is_any_model(given: dict) -> None:
+    assert config_from_vllm(model="m", **given).model == config_from_vllm(model="m").model

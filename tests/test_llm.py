@@ -3,6 +3,7 @@
 import gc
 import json
 import math
+import time
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import hunch.sglang as sgl
 from hunch import LLM, HunchError, SamplingParams
+from hunch.compat.metrics import Metric
 from hunch.errors import (
     CapacityError,
     ConfigError,
@@ -137,6 +139,55 @@ def test_vllms_names_around_a_chat(llm: LLM) -> None:
     (output,) = llm.chat(messages, params)
     assert output.prompt == text
     assert output.prompt_token_ids == ids
+
+
+def test_times_of_a_request_by_vllms_names(llm: LLM) -> None:
+    before = time.time()
+    (output,) = llm.generate("the model", SamplingParams(temperature=0, max_tokens=4))
+    metrics = output.metrics
+    times = [
+        before,
+        metrics.arrival_time,
+        metrics.first_scheduled_time,
+        metrics.first_token_time,
+        metrics.last_token_time,
+        metrics.finished_time,
+        time.time(),
+    ]
+    assert times == sorted(times)
+    assert metrics.num_generation_tokens == len(output.outputs[0].token_ids)
+    assert metrics.first_token_latency == metrics.first_token_ts - metrics.queued_ts
+    assert metrics.time_in_queue == metrics.scheduled_ts - metrics.arrival_time
+    assert metrics.last_token_ts == metrics.last_token_time
+    started, *_ = llm.stream("the model", SamplingParams(max_tokens=4))
+    assert started.metrics is None
+
+
+def test_vllms_example_of_speculation_counts_acceptance(model: Path) -> None:
+    from hunch.v1.metrics.reader import Counter, Vector
+
+    ngram = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
+    with LLM(model=str(model), speculative_config=ngram, disable_log_stats=False) as llm:
+        outputs = llm.generate("a b a b a b", SamplingParams(temperature=0, max_tokens=24))
+        found = {metric.name: metric for metric in llm.get_metrics()}
+    assert all(isinstance(metric, Metric) for metric in found.values())
+    drafts, accepted = (
+        found[f"vllm:spec_decode_num_{what}"] for what in ("drafts", "accepted_tokens")
+    )
+    assert isinstance(drafts, Counter)
+    assert drafts.value > 0
+    positions = found["vllm:spec_decode_num_accepted_tokens_per_pos"]
+    assert isinstance(positions, Vector)
+    assert sum(positions.values) == accepted.value <= 3 * drafts.value
+    assert len(positions.values) <= 3
+    assert found["vllm:generation_tokens"].value == len(outputs[0].outputs[0].token_ids)
+    first = found["vllm:time_to_first_token_seconds"]
+    assert first.count == first.buckets["+Inf"] == 1
+
+
+def test_a_picture_is_no_prompt(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="hunch reads text alone"):
+        llm.generate({"prompt": "a", "multi_modal_data": {"image": None}})
 
 
 def test_an_answer_may_go_on_with_what_was_begun(llm: LLM) -> None:

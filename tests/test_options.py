@@ -214,8 +214,8 @@ REFUSED: dict[str, Any] = {  # argument -> a value that is an error
     "tokenizer_mode": "mistral",
     "load_format": "dummy",
     "dp_size": 2,
-    "task": "embed",
-    "runner": "pooling",
+    "task": "score",
+    "runner": "draft",
     "scheduling_policy": "lottery",
     "skip_tokenizer_init": True,
 }

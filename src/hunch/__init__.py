@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+from hunch.vllm_modules import VllmModules
 
 if TYPE_CHECKING:
     from hunch.async_llm import AsyncEngineArgs as AsyncEngineArgs
@@ -25,6 +28,9 @@ if TYPE_CHECKING:
     StructuredOutputsParams = StructuredOutput
 
 __version__ = "0.1.0"
+
+if not any(isinstance(finder, VllmModules) for finder in sys.meta_path):
+    sys.meta_path.append(VllmModules())  # asked for modules that nobody else has
 
 _HOMES = {
     "AsyncEngineArgs": "hunch.async_llm",
@@ -51,12 +57,16 @@ _ALIASES = {
 # vLLM's names of what is not here, and what to do instead.
 _INSTEAD = {
     "BeamSearchParams": "there is no beam search; SamplingParams(n=4) gives several answers",
+    "FlexibleArgumentParser": "argparse.ArgumentParser reads a program's flags",
     "LLMEngine": "LLM answers batches, AsyncLLM requests as they come",
     "LoRARequest": "LLM(lora=PATH) merges an adapter into the weights",
     "ModelRegistry": "every family is a file in hunch/models/families",
     "PoolingParams": "LLM.embed gives texts as vectors",
     "PoolingRequestOutput": "LLM.embed gives hunch.EmbeddingRequestOutput",
     "RequestOutputKind": "an output always holds the answer so far",
+    "cleanup_dist_env_and_memory": "LLM.close() gives a model's memory back",
+    "destroy_model_parallel": "LLM.close() gives a model's memory back",
+    "random_uuid": "AsyncLLM.generate finds an id itself; uuid.uuid4().hex is one",
 }
 __all__ = [
     "LLM",

@@ -13,9 +13,9 @@ from threading import Thread
 from typing import Any, Self, Unpack
 
 from hunch.arguments import Arguments
-from hunch.compat import NotCovered, wishes_of
+from hunch.compat import VllmCalls, wishes_of
 from hunch.config import DEFAULT_MODEL
-from hunch.errors import EngineError, HunchError
+from hunch.errors import ConfigError, EngineError, HunchError
 from hunch.llm import LLM
 from hunch.offline import check_process
 from hunch.prompts import Prompt, params_for, read_prompt
@@ -26,13 +26,21 @@ log = logging.getLogger("hunch")
 
 
 class AsyncEngineArgs:
-    """Arguments of an `AsyncLLM`, kept for `from_engine_args`."""
+    """Arguments of an `AsyncLLM`, kept for `from_engine_args`, as attributes."""
 
     def __init__(self, model: str = DEFAULT_MODEL, **arguments: Unpack[Arguments]) -> None:
-        self.model, self.arguments = model, arguments
+        self.__dict__.update(arguments, model=model)
+
+    @classmethod
+    def add_cli_args(cls, parser: Any) -> Any:
+        """vLLM's, which is not here: it would give a program hundreds of flags."""
+        raise ConfigError(
+            "EngineArgs.add_cli_args is not covered: give the parser the flags that your program "
+            "needs (parser.add_argument), and their values to LLM(...)"
+        )
 
 
-class AsyncLLM(NotCovered):
+class AsyncLLM(VllmCalls):
     """A model whose answers are async generators. Requests of one moment share steps.
 
     >>> llm = AsyncLLM("smollm2-135m")
@@ -58,7 +66,7 @@ class AsyncLLM(NotCovered):
 
     @classmethod
     def from_engine_args(cls, engine_args: AsyncEngineArgs) -> Self:
-        return cls(engine_args.model, **engine_args.arguments)
+        return cls(**vars(engine_args))
 
     @classmethod
     def from_llm(cls, llm: LLM) -> Self:

@@ -22,7 +22,7 @@ _ELSEWHERE = {  # names that transformers and others have for it
     "stop_strings": "stop",
 }
 _BEAMS = "there is no beam search; n gives several sampled answers"
-_VLLMS: dict[str, tuple[tuple[Any, ...], str]] = {
+VLLMS_SAMPLING: dict[str, tuple[tuple[Any, ...], str]] = {
     # vLLM's fields -> values that ask for what hunch does anyway, and what to do in place of others
     "best_of": ((None, 1), "ask for n answers and choose among them"),
     "use_beam_search": ((False,), _BEAMS),
@@ -40,6 +40,15 @@ _VLLMS: dict[str, tuple[tuple[Any, ...], str]] = {
     "flat_logprobs": ((False,), "logprobs are a dict for each token"),
     "thinking_token_budget": ((None,), "LLM.chat takes it"),
 }  # fmt: skip
+_BACKENDS = (None, "auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer")
+VLLMS_FORMS: dict[str, tuple[tuple[Any, ...], str]] = {  # the same of structured outputs
+    "backend": (_BACKENDS, "llguidance reads every grammar"),
+    "disable_fallback": ((True, False), "there is one grammar engine"),
+    "disable_any_whitespace": ((True, False), "whitespace=True lets JSON be laid out freely"),
+    "whitespace_pattern": ((None,), "whitespace=True lets JSON be laid out freely"),
+    "disable_additional_properties": ((False,), "give a schema with additionalProperties: false"),
+    "structural_tag": ((None,), "LLM.chat(tools=...) holds calls to their schemas"),
+}
 POOLINGS = ("last", "mean")  # of a prompt's states: the last token's, or the mean of all
 
 
@@ -54,22 +63,27 @@ def plain_only(
     return {name: value for name, value in given.items() if name not in table}
 
 
-def takes_vllms_names(cls: type[T]) -> type[T]:
-    """SamplingParams that also take vLLM's other fields, as long as they ask for nothing."""
-    what: str = "sampling parameters"
-    make: Any = cls.__init__
+def takes_vllms_names(
+    what: str, others: Mapping[str, tuple[tuple[Any, ...], str]]
+) -> Callable[[type[T]], type[T]]:
+    """A class that also takes vLLM's other fields, as long as they ask for nothing."""
 
-    @functools.wraps(make)
-    def __init__(self: T, **given: Any) -> None:  # noqa: N807
-        make(self, **known_names(what, cls, plain_only(what, _in_our_types(given), _VLLMS)))
+    def extend(cls: type[T]) -> type[T]:
+        make: Any = cls.__init__
 
-    def __setattr__(self: T, name: str, value: Any) -> None:  # noqa: N807
-        instead = f"dataclasses.replace(params, {name}={value!r}) gives changed ones"
-        raise FrozenInstanceError(f"{cls.__name__} cannot be changed: {instead}")
+        @functools.wraps(make)
+        def __init__(self: T, **given: Any) -> None:  # noqa: N807
+            make(self, **known_names(what, cls, plain_only(what, _in_our_types(given), others)))
 
-    cls.__init__ = __init__  # type: ignore[assignment, method-assign]
-    cls.__setattr__ = __setattr__  # type: ignore[assignment, method-assign]
-    return cls
+        def __setattr__(self: T, name: str, value: Any) -> None:  # noqa: N807
+            instead = f"dataclasses.replace(params, {name}={value!r}) gives changed ones"
+            raise FrozenInstanceError(f"{cls.__name__} cannot be changed: {instead}")
+
+        cls.__init__ = __init__  # type: ignore[assignment, method-assign]
+        cls.__setattr__ = __setattr__  # type: ignore[assignment, method-assign]
+        return cls
+
+    return extend
 
 
 def _in_our_types(given: dict[str, Any]) -> dict[str, Any]:

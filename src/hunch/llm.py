@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from hunch.adapt import adapter_for
 from hunch.arguments import Arguments
 from hunch.chat.turn import Wish, add_messages, chat_format, open_turn
-from hunch.compat import NotCovered, config_from_vllm, spec_from_vllm, unused_arguments, wishes_of
+from hunch.compat import VllmCalls, config_from_vllm, spec_from_vllm, unused_arguments, wishes_of
 from hunch.config import DEFAULT_MODEL, Config, ModelConfig, load_drafter, say_once
 from hunch.drafter_files import find_files
 from hunch.engine.engine import Engine
@@ -52,7 +52,7 @@ Message = Mapping[str, Any]
 LoadTarget = Callable[[Config, ModelFiles, "torch.device"], "Target"]
 
 
-class LLM(NotCovered):
+class LLM(VllmCalls):
     """A model ready to generate.
 
     >>> llm = LLM("smollm2-135m", speculate="ngram")

@@ -61,6 +61,8 @@ def read_prompt(prompt: Prompt, codec: TextCodec) -> tuple[str | None, list[int]
     """Its text, where it has one, and its token ids."""
     text: str | None = None
     if isinstance(prompt, Mapping):
+        if "multi_modal_data" in prompt or "prompt_embeds" in prompt:
+            raise RequestError("a prompt is a text or token ids: hunch reads text alone")
         if not prompt or set(prompt) - _DICT:
             given = ", ".join(map(repr, prompt)) or "nothing"
             raise RequestError(

@@ -9,6 +9,8 @@ from typing import Any, Protocol, Self
 from hunch.checks import MAX_SEED as MAX_SEED
 from hunch.checks import (
     SAMPLING_RULES,
+    VLLMS_FORMS,
+    VLLMS_SAMPLING,
     as_row,
     is_number,
     is_whole,
@@ -19,6 +21,9 @@ from hunch.checks import USUAL_SAMPLING as USUAL_SAMPLING
 from hunch.checks import plain_only as plain_only
 from hunch.checks import recommended as recommended
 from hunch.errors import RequestError
+from hunch.outputs import CompletionOutput as CompletionOutput
+from hunch.outputs import RequestMetrics as RequestMetrics
+from hunch.outputs import RequestOutput as RequestOutput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,6 +44,7 @@ class Speculation:
                 raise RequestError(f"speculation.{name}={getattr(self, name)!r} must be {allowed}")
 
 
+@takes_vllms_names("structured_outputs", VLLMS_FORMS)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StructuredOutput:
     """What an answer must look like; exactly one of the first five. Names and meanings are vLLM's.
@@ -68,17 +74,21 @@ class StructuredOutput:
             names, told = ", ".join(kinds), " and ".join(given) or "none"
             raise RequestError(f"structured_outputs needs exactly one of {names}; {told} given")
         for name, value in given.items():
+            if hasattr(value, "model_json_schema"):  # a class of pydantic's
+                schema = f"{value.__name__}.model_json_schema()"
+                raise RequestError(f"structured_outputs.{name}: give {schema}, the class's schema")
             if not isinstance(value, kinds[name]):
                 raise RequestError(f"structured_outputs.{name}: a {type(value).__name__} given")
         if self.choice is not None and not all(isinstance(c, str) and c for c in self.choice):
             raise RequestError("structured_outputs.choice must be texts that are not empty")
 
-    @staticmethod
-    def read(given: Mapping[str, Any]) -> StructuredOutput:
-        return StructuredOutput(**known_names("structured_outputs", StructuredOutput, given))
+    @classmethod
+    def from_optional(cls, **given: Any) -> Self:
+        """vLLM's way to make one."""
+        return cls(**given)
 
 
-@takes_vllms_names
+@takes_vllms_names("sampling parameters", VLLMS_SAMPLING)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """How tokens are chosen. Names and meanings are vLLM's; all of them hold at drafted nodes."""
@@ -124,7 +134,7 @@ class SamplingParams:
                 raise RequestError("give either structured_outputs or guided_decoding, not both")
             put("structured_outputs", guided_decoding)
         if isinstance(self.structured_outputs, Mapping):
-            put("structured_outputs", StructuredOutput.read(self.structured_outputs))
+            put("structured_outputs", StructuredOutput(**self.structured_outputs))
         if isinstance(self.speculation, Mapping):
             given = known_names("speculation", Speculation, self.speculation)
             put("speculation", Speculation(**given))
@@ -133,6 +143,12 @@ class SamplingParams:
         if self.seed == -1:
             put("seed", None)
         self._check()
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> Self:
+        """vLLM's way to make them: None is a field's default, and of max_tokens no limit."""
+        asked = {n: v for n, v in given.items() if v is not None or n == "max_tokens"}
+        return cls(**asked)
 
     def clone(self) -> Self:
         """A copy, as vLLM's has it; `dataclasses.replace` makes one with changes."""
@@ -363,38 +379,3 @@ class StopMatcher(Protocol):
 
     def flush(self) -> str:
         """What was held back, when no more text comes."""
-
-
-# --- what users get -----------------------------------------------------------------------------
-
-
-@dataclass(kw_only=True, slots=True)
-class CompletionOutput:
-    """One answer. While streaming, everything up to now."""
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    cumulative_logprob: float | None = None
-    logprobs: list[dict[int, Logprob]] | None = None
-    finish_reason: str | None = None  # "stop", "length" or "abort"
-    stop_reason: int | str | None = None  # the stop token or string that ended it
-    seed: int = 0
-    stats: dict[str, Any] = field(default_factory=dict)
-    trace: list[DraftTrace] | None = None  # per step, when asked for
-    message: dict[str, Any] | None = None  # of a chat: text, reasoning and tool calls, as OpenAI's
-
-
-@dataclass(kw_only=True, slots=True)
-class RequestOutput:
-    """A request and its answers, as vLLM returns them."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    finished: bool = False
-    num_cached_tokens: int = 0  # of the prompt, taken from the prefix cache
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    embedding: list[float] | None = None  # with `pooling`: the prompt's states as one
-    stats: dict[str, Any] = field(default_factory=dict)

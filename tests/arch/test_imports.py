@@ -14,7 +14,9 @@ FREE = {"errors", "types"}
 TABLE: dict[str, set[str]] = {
     "errors": set(),
     "checks": {"errors"},
-    "types": {"errors", "checks"},
+    "types": {"errors", "checks", "outputs"},
+    "outputs": {"types"},
+    "vllm_modules": set(),
     "prompts": {"errors", "types"},
     "pooling": {"types"},
     "registry": set(),

@@ -173,7 +173,7 @@ def test_flags_from_a_file(started: list[tuple[Config, ServeConfig]], tmp_path: 
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ("--task embed", "task='embed' is not supported; only 'generate' or 'auto'"),
+        ("--task score", "task='score' is not supported; only 'generate' or 'auto'"),
         ("--ssl-keyfile x", "go together"),
         ("--ssl-keyfile x --ssl-certfile y", "ssl_keyfile='x' is not a file"),
         ("--config nowhere.yaml", "No such file"),

@@ -368,10 +368,27 @@ def test_by_the_names_of_transformers() -> None:
     assert ours.decode(ids[0][0]) == theirs.decode(ids[0][0])
     assert ours.all_special_tokens == ["<|begin|>", "<|end|>"]
     assert ours.pad_token_id == ours.eos_token_id == theirs.eos_token_id
-    asked = {"return_tensors": "pt", "padding": True, "truncation": True, "max_length": 3}
-    for name, value in asked.items():
-        with pytest.raises(RequestError, match=f"{name}=.* is not supported: "):
+    for name, value in {"return_tensors": "pt", "padding": True, "truncation": "only_last"}.items():
+        with pytest.raises(RequestError, match=f"{name}=.* is not supported"):
             ours("hello", **{name: value})
+    with pytest.raises(RequestError, match="'paddings' is not an argument of it"):
+        ours.encode("hello", paddings=True)
+
+
+def test_texts_are_cut_as_transformers_cuts_them() -> None:
+    ours = byte_level()
+    theirs = PreTrainedTokenizerFast(tokenizer_object=ours.backend, eos_token="<|end|>")
+    how = {"truncation": True, "max_length": 2}
+    text = "hello world hello world"
+    assert ours.encode(text, **how) == ours(text, **how).input_ids == theirs.encode(text, **how)
+    assert len(ours.encode(text, **how)) == 2 < len(ours.encode(text, truncation=False))
+    with pytest.raises(RequestError, match="needs max_length"):
+        ours(text, truncation=True)
+    chat, template = [{"role": "user", "content": text}], "{{ messages[0].content }}"
+    cut = ours.apply_chat_template(chat, chat_template=template, **how)
+    assert cut == ours.encode(text, **how)
+    ids = ours.encode(text)
+    assert ours.decode(ids, clean_up_tokenization_spaces=False) == ours.decode(ids)
 
 
 def test_chats_by_the_names_of_transformers() -> None:

@@ -134,8 +134,8 @@ _HELP = {
     "spec_decoding_acceptance_method": "vLLM's name for the verifier.",
     "data_parallel_size": "vLLM's name for --replicas.",
     "dp_size": "SGLang's name for --replicas.",
-    "task": "generate alone; /v1/embeddings is served beside it.",
-    "runner": "generate alone; /v1/embeddings is served beside it.",
+    "task": "generate or embed: either way answers and /v1/embeddings are served.",
+    "runner": "generate or pooling: either way answers and /v1/embeddings are served.",
     "scheduling_policy": "fcfs or priority; a request's own priority always counts.",
     "skip_tokenizer_init": "Refused: hunch reads and writes texts.",
 }

@@ -1,6 +1,6 @@
 """vLLM's and SGLang's argument names, translated to our config. All knowledge of them is here."""
 
-from hunch.compat.calls import NotCovered, wishes_of
+from hunch.compat.calls import VllmCalls, wishes_of
 from hunch.compat.server_flags import translate_flags
 from hunch.compat.sglang import (
     Scores,
@@ -19,8 +19,8 @@ from hunch.compat.vllm import (
 )
 
 __all__ = [
-    "NotCovered",
     "Scores",
+    "VllmCalls",
     "answer_of",
     "config_from_sglang",
     "config_from_vllm",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from hunch.compat.metrics import Metric, metrics_of
 from hunch.errors import RequestError
 from hunch.types import SamplingParams, plain_only
 
@@ -19,8 +20,7 @@ _METHODS = {
     "classify": _TASKS,
     "score": _TASKS,
     "reward": _TASKS,
-    "get_metrics": "LLM.stats() has the totals, under hunch's names",
-    "llm_engine": _WORKERS,
+    "llm_engine": "LLM has get_tokenizer(), stats() and config itself",
     **dict.fromkeys(("engine_core", "add_request", "enqueue", "step"), _REQUESTS),
     **dict.fromkeys(("model_config", "get_model_config", "get_vllm_config"), _CONFIG),
     "do_log_stats": "stats() has the totals, under hunch's names",
@@ -50,8 +50,14 @@ _ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
 }
 
 
-class NotCovered:
-    """Names vLLM's methods that are asked for and not here, with what to do instead."""
+class VllmCalls:
+    """vLLM's methods over what hunch has; others that are asked for say what to do instead."""
+
+    stats: Callable[[], dict[str, Any]]
+
+    def get_metrics(self) -> list[Metric]:
+        """Totals since the start, by vLLM's names; `stats` has more of them."""
+        return metrics_of(self.stats())
 
     if not TYPE_CHECKING:  # type checkers shall go on to find names that are not there
 

@@ -48,7 +48,7 @@ _RENAMED = {
     "--stream-output": "--incremental-streaming-output",
 }
 _ONLY = {  # flag -> values that ask for what is done anyway; others are refused
-    "--convert": ("auto", "none"),
+    "--convert": ("auto", "none", "embed"),
     "--response-role": ("assistant",),
     "--scheduling-policy": ("fcfs", "priority"),  # a request's own is heeded always
     "--schedule-policy": ("fcfs", "lpm"),

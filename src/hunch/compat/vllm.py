@@ -18,6 +18,7 @@ from hunch.config import (
 )
 from hunch.errors import ConfigError
 from hunch.registry import DRAFTERS, unknown
+from hunch.types import SamplingParams
 
 _SECTIONS = {
     "model": ModelConfig,
@@ -52,6 +53,7 @@ _RANKS = "ranks are processes of this machine, or those that torchrun started"
 _TEXT = "hunch reads text alone"
 _FILES = "the files say themselves what they are"
 _GRAMMARS = "llguidance reads every grammar"
+_AS_TARGET = "a drafter is computed as its target is"
 _PAYS = "how much is drafted and checked follows what is accepted and what passes cost"
 _NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     # argument -> values that ask for what hunch does anyway, and why others change nothing
@@ -103,8 +105,8 @@ _ONLY = {  # taken with these values alone
     "tokenizer_mode": ("auto", "slow"),
     "load_format": ("auto", "safetensors", "pt", "gguf"),
     "dp_size": (1,),
-    "task": ("generate", "auto"),
-    "runner": ("generate", "auto"),
+    "task": ("generate", "auto", "embed", "embedding"),  # every model embeds: LLM.embed
+    "runner": ("generate", "auto", "pooling"),
     "scheduling_policy": ("fcfs", "priority"),
     "skip_tokenizer_init": (False,),
 }
@@ -127,7 +129,11 @@ _SPECULATIVE_CONFIG = {  # key of vLLM's speculative_config -> the flat argument
     "use_heterogeneous_vocab": "cross_vocab",
 }
 _SPECULATIVE_NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {  # its keys that change nothing
-    "quantization": ((), _FILES),
+    **dict.fromkeys(("quantization", "draft_load_config", "code_revision"), ((), _FILES)),
+    **dict.fromkeys(("attention_backend", "moe_backend", "kv_cache_dtype"), ((), _AS_TARGET)),
+    "use_local_argmax_reduction": ((), "ranks exchange what a choice needs and no more"),
+    "disable_logprobs": ((False,), "logprobs are given to who asks for them"),
+    "disable_mqa_scorer": ((False,), "drafts are always checked in one pass"),
     "parallel_drafting": ((False,), _FILES),
     "enforce_eager": ((False,), GRAPHS),
     "disable_padded_drafter_batch": ((), "rows of different lengths share a step as they are"),
@@ -192,6 +198,8 @@ def known_names(given: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
     taken: dict[str, Any] = {}
     for name, value in given.items():
         meant = {name: value} if name in known else as_argument(name, value, known)
+        if meant is None and name in SamplingParams.__dataclass_fields__:
+            raise ConfigError(f"argument {name!r} goes into SamplingParams({name}=...)")
         if meant is None:
             raise ConfigError(f"argument {unknown(name, known)}")
         for ours, one in meant.items():
@@ -280,7 +288,10 @@ def _spec_from_flat(given: dict[str, Any], rest: dict[str, Any]) -> SpecConfig:
     model, method = given.get("speculative_model"), given.get("method")
     if model is None and method is None:
         if given:
-            raise ConfigError(f"{', '.join(sorted(given))}: also give speculative_model")
+            raise ConfigError(
+                f"{', '.join(sorted(given))}: also say what drafts: speculative_model, or the "
+                "'method' of speculative_config, for example 'ngram'"
+            )
         return SpecConfig(**rest)
     if method is None:
         method = "ngram" if model == "[ngram]" else "auto"  # auto with a path: its config says

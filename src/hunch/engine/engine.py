@@ -281,10 +281,12 @@ class Engine:
         if scores is not None and len(scores) < len(asked.prompt_ids):
             scores = None  # not all of them yet
         answers = [output.completion() for output in outputs]
-        stats: dict[str, Any] = {}
+        stats, metrics = {}, None
         if not job.num_open:
+            tally = together([output.tally for output in outputs])
             one = len(answers) == 1 and answers[0].stats
-            stats = one.copy() if one else together([output.tally for output in outputs]).stats()
+            stats = one.copy() if one else tally.stats()
+            metrics = tally.metrics(self._clock())
         if self.config.spec.is_lossy:  # shown wherever the figures are
             for figures in (stats, *(answer.stats for answer in answers)):
                 figures["lossy"] = True
@@ -301,6 +303,7 @@ class Engine:
             prompt_logprobs=scores,
             embedding=None if job.num_open else outputs[0].embedding,
             stats=stats,
+            metrics=metrics,
         )
 
     def _count_time(self, started: float) -> None:

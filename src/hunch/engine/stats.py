@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from hunch.advice import AcceptanceWatch
-from hunch.types import Capacity, RowResult, StepResult
+from hunch.types import Capacity, RequestMetrics, RowResult, StepResult
 
 NUM_RECENT = 1024  # values a histogram keeps for percentiles
 SECONDS = (
@@ -156,6 +157,19 @@ class Tally:
             },
             "drafts_by_accepted": self.by_accepted(),
         }
+
+    def metrics(self, now: float) -> RequestMetrics:
+        """Of a request that is over, on the clock of the day."""
+        since = time.time() - now
+        first = self.first_token
+        return RequestMetrics(
+            arrival_time=since + self.arrived,
+            first_scheduled_time=None if self.started is None else since + self.started,
+            first_token_time=None if first is None else since + first,
+            last_token_time=None if first is None else since + self.last_token,
+            finished_time=since + now,
+            num_generation_tokens=self.tokens,
+        )
 
     def _drafters(self) -> dict[str, tuple[int, int]]:
         """Nodes drafted and accepted, by method."""

@@ -17,7 +17,7 @@ from hunch.text.detokenizer import PieceDetokenizer
 from hunch.text.literal import Literals
 from hunch.text.pieces import Pieces
 from hunch.text.stop import StopMatcher
-from hunch.text.transformers_names import TransformersNames
+from hunch.text.transformers_names import TransformersNames, as_asked, check_asked
 
 MOST_CHARS = 4  # per token: a longer text is looked at in pieces before it is encoded
 PIECE_CHARS = 8192
@@ -97,15 +97,21 @@ class Tokenizer(TransformersNames):
         return vocab
 
     def encode(
-        self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
+        self,
+        text: str,
+        *,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
+        **asked: Any,
     ) -> list[int]:
         """Token ids. A text that is clearly longer than `max_tokens` is refused, mostly unread."""
         try:
             if max_tokens is not None and len(text) > MOST_CHARS * max_tokens:
                 self._check_length(text, max_tokens)
-            return self._encode(text, add_special_tokens)
+            ids = self._encode(text, add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:
             raise RequestError(_why_not_text(text) or f"cannot be encoded: {error}") from None
+        return as_asked("encode", ids, asked) if asked else ids
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int]
@@ -127,7 +133,11 @@ class Tokenizer(TransformersNames):
                     "must hold it and at least one new token"
                 )
 
-    def decode(self, ids: int | Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    def decode(
+        self, ids: int | Sequence[int], *, skip_special_tokens: bool = True, **asked: Any
+    ) -> str:
+        if asked:
+            check_asked("decode", asked)
         ids = [ids] if isinstance(ids, int) else ids
         return self._pieces.text(ids, self.special_ids if skip_special_tokens else _NOTHING)
 

@@ -10,9 +10,10 @@ from hunch.errors import RequestError
 _ASKED = {  # arguments -> values that ask for what is done anyway, and what to do for others
     "return_tensors": ((None,), "token ids are lists: torch.tensor([ids]) makes a tensor of them"),
     "padding": ((None, False, "do_not_pad"), "prompts of different lengths are taken as they are"),
-    "truncation": ((None, False), "cut the list of token ids"),
-    "max_length": ((None,), "cut the list of token ids"),
+    "clean_up_tokenization_spaces": ((None, False), "spaces stay as the tokens have them"),
 }
+_WHOLE = (None, False, "do_not_truncate")
+_CUTS = (True, "longest_first", "only_first")
 
 
 class Encoded(dict[str, Any]):
@@ -32,10 +33,12 @@ class TransformersNames:
     special_ids: frozenset[int]
     eos_ids: tuple[int, ...]
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True, **asked: Any) -> list[int]:
         raise NotImplementedError
 
-    def decode(self, ids: int | Sequence[int], *, skip_special_tokens: bool = True) -> str:
+    def decode(
+        self, ids: int | Sequence[int], *, skip_special_tokens: bool = True, **asked: Any
+    ) -> str:
         raise NotImplementedError
 
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> list[int]:
@@ -51,11 +54,10 @@ class TransformersNames:
         self, text: str | Sequence[str], add_special_tokens: bool = True, **asked: Any
     ) -> Encoded:
         """Tokens of one text, or of several."""
-        _check("tokenizer(...)", asked)
         if isinstance(text, str):
-            ids = self.encode(text, add_special_tokens=add_special_tokens)
+            ids = self.encode(text, add_special_tokens=add_special_tokens, **asked)
             return Encoded(input_ids=ids, attention_mask=[1] * len(ids))
-        many = [self.encode(one, add_special_tokens=add_special_tokens) for one in text]
+        many = [self.encode(one, add_special_tokens=add_special_tokens, **asked) for one in text]
         return Encoded(input_ids=many, attention_mask=[[1] * len(ids) for ids in many])
 
     def __len__(self) -> int:
@@ -95,6 +97,10 @@ class TransformersNames:
         """Nothing is padded here; programs that pad do it with the end of text."""
         return self.eos_ids[0] if self.eos_ids else None
 
+    @property
+    def pad_token(self) -> str | None:
+        return None if self.pad_token_id is None else self.backend.id_to_token(self.pad_token_id)
+
     def apply_chat_template(
         self,
         conversation: Sequence[Mapping[str, Any]],
@@ -106,19 +112,37 @@ class TransformersNames:
         **values: Any,
     ) -> list[int] | str | Encoded:
         """`render_chat` by the name and defaults of transformers' tokenizers; text or tokens."""
-        _check("apply_chat_template", values)
+        asked = {n: values.pop(n) for n in (*_ASKED, "truncation", "max_length") if n in values}
         ids = self.render_chat(
             conversation,
             template=chat_template,
             add_generation_prompt=add_generation_prompt,
-            **{name: value for name, value in values.items() if name not in _ASKED},
+            **values,
         )
+        ids = as_asked("apply_chat_template", ids, asked)
         if not tokenize:
             return self.decode(ids, skip_special_tokens=False)
         return Encoded(input_ids=ids, attention_mask=[1] * len(ids)) if return_dict else ids
 
 
-def _check(what: str, asked: Mapping[str, Any]) -> None:
+def check_asked(what: str, asked: Mapping[str, Any]) -> None:
+    """Raise where an argument of transformers' asks for something that is not done."""
     for name, (values, instead) in _ASKED.items():
         if name in asked and asked[name] not in values:
             raise RequestError(f"{what}: {name}={asked[name]!r} is not supported: {instead}")
+    if unknown := sorted(asked.keys() - _ASKED.keys()):
+        raise RequestError(f"{what}: {unknown[0]!r} is not an argument of it")
+
+
+def as_asked(what: str, ids: list[int], asked: Mapping[str, Any]) -> list[int]:
+    """The tokens, cut where `truncation` says so."""
+    rest = dict(asked)
+    truncation, most = rest.pop("truncation", None), rest.pop("max_length", None)
+    check_asked(what, rest)
+    if truncation not in (*_WHOLE, *_CUTS):
+        raise RequestError(f"{what}: truncation={truncation!r} is not supported; True cuts the end")
+    if truncation in _WHOLE:
+        return ids
+    if not isinstance(most, int):
+        raise RequestError(f"{what}: truncation=True needs max_length, a number of tokens")
+    return ids[:most]

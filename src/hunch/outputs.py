@@ -1,0 +1,81 @@
+"""What users get: a request's answers, as vLLM returns them, and when they came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hunch.types import DraftTrace, Logprob
+
+
+@dataclass(kw_only=True, slots=True)
+class CompletionOutput:
+    """One answer. While streaming, everything up to now."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None  # "stop", "length" or "abort"
+    stop_reason: int | str | None = None  # the stop token or string that ended it
+    seed: int = 0
+    stats: dict[str, Any] = field(default_factory=dict)
+    trace: list[DraftTrace] | None = None  # per step, when asked for
+    message: dict[str, Any] | None = None  # of a chat: text, reasoning and tool calls, as OpenAI's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestMetrics:
+    """When things happened to a request, by vLLM's names: seconds of one clock, since 1970."""
+
+    arrival_time: float
+    first_scheduled_time: float | None  # when it was given a row
+    first_token_time: float | None
+    last_token_time: float | None
+    finished_time: float
+    num_generation_tokens: int
+
+    @property
+    def time_in_queue(self) -> float | None:
+        started = self.first_scheduled_time
+        return None if started is None else started - self.arrival_time
+
+    @property
+    def first_token_latency(self) -> float | None:
+        first = self.first_token_time
+        return None if first is None else first - self.arrival_time
+
+    # Newer names of the same times.
+    @property
+    def queued_ts(self) -> float:
+        return self.arrival_time
+
+    @property
+    def scheduled_ts(self) -> float | None:
+        return self.first_scheduled_time
+
+    @property
+    def first_token_ts(self) -> float | None:
+        return self.first_token_time
+
+    @property
+    def last_token_ts(self) -> float | None:
+        return self.last_token_time
+
+
+@dataclass(kw_only=True, slots=True)
+class RequestOutput:
+    """A request and its answers, as vLLM returns them."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    num_cached_tokens: int = 0  # of the prompt, taken from the prefix cache
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    embedding: list[float] | None = None  # with `pooling`: the prompt's states as one
+    stats: dict[str, Any] = field(default_factory=dict)
+    metrics: RequestMetrics | None = None  # once it is finished
