@@ -1,4 +1,4 @@
-"""Matrices written as published quantised checkpoints have them, and the numbers they stand for.
+"""Random codes as published quantised checkpoints have them, and the numbers they stand for.
 
 Written from the formats' own descriptions, a weight at a time where that is clearest.
 """
@@ -9,96 +9,73 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
+
+from hunch.bench.device.published import lay_awq, lay_gptq, lay_packed
 
 Made = tuple[dict[str, Tensor], Tensor]  # tensors after the module's name, the numbers [N, K]
 GROUP = 32
 
 
-def _random(n: int, k: int, high: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _random(n: int, k: int, high: int, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Codes, zero points and scales of groups of inputs."""
-    rng = np.random.default_rng(seed)
-    code = rng.integers(0, high, (n, k))
-    num_groups = -(-k // GROUP)
-    zero = rng.integers(1, high - 1, (n, num_groups))
-    scale = (rng.random((n, num_groups)) * 0.02 + 0.005).astype(np.float16)
+    generator = torch.Generator().manual_seed(seed)
+    size = (n, -(-k // GROUP))
+    code = torch.randint(0, high, (n, k), generator=generator)
+    zero = torch.randint(1, high - 1, size, generator=generator)
+    scale = (torch.rand(size, generator=generator) * 0.02 + 0.005).half()
     return code, zero, scale
 
 
-def _numbers(code: np.ndarray, zero: np.ndarray | int, scale: np.ndarray, group_of: Any) -> Tensor:
-    zero_nk = zero[:, group_of] if isinstance(zero, np.ndarray) else zero
-    value = (code - zero_nk).astype(np.float32) * scale.astype(np.float32)[:, group_of]
-    return torch.from_numpy(value)
+def _numbers(code: Tensor, zero: Tensor, scale: Tensor, group_of: Tensor) -> Tensor:
+    return (code - zero[:, group_of]).float() * scale.float()[:, group_of]
 
 
-def _words(code: np.ndarray, bits: int) -> np.ndarray:
-    """Numbers along the last axis in 32-bit words, the first in the lowest bits."""
-    per = 32 // bits
-    out = np.zeros((*code.shape[:-1], -(-code.shape[-1] // per)), np.uint32)
-    for index in range(code.shape[-1]):
-        value = code[..., index].astype(np.uint32) << np.uint32(bits * (index % per))
-        out[..., index // per] |= value
-    return out.view(np.int32)
+def _groups(k: int, order: int | None) -> Tensor:
+    """The group of each input; `order`: seed of another order than one after the other."""
+    group_of = torch.arange(k) // GROUP
+    if order is None:
+        return group_of
+    return group_of[torch.randperm(k, generator=torch.Generator().manual_seed(order))]
 
 
 def awq(n: int, k: int, seed: int = 0) -> Made:
     code, zero, scale = _random(n, k, 16, seed)
-    order = [0, 2, 4, 6, 1, 3, 5, 7]  # nibble i of a word has output order[i] of its eight
-
-    def interleaved(some: np.ndarray) -> np.ndarray:
-        eights = some.T.reshape(some.shape[1], -1, 8)[:, :, order]
-        return _words(eights.reshape(some.shape[1], -1), 4)
-
-    tensors = {"qweight": interleaved(code), "qzeros": interleaved(zero), "scales": scale.T.copy()}
-    group_of = np.arange(k) // GROUP
-    return _tensors(tensors), _numbers(code, zero, scale, group_of)
+    return lay_awq(code, zero, scale), _numbers(code, zero, scale, _groups(k, None))
 
 
 def gptq(
     n: int, k: int, seed: int = 0, *, bits: int = 4, order: bool = False, v2: bool = False
 ) -> Made:
     code, zero, scale = _random(n, k, 1 << bits, seed)
-    group_of = np.arange(k) // GROUP
-    if order:
-        group_of = np.random.default_rng(99).permutation(group_of)
-    tensors = {
-        "qweight": np.ascontiguousarray(_words(code, bits).T),
-        "qzeros": _words(zero.T - (0 if v2 else 1), bits),
-        "scales": scale.T.copy(),
-        "g_idx": group_of.astype(np.int32),
-    }
-    return _tensors(tensors), _numbers(code, zero, scale, group_of)
+    group_of = _groups(k, 99 if order else None)
+    tensors = lay_gptq(code, zero, scale, group_of, bits=bits, is_v2=v2)
+    return tensors, _numbers(code, zero, scale, group_of)
 
 
 def pack_quantised(
     n: int, k: int, seed: int = 0, *, bits: int = 4, zeros: bool = False, order: bool = False
 ) -> Made:
     code, zero, scale = _random(n, k, 1 << bits, seed)
-    group_of = np.arange(k) // GROUP
-    if order:
-        group_of = np.random.default_rng(98).permutation(group_of)
-    tensors = {
-        "weight_packed": _words(code, bits),
-        "weight_scale": scale,
-        "weight_shape": np.array([n, k]),
-    }
-    if zeros:
-        tensors["weight_zero_point"] = np.ascontiguousarray(_words(zero.T, bits).T)
-    if order:
-        tensors["weight_g_idx"] = group_of.astype(np.int32)
-    middle: np.ndarray | int = zero if zeros else 1 << (bits - 1)
-    return _tensors(tensors), _numbers(code, middle, scale, group_of)
+    group_of = _groups(k, 98 if order else None)
+    tensors = lay_packed(
+        code,
+        scale,
+        bits=bits,
+        zero_NG=zero if zeros else None,
+        group_K=group_of if order else None,
+    )
+    middle = zero if zeros else torch.full_like(zero, 1 << (bits - 1))
+    return tensors, _numbers(code, middle, scale, group_of)
 
 
 def int8(n: int, k: int, seed: int = 0) -> Made:
-    rng = np.random.default_rng(seed)
-    code = rng.integers(-127, 128, (n, k)).astype(np.int8)
-    scale = torch.from_numpy(rng.random((n, 1)).astype(np.float32) * 0.01).bfloat16()
-    numbers = torch.from_numpy(code.astype(np.float32)) * scale.float()
-    return {"weight": torch.from_numpy(code), "weight_scale": scale}, numbers
+    generator = torch.Generator().manual_seed(seed)
+    code = torch.randint(-127, 128, (n, k), generator=generator, dtype=torch.int8)
+    scale = (torch.rand(n, 1, generator=generator) * 0.01).bfloat16()
+    return {"weight": code, "weight_scale": scale}, code.float() * scale.float()
 
 
 def fp8(n: int, k: int, seed: int = 0, *, scales: str = "blocks") -> Made:
@@ -115,10 +92,6 @@ def fp8(n: int, k: int, seed: int = 0, *, scales: str = "blocks") -> Made:
     scale = torch.rand(n, 1) * 0.01 if scales == "rows" else torch.rand(()) * 0.01
     beside = {"weight_scale": scale, "input_scale": torch.ones(())}
     return {"weight": weight, **beside}, numbers * scale
-
-
-def _tensors(arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
-    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
 
 
 COMPRESSED = {

@@ -51,6 +51,7 @@ SEVENTY_BILLION = {  # in 4 bits it fits one large GPU
     "head_dim": 128,
     "num_hidden_layers": 80,
 }
+BLOCK = 256  # weights of GGUF's largest blocks
 SIZES = {"7b": SEVEN_BILLION, "1b": ONE_BILLION, "2b": TWO_BILLION, "70b": SEVENTY_BILLION}
 
 
@@ -59,6 +60,24 @@ def enlarged(model: str, size: str, device: str) -> EnlargedWeights:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return EnlargedWeights(open_weights(resolve(model)), SIZES[size], device)
+
+
+def in_blocks(small: Weights, device: str, min_width: int = 1024) -> EnlargedWeights:
+    """A model's weights in the next size whose matrices are whole blocks of every format, and which
+    a GPU keeps in few bits."""
+    old = small.config
+    head_dim = old.get("head_dim") or old["hidden_size"] // old["num_attention_heads"]
+    num_kv = old["num_key_value_heads"]
+    new_kv = -(-num_kv * head_dim // BLOCK) * BLOCK // head_dim
+    size = {
+        "hidden_size": max(min_width, -(-old["hidden_size"] // BLOCK) * BLOCK),
+        "intermediate_size": -(-old["intermediate_size"] // BLOCK) * BLOCK,
+        "num_attention_heads": new_kv * (old["num_attention_heads"] // num_kv),
+        "num_key_value_heads": new_kv,
+        "head_dim": head_dim,
+        "num_hidden_layers": old["num_hidden_layers"],
+    }
+    return EnlargedWeights(small, size, device)
 
 
 def _check_room(old: dict[str, Any], size: dict[str, int]) -> None:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hunch.bench import texts
+from hunch.errors import ConfigError
 from hunch.hub import resolve
 from hunch.kernels.attention import AttnInputs, Span
 from hunch.kernels.quant import Quantised
@@ -81,12 +82,16 @@ def measure_kernels(
     weights = open_weights(resolve(model).path)
     exact = load_decoder(weights, dtype="float32", device=device, hold=EXPAND)
     held = load_decoder(weights, dtype=dtype, device=device)
+    num_few = 0
     for whole, few in zip(exact.parts(), held.parts(), strict=True):
         if isinstance(whole, Linear) and isinstance(few, Linear):
             held_NK = few.weight
             if isinstance(held_NK, Quantised):
-                held_NK = held_NK.codes().numbers(torch.float32)
+                num_few += 1
+                held_NK = held_NK.codes().numbers(torch.float32).view(whole.weight.shape)
             whole.weight = held_NK.float()
+    if not num_few:
+        raise ConfigError(f"{model}: no matrix of it is in few bits with dtype={dtype!r}")
     by_kernels = compare(scores(exact, ids), scores(backend.like_target(held), ids))
     expanded = load_decoder(weights, dtype=dtype, device=device)
     expanded.expand()

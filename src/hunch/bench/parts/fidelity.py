@@ -6,6 +6,10 @@ llama.cpp named and all others together, which is at most the whole KL.
 
 With --dtypes, on a GPU: weights in few bits by hunch's kernels, and expanded to 16 bits for torch's
 products, both against the float32 forward of the very same weights.
+
+With --formats: the same for files of published formats, which are made of the model's weights, in
+the next size that has whole blocks of all of them. mxfp4's experts are those of a random gpt-oss.
+With --device cpu: the CPU's kernels, and llama.cpp's where it reads the format.
 """
 
 from __future__ import annotations
@@ -13,15 +17,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hunch.bench.device import gguf_blocks, published
+from hunch.bench.device.enlarged import in_blocks
 from hunch.bench.device.fidelity import PAGE, measure_kernels, scores
 from hunch.bench.peers import Peer, serving
 from hunch.config import DEFAULT_MODEL, Config, ModelConfig
@@ -33,6 +41,8 @@ from hunch.models.weights import open_weights
 
 NUM_LIKELY = 1000
 SECONDS = 120.0  # llama.cpp's server may take to answer
+EXPERTS = "mxfp4-experts"
+FORMATS = (*gguf_blocks.KINDS, *published.FORMATS, EXPERTS)
 
 
 def main(words: Sequence[str] = ()) -> None:
@@ -41,23 +51,70 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--skip-llama", action="store_true")
     parser.add_argument("--dtypes", default="", help="say fp8,int8,int4, or keep for the file's")
-    parser.add_argument("--device", default="cuda", help="of --dtypes")
+    parser.add_argument("--formats", default="", help=f"all, or some of {', '.join(FORMATS)}")
+    parser.add_argument("--device", default="cuda", help="of --dtypes and --formats")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(words)
     files = resolve(args.model)
+    forms = FORMATS if args.formats == "all" else tuple(filter(None, args.formats.split(",")))
+    if unknown := [form for form in forms if form not in FORMATS]:
+        raise ConfigError(f"--formats {unknown[0]}: one of all, {', '.join(FORMATS)}")
     ids = load_text(Config(model=ModelConfig(model=args.model))).encode(PAGE)[: args.tokens]
     if args.dtypes:
         _show(_by_kernels(args.model, ids, args.dtypes.split(","), args.device), args.json)
         return
-    log_p_TV = torch.cat(list(_log_probs(files.path, ids, dtype="float32")))
-    likely = None if args.skip_llama else list(_ask_llama(str(files.path), ids))
+    if forms:
+        found = {}
+        for form in forms:
+            with tempfile.TemporaryDirectory(prefix="hunch-") as folder:
+                path, known = _write(Path(folder), form, files.path, ids, args.device)
+                if args.device == "cpu":
+                    ask_llama = form in gguf_blocks.KINDS and not args.skip_llama
+                    row = _side_by_side(_on_cpu(path, known, ask_llama=ask_llama))
+                else:
+                    row = _side_by_side(_by_kernels(str(path), known, ["keep"], args.device))
+            found[form] = row
+            if not args.json:
+                _show({form: row}, as_json=False)
+        if args.json:
+            _show(found, as_json=True)
+        return
+    _show(_on_cpu(files.path, ids, ask_llama=not args.skip_llama), args.json)
+
+
+def _on_cpu(path: Path, ids: list[int], *, ask_llama: bool) -> dict[str, dict[str, float]]:
+    log_p_TV = torch.cat(list(_log_probs(path, ids, dtype="float32")))
+    likely = list(_ask_llama(str(path), ids)) if ask_llama else None
     found = {}
     for bits in (8, 14):
-        log_q_TV = torch.cat(list(_log_probs(files.path, ids, activation_bits=bits)))
+        log_q_TV = torch.cat(list(_log_probs(path, ids, activation_bits=bits)))
         found[f"hunch, {bits} bits"] = _compare(log_p_TV, log_q_TV, likely)
     if likely is not None:
         found["llama.cpp"] = _compare(log_p_TV, None, likely)
-    _show(found, args.json)
+    return found
+
+
+def _write(
+    folder: Path, form: str, source: Path, ids: list[int], device: str
+) -> tuple[Path, list[int]]:
+    """A checkpoint in a format, and tokens that its model knows."""
+    if form == EXPERTS:
+        return published.write_experts(folder / "model", device), [
+            token % published.EXPERTS_VOCAB for token in ids
+        ]
+    weights = in_blocks(open_weights(source), device)
+    if form in gguf_blocks.KINDS:
+        return gguf_blocks.write_gguf(folder / "model.gguf", form, weights, source), ids
+    return published.write_published(folder / "model", form, weights), ids
+
+
+def _side_by_side(found: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Every figure of a format in one row."""
+    return {
+        f"{name.removeprefix('keep, ')}: {key}": value
+        for name, row in found.items()
+        for key, value in row.items()
+    }
 
 
 def _show(found: dict[str, dict[str, float]], as_json: bool) -> None:
@@ -65,7 +122,8 @@ def _show(found: dict[str, dict[str, float]], as_json: bool) -> None:
         print(json.dumps(found))
         return
     for name, row in found.items():
-        print(f"{name:16} " + "  ".join(f"{key} {value:.3g}" for key, value in row.items()))
+        words = "  ".join(f"{key} {value:.3g}" for key, value in row.items())
+        print(f"{name:16} {words}", flush=True)
 
 
 def _by_kernels(
