@@ -166,6 +166,7 @@ class Replay:
     host: Callable[[int, Any], float] = lambda num_rows, shape: 0.0  # what the host does for a step
     began: dict[int, float] = field(default_factory=dict)  # when each text's row was filled
     waited: list[float] = field(default_factory=list)  # milliseconds per token of each text
+    ended: list[float] = field(default_factory=list)  # when each text was over
     now: float = 0.0
     num_tokens: int = 0
     shapes: list[Any] = field(default_factory=list)
@@ -255,6 +256,7 @@ class Replay:
         if self.place[row] >= length:
             del self.place[row]
             self.waited.append((self.now - self.began[self.sits[row]]) / length)
+            self.ended.append(self.now)
             self.rows.requests[row] = None
 
     def _step(self, shape: Any, row_R: np.ndarray) -> tuple[Any, ...]:

@@ -19,6 +19,10 @@ pytest.importorskip("triton")
 import hunch.drafting.auto_device
 from deep_models import write_deep, write_shallow
 from hunch import LLM, SamplingParams
+from hunch.bench import loads
+from hunch.bench.metrics import figures
+from hunch.bench.offline import EngineSubject
+from hunch.bench.records import Run
 from hunch.drafting.auto_device import MERGED_TREE
 from hunch.drafting.costs import StepShape, StepShapes
 from hunch.kernels.step import CHECKED, REASON, TOKENS
@@ -198,11 +202,12 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
     assert trees or merged or walk == "a long hole"
 
 
+@pytest.mark.parametrize(("num_nodes", "of_model"), [(7, 4), (3, 3)])
 def test_a_phrase_table_goes_on_where_the_chain_ends(
     model: Path, exact: Path, plain: dict[str, list[list[int]]], tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, num_nodes: int, of_model: int,
 ) -> None:  # fmt: skip
-    """A chain of 7 has 4 levels of the model; the table knows the greedy texts by heart."""
+    """Of a long chain; the table knows the greedy texts by heart. A short one is the model's."""
     entries, vocab_size = {}, json.loads((model / "config.json").read_text())["vocab_size"]
     for prompt, answer in zip(PROMPTS, plain["greedy"], strict=True):
         text = [*prompt, *answer]
@@ -213,7 +218,7 @@ def test_a_phrase_table_goes_on_where_the_chain_ends(
     speculate = f"auto:draft={exact}:phrases={tmp_path}"
     with LLM(str(model), speculate=speculate, **SMALL) as llm:
         policy = graph_runner(llm).captured.policy
-        monkeypatch.setattr(policy, "choose", lambda *_, **__: StepShape(7, 1))
+        monkeypatch.setattr(policy, "choose", lambda *_, **__: StepShape(num_nodes, 1))
         learn, steps = policy.learn, []
 
         def note(row_R: Any, lines: list[list[int]], graph: Any) -> list[str] | None:
@@ -222,9 +227,26 @@ def test_a_phrase_table_goes_on_where_the_chain_ends(
 
         monkeypatch.setattr(policy, "learn", note)
         assert tokens(llm, PARAMS["filters"]) == plain["filters"]
-        assert 5 <= max(steps) < 8  # 4 of the model's, and what the target says
+        assert of_model < max(steps) < 8  # the model's, and what the target says
         assert tokens(llm, PARAMS["greedy"]) == plain["greedy"]
-        assert max(steps) == 8
+        assert max(steps) == num_nodes + 1
+
+
+def test_a_measurement_says_what_captured_steps_did(model: Path, exact: Path) -> None:
+    with LLM(str(model), speculate=f"auto:draft={exact}", **SMALL) as llm:
+        graph_runner(llm)
+        jobs = [loads.Job(str(p), "", p, PARAMS["greedy"], {}) for p in PROMPTS]
+        rounds = [
+            EngineSubject("auto", llm).drive(jobs, loads.Load(concurrency=4)) for _ in range(2)
+        ]
+    for one in rounds:
+        did = one.counts["captured"]
+        assert any(name.startswith("4 rows, ") for name in did["shapes"])
+        assert any(not name.endswith(" 0") for name in did["shapes"]), "the draft is never wrong"
+        num_tokens = sum(counts["tokens"] for counts in did["shapes"].values())
+        assert num_tokens == len(PROMPTS) * 23, "their prompts' passes bring the first of 24"
+    run = Run("auto", {"concurrency": 4}, rounds)
+    assert figures(run)["captured"]["num_read"] >= len(PROMPTS)
 
 
 def test_load_takes_the_draft_model_out_and_lets_it_in_again(

@@ -182,4 +182,5 @@ def _speculation(answers: Sequence[Answer], counts: Mapping[str, Any]) -> dict[s
         ),
         "drafters": drafters,
         "time_saved_seconds": counts.get("time_saved_seconds"),
+        "captured": counts.get("captured"),
     }

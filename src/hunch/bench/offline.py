@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
+from typing import Any
 
 from hunch import LLM, RequestOutput
 from hunch.bench.energy import EnergyMeter
@@ -54,15 +55,21 @@ class EngineSubject:
         if not jobs[0].conversation or jobs[0].conversation != self._conversation:
             self.llm.reset_cache()
         self._conversation = jobs[-1].conversation
-        before = self.llm.stats()
+        before = self._counts()
         if self.meter is not None:
             self.meter.start()
         with without_collector():  # it would stop steps for a tenth of a second now and then
             found = _Turn(self.llm, jobs, load, on_answer).run()
         if self.meter is not None:
             found.joules = self.meter.stop()
-        found.counts = difference(before, self.llm.stats())
+        found.counts = difference(before, self._counts())
         return found
+
+    def _counts(self) -> dict[str, Any]:
+        """What the engine counts, and what its captured steps did, where it has such steps."""
+        captured = getattr(self.llm.engine.runner, "captured", None)
+        did = {} if captured is None else {"captured": captured.policy.counts.report()}
+        return self.llm.stats() | did
 
     def close(self) -> None:
         self.llm.close()

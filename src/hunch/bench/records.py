@@ -186,11 +186,12 @@ def _answer(found: dict[str, Any]) -> Answer:
     return Answer(**{**defaults, **found})
 
 
-# Of LLM.stats(), what adds up over rounds.
+# Of LLM.stats(), and of captured steps, what adds up over rounds.
 COUNTED = (
     "steps", "drafted", "accepted", "draft_seconds", "target_seconds", "generation_tokens",
     "prompt_tokens", "num_steps", "num_drafts", "busy_seconds", "time_saved_seconds",
     "num_preemptions", "guessed_per_position", "accepted_per_position", "drafters",
+    "captured",
 )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from hunch.kernels.step import Draws, RowState, StepRows
 
 CHAIN_NODES = (1, 3, 7, 11)  # checked in steps of a network's chains, where it drafts as many
+SHORT_CHAIN = 3  # nodes that a model drafts before a phrase table goes on
 
 
 class TreeSize(NamedTuple):
@@ -115,9 +116,11 @@ class DeviceAuto(DeviceWithLookups):
     have no KV of a draft model's, so it processes anew as many tokens as the step could have
     committed.
 
-    Where there is a phrase table, half of a chain and a node more are the model's, and the table
-    goes on from there: its guesses cost nothing but the rows that check them. On answers of the
-    default model, 4 levels had 3.41 tokens per pass alone and 3.61 with two nodes of the table.
+    Where there is a phrase table, half of a long chain and a node more are the model's, and the
+    table goes on from there: its guesses cost nothing but the rows that check them. On answers of
+    the default model, 4 levels had 3.41 tokens per pass alone and 3.61 with two nodes of the table.
+    Short chains are all the model's, which is right more often: steps of many rows check those, and
+    there a node that is checked costs more than a level that is drafted.
     """
 
     def __init__(
@@ -145,7 +148,8 @@ class DeviceAuto(DeviceWithLookups):
 
     def _of_model(self, num_nodes: int) -> int:
         """Levels of a chain that the model drafts."""
-        return min(num_nodes // 2 + 1 if self.goes_on else num_nodes, self.num_levels)
+        of_model = max(num_nodes // 2 + 1, SHORT_CHAIN) if self.goes_on else num_nodes
+        return min(of_model, num_nodes, self.num_levels)
 
     @property
     def chain_sizes(self) -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from time import perf_counter
 
 import numpy as np
 
@@ -27,16 +28,18 @@ from hunch.drafting.costs import (
 from hunch.drafting.gains import SourceGains
 from hunch.drafting.policy import OF_LOOKUPS, OF_NETWORKS, best_rate, gain_of_rows
 from hunch.drafting.sides import Reader, RowLengths, Sides
+from hunch.drafting.step_counts import StepCounts
 from hunch.drafting.trials import SourceTrials
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 
 # Plain steps after which lookups of many rows pause, and steps of a pause: with 64 rows, looking up
 # in every step took 1% of the device's time and made the host late.
 TIRED, PAUSE = 8, 32
-# With so many rows a choice holds for so many steps of the same rows, and one of so many steps is
-# learned from: choosing and learning in each took a third of a small target's step (16 rows, 135M,
-# H200), while the mean of many rows moves slowly.
-MANY, HELD, TAUGHT = 16, 4, 3
+# With so many rows a choice holds for so many steps, and one of so many is learned from: choosing
+# and learning in each took a third of a small target's step (16 rows, 135M, H200), while the mean
+# of many rows moves slowly. Requests that come together are all new at once: of their first steps
+# each is chosen and learned from, or a source that does not pay is tried for as much longer.
+MANY, HELD, TAUGHT, FIRST_STEPS = 16, 4, 3, 8
 LITTLE_HOPE = 0.05  # log-odds: less changes nothing
 
 
@@ -72,10 +75,11 @@ class Policy:
         self.load = PromptLoad()
         self._host: defaultdict[int, HostTime] = defaultdict(HostTime)  # by what rows ask for
         self.trials = SourceTrials(self.sides)
-        self._num_learned = 0  # rows of the step that was learned from last
+        self.counts = StepCounts()
+        self._num_learned = self._num_tokens = 0  # rows and tokens of the step that was read last
         self._num_plain = self._num_pause = 0
-        self._held: tuple[np.ndarray, int, StepShape, int] | None = None  # for whom, what, how long
-        self._num_steps = 0
+        self._held: tuple[tuple[int, ...], StepShape, int] | None = None  # for whom, what, how long
+        self._num_steps = 0  # with guesses, since requests came that nobody was there before
 
     def drafts_at(self, num_rows: int) -> bool:
         """Whether the drafter has a part in it: where none checks nodes, KV must be kept up."""
@@ -86,10 +90,10 @@ class Policy:
 
     def start(self, ids: list[int]) -> None:
         """Requests came into these rows, together."""
-        self._held = None
         self.load.start(len(ids))
         is_first = self.flow.start(ids, self.rows.requests)
         if is_first:
+            self._held, self._num_steps = None, 0
             self._num_plain = self._num_pause = 0
         self.sides.start(ids, is_first=is_first)
         self.lookup.start(ids)
@@ -128,15 +132,21 @@ class Policy:
         return shape
 
     def _choice(self, row_R: np.ndarray, num_rows: int, extras: int) -> StepShape:
-        """The best shape now, or the one that was chosen for the same rows a few steps ago."""
-        if self._held is not None and self._held[0] is row_R and self._held[1] == extras:
-            _, _, shape, num_left = self._held
-            self._held = (row_R, extras, shape, num_left - 1) if num_left > 1 else None
+        """The best shape now, or the one that was chosen for as many rows a few steps ago."""
+        if not self._is_spared(len(row_R)):
+            return self._best(row_R, num_rows, extras)
+        rows = num_rows, extras, int(self.sides.has_read[row_R].all())
+        if self._held is not None and self._held[0] == rows:
+            _, shape, num_left = self._held
+            self._held = (rows, shape, num_left - 1) if num_left > 1 else None
             return shape
         shape = self._best(row_R, num_rows, extras)
-        if len(row_R) >= MANY:
-            self._held = row_R, extras, shape, HELD - 1
+        self._held = rows, shape, HELD - 1
         return shape
+
+    def _is_spared(self, num_rows: int) -> bool:
+        """Whether the host does not think about every step of so many rows."""
+        return num_rows >= MANY and self._num_steps > FIRST_STEPS
 
     def _best(self, row_R: np.ndarray, num_rows: int, extras: int) -> StepShape:
         shapes = self.shapes.at(num_rows)
@@ -198,7 +208,9 @@ class Policy:
 
     def is_ready(self, shape: StepShape, row_R: np.ndarray) -> bool:
         """Whether a step of these rows can have this shape without the host."""
-        return self.sides.is_ready(shape, row_R)
+        is_ready = self.sides.is_ready(shape, row_R)
+        self.counts.num_changes += not is_ready
+        return is_ready
 
     def launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
         """The step is launched so; a tree that waits can only be checked as a tree."""
@@ -223,7 +235,10 @@ class Policy:
         row_R = np.array(sorted({*ids, *others}))
         self.sides.has_read[ids] = True  # the host leads: reading them now is no change of plan
         if self.drafter.writes_kv(self.choose(row_R).source):
+            began = perf_counter()
             reader.read(ids)
+            self.counts.num_read += len(ids)
+            self.counts.read_seconds += perf_counter() - began
         self.sides.has_read[ids] = self.rows.computed[-1, ids] >= self.rows.known[ids]
 
     # --- after a step -----------------------------------------------------------------------------
@@ -249,9 +264,12 @@ class Policy:
         num_rows, shape = graph.num_rows, StepShape(graph.num_nodes, graph.source)
         target = target_seconds(seconds, graph.draft_seconds)
         costs = self.costs_of(graph.extras)
+        own = None if since is None else max(since - reading, 0.0)
+        late = 0.0 if own is None else max(own - seconds, 0.0)
+        self.counts.step(num_rows, shape, self._num_tokens, seconds, late)
+        self.counts.prompt_seconds += reading
         if seconds > 0.0:
             self.load.record(since or seconds + reading, reading)
-            own = None if since is None else max(since - reading, 0.0)
             costs.record(num_rows, shape, seconds, own)
             if own is not None:
                 self._host[graph.extras].record(self._num_learned, shape, own, seconds)
@@ -265,7 +283,7 @@ class Policy:
         """Take in a step's result, a line per row; who had drafted what it checked, if it did."""
         assert self.drafter is not None
         ids: list[int] = row_R.tolist()
-        self._num_learned = len(ids)
+        self._num_learned, self._num_tokens = len(ids), sum([line[TOKENS] for line in lines])
         self.flow.step(row_R)
         can_guess = graph.source != DraftSource.NOBODY and self.shapes.checks_at(graph.num_rows)
         if not (graph.num_nodes or can_guess):
@@ -275,7 +293,7 @@ class Policy:
         if graph.num_nodes:
             drafted_by = [self.drafter.drafted_by(*self.drafted[row]) for row in ids]
         self._num_steps += 1
-        if len(ids) >= MANY and self._num_steps % TAUGHT:
+        if self._is_spared(len(ids)) and self._num_steps % TAUGHT:
             self._note(ids, lines, graph)
             return drafted_by
         runs = self._learn_lookup(ids, lines, graph.num_nodes) if self.shapes.has_lookup else []
@@ -304,7 +322,9 @@ class Policy:
             return
         steps = (shape, StepShape(0), self.trials.instead)
         seconds = [self._seconds(graph.extras, num_rows, len(tokens), one) for one in steps]
-        self.trials.learn(num_rows, shape, seconds, tokens, runs or [0] * len(tokens))
+        by_network = self.sides.is_network(shape)
+        lost = self.trials.learn(num_rows, shape, seconds, tokens, runs or [0] * len(tokens))
+        self.counts.lost["network" if by_network else "lookup"] += lost
 
     def _learn_lookup(self, ids: list[int], lines: list[list[int]], num_nodes: int) -> list[int]:
         """All guesses teach, checked or not; returns how many of each row's were right."""

@@ -90,20 +90,23 @@ class SourceTrials:
         seconds: Sequence[float],  # of the step, of a plain one, and of what was instead
         tokens: Sequence[int],  # of each row
         runs: Sequence[int],  # right guesses of its lookup, whether or not they were checked
-    ) -> None:
-        """What a step brought.
+    ) -> float:
+        """What a step brought; returns the plain steps that its source lost (below 0: gained).
 
         What a lookup would have guessed after its right guesses nobody knows: as much as of late.
         """
         took, plain, other = seconds
         if not self.sides.is_network(shape):
-            self.by_lookup.used(num_rows, took / plain - sum(tokens) / len(tokens))
+            lost = took / plain - sum(tokens) / len(tokens)
+            self.by_lookup.used(num_rows, lost)
             self.by_network.unused(num_rows)
-            return
+            return lost
         steps, rate = 0.0, USUAL * (shape.source > 0) / len(tokens)
         for count, run in zip(tokens, runs, strict=True):
             found = 1 + min(run, self.instead.num_nodes)
             steps += 1.0 + max(count - found, 0) / self._usual
             self._usual += rate * (min(found, MAX_USUAL) - self._usual)
         self.by_lookup.unused(num_rows)
-        self.by_network.used(num_rows, (took - steps / len(tokens) * other) / plain)
+        lost = (took - steps / len(tokens) * other) / plain
+        self.by_network.used(num_rows, lost)
+        return lost

@@ -1,0 +1,54 @@
+"""What captured steps did, by their rows and shapes: for whoever measures what the policy chose."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from hunch.drafting.costs import DraftSource, StepShape
+
+
+@dataclass(slots=True)
+class ShapeCounts:
+    """Steps of one shape, with room for one number of rows."""
+
+    steps: int = 0
+    tokens: int = 0  # of all rows; 0 where nobody drafts
+    seconds: float = 0.0  # of the device
+    late_seconds: float = 0.0  # that it waited for the host
+
+
+class StepCounts:
+    """Totals since the start."""
+
+    def __init__(self) -> None:
+        self._shapes: defaultdict[tuple[int, StepShape], ShapeCounts] = defaultdict(ShapeCounts)
+        self.prompt_seconds = 0.0  # of what the host led beside steps
+        self.num_read, self.read_seconds = 0, 0.0  # rows read to a network, and the host's seconds
+        self.num_changes = 0  # steps that the host led, as a network had missed tokens
+        self.lost = {"lookup": 0.0, "network": 0.0}  # plain steps that a source lost; < 0: gained
+
+    def step(
+        self, num_rows: int, shape: StepShape, num_tokens: int, seconds: float, late: float
+    ) -> None:
+        counts = self._shapes[num_rows, shape]
+        counts.steps += 1
+        counts.tokens += num_tokens
+        counts.seconds += seconds
+        counts.late_seconds += late
+
+    def report(self) -> dict[str, Any]:
+        """As JSON has it; every number adds up over time."""
+        shapes = {
+            f"{num_rows} rows, {DraftSource(source).name.lower()} {num_nodes}": asdict(counts)
+            for (num_rows, (num_nodes, source)), counts in sorted(self._shapes.items())
+        }
+        return {
+            "shapes": shapes,
+            "prompt_seconds": self.prompt_seconds,
+            "num_read": self.num_read,
+            "read_seconds": self.read_seconds,
+            "num_changes": self.num_changes,
+            "lost_steps": dict(self.lost),
+        }
