@@ -150,6 +150,20 @@ def test_a_users_own_handler_is_called_after_the_step() -> None:
         signal.signal(signal.SIGINT, before)
 
 
+def test_ctrl_c_is_held_once_for_all_steps_that_bring_nothing_new(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    before = signal.signal
+    monkeypatch.setattr(signal, "signal", lambda *given: (calls.append(1), before(*given))[1])
+    counts = []
+    for size in (2, 12):
+        calls.clear()
+        llm.generate("the model", SamplingParams(temperature=0, max_tokens=size, ignore_eos=True))
+        counts.append(len(calls))
+    assert counts[0] == counts[1]
+
+
 def test_threads_share_one_llm(llm: LLM) -> None:
     expected = texts(llm)
     with ThreadPoolExecutor(4) as threads:

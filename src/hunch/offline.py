@@ -46,7 +46,7 @@ class OfflineRequests:
                 text, token_ids = read_prompt(prompt, self._codec)
                 request_id = str(next(self._ids))
                 asked = self._engine.check(request_id, token_ids, one, prompt=text, stream=stream)
-                with self._turn():
+                with held_interrupts(), self._turn():
                     self._engine.check_queue(0)
                     self._engine.admit(asked)
                     self._open.add(request_id)
@@ -61,7 +61,7 @@ class OfflineRequests:
         waiting = set(ids)
         try:
             while waiting:
-                for output in self._step(waiting):
+                for output in self._next(waiting):
                     if output.finished:
                         waiting.discard(output.request_id)
                         self._open.discard(output.request_id)
@@ -69,23 +69,34 @@ class OfflineRequests:
         finally:
             self.end(waiting)
 
+    def _next(self, waiting: Collection[str]) -> list[RequestOutput]:
+        """What came for these requests meanwhile, or with the first step that brings something.
+
+        Empty where Ctrl-C came, and its handler did not raise.
+        """
+        check_process(self._process)
+        found: list[RequestOutput] = []
+        with held_interrupts() as held:
+            while not found and not held:
+                with self._turn():
+                    found = self._step(waiting)
+        return found
+
     def _step(self, waiting: Collection[str]) -> list[RequestOutput]:
         """What came for these requests meanwhile, or with a step that is made now."""
-        check_process(self._process)
-        with self._turn():
-            if not any(one in waiting for one in self._kept):
-                self._is_whole = False
-                for output in self._engine.step():
-                    if output.request_id in self._open:
-                        self._kept[output.request_id] = output
-                self._is_whole = True
-            return [self._kept.pop(one) for one in list(self._kept) if one in waiting]
+        if self._kept.keys().isdisjoint(waiting):
+            self._is_whole = False
+            for output in self._engine.step():
+                if output.request_id in self._open:
+                    self._kept[output.request_id] = output
+            self._is_whole = True
+        return [self._kept.pop(one) for one in list(self._kept) if one in waiting]
 
     def end(self, ids: Collection[str]) -> None:
         """Nobody waits for these requests any more; those that are done are done."""
         if not self.is_own_process:
             return
-        with self.lock, held_interrupts():
+        with held_interrupts(), self.lock:
             for request_id in ids:
                 self._open.discard(request_id)
                 self._kept.pop(request_id, None)
@@ -99,8 +110,8 @@ class OfflineRequests:
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        """Nobody else's, nor Ctrl-C's, until it is over."""
-        with self.lock, held_interrupts():
+        """Nobody else's until it is over."""
+        with self.lock:
             if not self._is_whole:
                 raise EngineError("a step was broken off in the middle: load the model again")
             yield
@@ -117,17 +128,17 @@ def check_process(loaded: int) -> None:
 
 
 @contextmanager
-def held_interrupts() -> Iterator[None]:
+def held_interrupts() -> Iterator[list[tuple[int, FrameType | None]]]:
     """Ctrl-C waits for the end of the block, so that nothing is left half done.
 
-    A second one does not wait.
+    A second one does not wait. The list that the block is given says what waits.
     """
+    held: list[tuple[int, FrameType | None]] = []
     is_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT) if is_main else None
     if not callable(handler):
-        yield
+        yield held
         return
-    held: list[tuple[int, FrameType | None]] = []
 
     def hold(number: int, frame: FrameType | None) -> None:
         held.append((number, frame))
@@ -136,7 +147,7 @@ def held_interrupts() -> Iterator[None]:
 
     signal.signal(signal.SIGINT, hold)
     try:
-        yield
+        yield held
     finally:
         signal.signal(signal.SIGINT, handler)
     if held:

@@ -1,6 +1,7 @@
 """A matcher tells what may follow every node of a draft, and is back in its place afterwards."""
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -180,7 +181,7 @@ def test_a_mask_that_cannot_be_told_fails_closed_and_harms_no_other_branch(gramm
     matcher.consume(text)
     fill(matcher, tokens, parents, sound)
     broken = np.zeros_like(sound)
-    matcher.place = Failing(matcher.place, depth=2)  # fails after "ab"
+    matcher._parser = Failing(matcher.parser, depth=2)  # fails after "ab"
     fill(matcher, tokens, parents, broken)
     assert (broken[[0, 1, 3]] == sound[[0, 1, 3]]).all()
     assert not broken[2].any()
@@ -263,16 +264,48 @@ def test_a_forced_text_needs_no_mask_of_the_engine(grammar, tokenizer):
             apart, together = (np.zeros((1, num_words), dtype=np.int32) for _ in "ab")
             matcher.fill([], [], apart)
             together[:] = -1
-            place = matcher.place
+            place = matcher.parser
             if matcher._forced_text() in grammar.spellings:
                 num_known[number] += 1
-                matcher.place = WithoutMasks(place, depth=99)
-                matcher.place.compute_ff_tokens = None
+                matcher._parser = WithoutMasks(place, depth=99)
+                matcher.parser.compute_ff_tokens = None
             fill_all([Job(matcher, [], [], 0)], together)
-            matcher.place = place
+            matcher._parser = place
             assert (apart == together).all()
             assert matcher.consume([token]) == 1
     assert num_known[1] > 2
+
+
+class Counting:
+    """Like a matcher of the engine, but its calls are counted."""
+
+    def __init__(self, inner):
+        self.inner, self.calls = inner, Counter()
+
+    def __getattr__(self, name):
+        self.calls[name] += 1
+        return getattr(self.inner, name)
+
+
+def test_inside_a_forced_text_the_engine_is_not_asked(tokenizer):
+    """What is forced after each token is known from the text before it."""
+    grammar = GrammarCompiler(tokenizer)(StructuredOutput(json=SCHEMA))
+    text = tokenizer.encode('{"model": "ab", "token": 1}')
+    calls = []
+    for _ in range(2):
+        matcher = grammar.matcher()
+        matcher._parser = counting = Counting(matcher._parser)
+        for place, token in enumerate(text):
+            other = grammar.matcher()
+            other.consume(text[:place])
+            assert matcher._forced_text() == other._forced_text()
+            assert matcher.consume_chosen([token], 0) == 1
+        assert matcher.may_end()
+        calls.append(counting.calls)
+    # A text that may be the beginning of a longer token is spelled by the engine the first time.
+    assert calls[0]["compute_ff_tokens"] > 0
+    assert calls[1]["compute_ff_tokens"] == 0
+    assert calls[1]["try_consume_tokens"] < len(text) / 2
 
 
 def test_a_spelling_that_what_follows_may_change_is_not_kept():
@@ -290,7 +323,9 @@ def test_a_spelling_that_what_follows_may_change_is_not_kept():
     ]:
         spellings.keep((7, text), 3, piece)
         assert ((7, text) in spellings) == is_kept, text
-        assert spellings.get((7, text)) == (3 if is_kept else None)
+        assert spellings.only((7, text)) == (3 if is_kept else None)
+        rest = text[len(piece) :] if text.startswith(piece) else b""
+        assert spellings.after((7, text)) == (3, rest)
         assert (8, text) not in spellings
         spellings = Spellings(pieces)
 
@@ -313,13 +348,13 @@ def test_choices_without_a_mask_are_taken_as_a_mask_would(asked, tokenizer):
             bits = np.unpackbits(words.view(np.uint8), bitorder="little")
             assert np.flatnonzero(bits).tolist() == allowed
             ahead = matcher.forced(8)[:1]  # the engine's own, or one that merely fits
-            others = [t for t in range(tokenizer.vocab_size) if matcher.place.validate_tokens([t])]
+            others = [t for t in range(tokenizer.vocab_size) if matcher.parser.validate_tokens([t])]
             others = [*others, rng.randrange(tokenizer.vocab_size)]
             token = rng.choice([*allowed[:50], *ahead, *others[:50]])
             num_known += matcher._forced_text() in grammar.spellings
-            place, matcher.place = matcher.place, WithoutMasks(matcher.place, depth=99)
+            place, matcher._parser = matcher.parser, WithoutMasks(matcher.parser, depth=99)
             is_taken = matcher.consume_chosen([token], 0) == 1
-            matcher.place = place
+            matcher._parser = place
             assert is_taken == (token in allowed)
             if not is_taken:
                 num_refused += 1

@@ -261,6 +261,8 @@ class Policy:
         since: seconds since the step before was read, if one was under way then.
         reading: seconds of what the host led beside it, prompts mostly.
         """
+        if self.drafter is None:  # all steps are plain, and nothing is to be chosen
+            return seconds, seconds
         num_rows, shape = graph.num_rows, StepShape(graph.num_nodes, graph.source)
         target = target_seconds(seconds, graph.draft_seconds)
         costs = self.costs_of(graph.extras)

@@ -266,7 +266,9 @@ class Histogram:
 
     def add_all(self, values: list[float]) -> None:
         """Many at once, most of them alike."""
-        for value, times in Counter(values).items():
+        is_one = bool(values) and values.count(values[0]) == len(values)
+        counts = {values[0]: len(values)} if is_one else Counter(values)
+        for value, times in counts.items():
             self.counts[bisect_left(self.bounds, value)] += times
             self.total += value * times
         self.recent.extend(values)

@@ -74,16 +74,16 @@ def _fill_roots(jobs: list[Job], mask_MW: Words) -> None:
     found_MW, size = mask_MW, jobs[0].matcher.grammar.num_words
     if size != mask_MW.shape[1]:  # the engine's masks are not as long as ours
         found_MW = np.zeros((len(mask_MW), size), dtype=np.int32)
-    roots = [(job.matcher.place, job.first) for job in jobs]
+    roots = [(job.matcher.parser, job.first) for job in jobs]
     work, began = _COSTS.root * len(roots), perf_counter()
     if _COSTS.shares(work):
         executor = _COSTS.executor(_COSTS.count(len(roots), work))
         fill_next_token_bitmask_par(executor, roots, found_MW)
         _COSTS.shared(work, perf_counter() - began)
     else:
-        where, size = found_MW.ctypes.data, found_MW.strides[0]
-        for place, row in roots:
-            place.unsafe_compute_mask_ptr(where + row * size, size)
+        address, num_bytes = found_MW.ctypes.data, found_MW.strides[0]
+        for parser, row in roots:
+            parser.unsafe_compute_mask_ptr(address + row * num_bytes, num_bytes)
         _COSTS.root = _moved(_COSTS.root, perf_counter() - began, len(roots))
     if found_MW is not mask_MW:
         for job in jobs:
@@ -103,7 +103,7 @@ def _fill_drafts(jobs: list[Job], mask_MW: Words) -> None:
     if is_apart:
         begins = list(accumulate((1 + len(chain.nodes) for chain in chains), initial=0))[:-1]
         found_MW = np.zeros((num_masks, size), dtype=np.int32)
-    drafts = [(one.place, at, one.tokens) for one, at in zip(chains, begins, strict=True)]
+    drafts = [(one.parser, at, one.tokens) for one, at in zip(chains, begins, strict=True)]
     count, began = _COSTS.count(len(chains), _COSTS.node * num_masks), perf_counter()
     fill_next_token_bitmask_par_with_draft_tokens(_COSTS.executor(count), drafts, found_MW)
     seconds = perf_counter() - began - WAKE * count
@@ -112,7 +112,7 @@ def _fill_drafts(jobs: list[Job], mask_MW: Words) -> None:
         for job in jobs:
             mask_MW[job.first] = 0
     for chain, at in zip(chains, begins, strict=True):
-        if chain.place.is_error():  # a mask that cannot be told allows nothing
+        if chain.parser.is_error():  # a mask that cannot be told allows nothing
             found_MW[at : at + 1 + len(chain.nodes)] = 0
         elif is_apart:
             for row, node in enumerate((-1, *chain.nodes), start=at):
@@ -179,7 +179,7 @@ _COSTS = _Costs()
 class _Chain(NamedTuple):
     """One path of a draft, from the root to a leaf."""
 
-    place: LLMatcher
+    parser: LLMatcher
     nodes: list[int]
     tokens: list[int]
     first: int
@@ -194,6 +194,6 @@ def _chains(job: Job) -> list[_Chain]:
         while node >= 0:
             nodes.insert(0, node)
             node = job.parents[node]
-        place = job.matcher.place if not chains else job.matcher.place.deep_copy()
-        chains.append(_Chain(place, nodes, [job.tokens[node] for node in nodes], job.first))
+        parser = job.matcher.parser if not chains else job.matcher.parser.deep_copy()
+        chains.append(_Chain(parser, nodes, [job.tokens[node] for node in nodes], job.first))
     return chains

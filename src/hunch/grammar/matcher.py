@@ -21,6 +21,7 @@ from hunch.grammar.spellings import ForcedText, Spellings
 
 Words = npt.NDArray[np.int32]  # bit v % 32 of word v // 32: token v is allowed
 
+MARK = b"\xff"  # the grammar engine writes it before special tokens
 BITS = [*(1 << bit for bit in range(31)), -(1 << 31)]  # of a word
 
 
@@ -84,6 +85,28 @@ class Grammar:
     def fresh(self) -> LLMatcher:
         return self._start.deep_copy()
 
+    def keep_spelling(self, forced: ForcedText, first: int | None) -> None:
+        """Remember the token that a forced text's usual spelling begins with.
+
+        None: the grammar engine does not say, as the whole text may be part of a longer token.
+        """
+        if first is None:
+            first = self._first_token(*forced)
+        if first is not None:
+            self.spellings.keep(forced, first, self.codec.token_bytes(first))
+
+    def _first_token(self, last: int, text: bytes) -> int | None:
+        """The same, found as the engine finds it; None: a special token is part of it."""
+        before = b"" if last < 0 else self.codec.token_bytes(last)
+        if MARK in before + text or (last >= 0 and self.tokenizer.is_special_token(last)):
+            return None
+        tokens: list[int] = self.tokenizer.tokenize_bytes(before + text)
+        if last >= 0 and tokens[0] == last:
+            return tokens[1]
+        if last >= 0:
+            tokens = self.tokenizer.tokenize_bytes(text)
+        return tokens[0]
+
     def start_reasoning(self) -> Reasoning | None:
         return None if self.budget is None else Reasoning(is_open=not self.budget.begin)
 
@@ -115,12 +138,13 @@ def _is_allowed(mask_W: Words, token: int) -> bool:
 
 
 class Matcher:
-    """One sequence's place."""
+    """Where one sequence stands in its grammar."""
 
     def __init__(self, grammar: Grammar) -> None:
         self.grammar = grammar
-        self.place = grammar.fresh()  # the grammar engine's own state, after the committed tokens
+        self._parser = grammar.fresh()  # the grammar engine's
         self._tokens: list[int] = []  # consumed for good
+        self._num_behind = 0  # of the tokens, which the parser has not seen
         self._is_over = False  # end-of-text was consumed
         self._error = ""  # the last limit it met
         self._needs_mask = False  # a choice without one was refused
@@ -129,12 +153,24 @@ class Matcher:
         self._wrote: dict[ForcedText, bool] = {}
         self._reasoning = [grammar.start_reasoning()]  # after the tokens, then after each branch
 
+    @property
+    def parser(self) -> LLMatcher:
+        """The grammar engine's, after the committed tokens.
+
+        It sees the tokens of a forced text all at once, when it is asked for what comes after.
+        """
+        if self._num_behind:
+            behind, self._num_behind = self._tokens[-self._num_behind :], 0
+            taken = self._parser.try_consume_tokens(behind)
+            assert taken == len(behind), "a text that was forced"
+        return self._parser
+
     def consume(self, tokens: Sequence[int]) -> int:
         """Go on by the tokens for good; how many the grammar takes."""
         self._forced = None
         is_simple = self._reasoning[0] is None and not self._is_over
         if is_simple and self.grammar.eos_ids.isdisjoint(tokens):  # the grammar alone decides
-            taken: int = self.place.try_consume_tokens(tokens)
+            taken: int = self.parser.try_consume_tokens(tokens)
             self._tokens += tokens if taken == len(tokens) else tokens[:taken]
             return taken
         for count, token in enumerate(tokens):
@@ -150,29 +186,42 @@ class Matcher:
 
         Where the grammar forces a text, a mask allows its usual spelling alone.
         """
+        if num_masked == len(tokens):
+            return self.consume(tokens)
         taken = self.consume(tokens[:num_masked]) if num_masked else 0
         if taken < num_masked:
             return taken
-        wrote = self._wrote
         for token in tokens[num_masked:]:
-            forced = self._forced_text()
-            if not forced[1]:
-                is_right = self.consume([token]) == 1
-            else:
-                only = self.only_token()
-                is_right = only in (None, token) and self.consume([token]) == 1
-                wrote[forced] = is_right and wrote.get(forced, True)
-            if not is_right:
+            if not self._consume_unmasked(token):
+                self._needs_mask = True
+                self.recover()
                 break
             taken += 1
-        if taken < len(tokens):
-            self._needs_mask = True
-            self.recover()
         return taken
+
+    def _consume_unmasked(self, token: int) -> bool:
+        """Go on by a token that was chosen without a mask, if a mask would have allowed it."""
+        forced = self._forced or self._forced_text()
+        if not forced[1]:
+            return self.consume([token]) == 1
+        after = self.grammar.spellings.after(forced)
+        if after is not None and after[0] == token:
+            if after[1]:  # the text goes on: the parser need not be asked
+                self._tokens.append(token)
+                self._num_behind += 1
+                self._forced = after
+                self._wrote.setdefault(forced, True)
+                return True
+            is_usual = True
+        else:
+            is_usual = self.only_token() in (None, token)
+        is_right = is_usual and self.consume([token]) == 1
+        self._wrote[forced] = is_right and self._wrote.get(forced, True)
+        return is_right
 
     def _forced_text(self) -> ForcedText:
         if self._forced is None:
-            self._forced = self._last, self.place.compute_ff_bytes()
+            self._forced = self._last, self.parser.compute_ff_bytes()
         return self._forced
 
     def only_token(self) -> int | None:
@@ -184,13 +233,11 @@ class Matcher:
         forced = self._forced_text()
         if not forced[1]:
             return None
-        only = self.grammar.spellings.get(forced)
+        only = self.grammar.spellings.only(forced)
         if only is None:
-            spelled = self.place.compute_ff_tokens()
-            if spelled:
-                only = spelled[0]
-                piece = self.grammar.codec.token_bytes(only)
-                self.grammar.spellings.keep(forced, only, piece)
+            spelled = self.parser.compute_ff_tokens()
+            only = spelled[0] if spelled else None
+            self.grammar.keep_spelling(forced, only)
         return only
 
     @property
@@ -201,8 +248,8 @@ class Matcher:
         if self.grammar.due(self._reasoning[-1]) not in (None, token):
             return False
         if token in self.grammar.eos_ids:
-            return bool(self.place.is_accepting())
-        return bool(self.place.try_consume_tokens([token]) == 1)
+            return bool(self.parser.is_accepting())
+        return bool(self.parser.try_consume_tokens([token]) == 1)
 
     def fill(self, tokens: Sequence[int], parents: Sequence[int], mask_MW: Words) -> None:
         """What may follow the committed tokens (row 0) and each node (the rows after it).
@@ -215,35 +262,36 @@ class Matcher:
             children[parent + 1].append(node)
         if not self._is_over:
             self._fill(0, tokens, children, mask_MW, self._reasoning[-1])
-        if self.place.is_error():
+        if self.parser.is_error():
             self._restore()
 
     def _fill(
         self,
-        place: int,
+        at: int,
         tokens: Sequence[int],
         children: list[list[int]],
         mask_MW: Words,
         reasoning: Reasoning | None,
     ) -> None:
-        self._mask(mask_MW[place], reasoning)
-        for node in children[place]:
+        """From row `at` of the mask on: 0 is the root's, `node + 1` a node's."""
+        self._mask(mask_MW[at], reasoning)
+        for node in children[at]:
             token = tokens[node]
-            if token in self.grammar.eos_ids or not _is_allowed(mask_MW[place], token):
+            if token in self.grammar.eos_ids or not _is_allowed(mask_MW[at], token):
                 continue  # nothing follows an end, or what may not stand
-            if self.place.try_consume_tokens([token]) == 1:
+            if self.parser.try_consume_tokens([token]) == 1:
                 after = self.grammar.reason(reasoning, token)
                 self._fill(node + 1, tokens, children, mask_MW, after)
-                self.place.rollback(1)
-            if self.place.is_error():
-                self._restore(self._path_to(place, children, tokens))
+                self.parser.rollback(1)
+            if self.parser.is_error():
+                self._restore(self._path_to(at, children, tokens))
 
-    def _path_to(self, place: int, children: list[list[int]], tokens: Sequence[int]) -> list[int]:
-        """Drafted tokens from the root to a node."""
+    def _path_to(self, at: int, children: list[list[int]], tokens: Sequence[int]) -> list[int]:
+        """Drafted tokens from the root to the node whose row of the mask this is."""
         path: list[int] = []
-        while place:
-            path.append(tokens[place - 1])
-            place = next(p for p, below in enumerate(children) if place - 1 in below)
+        while at:
+            path.append(tokens[at - 1])
+            at = next(row for row, below in enumerate(children) if at - 1 in below)
         return path[::-1]
 
     def _mask(self, mask_W: Words, reasoning: Reasoning | None) -> None:
@@ -251,8 +299,8 @@ class Matcher:
         if due is not None:
             mask_W[due >> 5] = BITS[due & 31]
             return
-        bits = self.place.compute_bitmask()
-        if self.place.is_error():
+        bits = self.parser.compute_bitmask()
+        if self.parser.is_error():
             return
         words = np.frombuffer(bits, np.int32)[: len(mask_W)]
         mask_W[: len(words)] = words
@@ -262,11 +310,11 @@ class Matcher:
             mask_W[whole + 1 :] = 0
 
     def _restore(self, path: Sequence[int] = ()) -> None:
-        """The same place again, without the error."""
-        self._error = self.place.get_error()
-        self.place = self.grammar.fresh()
+        """A new parser after the same tokens, without the error."""
+        self._error = self._parser.get_error()
+        self._parser, self._num_behind = self.grammar.fresh(), 0
         ends = self.grammar.eos_ids
-        self.place.consume_tokens([t for t in (*self._tokens, *path) if t not in ends])
+        self._parser.consume_tokens([t for t in (*self._tokens, *path) if t not in ends])
 
     @property
     def is_free(self) -> bool:
@@ -282,18 +330,18 @@ class Matcher:
         if self._needs_mask or self._is_over:
             self._needs_mask = False
             return False
-        forced = self._forced_text()
+        forced = self._forced or self._forced_text()
         if forced[1]:
             can_wait = self._wrote.get(forced)
             if can_wait is None:
                 self._wrote[forced] = True  # from the next time on
             return bool(can_wait)
         probe = self.grammar.probe
-        return bool(self.place.validate_tokens(probe) == len(probe))
+        return bool(self.parser.validate_tokens(probe) == len(probe))
 
     def recover(self) -> bool:
-        """After others used `place`: make it anew where it met a limit."""
-        if not self.place.is_error():
+        """After others used the parser: make it anew where it met a limit."""
+        if not self.parser.is_error():
             return False
         self._restore()
         return True
@@ -310,35 +358,35 @@ class Matcher:
     def back(self, count: int) -> None:
         """Take back so many branch steps."""
         if count:
-            self.place.rollback(count)
+            self.parser.rollback(count)
             del self._reasoning[-count:]
-        if self.place.is_error():
+        if self.parser.is_error():
             self._restore()
 
     def may_end(self) -> bool:
         is_due = self.grammar.due(self._reasoning[-1]) is not None
-        return not (self._is_over or is_due) and bool(self.place.is_accepting())
+        return not (self._is_over or is_due) and bool(self.parser.is_accepting())
 
     def forced(self, max_tokens: int) -> list[int]:
         """A likely spelling of what the grammar leaves no choice about."""
-        if self._is_over or max_tokens <= 0 or self.place.is_error():
+        if self._is_over or max_tokens <= 0 or self.parser.is_error():
             return []
         at = self._reasoning[-1]
         if self.grammar.due(at) is not None:
             assert self.grammar.budget is not None
             assert at is not None
             return list(self.grammar.budget.end_ids[at.num_due :][:max_tokens])
-        text = self.place.compute_ff_bytes()
+        text = self.parser.compute_ff_bytes()
         # A token has a byte at least, so this many bytes are enough.
         tokens = self.grammar.tokenizer.tokenize_bytes(text[: 16 * max_tokens]) if text else []
         tokens = tokens[:max_tokens]
-        taken = self.place.try_consume_tokens(tokens) if tokens else 0
+        taken = self.parser.try_consume_tokens(tokens) if tokens else 0
         tokens = tokens[:taken]
-        if len(tokens) < max_tokens and self.place.is_stopped() and not self.place.is_error():
+        if len(tokens) < max_tokens and self.parser.is_stopped() and not self.parser.is_error():
             tokens.append(self.grammar.end)
         if taken:
-            self.place.rollback(taken)
-        if self.place.is_error():
+            self.parser.rollback(taken)
+        if self.parser.is_error():
             self._restore()
         return tokens
 

@@ -23,7 +23,7 @@ import torch
 from hunch.drafting.base import DeviceDrafter, WorksOnDevice
 from hunch.drafting.costs import StepShape
 from hunch.drafting.step_policy import Policy
-from hunch.kernels.step import Draws
+from hunch.kernels.step import FIRST, Draws
 from hunch.models.target import FusedTarget
 from hunch.step.parts import RunnerParts
 from hunch.step.passes import Reader
@@ -339,6 +339,8 @@ class CapturedSteps:
             if row in pending.void:
                 take_back(line, 0)
         checked = self.extras.check_result(group, here, lines, columns, pending.num_masked)
+        if pending.void or checked.is_cut:
+            result_RC[:, :FIRST] = [line[:FIRST] for line in lines]
         pending.received = Received(result_RC, lines, seconds, since, host_seconds, here, checked)
         return checked.taken_back
 
@@ -358,6 +360,7 @@ class CapturedSteps:
         tokens, results = apply_rows(
             self.rows,
             group.ids,
+            result_RC,
             lines,
             pending.requests,
             sources,

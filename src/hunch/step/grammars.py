@@ -7,6 +7,8 @@ bytes of a mask.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +20,16 @@ from hunch.step.rows import NOTHING, Nodes
 from hunch.types import RowStart
 
 if TYPE_CHECKING:  # the grammar engine is an extra; a matcher comes with its request
+    from hunch.grammar.masks import Job
     from hunch.grammar.matcher import Matcher
+
+
+@cache
+def _masks() -> ModuleType:
+    """Imported with the first grammar, once: an import statement takes as long as three masks."""
+    from hunch.grammar import masks
+
+    return masks
 
 
 # Tokens for which a row's drafted nodes are not checked: the first ones, and where it did not pay.
@@ -122,26 +133,29 @@ class RowGrammars:
         Returns rows that choose first, with how many masks they have: one, or none where the choice
         can wait for its grammar.
         """
-        from hunch.grammar.masks import Job, fill_all
-
-        jobs, num_masked = list[Job](), dict[int, int]()
+        masks = _masks()
+        jobs: list[Job] = []
+        num_masked: dict[int, int] = {}
         for place, row in enumerate(rows):
-            matcher, first = self.matchers.get(row), place * num_k
+            matcher = self.matchers.get(row)
             if matcher is None or row in void:
                 continue
+            first = place * num_k
             if row in self._asked_later:
-                num_masked[row] = int(not matcher.can_wait())
-                if num_masked[row]:
-                    jobs.append(Job(matcher, [], [], first))
+                if matcher.can_wait():
+                    num_masked[row] = 0
+                else:
+                    num_masked[row] = 1
+                    jobs.append(masks.Job(matcher, [], [], first))
                     is_masked_M[first] = True
                 continue
             mask_MW[first + 1 : first + num_k] = 0
             count = min(counts[place], num_k - 1)
             tokens, parents = (some[:count] for some in drafts.get(row, ([], [])))
-            jobs.append(Job(matcher, tokens, parents, first))
+            jobs.append(masks.Job(matcher, tokens, parents, first))
             is_masked_M[first : first + num_k] = True
         if jobs:
-            fill_all(jobs, mask_MW)
+            masks.fill_all(jobs, mask_MW)
         return num_masked
 
     def commit(self, row: int, tokens: list[int]) -> tuple[int, str | None]:
@@ -163,13 +177,13 @@ class RowGrammars:
         matcher, count = self.matchers.get(row), len(tokens)
         if matcher is None:
             return count, None
-        least = count if num_masked is None else min(num_masked, count)
-        taken = matcher.consume_chosen(tokens, least)
-        if taken < least:
+        if num_masked is None or num_masked > count:
+            num_masked = count
+        taken = matcher.consume_chosen(tokens, num_masked)
+        if taken < num_masked:
             return taken, matcher.problem()
-        worth = self._asked_later.get(row)
-        if worth is not None:
-            worth.note(taken)
+        if row in self._asked_later:
+            self._asked_later[row].note(taken)
         return taken, None
 
     def fit(self, row: int, nodes: Nodes | None, max_nodes: int) -> Nodes | None:

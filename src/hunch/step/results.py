@@ -175,6 +175,7 @@ def room_of(num_numbers: int, usual: int) -> int:
 def apply_rows(
     rows: RowBuffers,
     ids: list[int],
+    result_RC: np.ndarray,
     lines: list[list[int]],
     requests: list[Request | None],
     sources: list[str] | None,
@@ -185,12 +186,13 @@ def apply_rows(
 ) -> tuple[list[int], list[RowResult]]:
     """Commit the rows' tokens, and say what each row got, as a `StepResult` does.
 
+    `lines` are those of `result_RC`, which say the same.
     `requests` sat in the rows when the step began; one that left since then changes no row, as
     another may sit there now. With `writes_kv` the drafter wrote its own KV beside the target's;
     that of rows which it left has holes, and does not count.
     `sources` are who drafted what was checked; rows that are traced always get a whole result.
     """
-    _commit(rows, ids, lines, requests, writes_kv, is_left_R)
+    _commit(rows, ids, result_RC, lines, requests, writes_kv, is_left_R)
     is_whole = [writes_kv] * len(ids) if is_traced is None or writes_kv else is_traced
     single_tokens: list[int] = []
     results: list[RowResult] = []
@@ -260,6 +262,7 @@ def end_at_stop(line: list[int], request: Request) -> None:
 def _commit(
     rows: RowBuffers,
     ids: list[int],
+    result_RC: np.ndarray,
     lines: list[list[int]],
     requests: list[Request | None],
     writes_kv: bool,
@@ -270,12 +273,12 @@ def _commit(
     is_there = [held is request and line[TOKENS] > 0 for held, request, line in trios]
     if not all(is_there):
         ids, lines = list(compress(ids, is_there)), list(compress(lines, is_there))
+        result_RC = result_RC[is_there]
         is_left_R = None if is_left_R is None else is_left_R[is_there]
         if not ids:
             return
-    row_R, known_R = np.array(ids), np.array([line[KNOWN] for line in lines])
-    first_R = known_R - [line[TOKENS] for line in lines]
-    rows.tokens[row_R, first_R] = [line[FIRST] for line in lines]
+    row_R, known_R = np.array(ids), result_RC[:, KNOWN]
+    rows.tokens[row_R, known_R - result_RC[:, TOKENS]] = result_RC[:, FIRST]
     for row, line in zip(ids, lines, strict=True):
         if line[TOKENS] > 1:
             end = line[KNOWN]

@@ -66,6 +66,7 @@ class CheckedResult(NamedTuple):
     drafts: dict[int, WaitingDraft]  # drafts that the step checked, by row
     taken_back: set[int]  # rows whose choice had no mask, and is none that a grammar takes
     refused: dict[int, tuple[list[int], str]]  # by place: what a grammar took, why no more
+    is_cut: bool  # a line of the result has less in it than the device wrote
 
 
 class RowExtras:
@@ -195,29 +196,34 @@ class RowExtras:
 
         What they do not take of choices without a mask is taken out of the result.
         """
-        checked = CheckedResult({}, set(), {})
+        checked_drafts: dict[int, WaitingDraft] = {}
         if group.extras & DRAFTS and columns.num_guesses:
             for row, request, line in zip(group.ids, requests, lines, strict=True):
                 if request is not None and self.extras_X[row] & DRAFTS:
-                    checked.drafts[row] = self._drafts.get(row, ([], []))
+                    checked_drafts[row] = self._drafts.get(row, ([], []))
                     self._drafts[row] = columns.draft_of(line)
+        taken_back: set[int] = set()
+        refused: dict[int, tuple[list[int], str]] = {}
         if group.extras & MASKS:
-            for place, (row, request) in enumerate(zip(group.ids, requests, strict=True)):
+            for place, (row, request, line) in enumerate(
+                zip(group.ids, requests, lines, strict=True)
+            ):
                 if request is None:
                     continue
-                line = lines[place]
                 tokens = line[FIRST : FIRST + line[TOKENS]]
                 num_taken, problem = self.grammars.consume(row, tokens, num_masked.get(row))
                 if problem is not None:
-                    checked.refused[place] = tokens[:num_taken], problem
+                    refused[place] = tokens[:num_taken], problem
                 elif num_taken < len(tokens):
-                    checked.taken_back.add(row)
+                    taken_back.add(row)
                     take_back(line, num_taken)
+        is_cut = bool(taken_back)
         if self._with_more_stops:
+            is_cut = True
             for row, request, line in zip(group.ids, requests, lines, strict=True):
                 if request is not None and row in self._with_more_stops:
                     end_at_stop(line, request)
-        return checked
+        return CheckedResult(checked_drafts, taken_back, refused, is_cut)
 
     def complete(
         self,
