@@ -184,8 +184,9 @@ def _answers(
 
 
 def __getattr__(name: str) -> Any:
+    # `from hunch.sglang import NAME` shows no other error's words than an ImportError's.
     if name in ("function", "gen", "select", "user", "assistant", "system", "set_default_backend"):
-        raise AttributeError(f"hunch.sglang has no {name}: write prompts as texts, Engine.generate")
+        raise ImportError(f"hunch.sglang has no {name}: write prompts as texts, Engine.generate")
     if name in ("Runtime", "RuntimeEndpoint", "launch_server", "ServerArgs"):
-        raise AttributeError(f"hunch.sglang has no {name}: `hunch serve` starts a server")
+        raise ImportError(f"hunch.sglang has no {name}: `hunch serve` starts a server")
     raise AttributeError(f"module 'hunch.sglang' has no attribute {name!r}")

@@ -135,6 +135,13 @@ def test_what_other_servers_do_and_this_one_does_not_is_said(
     assert message in error["message"]
 
 
+def test_tools_without_a_schema_are_named(server: LiveServer) -> None:
+    tools = [{"type": "custom", "custom": {"name": "shell"}}]
+    answer = server.post(CHAT, {"messages": HELLO, "tools": tools})
+    assert answer.status_code == 400
+    assert "only tools of the kind function" in answer.json()["error"]["message"]
+
+
 def test_parts_that_are_no_text_are_named(server: LiveServer) -> None:
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aa"}}
     parts = [{"type": "text", "text": "what is this?"}, image]

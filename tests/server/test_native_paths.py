@@ -112,6 +112,11 @@ def test_generate_refuses_what_it_cannot_do(server: LiveServer, body: dict[str, 
     assert answer.json()["error"]["message"]
 
 
+def test_generate_says_what_it_takes_in_place_of_a_prompt(server: LiveServer) -> None:
+    answer = server.post("/generate", {"prompt": "x", "max_tokens": 4}).json()
+    assert answer["error"]["message"].startswith("prompt: /v1/completions takes it; /generate")
+
+
 def test_what_sglangs_clients_ask_about_a_server(server: LiveServer) -> None:
     for path in ("/get_model_info", "/model_info"):
         info = server.get(path).json()
@@ -171,6 +176,8 @@ def test_completion_as_llama_cpp_answers(server: LiveServer) -> None:
     assert [one["content"] for one in several] == [text, expected_text("Hi", 5, 8)]
     word = server.post("/completion", {**body, "stop": [text[2:4]]}).json()
     assert (word["stop_type"], word["stopping_word"]) == ("word", text[2:4])
+    assert server.post("/completions", {**body, "speculative.n_max": 2}).json()["content"] == text
+    assert server.post("/completion", {**body, "speculative.n_max": -2}).status_code == 400
     banned = server.post("/completion", {**body, "logit_bias": [[101, False]]})
     assert banned.status_code == 200
     for wrong in ({"mirostat": 2}, {"repeat_penalty": 1.2, "repeat_last_n": 64}, {"prompt": []}):
@@ -267,6 +274,8 @@ def test_sglangs_benchmark_measures_this_server(server: LiveServer) -> None:
         ("/v1/images/generations", "text alone"),
         ("/v1/load_lora_adapter", "--lora-modules"),
         ("/v1/fine_tuning/jobs", "hunch train"),
+        ("/embeddings", "/v1/embeddings"),
+        ("/slots/0", "found again by themselves"),
         ("/v1/nothing", "no POST /v1/nothing$"),
     ],
 )

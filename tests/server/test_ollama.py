@@ -69,11 +69,38 @@ def test_generate(thinker: LiveServer) -> None:
     assert loaded["done_reason"] == "load"
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("/api/chat", {"model": "llama3.2", "messages": []}, "this server has: bytes, alias"),
+        ("/api/chat", {"model": "bytes", "messages": 3}, "messages: "),
+        ("/api/pull", {"model": "llama3.2"}, "hunch pull"),
+    ],
+)
+def test_errors_are_sentences(
+    thinker: LiveServer, path: str, body: dict[str, Any], words: str
+) -> None:
+    answer = thinker.post(path, body)
+    assert answer.status_code in (400, 404)
+    assert words in answer.json()["error"]
+
+
+def test_rates_can_be_computed_from_durations(thinker: LiveServer) -> None:
+    body = {"model": "bytes", "prompt": "SAY[Warm.]YAS", "stream": False}
+    told = thinker.post("/api/generate", body).json()
+    reading, writing = told["prompt_eval_duration"], told["eval_duration"]
+    assert reading > 0
+    assert writing > 0
+    assert reading + writing == told["total_duration"]
+
+
 def test_what_there_is(thinker: LiveServer) -> None:
     assert [m["name"] for m in thinker.get("/api/tags").json()["models"]] == ["bytes", "alias"]
     shown = thinker.post("/api/show", {"model": "bytes"}).json()
     assert shown["capabilities"] == ["completion", "tools", "thinking"]
     assert thinker.post("/api/show", {"model": "nobody"}).status_code == 404
+    running = thinker.get("/api/ps").json()["models"]
+    assert [m["name"] for m in running] == ["bytes", "alias"]
     assert "version" in thinker.get("/api/version").json()
     props = thinker.get("/props").json()
     assert props["default_generation_settings"]["n_ctx"] == 4096

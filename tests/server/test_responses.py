@@ -122,7 +122,9 @@ def test_a_conversation_by_the_id_of_its_last_response(
 
 
 def test_an_answer_that_is_cut_is_incomplete(client: openai.OpenAI) -> None:
-    answer = client.responses.create(model="bytes", input=says("abcdef"), max_output_tokens=3)
+    answer = client.responses.create(
+        model="bytes", input=says("abcdef"), max_output_tokens=3, background=False
+    )
     assert (answer.status, answer.output_text) == ("incomplete", "abc")
     assert answer.incomplete_details.reason == "max_output_tokens"
     with client.responses.stream(
@@ -141,6 +143,7 @@ def test_an_answer_that_is_cut_is_incomplete(client: openai.OpenAI) -> None:
         ({"input": "x", "temperature": -1}, "temperature"),
         ({"input": "x", "tool_choice": {"type": "function", "name": "f"}}, "no tools"),
         ({"input": "x", "model": "nobody"}, "does not exist"),
+        ({"input": "x", "background": True}, "background: an answer comes with its request"),
         (
             {"input": "x", "tools": [SEARCH], "tool_choice": {"type": "web_search"}},
             "only tools of type 'function' are called here, not 'web_search'",

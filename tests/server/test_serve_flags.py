@@ -216,8 +216,39 @@ def test_flags_pasted_from_llama_cpps_docs(started: list[tuple[Config, ServeConf
 
 
 @pytest.mark.parametrize(
+    ("words", "method", "num_nodes"),
+    [
+        ("--spec-type ngram-simple --spec-ngram-size-n 12 --draft-max 64", "ngram", "64"),
+        ("--spec-type ngram-mod --draft-min 48 --draft-max 48", "suffix", "48"),
+        ("--spec-type draft-mtp --spec-draft-n-max 3 --spec-draft-p-min 0.5", "mtp", "3"),
+        ("--spec-type none --draft-max 16", "off", None),
+        ("--spec-type none -hfd org/name --draft-max 16", "auto", "16"),
+        ("--spec-default", "suffix", None),
+    ],
+)
+def test_llama_cpps_ways_to_say_what_drafts(
+    started: list[tuple[Config, ServeConfig]], words: str, method: str, num_nodes: str | None
+) -> None:
+    run(["-m", "a", *words.split()])
+    config, _ = started.pop()
+    assert (config.spec.method, config.spec.options.get("num_nodes")) == (method, num_nodes)
+
+
+def test_further_flags_of_llama_cpp(started: list[tuple[Config, ServeConfig]]) -> None:
+    words = "-m a -s 42 --reasoning-budget 0 --no-slots --samplers top_k --mirostat 0 -lv 3"
+    run(words.split())
+    config, settings = started.pop()
+    assert config.model.seed == 42
+    assert json.loads(settings.default_chat_template_kwargs) == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
     ("words", "text"),
     [
+        ("-m a --spec-type psychic", "--spec-type psychic is not one of none, ngram-simple"),
+        ("-m a --xtc-probability 0.1", "--xtc-probability 0.1: hunch has no such sampler"),
+        ("-m a --presence-penalty 0.5", "--presence-penalty 0.5: send it with a request"),
+        ("-m a --log-file b", "--log-file: the log goes to standard error"),
         ("-m a --mmproj b", "--mmproj: only text"),
         ("-m a -ts 1,1", "-ts: set CUDA_VISIBLE_DEVICES"),
         ("-m a -ctk q4_0", "-ctk q4_0 is not supported; only f16"),

@@ -196,7 +196,7 @@ def parse_flags(words: Sequence[str]) -> dict[str, Any]:
     given, unknown = parser.parse_known_args(words)
     if unknown:
         flags = [flag for action in parser._actions for flag in action.option_strings]
-        near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1)
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], flags, n=1, cutoff=0.7)
         hint = f"; did you mean {near[0]}?" if near else "; --help lists the flags"
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
     return vars(given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 
 from hunch.compat.server_words import by_flag
 from hunch.config import say_once
@@ -13,6 +14,9 @@ _MEMORY = "files are mapped, and read as they are needed"
 _KERNELS = "hunch has one attention and one layout of KV per device"
 _PATHS = "these paths are always there"
 _THREADS = "--threads says how many compute"
+_DRAFTED = "how much is drafted follows what is accepted"
+_REQUEST = "send it with a request"
+_SAMPLER = "hunch has no such sampler"
 _DEVICE = "set CUDA_VISIBLE_DEVICES, or give --device cpu or --tensor-parallel-size"
 
 
@@ -24,8 +28,11 @@ _RENAMED = by_flag(  # with a value
         "--max-num-seqs": "-np --parallel",
         "--max-num-batched-tokens": "-b --batch-size",
         "--served-model-name": "-a --alias",
-        "--speculative-model": "-md --model-draft",
-        "--num-speculative-tokens": "--draft --draft-n --draft-max",
+        "--speculative-model": """-md --model-draft --spec-draft-model -hfd -hfrd
+            --hf-repo-draft --spec-draft-hf""",
+        "--num-speculative-tokens": "--draft --draft-n --draft-max --spec-draft-n-max",
+        "--seed": "-s",
+        "--default-chat-template-kwargs": "--chat-template-kwargs",
         "--chat-template": "--chat-template-file",
         "--ssl-keyfile": "--ssl-key-file",
         "--ssl-certfile": "--ssl-cert-file",
@@ -50,7 +57,7 @@ _NOTHING = by_flag(  # switches
         "embeddings are served beside answers": "--embedding --embeddings",
         _MEMORY: "--mlock --no-mmap --mmap",
         _KERNELS: "-kvu --kv-unified --swa-full -nkvo --no-kv-offload",
-        _PATHS: "--slots --props --metrics",
+        _PATHS: "--slots --no-slots --props --metrics",
         "kernels are made ready at the start": "--warmup --no-warmup",
         "a text ends where the context does": "--context-shift --no-context-shift",
         "only text is served": "--no-mmproj",
@@ -62,8 +69,10 @@ _NOTHING_VALUED = by_flag(
         _KERNELS: "-fa --flash-attn -ub -ctxcp --ctx-checkpoints",
         _THREADS: "-tb --threads-batch --threads-http --prio --poll --numa -C --cpu-mask",
         "prefixes are found again by themselves": "--cache-reuse -cram --cache-ram",
-        "how much is drafted follows what is accepted": """--draft-min --draft-n-min
-            --draft-p-min --draft-p-split""",
+        _DRAFTED: "--draft-min --draft-n-min --draft-p-min --draft-p-split",
+        "--log-level says how much is logged": "-lv --verbosity --log-verbosity",
+        "the order of samplers is hunch's own": "--samplers --sampling-seq --sampler-seq",
+        "penalties look at all tokens": "--repeat-last-n",
         "the drafter is where the target is": "-ngld --gpu-layers-draft -cd --ctx-size-draft",
         "all of a prompt is kept": "--keep",
         _MEMORY: "--fit",
@@ -72,8 +81,10 @@ _NOTHING_VALUED = by_flag(
 _REFUSED = by_flag(
     {
         "only text is served": "--mmproj --mmproj-url",
-        "send it with a request": "--grammar --grammar-file -j --json-schema -jf",
-        _DEVICE: "-ts --tensor-split -sm --split-mode -mg --main-gpu -ot --override-tensor",
+        _REQUEST: "--grammar --grammar-file -j --json-schema -jf --ignore-eos --pooling",
+        _DEVICE: """-ts --tensor-split -sm --split-mode -mg --main-gpu -ot --override-tensor
+            -ncmoe --n-cpu-moe -cmoe --cpu-moe""",
+        "the log goes to standard error: give 2> FILE": "--log-file",
         "give --hf-overrides, whose values stand in place of the file's": """--rope-freq-base
             --rope-freq-scale --yarn-orig-ctx --override-kv""",
         "this server does not rank: /v1/embeddings gives vectors": "--reranking --rerank",
@@ -81,18 +92,33 @@ _REFUSED = by_flag(
         "give --speculate suffix:shared=true, which learns from answers": """-lcs -lcd
             --lookup-cache-static --lookup-cache-dynamic""",
         "the page is hunch's own; --no-page serves none": "--path",
-        "it comes with a request: chat_template_kwargs": "--chat-template-kwargs",
     }
 )
 _SWITCHES = {"-v": ["--log-level", "debug"], "--verbose": ["--log-level", "debug"]}
-_SWITCHES |= {"--no-webui": ["--no-page"]}
+_SWITCHES |= {"--no-webui": ["--no-page"], "--spec-default": ["--speculate", "suffix"]}
+_SPEC_TYPES = {  # of --spec-type -> our methods
+    **dict.fromkeys(("ngram-simple", "ngram-map-k", "ngram-map-k4v"), "ngram"),
+    **dict.fromkeys(("ngram-cache", "ngram-mod"), "suffix"),
+    **dict.fromkeys(("draft", "draft-simple"), "draft"),
+    "draft-mtp": "mtp",
+    "draft-eagle3": "eagle3",
+    "draft-dflash": "dflash",
+}
+_NEUTRAL = {  # flag -> values that ask for nothing, and what to do for others
+    **dict.fromkeys(("--presence-penalty", "--frequency-penalty"), ((0,), _REQUEST)),
+    **dict.fromkeys(("--dry-multiplier", "--xtc-probability"), ((0,), _SAMPLER)),
+    **dict.fromkeys(("--mirostat", "--dynatemp-range"), ((0,), _SAMPLER)),
+    **dict.fromkeys(("--typical", "--typical-p"), ((1,), _SAMPLER)),
+    **dict.fromkeys(("--top-nsigma", "--top-n-sigma"), ((-1, 0), _SAMPLER)),
+    "--reasoning-budget": ((-1,), "send thinking_token_budget with a request"),
+}
 _ON_OFF = ("on", "off", "auto", "true", "false", "1", "0")
 _KV_TYPES = {"f16": [], "bf16": [], "f32": [], "q8_0": ["--kv-cache-dtype", "int8"]}
 
 
 def from_llamacpp(words: Sequence[str]) -> list[str]:
     """The words with llama.cpp's flags by the names that `hunch serve` knows."""
-    rest, found = list(words), []
+    rest, found = _without_drafts(words), []
     sampling: dict[str, float] = {}
     while rest:
         flag = rest.pop(0)
@@ -104,11 +130,25 @@ def from_llamacpp(words: Sequence[str]) -> list[str]:
             found += _SWITCHES[flag]
         elif flag in ("-fa", "--flash-attn") and (not rest or rest[0] not in _ON_OFF):
             say_once(f"{flag} has no effect: {_KERNELS}")  # older ones have no value
-        elif flag in _VALUED and rest:
+        elif (flag in _VALUED or flag.startswith(_FURTHER)) and rest:
             found += _meant(flag, rest.pop(0), sampling)
         else:
             found.append(flag)
     return found + (["--override-generation-config", json.dumps(sampling)] if sampling else [])
+
+
+def _without_drafts(words: Sequence[str]) -> list[str]:
+    """The words, where `--spec-type none` and no draft model stand in them: without drafts."""
+    found = list(words)
+    is_none = ("--spec-type", "none") in pairwise(found)
+    names = [name for name, ours in _RENAMED.items() if ours == "--speculative-model"]
+    if not is_none or any(name in found for name in names):
+        return found
+    lengths = [name for name, ours in _RENAMED.items() if ours == "--num-speculative-tokens"]
+    for name in lengths:
+        if name in found:
+            del found[found.index(name) : found.index(name) + 2]
+    return [*found, "--speculate", "off"]
 
 
 def _meant(flag: str, value: str, sampling: dict[str, float]) -> list[str]:
@@ -117,8 +157,17 @@ def _meant(flag: str, value: str, sampling: dict[str, float]) -> list[str]:
         if _SAMPLING[flag] != "max_new_tokens" or number > 0:  # -1: no limit
             sampling[_SAMPLING[flag]] = number
         return []
-    if flag in _NOTHING_VALUED:
-        say_once(f"{flag} {value} has no effect: {_NOTHING_VALUED[flag]}")
+    if flag in _NOTHING_VALUED or (flag.startswith(_FURTHER) and flag not in _VALUED):
+        say_once(f"{flag} {value} has no effect: {_NOTHING_VALUED.get(flag, _DRAFTED)}")
+        return []
+    if flag == "--spec-type":
+        return _spec_type(value)
+    if flag == "--reasoning-budget" and value == "0":
+        return ["--default-chat-template-kwargs", '{"enable_thinking": false}']
+    if flag in _NEUTRAL:
+        values, instead = _NEUTRAL[flag]
+        if _number(flag, value) not in values:
+            raise ConfigError(f"{flag} {value}: {instead}")
         return []
     if flag in _LAYERS:
         if value != "0":
@@ -135,9 +184,20 @@ def _meant(flag: str, value: str, sampling: dict[str, float]) -> list[str]:
     return [_RENAMED[flag], value]
 
 
+def _spec_type(value: str) -> list[str]:
+    if value == "none":
+        return []
+    if value not in _SPEC_TYPES:
+        known = ", ".join(["none", *_SPEC_TYPES])
+        raise ConfigError(f"--spec-type {value} is not one of {known}; see also --speculate")
+    return ["--speculative-config.method", _SPEC_TYPES[value]]
+
+
+_FURTHER = ("--spec-ngram-", "--spec-draft-")  # settings of llama.cpp's drafters, with a value
 _LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 _CACHE_TYPES = ("-ctk", "-ctv", "--cache-type-k", "--cache-type-v")
-_VALUED = {*_RENAMED, *_SAMPLING, *_NOTHING_VALUED, *_LAYERS, *_CACHE_TYPES, "--reasoning-format"}
+_VALUED = {*_RENAMED, *_SAMPLING, *_NOTHING_VALUED, *_LAYERS, *_CACHE_TYPES, *_NEUTRAL}
+_VALUED |= {"--reasoning-format", "--spec-type"}
 
 
 def _number(flag: str, value: str) -> float:

@@ -34,6 +34,8 @@ _RENAMED = {
     "--uvicorn-log-level": "--log-level",
     "--max-queued-requests": "--max-queue",
     "--model-path": "--model",
+    "--speculative-algo": "--speculative-algorithm",
+    "--speculative-draft-model": "--speculative-draft-model-path",
     "--enable-log-requests": "--no-disable-log-requests",
     "--no-enable-log-requests": "--disable-log-requests",
     "--log-requests": "--no-disable-log-requests",

@@ -114,7 +114,11 @@ NOTHING_VALUED = by_flag(  # flags with a value
         "uvicorn's own limit holds": "--h11-max-incomplete-event-size",
         "nothing reads it": "--additional-config --override-neuron-config --reasoning-config",
         "matches are looked up as long as they pay": """--speculative-ngram-max-match-window-size
-            --speculative-ngram-min-match-window-size --speculative-ngram-max-bfs-breadth""",
+            --speculative-ngram-min-match-window-size --speculative-ngram-max-bfs-breadth
+            --speculative-ngram-min-bfs-breadth --speculative-ngram-match-type
+            --speculative-ngram-max-trie-depth --speculative-ngram-branch-length
+            --speculative-ngram-capacity""",
+        "a drafter's files say how long its blocks are": "--speculative-dflash-block-size",
     }
 )
 MANY = frozenset(  # of them, flags with several values

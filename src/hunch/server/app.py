@@ -20,7 +20,7 @@ from hunch.server.guard import App, Guard, Keys
 from hunch.server.llamacpp import add_llamacpp
 from hunch.server.message_shape import fault_response
 from hunch.server.messages import add_messages
-from hunch.server.ollama import add_ollama
+from hunch.server.ollama import add_ollama, ollama_fault
 from hunch.server.other_names import instead_of
 from hunch.server.problems import ProblemError, from_error, from_validation
 from hunch.server.responses import add_responses
@@ -266,8 +266,10 @@ async def _static(content: bytes, media_type: str, request: Request) -> Response
 
 def _add_faults(app: FastAPI, service: Service) -> None:
     def respond(request: Request, problem: ProblemError) -> JSONResponse:
-        is_anthropic = request.url.path.startswith("/v1/messages")
-        return fault_response(problem) if is_anthropic else problem.response()
+        path = request.url.path
+        if path.startswith("/v1/messages"):  # Anthropic's
+            return fault_response(problem)
+        return ollama_fault(problem) if path.startswith("/api/") else problem.response()
 
     async def on_hunch(request: Request, error: Exception) -> Response:
         assert isinstance(error, HunchError)

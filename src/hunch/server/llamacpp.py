@@ -45,6 +45,9 @@ IDLE_SAMPLERS = frozenset({
 # fmt: on
 
 
+SPECULATIVE = "speculative.n_max"  # most nodes of a draft; its other settings only save time
+
+
 class ExtraFile(Body):
     filename: str = "file"
     text: str
@@ -90,7 +93,9 @@ class NativeBody(SamplingBody):
             given.pop("repeat_last_n", None)
         if isinstance(given.get("logit_bias"), list):
             given["logit_bias"] = _biases(given["logit_bias"])
-        return given
+        if "speculation" not in given and SPECULATIVE in given:
+            given["speculation"] = {"max_nodes": given[SPECULATIVE]}
+        return {name: value for name, value in given.items() if not name.startswith("speculative.")}
 
 
 def _biases(pairs: list[Any]) -> dict[str, Any]:
@@ -134,6 +139,7 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
             fields[name] = getattr(body, name)
         return await service.complete(completion_body(fields), request, lambda: NativeShape())
 
+    @app.post("/completions", response_class=Response, include_in_schema=False)
     @app.post("/completion", response_class=Response)
     async def completion(body: NativeBody, request: Request) -> Response:
         own = {"prompt", "n_probs", "return_tokens"}

@@ -26,6 +26,7 @@ from hunch.server.service import Service
 from hunch.server.summary import Json
 from hunch.types import RequestOutput
 
+NEVER = "9999-12-31T23:59:59Z"  # when a model is unloaded
 OPTIONS = {  # Ollama's names for what a request may ask of sampling
     "temperature": "temperature",
     "top_k": "top_k",
@@ -91,6 +92,12 @@ class ShowBody(Body):
     verbose: bool = False
 
 
+def ollama_fault(problem: ProblemError) -> JSONResponse:
+    """An error as Ollama's clients read it: a sentence."""
+    body, headers = {"error": problem.message}, problem.headers()
+    return JSONResponse(body, status_code=problem.status, headers=headers)
+
+
 def add_ollama(app: FastAPI, service: Service) -> None:
     _add_answers(app, service)
     _add_lists(app, service)
@@ -153,6 +160,11 @@ def _add_lists(app: FastAPI, service: Service) -> None:
                 for name in service.settings.served_model_names
             ]
         }  # fmt: skip
+
+    @app.get("/api/ps")
+    async def running() -> dict[str, Any]:
+        known = (await tags())["models"]
+        return {"models": [{**one, "expires_at": NEVER, "size_vram": 0} for one in known]}
 
     @app.post("/api/show")
     async def show(body: ShowBody) -> dict[str, Any]:
@@ -269,15 +281,18 @@ class OllamaShape:
     def _end(self, outputs: Sequence[RequestOutput]) -> Json:
         choice = only(outputs)
         nanoseconds = int((time.monotonic() - self._began) * 1e9)
+        # From the arrival to the first token, as the engine measured it.
+        reading = int((outputs[0].stats.get("first_token_seconds") or 0) * 1e9)
+        reading = max(1, min(reading, nanoseconds - 1))
         return {
             "done": True,
             "done_reason": choice.finish_reason,
             "total_duration": nanoseconds,
             "load_duration": 0,
             "prompt_eval_count": len(outputs[0].prompt_token_ids),
-            "prompt_eval_duration": 0,
+            "prompt_eval_duration": reading,
             "eval_count": len(choice.token_ids),
-            "eval_duration": nanoseconds,
+            "eval_duration": max(1, nanoseconds - reading),
         }
 
     def opening(self, index: int, output: RequestOutput) -> Iterator[Json]:

@@ -90,6 +90,9 @@ INSTEAD = {
     "structural_tag": "send regex, ebnf or json_schema",
     "token_ids_logprob": "send top_logprobs_num, for the likeliest tokens",
     "n_probs": "send logprobs: true and top_logprobs",
+    **dict.fromkeys(("image_data", "audio_data", "video_data"), "the server takes text alone"),
+    "images": "the server takes text alone",
+    "prompt": "/v1/completions takes it; /generate takes text, a chat messages",
 }
 
 
@@ -169,10 +172,15 @@ def _add(to: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 _EMBED = "POST /v1/embeddings gives texts as vectors, which a program can compare"
 _ADAPTERS = "an adapter is loaded at the start: --lora-modules NAME=PATH"
+_MODELS = "give `hunch serve` the models to serve; `hunch pull` fetches one"
 _RUNNING = "start and stop the server instead: its memory goes with it"
 _PATHS = {  # of other servers -> what to do where this one has none of them
     **dict.fromkeys(("rerank", "v1/rerank", "v2/rerank", "reranking", "v1/reranking"), _EMBED),
-    **dict.fromkeys(("score", "v1/score", "classify", "pooling", "embedding", "encode"), _EMBED),
+    **dict.fromkeys(("score", "v1/score", "classify", "pooling", "encode"), _EMBED),
+    **dict.fromkeys(("embedding", "embeddings"), _EMBED),
+    **dict.fromkeys(("api/pull", "api/push", "api/create", "api/copy", "api/delete"), _MODELS),
+    **dict.fromkeys(("update_weights_from_disk", "update_weights_from_tensor"), _RUNNING),
+    "slots": "no slots are kept in files: prefixes are found again by themselves",
     **dict.fromkeys(("v1/load_lora_adapter", "v1/unload_lora_adapter"), _ADAPTERS),
     **dict.fromkeys(("lora-adapters", "load_lora_adapter", "unload_lora_adapter"), _ADAPTERS),
     **dict.fromkeys(("sleep", "wake_up", "release_memory_occupation"), _RUNNING),
@@ -180,6 +188,7 @@ _PATHS = {  # of other servers -> what to do where this one has none of them
     "abort_request": "a request ends when its connection is closed",
     "v1/batches": "send the requests side by side: they share steps",
     **dict.fromkeys(("v1/audio", "v1/images", "v1/videos"), "it reads and writes text alone"),
+    "v1/conversations": "no conversations are kept: send previous_response_id",
     "v1/moderations": "it does not moderate",
     "v1/files": "it keeps no files: send texts with each request",
     "v1/fine_tuning": "`hunch train` trains drafters, and nothing else",

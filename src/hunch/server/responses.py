@@ -33,6 +33,7 @@ INSTEAD = {
     "conversation": "no conversations are kept: send previous_response_id",
     "prompt": "no prompts are kept: send instructions and input",
     "moderation": "this server does not moderate",
+    "background": "an answer comes with its request: send false, or stream: true",
 }
 
 
@@ -89,7 +90,6 @@ class ResponsesBody(Body):
     metadata: dict[str, str] | None = None
     user: str | None = None
     include: Many[Include] | None = None
-    background: Literal[False] | None = None
     max_tool_calls: int | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
@@ -105,7 +105,7 @@ class ResponsesBody(Body):
     @classmethod
     def _renamed(cls, given: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
         for name, reason in INSTEAD.items():
-            if given.get(name) is not None:
+            if given.get(name) not in (None, False):
                 raise PydanticCustomError("refused", "{text}", {"text": reason, "field": name})
         found = {name: value for name, value in given.items() if name not in INSTEAD}
         return found if known.issuperset(found) else super()._renamed(found, known)

@@ -225,6 +225,13 @@ class ToolBody(Body):
     type: Literal["function"]
     function: FunctionBody
 
+    @classmethod
+    def _renamed(cls, given: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
+        if given.get("type") == "custom":
+            text = "only tools of the kind function are offered: give them a schema of one text"
+            raise PydanticCustomError("refused", "{text}", {"text": text, "field": "type"})
+        return super()._renamed(given, known)
+
 
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
