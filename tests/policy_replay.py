@@ -50,8 +50,9 @@ class Drafter:
     def __init__(self, *shapes: StepShape, margin: float = 0.0, num_levels: int = 5) -> None:
         self.shapes, self.margin, self.num_levels = shapes, margin, num_levels
 
-    def levels(self, source: int) -> int:
-        return {TREE: NUM_LEVELS, MERGED: MERGED_LEVELS}.get(source, self.num_levels)
+    def levels(self, source: int, num_nodes: int) -> int:
+        own = min(num_nodes, self.num_levels)
+        return {TREE: NUM_LEVELS, MERGED: MERGED_LEVELS}.get(source, own)
 
     def depth(self, source: int) -> int:
         return {TREE: 15, MERGED: 43}.get(source, 0)

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hunch.drafting.costs import DraftSource, StepShape, chains_of
+from hunch.drafting.costs import DraftSource, StepShape, StepShapes, chains_of
 from hunch.drafting.lookup import DeviceLookup
+from hunch.drafting.sides import Trees
 from hunch.drafting.step_policy import Policy
 from hunch.drafting.trials import Trials
 from policy_replay import Drafter, Fixed, Replay, Text, buffers, text
@@ -208,6 +209,24 @@ def test_guesses_of_both_are_checked_together_where_that_brings_more(
     chosen = [shape for shape in replayed.shapes[40:] if shape is not None and shape.num_nodes]
     share = sum(shape.source == DraftSource.MERGED for shape in chosen) / len(chosen)
     assert share > 0.8 if is_chosen else share < 0.2
+
+
+def test_a_tree_that_waits_is_not_dropped_for_what_is_better_for_a_moment() -> None:
+    trees, rows = Trees(BOTH, StepShapes(BOTH.shapes), 1), np.array([0])
+    shapes, chain = [CHAINS[1], TREE], [CHAINS[1]]
+
+    def choose(chain: float) -> StepShape:
+        return trees.choose(rows, (shapes, [chain, 3.0], [1.0, 1.0]))[0][0]
+
+    assert trees.launch(choose(2.0), rows) == TREE
+    assert choose(3.3) == TREE
+    steps = 1
+    while choose(3.3) == TREE:
+        steps += 1
+    assert 3 < steps < 30
+    assert trees.launch(chain[0], rows) == StepShape(0, DraftSource.CHAIN)  # what waited is lost
+    assert choose(2.9) == chain[0]
+    assert trees.launch(chain[0], rows) == chain[0]
 
 
 def test_what_lost_time_must_promise_more_until_that_is_a_small_share_of_all_time() -> None:

@@ -23,7 +23,7 @@ from hunch.bench import loads
 from hunch.bench.metrics import figures
 from hunch.bench.offline import EngineSubject
 from hunch.bench.records import Run
-from hunch.drafting.auto_device import MERGED_TREE
+from hunch.drafting.auto_device import OF_MODELS
 from hunch.drafting.costs import StepShape, StepShapes
 from hunch.kernels.step import CHECKED, REASON, TOKENS
 from hunch.step.capture import Graph
@@ -132,7 +132,7 @@ def test_text_does_not_depend_on_who_drafts(
             assert tokens(llm, mixed) == want
 
 
-MERGED = MERGED_TREE.num_nodes + 16
+(TREE,), (WIDE, DEEP) = OF_MODELS.values()
 WALKS = {
     "off and on": [  # the first of three is taken when the host reads rows to the network
         *[StepShape(15, 2)] * 3,
@@ -148,7 +148,12 @@ WALKS = {
         StepShape(7, 1),
     ],
     "a long hole": [*[StepShape(0)] * 5, *[StepShape(7, 1)] * 3],
-    "merged": [*[StepShape(MERGED, 3)] * 3, StepShape(15, 2), StepShape(MERGED, 3), StepShape(0)],
+    "merged": [
+        *[StepShape(DEEP.num_nodes, 3)] * 3,
+        StepShape(15, 2),
+        *[StepShape(WIDE.num_nodes, 3)] * 2,
+        StepShape(0),
+    ],
 }
 
 
@@ -193,11 +198,13 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
     chains = [line for source, line in drafts if source == 1]
     assert [line[TOKENS] - 1 for line in chains] == [line[CHECKED] for line in chains]
     trees = [line for source, line in drafts if source == 2 and line[CHECKED] == 15]
-    assert {line[TOKENS] - 1 for line in trees} <= {5}
+    assert {line[TOKENS] - 1 for line in trees} <= {TREE.num_levels}
     merged = [line for source, line in drafts if source == 3]
     for line in merged:  # the nodes of a tree stand level by level
-        levels = min(line[CHECKED] // MERGED_TREE.width, MERGED_TREE.num_levels)
+        levels = min(line[CHECKED] // WIDE.width, WIDE.num_levels)
         assert line[TOKENS] - 1 >= levels
+    if walk == "merged":
+        assert max(line[TOKENS] - 1 for line in merged) >= DEEP.num_levels
     assert len(merged if walk == "merged" else chains) > 3
     assert trees or merged or walk == "a long hole"
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hunch.config import MERGE, SpecConfig
 from hunch.draft import Draft, Rows, TargetStep
-from hunch.drafting.auto_device import MERGED_TREE, DeviceAuto, DeviceAutoHead
+from hunch.drafting.auto_device import MAX_NODES, DeviceAuto, DeviceAutoHead
 from hunch.drafting.base import (
     PREDICTION,
     Clears,
@@ -298,7 +298,7 @@ class AutoDrafter(RoutedDrafter):
             needs = model.method.needs
             most = max(sizes["auto"], needs.max_nodes)
             if context.is_fused and "num_nodes" not in options:
-                most = max(most, MERGED_TREE.num_nodes + sizes["auto"])
+                most = max(most, MAX_NODES)
             sizes |= {model.name: needs.max_nodes, "auto": most}
         self.needs = replace(needs, max_nodes=max(sizes.values()), methods=sizes)
 

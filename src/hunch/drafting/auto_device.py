@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,14 +30,25 @@ class TreeSize(NamedTuple):
 
     width: int
     num_levels: int
+    num_beside: int = 0  # guesses of a lookup that are checked beside it
 
     @property
     def num_nodes(self) -> int:
-        return self.width * self.num_levels
+        return self.width * self.num_levels + self.num_beside
 
 
-# Alone, so that 16 packed tokens are checked at once, and with a lookup's guesses beside it.
-TREE, MERGED_TREE = TreeSize(3, 5), TreeSize(4, 7)
+# Alone, so that 16 packed tokens are checked at once, and with a lookup's guesses beside it. All
+# levels of a block come of one pass; of a draft model each takes one, so that width is cheaper than
+# depth, and only a model that is right most of the time goes deep.
+OF_BLOCKS = {
+    DraftSource.TREE: (TreeSize(3, 5),),
+    DraftSource.MERGED: (TreeSize(4, 7, 16),),
+}
+OF_MODELS = {
+    DraftSource.TREE: (TreeSize(5, 3),),
+    DraftSource.MERGED: (TreeSize(4, 4, 14), TreeSize(3, 7, 10)),
+}
+MAX_NODES = max(size.num_nodes for sizes in OF_BLOCKS.values() for size in sizes)
 
 
 class DeviceWithLookups(DeviceDrafter):
@@ -48,23 +60,26 @@ class DeviceWithLookups(DeviceDrafter):
     """
 
     def __init__(
-        self, matches: DeviceLookup, model: DeviceDrafter, room: int, *, has_trees: bool
+        self,
+        matches: DeviceLookup,
+        model: DeviceDrafter,
+        room: int,
+        trees: Mapping[DraftSource, tuple[TreeSize, ...]],
     ) -> None:
         self.matches = matches
-        self.tree_sizes: dict[int, TreeSize] = {}  # by source
-        self.sizes: dict[int, int] = {}  # nodes of trees and what is beside them, by source
-        for source, size, beside in (
-            (DraftSource.TREE, TREE, 0),
-            (DraftSource.MERGED, MERGED_TREE, matches.num_nodes),
-        ):
-            tree = size._replace(num_levels=min(size.num_levels, model.num_levels))
-            num_nodes = tree.num_nodes + beside
-            if has_trees and tree.num_levels > 1 and num_nodes <= room:
-                self.tree_sizes[source], self.sizes[source] = tree, num_nodes
+        self.tree_sizes: dict[int, dict[int, TreeSize]] = {}  # by source and nodes
+        for source, sizes in trees.items():
+            for width, num_levels, beside in sizes:
+                beside = min(beside, matches.num_nodes)
+                size = TreeSize(width, min(num_levels, model.num_levels), beside)
+                if size.num_levels > 1 and size.num_nodes <= room:
+                    self.tree_sizes.setdefault(source, {})[size.num_nodes] = size
         super().__init__(
             name="auto",
             num_levels=model.num_levels,
-            num_nodes=max(matches.num_nodes, model.num_nodes, *self.sizes.values()),
+            num_nodes=max(
+                (matches.num_nodes, model.num_nodes, *map(max, self.tree_sizes.values()))
+            ),
             margin=matches.margin,
         )
 
@@ -79,15 +94,22 @@ class DeviceWithLookups(DeviceDrafter):
     @property
     def shapes(self) -> tuple[StepShape, ...]:
         chains = [StepShape(size, DraftSource.CHAIN) for size in self.chain_sizes]
-        trees = [StepShape(size, source) for source, size in self.sizes.items()]
+        trees = [StepShape(n, source) for source, some in self.tree_sizes.items() for n in some]
         return (*self.matches.shapes, *chains, *trees)
 
-    def levels(self, source: int) -> int:
-        return self.tree_sizes[source].num_levels if source in self.sizes else self.chain_sizes[-1]
+    def tree_of(self, source: int, num_nodes: int) -> TreeSize:
+        """The largest tree that so many nodes have room for, or the smallest of all."""
+        sizes = self.tree_sizes[source]
+        return sizes[max((size for size in sizes if size <= num_nodes), default=min(sizes))]
+
+    def levels(self, source: int, num_nodes: int) -> int:
+        if source in self.tree_sizes:
+            return self.tree_of(source, num_nodes).num_levels
+        return super().levels(source, num_nodes)
 
     def depth(self, source: int) -> int:
         """A chain may be checked as a tree, as deep as it has nodes."""
-        return self.sizes.get(source, 0)
+        return max(self.tree_sizes.get(source, (0,)))
 
     def add_matches(
         self, state: RowState, step: StepRows, source: int, drafted: tuple[int, int] = (0, 0)
@@ -100,7 +122,8 @@ class DeviceWithLookups(DeviceDrafter):
         match, sure = (at.min_match, at.max_match), NEVER if is_merged else SURE
         lookup(state, step, self.num_nodes, *match, sure, phrases=at.phrases, drafted=drafted)
         if is_merged:
-            graft(state, step, self.num_nodes, at.num_nodes)
+            size = self.tree_of(source, step.path_RK.shape[1] - 1)
+            graft(state, step, self.num_nodes, size.num_beside)
 
     def works(self, source: int) -> bool:
         return source != DraftSource.NOBODY
@@ -127,13 +150,14 @@ class DeviceAuto(DeviceWithLookups):
         self, matches: DeviceLookup, model: DeviceDrafter, room: int, *, only_chains: bool
     ) -> None:
         has_trees = isinstance(model, DeviceDraftModel) and not only_chains
-        super().__init__(matches, model, room, has_trees=has_trees)
+        super().__init__(matches, model, room, OF_MODELS if has_trees else {})
         # Guesses of both stand in one place.
         self.model = replace(model, num_nodes=self.num_nodes)
-        self.trees: dict[int, DeviceDraftModel] = {}
-        for source, (width, num_levels) in self.tree_sizes.items():
+        self.trees: dict[TreeSize, DeviceDraftModel] = {}
+        for size in {size for some in self.tree_sizes.values() for size in some.values()}:
             assert isinstance(self.model, DeviceDraftModel)
-            self.trees[source] = replace(
+            width, num_levels, _ = size
+            self.trees[size] = replace(
                 self.model, num_levels=num_levels, level_size=width, width=width, branch=width
             )
 
@@ -151,6 +175,11 @@ class DeviceAuto(DeviceWithLookups):
         of_model = max(num_nodes // 2 + 1, SHORT_CHAIN) if self.goes_on else num_nodes
         return min(of_model, num_nodes, self.num_levels)
 
+    def levels(self, source: int, num_nodes: int) -> int:
+        if source == DraftSource.CHAIN:
+            return self._of_model(levels_after(num_nodes + 1, self.chain_sizes[-1]))
+        return super().levels(source, num_nodes)
+
     @property
     def chain_sizes(self) -> list[int]:
         if not self.goes_on:
@@ -167,11 +196,11 @@ class DeviceAuto(DeviceWithLookups):
             return
         num_tokens = step.path_RK.shape[1]  # that this step could have committed
         drafted = (0, 0)
-        if source in self.trees:
-            tree = self.trees[source]
+        if source in self.tree_sizes:
+            tree = self.trees[self.tree_of(source, num_tokens - 1)]
             tree.grow(state, step, draws, tree.num_levels, num_tokens)
         elif isinstance(model, DeviceDraftModel):
-            size = levels_after(num_tokens, self.levels(source))
+            size = levels_after(num_tokens, self.chain_sizes[-1])
             drafted = self._of_model(size), size
             model.grow(state, step, draws, drafted[0], num_tokens)
         else:
@@ -199,13 +228,14 @@ class DeviceAutoHead(DeviceWithLookups):
         self, matches: DeviceLookup, head: DeviceFollower, room: int, *, only_chains: bool
     ) -> None:
         has_trees = isinstance(head, DeviceBlock) and not only_chains
-        super().__init__(matches, head, room, has_trees=has_trees)
+        super().__init__(matches, head, room, OF_BLOCKS if has_trees else {})
         # Guesses of both stand in one place.
         self.head = replace(head, num_nodes=self.num_nodes)
         self.trees: dict[int, DeviceBlock] = {}
-        for source, (width, num_levels) in self.tree_sizes.items():
+        for source, sizes in self.tree_sizes.items():
             assert isinstance(self.head, DeviceBlock)
-            self.trees[source] = replace(self.head, width=width, num_levels=num_levels)
+            (size,) = sizes.values()
+            self.trees[source] = replace(self.head, width=size.width, num_levels=size.num_levels)
 
     @property
     def feature_layers(self) -> tuple[int, ...]:

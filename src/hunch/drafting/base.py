@@ -12,7 +12,7 @@ import torch
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.beside_steps import Flow
-from hunch.drafting.costs import CostCurve, DraftSource, StepShape, chains_of
+from hunch.drafting.costs import CostCurve, DraftSource, StepShape, chains_of, levels_after
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.lookup import MAX_MATCH
 from hunch.kernels.phrases import PhraseTable
@@ -164,9 +164,11 @@ class DeviceDrafter:
         """
         raise NotImplementedError
 
-    def levels(self, source: int) -> int:
-        """Levels that its network drafts in a step of this source."""
-        return self.num_levels
+    def levels(self, source: int, num_nodes: int) -> int:
+        """Levels that its network drafts in a step of this source that checks so many nodes."""
+        if self.level_size > 1:
+            return self.num_levels
+        return levels_after(num_nodes + 1, self.num_levels)
 
     def depth(self, source: int) -> int:
         """Depth of the trees it drafts in this source; 0: it drafts chains."""

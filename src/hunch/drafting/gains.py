@@ -25,7 +25,7 @@ class SourceGains:
     def __init__(self, drafter: DeviceDrafter | None, shapes: StepShapes, num_rows: int) -> None:
         self.has_lookup = shapes.has_lookup
         prior = WITH_PHRASES if drafter is not None and drafter.is_guided else OWN_TEXT
-        sources = shapes.network_sources
+        self.drafter, sources = drafter, shapes.network_sources
         self.lookup = AcceptanceEstimate(
             num_rows,
             {DraftSource.LOOKUP: prior.chances},
@@ -39,8 +39,13 @@ class SourceGains:
             {source: NETWORK_PRIORS[source] for source in sources},
             rate=0.06,
             hope=HOPE,
-            num_levels={} if drafter is None else {s: drafter.levels(s) for s in sources},
+            num_levels={s: self.levels(s, _largest(shapes, s)) for s in sources},
         )
+
+    def levels(self, source: int, num_nodes: int) -> int:
+        """Levels that a network drafts in a step that checks so many nodes."""
+        assert self.drafter is not None
+        return self.drafter.levels(source, num_nodes)
 
     def of_rows(
         self,
@@ -61,9 +66,13 @@ class SourceGains:
         if source == DraftSource.MERGED:
             right, match = self.network.calibration(source), self.lookup.match
             hope = self.network.hope_left(len(ids)) if is_hopeful else 0.0
-            return [(right * self.of_both(row, match[row], hope),) for row in ids]
+            return [
+                tuple([right * self.of_both(row, match[row], size, hope) for size in sizes])
+                for row in ids
+            ]
+        levels = tuple([self.levels(source, size) for size in sizes])
         gains = self.network.gains(
-            ids, sizes, source, is_doubtful=is_doubtful, is_hopeful=is_hopeful
+            ids, levels, source, is_doubtful=is_doubtful, is_hopeful=is_hopeful
         )
         if not self.has_lookup:
             return gains
@@ -78,12 +87,17 @@ class SourceGains:
                 )
         return gains
 
-    def of_both(self, row: int, match: float, hope: float = 0.0) -> float:
+    def of_both(self, row: int, match: float, num_nodes: int, hope: float = 0.0) -> float:
         """Tokens that a network's tree brings with a lookup's guesses checked beside it."""
         network, lookup, source = self.network, self.lookup, DraftSource.MERGED
         return of_either(
             network.odds(row, source, NEW_MATCH, hope),
-            network.num_levels[source],
+            self.levels(source, num_nodes),
             lookup.odds(row, DraftSource.LOOKUP, match),
             lookup.num_levels[DraftSource.LOOKUP],
         )
+
+
+def _largest(shapes: StepShapes, source: int) -> int:
+    """Nodes of the largest step of a source."""
+    return max(shape.num_nodes for shape in shapes.all if shape.source == source)

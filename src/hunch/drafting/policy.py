@@ -125,18 +125,23 @@ class AcceptanceEstimate:
         num_checked: int = 0,  # of its guesses, by the target
         *,
         is_most: bool = False,
+        num_levels: int | None = None,
     ) -> None:
-        """So many of the row's guesses were right in a row, of so many that could be compared;
-        is_most: or fewer, as others were checked beside them that were right as far."""
+        """So many of the row's guesses were right in a row, of so many that could be compared.
+
+        is_most: or fewer, as others were checked beside them that were right as far.
+        num_levels: of the guesses that are the source's own; all that were right are its gain.
+        """
         self.doubts[row] *= 1.0 - DOUBT_FADE
         if not compared:
             return
-        levels = self.num_levels[source]
+        levels = self.num_levels[source] if num_levels is None else num_levels
         odds, again = self.odds(row, source, self.before[row])
         if num_checked:
             most = min(num_checked, levels)
             (gain,) = _gains(odds, again, (most,), levels)
-            self.calibrate(source, gain, min(run, most), weight)
+            came = min(run, most) if num_levels is None else run
+            self.calibrate(source, gain, came, weight)
         (chance, scale), (further, further_scale) = _chance(odds), _chance(again)
         right, num_further = 1.0 if run else 0.0, min(run, levels) - 1.0
         asked = min(compared, levels) - 1.0

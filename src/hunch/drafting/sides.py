@@ -24,6 +24,7 @@ from hunch.drafting.trials import Trials
 # Steps that a change to a network costs (the host leads one, a draft is lost), how much more one
 # side must promise of late to be taken up or left, and how fast `of late` moves.
 CHANGE, LEAVE, LEAD_RATE = 2.0, 0.01, 0.1
+LEAVE_TREES = 0.03  # as LEAVE, of trees: the one that waits is dropped
 # As LEAVE, of a head that lost time before, and of any: rows that it left it does not come back to.
 LEAVE_HEAD, LEAVE_ANY_HEAD = 0.04, 0.12
 READS = 32  # tokens worth reading to a network for one that a row may still get
@@ -48,6 +49,80 @@ class Reader(Protocol):
     def read(self, ids: list[int]) -> None: ...
 
 
+Choices = tuple[list[StepShape], list[float], list[float]]  # shapes, their tokens and seconds
+
+
+class Leads:
+    """Log of what some steps promise over what others do, of late, by the rows they have room for.
+
+    What is best now changes from step to step, and changing over costs time.
+    """
+
+    def __init__(self) -> None:
+        self._leads: dict[int, float] = {}
+
+    def of(
+        self,
+        num_rows: int,
+        is_some: Sequence[bool],
+        tokens: Sequence[float],
+        seconds: Sequence[float],
+    ) -> float:
+        best = [1e-9, 1e-9]
+        for which, gain, took in zip(is_some, tokens, seconds, strict=True):
+            best[which] = max(best[which], gain / took)
+        now, rate = log(best[1] / best[0]), 1.0 - (1.0 - LEAD_RATE) ** num_rows
+        size = (num_rows - 1).bit_length()
+        lead = self._leads.get(size, now)
+        self._leads[size] = lead = lead + rate * (now - lead)
+        return lead
+
+    def clear(self) -> None:
+        self._leads.clear()
+
+
+class Trees:
+    """Trees or chains. A tree that waits can only be checked as a tree: any other step drops it."""
+
+    def __init__(self, drafter: DeviceDrafter | None, shapes: StepShapes, num_rows: int) -> None:
+        sources = {shape.source for shape in shapes.all}
+        self.sources = {
+            one for one in sources if drafter is not None and one > 0 and drafter.depth(one) > 0
+        }
+        self.waits = np.zeros(num_rows, dtype=np.bool_)  # what the last launched step drafts
+        self._leads = Leads()
+
+    def start(self, ids: list[int], *, is_first: bool) -> None:
+        """Requests came into these rows, nobody being there."""
+        self.waits[ids] = False
+        if is_first:
+            self._leads.clear()
+
+    def choose(self, row_R: np.ndarray, choices: Choices) -> Choices:
+        """Trees, or what is none: what promises more, of late."""
+        is_tree = [shape.source in self.sources for shape in choices[0]]
+        if all(is_tree) or not any(is_tree):
+            return choices
+        lead = self._leads.of(len(row_R), is_tree, *choices[1:])
+        wanted = lead > (-LEAVE_TREES if self.waits[row_R].any() else LEAVE)
+        return only(choices, [which == wanted for which in is_tree])
+
+    def launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
+        """A step is launched so, or drops what waits."""
+        is_tree = shape.source in self.sources
+        if not is_tree and self.waits[row_R].any():
+            shape = StepShape(0, shape.source)
+        self.waits[row_R] = is_tree
+        return shape
+
+
+def only(choices: Choices, is_kept: Sequence[bool]) -> Choices:
+    """Those of the choices."""
+    kept = [place for place, which in enumerate(is_kept) if which]
+    shapes, tokens, seconds = choices
+    return [shapes[p] for p in kept], [tokens[p] for p in kept], [seconds[p] for p in kept]
+
+
 class Sides:
     """The network's side and the other, and what the network knows of each row."""
 
@@ -62,9 +137,7 @@ class Sides:
         self.can_leave = DraftSource.LOOKUP_ALONE in {shape.source for shape in shapes.all}
         # The network knows all of the row, or was not left.
         self.has_read = np.zeros(len(rows.known), dtype=np.bool_)
-        # Log of what the network's side promises over what the other does, of late, by the rows
-        # that steps have room for.
-        self._leads: dict[int, float] = {}
+        self._leads = Leads()  # of the network's side
         self._num_steps_left, self._next_left = 0, FIRST_LEFT
 
     def is_network(self, shape: StepShape) -> bool:
@@ -85,24 +158,17 @@ class Sides:
         seconds: Sequence[float],
         *,
         is_flowing: bool,
-    ) -> tuple[list[StepShape], list[float], list[float]]:
+    ) -> Choices:
         """The shapes that a network knows of, or those it does not: what promises more, of late."""
-        best = [1e-9, 1e-9]
-        for shape, gain, took in zip(shapes, tokens, seconds, strict=True):
-            side = self.is_network(shape)
-            best[side] = max(best[side], gain / took)
-        now, rate = log(best[1] / best[0]), 1.0 - (1.0 - LEAD_RATE) ** len(row_R)
-        size = (len(row_R) - 1).bit_length()
-        lead = self._leads.get(size, now)
-        lead = self._leads[size] = lead + rate * (now - lead)
+        lead = self._leads.of(len(row_R), list(map(self.is_network, shapes)), tokens, seconds)
         if self.can_leave:
-            sources = self._followed(row_R, lead, size)
+            sources = self._followed(row_R, lead, (len(row_R) - 1).bit_length())
         elif self._is_read_to(row_R, lead, max(tokens), is_flowing=is_flowing):
             sources = self.network_sources
         else:
             sources = [DraftSource.LOOKUP]
-        kept = [place for place, shape in enumerate(shapes) if shape.source in sources]
-        return [shapes[p] for p in kept], [tokens[p] for p in kept], [seconds[p] for p in kept]
+        choices = list(shapes), list(tokens), list(seconds)
+        return only(choices, [shape.source in sources for shape in shapes])
 
     def _followed(self, row_R: np.ndarray, lead: float, size: int) -> list[DraftSource]:
         """What may draft where a head follows every step until it is left.

@@ -27,7 +27,7 @@ from hunch.drafting.costs import (
 )
 from hunch.drafting.gains import SourceGains
 from hunch.drafting.policy import OF_LOOKUPS, OF_NETWORKS, best_rate, gain_of_rows
-from hunch.drafting.sides import Reader, RowLengths, Sides
+from hunch.drafting.sides import Reader, RowLengths, Sides, Trees
 from hunch.drafting.step_counts import StepCounts
 from hunch.drafting.trials import SourceTrials
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
@@ -67,8 +67,9 @@ class Policy:
         self.lookup, self.network = self.gains.lookup, self.gains.network
         self.sides = Sides(drafter, self.shapes, rows)
         self.guesses: list[list[int]] = [[]] * num_rows  # by lookup, that wait to be compared
-        self.is_tree = np.zeros(num_rows, dtype=np.bool_)  # what the last launched step drafts
-        self.drafted = [(0, 0)] * num_rows  # source and match of the draft that waits
+        self.trees = Trees(drafter, self.shapes, num_rows)
+        self.drafted = [(0, 0)] * num_rows  # source and match of the draft that waits,
+        self.drafted_in = [0] * num_rows  # and the nodes that the step checked which made it
         # Whether a row's request names a network or a lookup; None: it names neither.
         self.by_network: list[bool | None] = [None] * num_rows
         self.flow = Flow(num_rows)
@@ -98,7 +99,7 @@ class Policy:
         self.sides.start(ids, is_first=is_first)
         self.lookup.start(ids)
         self.network.start(ids)
-        self.is_tree[ids] = False
+        self.trees.start(ids, is_first=is_first)
         self._silence(ids)
 
     def _silence(self, ids: list[int]) -> None:
@@ -160,6 +161,8 @@ class Policy:
             shapes, tokens, seconds = self.sides.choose(
                 row_R, shapes, tokens, seconds, is_flowing=self.flow.is_on
             )
+        if self.trees.sources:
+            shapes, tokens, seconds = self.trees.choose(row_R, (list(shapes), tokens, seconds))
         shape = shapes[best_rate(tokens, seconds, self.margin * (shapes[0].num_nodes == 0))]
         if shape.source > 0 and self.network.hope_left(len(row_R)) > LITTLE_HOPE:
             shape = self._soberly(row_R, num_rows, dict(zip(shapes, seconds, strict=True)))
@@ -216,10 +219,7 @@ class Policy:
         """The step is launched so; a tree that waits can only be checked as a tree."""
         if self.drafter is None or not self.network.priors:
             return shape
-        is_tree = self.drafter.depth(shape.source) > 0
-        if not is_tree and self.is_tree[row_R].any():
-            shape = StepShape(0, shape.source)
-        self.is_tree[row_R] = is_tree
+        shape = self.trees.launch(shape, row_R)
         self.sides.launch(shape, row_R)
         return shape
 
@@ -314,7 +314,11 @@ class Policy:
                 self.lookup.hear(row, line[MATCHED])
                 self.guesses[row] = line[first:end]
             if self.network.priors:
-                self.drafted[row] = graph.source, line[MATCHED]
+                self._hear(row, line, graph)
+
+    def _hear(self, row: int, line: list[int], graph: CapturedStep) -> None:
+        """Of the draft that now waits for a row."""
+        self.drafted[row], self.drafted_in[row] = (graph.source, line[MATCHED]), graph.num_nodes
 
     def _try(self, tokens: list[int], runs: list[int], graph: CapturedStep) -> None:
         """Whether the step was better than the best without its source would have been."""
@@ -352,6 +356,7 @@ class Policy:
         network, weight = self.network, 1.0 / len(ids)
         for place, (row, line) in enumerate(zip(ids, lines, strict=True)):
             (source, matched), run = self.drafted[row], line[TOKENS] - 1
+            made = self.drafted_in[row]
             # Of a row that ended nobody knows what would have come.
             is_missed = not line[REASON] and run < graph.num_nodes
             checked = graph.num_nodes if is_missed or run == graph.num_nodes else 0
@@ -359,12 +364,14 @@ class Policy:
                 pass
             elif source == DraftSource.MERGED:
                 if checked:
-                    expected = self.gains.of_both(row, self.lookup.before[row])
+                    expected = self.gains.of_both(row, self.lookup.before[row], made)
                     network.calibrate(source, expected, run, weight)
-                is_most = runs[place] >= run
-                network.learn(row, run, run + is_missed, source, weight, is_most=is_most)
+                levels, is_most = self.gains.levels(source, made), runs[place] >= run
+                seen = run + is_missed
+                network.learn(row, run, seen, source, weight, is_most=is_most, num_levels=levels)
             elif not (runs and matched >= SURE):
-                network.learn(row, run, run + is_missed, source, weight, checked)
-            self.drafted[row] = (graph.source, line[MATCHED])
+                levels, seen = self.gains.levels(source, made), run + is_missed
+                network.learn(row, run, seen, source, weight, checked, num_levels=levels)
+            self._hear(row, line, graph)
         if graph.source <= 0:
             network.fade(ids)

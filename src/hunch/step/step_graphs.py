@@ -197,7 +197,7 @@ class StepGraphs:
         drafter = self.drafter
         if drafter is None or not (self.drafts_at(kind.num_rows) and drafter.works(kind.source)):
             drafter = None
-        depth = drafter.depth(kind.source) if drafter is not None and kind.num_nodes else 0
+        depth = 0 if drafter is None else min(drafter.depth(kind.source), kind.num_nodes)
         size = kind.num_rows, kind.num_nodes, depth
         buffers = self._buffers_of(size)
         forward, forward_seconds = self._forward_of(size, buffers)
