@@ -25,7 +25,7 @@ from hunch.layers.linear import Linear
 from hunch.models.backends import TORCH, TRITON
 from hunch.models.load import load_decoder
 from hunch.models.native import load_native
-from hunch.models.source import EXPAND
+from hunch.models.source import KEEP
 from hunch.models.target import Target
 from hunch.models.weights import open_weights
 
@@ -80,7 +80,9 @@ def measure_kernels(
     forward of the very same weights: by the GPU's kernels, and expanded to 16 bits for torch's."""
     backend = TRITON if device.startswith("cuda") else TORCH
     weights = open_weights(resolve(model).path)
-    exact = load_decoder(weights, dtype="float32", device=device, hold=EXPAND)
+    # Codes become numbers on the device, not on the host.
+    exact = load_decoder(weights, dtype="float32", device=device, hold=KEEP)
+    exact.expand()
     held = load_decoder(weights, dtype=dtype, device=device)
     num_few = 0
     for whole, few in zip(exact.parts(), held.parts(), strict=True):
@@ -93,9 +95,8 @@ def measure_kernels(
     if not num_few:
         raise ConfigError(f"{model}: no matrix of it is in few bits with dtype={dtype!r}")
     by_kernels = compare(scores(exact, ids), scores(backend.like_target(held), ids))
-    expanded = load_decoder(weights, dtype=dtype, device=device)
-    expanded.expand()
-    return by_kernels, compare(scores(exact, ids), scores(expanded, ids))
+    held.expand()
+    return by_kernels, compare(scores(exact, ids), scores(held, ids))
 
 
 def float32_bytes(model: str) -> int:
