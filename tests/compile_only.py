@@ -66,6 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
     driver.set_active(AbsentGpu())
     JITFunction.run = compile_only
     gpu_launch.HAS_EARLY_START, gpu_launch.EARLY = True, tl.constexpr(True)  # as such a GPU has it
+    gpu_launch.HAS_BULK_COPIES = True
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 from builders import replace_tensors
 from gpu_inputs import DEVICE, step
 from hunch.errors import ConfigError, UnsupportedModelError
+from hunch.kernels import gpu_gemm
 from hunch.kernels.delta import DeltaShape
 from hunch.kernels.experts import Routing
 from hunch.layers.experts import ExpertSpec
@@ -51,9 +52,13 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
         ("LlamaForCausalLM", {}),
         pytest.param("Qwen2ForCausalLM", {"has_qkv_bias": True}, marks=pytest.mark.slow),
         pytest.param("Qwen3ForCausalLM", {"has_qk_norm": True}, marks=pytest.mark.slow),
+        pytest.param("LlamaForCausalLM", {"width": 64}, id="bulk copies"),
     ],
 )
-def test_fused_pass_is_the_plain_pass(architecture: str, changes: dict[str, object]) -> None:
+def test_fused_pass_is_the_plain_pass(
+    architecture: str, changes: dict[str, object], monkeypatch
+) -> None:
+    monkeypatch.setattr(gpu_gemm, "LONG_K", changes.get("width", gpu_gemm.LONG_K))
     half, whole = (build(architecture, d, **changes) for d in (torch.float16, torch.float32))
     fast = CudaDecoder(half)
     ids = torch.randint(0, 50, (18,), generator=torch.Generator().manual_seed(1)).to(DEVICE)

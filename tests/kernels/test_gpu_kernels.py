@@ -58,6 +58,39 @@ def test_gated_product() -> None:
     close(y, gpu_gemm.gated_ref(x, w))
 
 
+@pytest.mark.parametrize("m", [64, 100, 130])
+def test_bulk_copies_change_no_sum(m: int, monkeypatch) -> None:
+    """Tiles that bulk copies bring, and tiles whose numbers are read one by one."""
+    n, k = 72, 576
+    x, w, bias = (rand(*size).to(torch.float16) for size in ((m, k), (2 * n, k), (2 * n,)))
+    split = split_of(n, k)
+    assert split > 1
+    found = []
+    for least in (k, k + 1):
+        monkeypatch.setattr(gpu_gemm, "BULK_K", least)
+        monkeypatch.setattr(gpu_gemm, "LONG_K", least)
+        assert gpu_gemm.has_bulk(m, w) == (least == k)
+        y, parts, whole, gated = (
+            torch.full((*size, n), float("nan"), device=DEVICE, dtype=dtype)
+            for size, dtype in (
+                ((m,), torch.float16),
+                ((split, m), torch.float32),
+                ((1, m), torch.float32),
+                ((m,), torch.float16),
+            )
+        )
+        gpu_gemm.gemm(x, w[:n], y, bias[:n])
+        gpu_gemm.gemm_parts(x, w[:n], parts, bias[:n])
+        gpu_gemm.gemm_parts(x, w[:n], whole, bias[:n])
+        gpu_gemm.gemm_gated(x, w, gated, bias)
+        found.append((y, parts, whole, gated))
+    for bulk, plain in zip(*found, strict=True):
+        if torch.device(DEVICE).type == "cuda":
+            assert torch.equal(bulk, plain)
+        else:  # the interpreter's sums depend on their tiles
+            close(bulk.float(), plain.double(), 2e-3)
+
+
 @pytest.mark.parametrize(("heads", "kv", "head"), [(3, 1, 32), (4, 2, 16), (2, 1, 24), (1, 1, 80)])
 def test_projection_rotates_and_writes_slots(heads: int, kv: int, head: int) -> None:
     x, w, bias = rand(4, 64), rand((heads + 2 * kv) * head, 64, scale=0.1), rand(6 * 48)

@@ -1,5 +1,6 @@
 """The C++ products and choices against plain arithmetic, and their independence of company."""
 
+import gc
 import math
 import re
 from pathlib import Path
@@ -149,6 +150,7 @@ def test_small_matrices_lie_in_huge_pages_and_give_them_back():
         parts = re.findall(r"^Rss: *(\d+) kB.*?^VmFlags:([^\n]*)", text, re.M | re.S)
         return sum(int(size) for size, flags in parts if "hg" in flags.split())
 
+    gc.collect()  # matrices that other tests left
     kept, x_MK = native.NativeMatrix.from_floats(random(256, 512), native.INT8), random(2, 512)
     product_MN, before = kept(x_MK), resident()
     others = [native.NativeMatrix.from_floats(random(512, 512), native.INT8) for _ in range(64)]

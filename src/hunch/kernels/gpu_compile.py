@@ -32,6 +32,7 @@ from triton import knobs
 from triton.runtime.cache import FileCacheManager
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from hunch.kernels import gpu_launch
 from hunch.kernels.build import num_cpus
@@ -155,6 +156,8 @@ class Noter:
 def _kind(value):
     if isinstance(value, torch.Tensor):
         return value.dtype, value.data_ptr() % 16
+    if isinstance(value, TensorDescriptor):
+        return value.base.dtype, *value.block_shape
     return type(value), value
 
 

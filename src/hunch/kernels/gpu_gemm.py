@@ -10,15 +10,20 @@ C cache slots, H head width, L positions.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import ceil
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from hunch.kernels import gpu_direct, gpu_quant
 from hunch.kernels.activation import gated
 from hunch.kernels.gpu_endings import Tile, finish, outputs, place, turns
 from hunch.kernels.gpu_launch import (
+    HAS_BULK_COPIES,
     cdiv,
     let_next_start,
     next_power_of_2,
@@ -27,7 +32,13 @@ from hunch.kernels.gpu_launch import (
     wait_for_inputs,
 )
 from hunch.kernels.quant import Quantised, Weight, slices_of
-from hunch.kernels.slices import NUM_SMS, slice_of
+from hunch.kernels.slices import NUM_SMS, SLICE, slice_of
+
+# Tiles of many rows are brought by the GPU's bulk copies, which ask no program to compute where
+# each number stands: of more than 64 rows where sums have `BULK_K` inputs or more, of 64 where they
+# have `LONG_K`.
+BULK_K, LONG_K = 1024, 3072
+MANY_OUTPUTS = 16384  # of scores, which a few rows read as fast without
 
 
 def gemm_ref(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
@@ -102,18 +113,42 @@ def _walk_slices(
     return a
 
 
+@triton.jit
+def _walk_bulk(
+    x_tiles, w_tiles, a, first_m, first_a, first_b, k_first, k_last,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICE_K: tl.constexpr,
+    IS_DUAL: tl.constexpr, HAS_SLICES: tl.constexpr,
+):  # fmt: skip
+    """What `_walk` does or, with HAS_SLICES, `_walk_slices`, over tiles that bulk copies bring."""
+    part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    b = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for k in range(k_first, k_last, BLOCK_K):
+        x = x_tiles.load([first_m, k])
+        part = tl.dot(x, w_tiles.load([first_a, k]).T, part, input_precision="ieee")
+        if IS_DUAL:
+            b = tl.dot(x, w_tiles.load([first_b, k]).T, b, input_precision="ieee")
+        if HAS_SLICES and (k + BLOCK_K) % SLICE_K == 0:
+            a += part
+            part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if not HAS_SLICES:
+        return part, b
+    if k_last % SLICE_K != 0:
+        a += part
+    return a, b
+
+
 @triton.jit(do_not_specialize=["M"])
 def _gemm_kernel(
-    x_ptr, w_ptr, y_ptr, bias_ptr, residual_ptr, M, N, K, x_stride, y_stride,
+    x_ptr, w_ptr, x_tiles, w_tiles, y_ptr, bias_ptr, residual_ptr, M, N, K, x_stride, y_stride,
     pos_ptr, slot_ptr, rope_ptr, k_cache_ptr, v_cache_ptr,
     NUM_SPLITS: tl.constexpr, SLICE_K: tl.constexpr, IS_GRID_SPLIT: tl.constexpr,
     ENDING: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     HEAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    IS_EVEN: tl.constexpr, PREFETCH: tl.constexpr, GROUP: tl.constexpr,
+    IS_EVEN: tl.constexpr, PREFETCH: tl.constexpr, GROUP: tl.constexpr, IS_BULK: tl.constexpr,
 ):  # fmt: skip
     """ENDING: "store" (+ bias, residual), an activation's name (act(a) * b), or "rope" (q out, k, v
-    to the cache)."""
+    to the cache). IS_BULK: x and w are read by tiles, and K is a multiple of BLOCK_K."""
     pid_m, pid_n = place(tl.cdiv(M, BLOCK_M), GROUP)
     pid_s = tl.program_id(1)
     let_next_start()
@@ -121,10 +156,13 @@ def _gemm_kernel(
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     is_row = offs_m < M
     offs_n, is_col, offs_a, offs_b, head, offs_h = outputs(pid_n, N, ENDING, HEAD, BLOCK_N)
-    x_ptrs = x_ptr + offs_m[:, None] * x_stride + tl.arange(0, BLOCK_K)[None, :]
-    wa_ptrs = w_ptr + offs_a[None, :].to(tl.int64) * K + tl.arange(0, BLOCK_K)[:, None]
-    wb_ptrs = w_ptr + offs_b[None, :].to(tl.int64) * K + tl.arange(0, BLOCK_K)[:, None]
     k_first = pid_s * SLICE_K  # 0 unless the slices stay apart
+    HAS_SLICES: tl.constexpr = NUM_SPLITS > 1 and not IS_GRID_SPLIT
+    k_last = K if HAS_SLICES else tl.minimum(k_first + SLICE_K, K)
+    if not IS_BULK:
+        x_ptrs = x_ptr + offs_m[:, None] * x_stride + tl.arange(0, BLOCK_K)[None, :]
+        wa_ptrs = w_ptr + offs_a[None, :].to(tl.int64) * K + tl.arange(0, BLOCK_K)[:, None]
+        wb_ptrs = w_ptr + offs_b[None, :].to(tl.int64) * K + tl.arange(0, BLOCK_K)[:, None]
     if PREFETCH > 0:  # weights do not depend on the kernel before: start reading them
         lines = tl.minimum(k_first + tl.arange(0, PREFETCH) * 64, K - 1)
         prefetch_l2(w_ptr + offs_a[:, None].to(tl.int64) * K + lines[None, :])
@@ -134,19 +172,24 @@ def _gemm_kernel(
     slot, cos, sin = offs_m, offs_m, offs_m
     if ENDING == "rope":  # asked for now, to be here when the sums are
         slot, cos, sin = turns(pos_ptr, slot_ptr, rope_ptr, offs_m, is_row, offs_h, HEAD)
-    if NUM_SPLITS > 1 and not IS_GRID_SPLIT:
-        a = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        if HAS_BIAS:
-            a += tl.load(bias_ptr + offs_a).to(tl.float32)[None, :]
+    a = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    if HAS_SLICES and HAS_BIAS:
+        a += tl.load(bias_ptr + offs_a).to(tl.float32)[None, :]
+    if IS_BULK:
+        first_n = pid_n * BLOCK_N
+        a, b = _walk_bulk(x_tiles, w_tiles, a, pid_m * BLOCK_M, first_n, N + first_n,
+                          k_first, k_last, BLOCK_M, BLOCK_N, BLOCK_K, SLICE_K,
+                          IS_DUAL, HAS_SLICES)  # fmt: skip
+    elif HAS_SLICES:
         a = _walk_slices(x_ptrs, wa_ptrs, is_row, a, K, BLOCK_M, BLOCK_N, BLOCK_K, SLICE_K,
                          IS_EVEN)  # fmt: skip
         b = a
     else:
-        a, b = _walk(x_ptrs, wa_ptrs, wb_ptrs, is_row, k_first, tl.minimum(k_first + SLICE_K, K),
+        a, b = _walk(x_ptrs, wa_ptrs, wb_ptrs, is_row, k_first, k_last,
                      BLOCK_M, BLOCK_N, BLOCK_K, IS_DUAL, IS_EVEN)  # fmt: skip
-        if HAS_BIAS and pid_s == 0:  # with the first slice, wherever the others are added
-            a += tl.load(bias_ptr + offs_a).to(tl.float32)[None, :]
-            b += tl.load(bias_ptr + (offs_b if IS_DUAL else offs_a)).to(tl.float32)[None, :]
+    if HAS_BIAS and not HAS_SLICES and pid_s == 0:  # with the first, wherever slices are added
+        a += tl.load(bias_ptr + offs_a).to(tl.float32)[None, :]
+        b += tl.load(bias_ptr + (offs_b if IS_DUAL else offs_a)).to(tl.float32)[None, :]
     finish(a, b, y_ptr, residual_ptr, k_cache_ptr, v_cache_ptr, slot, cos, sin, offs_m, offs_n,
            head, offs_h, is_row, is_col, M, y_stride, pid_s, ENDING, HAS_RESIDUAL, HEAD, NUM_HEADS,
            NUM_KV)  # fmt: skip
@@ -193,6 +236,37 @@ def _deep_tile(m: int, num_tiles: float, is_dual: bool) -> Tile:
     return Tile(16, 64, 128 if is_huge else 256, 4, 4, 8)
 
 
+def bulk_tile_of(m: int, num_outputs: int, num_splits: int, is_dual: bool) -> Tile:
+    """A tile that bulk copies bring, as measured on an H200 for models of 1.5B and 7B."""
+    tall = cdiv(m, 128) * num_splits
+    wide = tall * cdiv(num_outputs, 128) / NUM_SMS  # rounds of all multiprocessors
+    narrow = tall * cdiv(num_outputs, 64) / NUM_SMS
+    if is_dual:
+        if m <= 64 or narrow < 0.75:
+            return Tile(64, 64, 64, 4, 3, 4, 8)
+        is_filled = wide <= 1 or wide / ceil(wide) >= 0.75
+        return Tile(128, 128, 64, 8, 4, 4, 8) if is_filled else Tile(128, 64, 64, 8, 3, 4, 8)
+    if m <= 64 or narrow < 0.5:
+        return Tile(64, 64, 128, 4, 4, 4, 8)
+    if m <= 128:
+        return Tile(128, 64, 128, 8, 4, 4, 8) if narrow <= 1 else Tile(64, 64, 64, 4, 4, 4, 8)
+    return Tile(128, 128, 64, 4, 3, 4, 8) if wide > 1 else Tile(128, 64, 64, 4, 4, 4, 8)
+
+
+def has_bulk(m: int, weight: Weight) -> bool:
+    """Whether bulk copies bring the tiles of a product of m rows."""
+    if isinstance(weight, Quantised) or not HAS_BULK_COPIES or m < 64:
+        return False
+    k, is_fit = weight.shape[1], weight.element_size() == 2 and weight.data_ptr() % 16 == 0
+    return is_fit and k % SLICE == 0 and k >= (LONG_K if m == 64 else BULK_K)
+
+
+def rows_for(m: int, weight: Weight) -> int:
+    """Rows that a product of m should be given: a bulk copy of less than a tile is slow."""
+    size = 64 if m <= 64 else 128
+    return size if 16 < m < size and has_bulk(size, weight) else m
+
+
 def _whole_tile(num_outputs: int) -> Tile:
     """For all slices of a product of many rows in one walk."""
     if num_outputs <= 1024:
@@ -217,9 +291,15 @@ def _launch(
     is_dual = ending != "store"
     is_grid_split = y.dim() == 3 and y.shape[0] == split > 1
     slice_k = slice_of(k, split)
+    is_bulk = tile is None and ending != "rope" and has_bulk(m, w_NK) and _is_aligned(x_MK)
+    is_bulk = is_bulk and (is_dual or m > 128 or num_outputs <= MANY_OUTPUTS)
     if split > 1 and not is_grid_split:
         tile = tile or _whole_tile(num_outputs)
         assert slice_k % tile.block_k == 0, "a step of the walk belongs to one slice"
+    if is_bulk and tile is None:
+        tile = bulk_tile_of(m, num_outputs, split if is_grid_split else 1, is_dual)
+        if k % tile.block_k or slice_k % tile.block_k:
+            tile = replace(tile, block_k=SLICE)
     tile = tile or tile_of(m, num_outputs, k, split if is_grid_split else 1, is_dual)
     if ending == "rope":  # a tile must not cross a head's half
         half = heads[0] // 2
@@ -230,16 +310,25 @@ def _launch(
         num_tiles = cdiv(num_outputs, block_n)
     grid = (cdiv(m, tile.block_m) * num_tiles, split if is_grid_split else 1)
     pos, slot, table, k_cache, v_cache = rope or (x_MK,) * 5
+    x_tiles, w_tiles = x_MK, w_NK
+    if is_bulk:
+        x_tiles = TensorDescriptor.from_tensor(x_MK, [tile.block_m, tile.block_k])
+        w_tiles = TensorDescriptor.from_tensor(w_NK, [block_n, tile.block_k])
     _gemm_kernel[grid](
-        x_MK, w_NK, y, x_MK if bias is None else bias, x_MK if residual is None else residual,
+        x_MK, w_NK, x_tiles, w_tiles, y,
+        x_MK if bias is None else bias, x_MK if residual is None else residual,
         m, num_outputs, k, x_MK.stride(0), y.stride(-2), pos, slot, table, k_cache, v_cache,
         NUM_SPLITS=split, SLICE_K=slice_k, IS_GRID_SPLIT=is_grid_split, ENDING=ending,
         HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
         HEAD=heads[0], NUM_HEADS=heads[1], NUM_KV=heads[2],
         BLOCK_M=tile.block_m, BLOCK_N=block_n, BLOCK_K=tile.block_k,
         IS_EVEN=k % tile.block_k == 0 and slice_k % tile.block_k == 0, PREFETCH=tile.prefetch,
-        GROUP=tile.group, **options(tile.num_warps, tile.num_stages),
+        GROUP=tile.group, IS_BULK=is_bulk, **options(tile.num_warps, tile.num_stages),
     )  # fmt: skip
+
+
+def _is_aligned(x_MK: Tensor) -> bool:
+    return x_MK.data_ptr() % 16 == 0 and x_MK.stride(0) % 8 == 0 and x_MK.stride(1) == 1
 
 
 def gemm(

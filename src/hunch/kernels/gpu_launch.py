@@ -35,6 +35,7 @@ def _has_early_start() -> bool:
 
 
 HAS_EARLY_START = not IS_INTERPRETED and _has_early_start()
+HAS_BULK_COPIES = IS_INTERPRETED or _has_early_start()  # of the same GPUs
 EARLY = tl.constexpr(HAS_EARLY_START)  # known when a kernel is compiled
 
 

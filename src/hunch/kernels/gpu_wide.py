@@ -44,15 +44,21 @@ def _numbers(x_PK: Tensor, w: Weight) -> tuple[Tensor, Tensor]:
     return x_PK if w.order_K is None else x_PK.index_select(1, w.order_K), expand(w)
 
 
-def product(x_PK: Tensor, w_NK: Weight, y_PN: Tensor) -> None:
-    """y = x W^T, rounded once."""
+def product(x_PK: Tensor, w_NK: Weight, y_PN: Tensor, bias_N: Tensor | None = None) -> None:
+    """y = x W^T + bias, rounded once."""
     x_PK, w_NK = _numbers(x_PK, w_NK)
     for first, last in cuts(len(x_PK)):
-        torch.mm(x_PK[first:last], w_NK.T, out=y_PN[first:last])
+        x, y = x_PK[first:last], y_PN[first:last]
+        if bias_N is None:
+            torch.mm(x, w_NK.T, out=y)
+        else:
+            torch.addmm(bias_N, x, w_NK.T, out=y)
 
 
-def product_parts(x_PK: Tensor, w_NK: Weight, parts_SPN: Tensor) -> None:
-    """The slices' sums in float32, as `gemm_parts` leaves them."""
+def product_parts(
+    x_PK: Tensor, w_NK: Weight, parts_SPN: Tensor, bias_N: Tensor | None = None
+) -> None:
+    """The slices' sums in float32, as `gemm_parts` leaves them: with the bias in the first."""
     x_PK, w_NK = _numbers(x_PK, w_NK)
     k = x_PK.shape[1]
     size = slice_of(k, len(parts_SPN))
@@ -62,9 +68,11 @@ def product_parts(x_PK: Tensor, w_NK: Weight, parts_SPN: Tensor) -> None:
             torch.mm(
                 x_PK[first:last, here], w_NK[:, here].T, torch.float32, out=part_PN[first:last]
             )
+    if bias_N is not None:
+        parts_SPN[0] += bias_N.float()
 
 
-def is_exact(w_NK: Weight, *, is_split: bool) -> bool:
+def is_exact(w_NK: Weight, bias_N: Tensor | None = None, *, is_split: bool) -> bool:
     """Whether every size gives the bits of our own kernels for this weight."""
     (n, k), device = w_NK.shape, w_NK.device
     split = slices_of(w_NK) if is_split else 1
@@ -75,11 +83,11 @@ def is_exact(w_NK: Weight, *, is_split: bool) -> bool:
         dtype = torch.float32 if is_split else w_NK.dtype
         ours, theirs = (torch.empty(split, size, n, dtype=dtype, device=device) for _ in range(2))
         if is_split:
-            gemm_parts(x_PK, w_NK, ours)
-            product_parts(x_PK, w_NK, theirs)
+            gemm_parts(x_PK, w_NK, ours, bias_N)
+            product_parts(x_PK, w_NK, theirs, bias_N)
         else:
-            gemm(x_PK, w_NK, ours[0])
-            product(x_PK, w_NK, theirs[0])
+            gemm(x_PK, w_NK, ours[0], bias_N)
+            product(x_PK, w_NK, theirs[0], bias_N)
         if not torch.equal(ours, theirs):
             return False
         size *= 2

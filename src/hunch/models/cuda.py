@@ -21,8 +21,8 @@ from hunch.kernels.kv_store import KVCache
 from hunch.kernels.quant import Quantised, slices_of
 from hunch.models.backends import TRITON
 from hunch.models.decoder import Decoder, Hidden, finish_logits
-from hunch.models.fused import MIN_WIDTH, FusedLayers, float_logits, unknown_to_kernels
-from hunch.models.fused_layer import Layer, has_bias, row_norm
+from hunch.models.fused import FusedLayers, float_logits, unknown_to_kernels
+from hunch.models.fused_layer import Layer, row_norm
 
 SHARED_BYTES = 320 * 2**20  # for partial results of rows whose positions programs share
 
@@ -77,10 +77,8 @@ class CudaDecoder:
         self.kv_dtype = self.decoder.kv_dtype = dtype
 
     def _check_wide(self) -> bool:
-        """Whether the vendor's products may serve many rows: no bias, and the same bits."""
-        if self.spec.width < MIN_WIDTH:
-            return False  # there, launching takes longer than computing, and ours are fewer
-        if has_bias(self.layers):
+        """Whether the vendor's products may serve many rows: they have the same bits."""
+        if self.spec.width < self.fused.min_width:
             return False
         # One layer of each kind.
         kinds = {
@@ -179,8 +177,8 @@ def _is_same(layer: Layer) -> bool:
     plain, split, qkv = layer.plain(), layer.sliced(), layer.qkv
     if qkv and isinstance(qkv.weight, Quantised) and slices_of(qkv.weight) > 1:
         plain, split = plain[1:], [qkv, *split]
-    return all(is_exact(linear.weight, is_split=False) for linear in plain) and all(
-        is_exact(linear.weight, is_split=True) for linear in split
+    return all(is_exact(linear.weight, linear.bias_N, is_split=False) for linear in plain) and all(
+        is_exact(linear.weight, linear.bias_N, is_split=True) for linear in split
     )
 
 

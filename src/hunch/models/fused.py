@@ -1,6 +1,6 @@
 """Decoder layers by a GPU's fused kernels: seven per layer, the same bits per row for any batch.
 
-Shape letters: T packed tokens, P the same padded where a library wants it, D width, E width of the
+Shape letters: T packed tokens, P the same padded where products want it, D width, E width of the
 first attention's input, S slices of a product, N heads, H head width, F inner width of the MLP,
 C cache slots, M KV heads, L positions.
 """
@@ -18,7 +18,7 @@ from hunch.kernels.gpu_activation import activated, gated_by
 from hunch.kernels.gpu_attention import attention
 from hunch.kernels.gpu_delta import MAX_TAPS
 from hunch.kernels.gpu_fused import RowNorm, add_norm, rope_kv
-from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, gemm_rope, num_parts
+from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, gemm_rope, num_parts, rows_for
 from hunch.kernels.gpu_inputs import add_branches, take_inputs
 from hunch.kernels.gpu_route import Timing
 from hunch.kernels.gpu_tiling import Tiling
@@ -35,8 +35,11 @@ from hunch.models.fused_layer import Layer, layer_of
 from hunch.models.spec import ModelSpec
 from hunch.parallel.group import SINGLE, Group
 
-MIN_WIDTH = 1024  # of models whose products of many rows are left to the vendor's library
-MIN_QUANTISED_ROWS = 769  # below, expanding weights for the library takes longer than it saves
+# Of models whose products of many rows are left to the vendor's library. Narrower ones take longer
+# that way, as what goes with a product is launched apart (7 to 11% with 2,048 on an H200).
+MIN_WIDTH = 3072
+# The same for weights in few bits; for fewer rows, expanding them takes longer than it saves.
+MIN_QUANTISED_WIDTH, MIN_QUANTISED_ROWS = 1024, 769
 READS = "reads"  # in a step's memo: what its tokens read, where that is not up to themselves
 EAGER_ROWS = range(2, 9)  # with small weights the next kernel should be there at once
 MAX_FUSED = 16, 2048  # rows and width up to which a projection should rotate its own result
@@ -67,12 +70,15 @@ class FusedLayers:
         self.tempers = tempers or [None] * len(tables)
         self.eps, self.is_wide = eps, is_wide
         is_small = any(isinstance(layer.out.weight, Quantised) for layer in self.layers)
+        self.min_width = MIN_QUANTISED_WIDTH if is_small else MIN_WIDTH
         self.min_rows = MIN_QUANTISED_ROWS if is_small else MIN_ROWS
         self.eager_rows = EAGER_ROWS if is_small else ()
 
     def num_rows(self, num_tokens: int) -> int:
         """Rows that inputs of `run` should have; those past the tokens are never read."""
-        return padded(num_tokens) if self._is_for_many(num_tokens) else num_tokens
+        if self._is_for_many(num_tokens):
+            return padded(num_tokens)
+        return rows_for(num_tokens, self.layers[0].out.weight)
 
     def run(
         self,
@@ -267,7 +273,7 @@ class FusedLayers:
         """Rounded once; rows past the tokens are never read."""
         y_PN = x_PK.new_empty(len(x_PK), linear.shape[0])
         if self._is_for_many(num_tokens):
-            product(x_PK, linear.weight, y_PN)
+            product(x_PK, linear.weight, y_PN, linear.bias_N)
         else:
             gemm(x_PK, linear.weight, y_PN, linear.bias_N)
         return y_PN
@@ -296,11 +302,9 @@ class FusedLayers:
         count = slices_of(weight) if is_wide else num_parts(len(x_PK), weight)
         size = (count, len(x_PK), weight.shape[0])
         parts_SPD = torch.empty(size, dtype=torch.float32, device=x_PK.device)
-        if is_wide:
-            product_parts(x_PK, weight, parts_SPD)
-        else:
-            is_first = self.group.rank == 0 or not is_split  # the bias is added once
-            gemm_parts(x_PK, weight, parts_SPD, linear.bias_N if is_first else None)
+        is_first = self.group.rank == 0 or not is_split  # the bias is added once
+        multiply = product_parts if is_wide else gemm_parts
+        multiply(x_PK, weight, parts_SPD, linear.bias_N if is_first else None)
         return self.group.all_slices(parts_SPD) if is_split else parts_SPD
 
     def _is_for_many(self, num_tokens: int) -> bool:

@@ -5,7 +5,6 @@ Shape letters: N heads.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -69,11 +68,6 @@ class Layer:
         down = None if self.latent is None else self.latent.down
         given = None if self.inputs is None else self.inputs.project
         return [x for x in (down, self.out, self.down, given) if x is not None]
-
-
-def has_bias(layers: Sequence[Layer]) -> bool:
-    every = [linear for layer in layers for linear in (*layer.plain(), *layer.sliced())]
-    return any(linear.bias_N is not None for linear in every)
 
 
 def _other_layer(block: LatentBlock | DeltaBlock, timing: Timing) -> Layer:

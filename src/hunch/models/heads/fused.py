@@ -26,8 +26,7 @@ from hunch.layers.block import Block
 from hunch.layers.latent import LatentBlock
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
-from hunch.models.fused import MIN_WIDTH, FusedLayers, float_logits, unknown_to_kernels
-from hunch.models.fused_layer import has_bias
+from hunch.models.fused import FusedLayers, float_logits, unknown_to_kernels
 from hunch.models.heads.files import Table
 from hunch.models.heads.step import StepNet
 
@@ -121,8 +120,7 @@ def build_fused(
     output_CD = target.tables[1] if lm_head is None else lm_head.weight
     layers = FusedLayers(blocks, [net.rope.table_LH], spec.norm_eps)
     # In whichever order a library adds: what is drafted is checked.
-    layers.is_wide = target.device.type == "cuda" and spec.width >= MIN_WIDTH
-    layers.is_wide = layers.is_wide and not has_bias(layers.layers)
+    layers.is_wide = target.device.type == "cuda" and spec.width >= layers.min_width
     return FusedHead(
         layers,
         table_VD,

@@ -21,8 +21,7 @@ from hunch.kernels.gpu_fused import add_norm, rope_kv
 from hunch.kernels.gpu_gemm import gemm
 from hunch.kernels.kv_store import KVCache
 from hunch.layers.block import Block
-from hunch.models.fused import MIN_WIDTH, READS, FusedLayers, unknown_to_kernels
-from hunch.models.fused_layer import has_bias
+from hunch.models.fused import READS, FusedLayers, unknown_to_kernels
 from hunch.models.heads.block import MarkovHead
 
 if TYPE_CHECKING:
@@ -132,6 +131,5 @@ def build_fused_blocks(net: BlockNet, target: Any) -> FusedBlocks | None:
         return None
     layers = FusedLayers(blocks, [net.rope.table_LH], spec.norm_eps)
     # In whichever order a library adds: what is drafted is checked.
-    layers.is_wide = target.device.type == "cuda" and spec.width >= MIN_WIDTH
-    layers.is_wide = layers.is_wide and not has_bias(layers.layers)
+    layers.is_wide = target.device.type == "cuda" and spec.width >= layers.min_width
     return FusedBlocks(net, layers)
