@@ -59,6 +59,32 @@ def test_the_state_is_what_the_host_holds(update: object, monkeypatch: pytest.Mo
         assert_same(device.state, rows, 0)
 
 
+@UPDATES
+def test_of_a_row_that_was_cut_only_its_length_is_sent(
+    update: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+
+    def counted(state: RowState, inputs_3R: object, buffer_W: object, num_changes: int) -> None:
+        sent.append(num_changes)
+        update(state, inputs_3R, buffer_W, num_changes)  # type: ignore[operator]
+
+    monkeypatch.setattr(upload, "update", counted)
+    rows = RowBuffers(CAPACITY)
+    device = DeviceRows(rows, 4, DEVICE)
+    sit_down(rows, 1, [5, 6, 7])
+    device.update([1], [0], [0], 1)
+    device.state.known_X[1], device.state.is_done_X[1] = 5, 1  # it went on, to an end
+    device.state.num_nodes_X[1] = 2
+    device.mark_cut(1)
+    assert device.is_known(1)
+    assert device.update([1], [0], [0], 1) == []
+    assert_same(device.state, rows, 1)
+    assert int(device.state.is_done_X[1]) == int(device.state.num_nodes_X[1]) == 0
+    assert sent[-1] == 3
+    assert not device.is_known(1)
+
+
 def test_rows_that_only_decode_send_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[int] = []
 

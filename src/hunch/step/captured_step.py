@@ -278,7 +278,7 @@ class CapturedSteps:
         is_ready_R = self._is_ready(group.ids, drafter)
         if is_ready_R is None or is_ready_R.all():
             return group
-        if not all(map(self.device_rows.is_stale, group.row_R[~is_ready_R].tolist())):
+        if not all(map(self.device_rows.is_known, group.row_R[~is_ready_R].tolist())):
             return None
         pairs = zip(group.work, is_ready_R.tolist(), strict=True)
         ready = [work for work, is_ready in pairs if is_ready]
@@ -369,7 +369,7 @@ class CapturedSteps:
             is_traced=group.is_traced,
         )
         for row in checked.taken_back:
-            self.device_rows.mark_stale(row)  # there it goes on from what the host knows of it
+            self.device_rows.mark_cut(row)
         scores = None
         if group.num_best != NO_SCORES:
             scores = columns.scores(result_RC, group.num_best_R)

@@ -34,6 +34,7 @@ class DeviceRows:
         self._host_state = rows.state.flat.numpy()
         num_rows = len(rows.known)
         self._stale = set(range(num_rows))
+        self._cut: set[int] = set()  # rows of which the host took tokens back
         self._num_blocks = [0] * num_rows  # of each row's table, on the device
         # What a step's rows are and may do, for up to `width` of them.
         self.inputs_3R = torch.empty(3, width, dtype=torch.int64, device=device)
@@ -51,9 +52,17 @@ class DeviceRows:
         """The host changed more of the row than its blocks: all of it is to be uploaded again."""
         self._stale.add(row)
 
+    def mark_cut(self, row: int) -> None:
+        """The host took back the row's last tokens: the device goes on from before them."""
+        self._cut.add(row)
+
     def is_stale(self, row: int) -> bool:
         """Whether the host has changed it since its last captured step, or it had none."""
         return row in self._stale
+
+    def is_known(self, row: int) -> bool:
+        """Whether the host knows all of it, as it is stale or cut."""
+        return row in self._stale or row in self._cut
 
     def update(
         self, rows: list[int], max_checked: list[int], max_draft: list[int], num_rows: int
@@ -69,6 +78,10 @@ class DeviceRows:
         places: list[np.ndarray] = []
         if stale:
             places += self._places(stale)
+        if not self._cut.isdisjoint(rows):
+            cut = self._cut.intersection(rows)
+            places += self._lengths(sorted(cut))
+            self._cut -= cut
         num_blocks, on_device = self.rows.num_blocks, self._num_blocks
         grown = [row for row in rows if num_blocks[row] != on_device[row]]
         places += map(self._new_blocks, grown)
@@ -79,21 +92,31 @@ class DeviceRows:
 
     def _places(self, stale: list[int]) -> list[np.ndarray]:
         """Where the state of these rows lies; their blocks follow, from the first one on."""
-        state, requests = self.rows.state, self.rows.requests
-        # Those without a request ended in a step that the engine has not read yet.
-        here_R = np.array([row for row in stale if requests[row] is not None], dtype=np.int64)
+        state, here_R = self.rows.state, self._here(stale)
         for row in stale:  # whoever sat there before may have had more
             self._num_blocks[row] = 0
         self._stale.difference_update(here_R.tolist())
         none_R, stops_R = np.zeros_like(here_R), np.full_like(here_R, MAX_STOPS)
         return [
-            int(state.is_done_X.storage_offset()) + np.array(stale),
-            int(state.known_X.storage_offset()) + here_R,
+            *self._lengths(stale),
             int(state.end_X.storage_offset()) + here_R,
-            int(state.num_nodes_X.storage_offset()) + here_R,
             _spans(state.stop_XS, here_R, none_R, stops_R),
             _spans(state.tokens_XL, here_R, none_R, self.rows.known[here_R]),
         ]
+
+    def _lengths(self, rows: list[int]) -> list[np.ndarray]:
+        """Where it lies how far these rows are, and that no draft waits."""
+        state, here_R = self.rows.state, self._here(rows)
+        return [
+            int(state.is_done_X.storage_offset()) + np.array(rows),
+            int(state.known_X.storage_offset()) + here_R,
+            int(state.num_nodes_X.storage_offset()) + here_R,
+        ]
+
+    def _here(self, rows: list[int]) -> np.ndarray:
+        """Rows with a request: others ended in a step that the engine has not read yet."""
+        requests = self.rows.requests
+        return np.array([row for row in rows if requests[row] is not None], dtype=np.int64)
 
     def _new_blocks(self, row: int) -> np.ndarray:
         """Where the row's blocks lie that the device does not know."""
