@@ -27,6 +27,7 @@ from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
 from hunch.step.ahead import Ahead
 from hunch.step.capture import rehearsed
+from hunch.step.row_extras import with_extras
 from hunch.step.runner import Runner
 
 SMALL: dict[str, Any] = {
@@ -63,12 +64,14 @@ def rehearse(runner: Runner) -> list[Job]:
     """What the runner's preparations will launch; it leaves the runner as it was."""
     noted: list[Job] = []
     before = [tensor.clone() for tensor in memory_of(runner)]
-    num_steps = len(runner.captured.steps._steps)
+    steps = runner.captured.steps
+    num_steps, tables = len(steps._steps), steps.rules._tables
     with rehearsed(Noter(noted.append)):
         for prepare in runner.preparations(is_rehearsal=True):
             prepare()
     assert all(map(torch.equal, before, memory_of(runner))), "a rehearsal wrote"
-    assert len(runner.captured.steps._steps) == num_steps, "a rehearsal captured"
+    assert len(steps._steps) == num_steps, "a rehearsal captured"
+    assert steps.rules._tables is tables, "a rehearsal took memory"
     return noted
 
 
@@ -87,8 +90,13 @@ def note_start(launches: Launches) -> Callable[..., None]:
         with rehearsed(unwritten):  # there are no numbers here that could be read
             for one in runner.preparations(is_greedy=is_greedy):
                 one()
+            in_start = len(launches.found)
+            captured = runner.captured
+            for kind in with_extras(captured.usual_kinds(is_greedy=is_greedy)):
+                captured.steps.step(kind)
         report = {
             "noted": len(noted),
+            "in_start": in_start,
             "missed": sorted(job.name for job in launches.found.difference(noted)),
             "needless": sorted(job.name for job in set(noted) - launches.found),
             "compiled": compiled(noted[:COMPILED]),

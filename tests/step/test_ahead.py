@@ -52,7 +52,8 @@ def test_a_rehearsal_notes_every_kernel_and_workers_compile_them(tmp_path: Path)
     reports = started(tmp_path, "off", "suffix")
     assert len(reports) == 2
     for report in reports:
-        assert report["noted"] > 10
+        assert report["in_start"] > 10
+        assert report["noted"] > report["in_start"] + 2  # those of steps with extras
         assert report["missed"] == report["needless"] == []
         assert report["compiled"] == [True, True]
         assert report["found"] == 2
@@ -84,7 +85,8 @@ class FakeWorkers:
     def __init__(self, count: int) -> None:
         self.count, self.num_jobs, self.num_failed = count, 0, 0
         self.jobs: list[Job] = []
-        self.is_closed, self.error = False, None
+        self.is_closed = self.is_left = False
+        self.num_waited = 0
         self.made.append(self)
 
     def submit(self, job: Job) -> None:
@@ -94,10 +96,14 @@ class FakeWorkers:
     def results(self) -> Iterator[bool]:
         if broken:
             raise CompileError("gone")
+        self.num_waited = self.num_jobs
         return iter([True] * self.num_jobs)
 
     def close(self) -> None:
         self.is_closed = True
+
+    def finish_alone(self) -> None:
+        self.is_left = True
 
 
 broken: list[bool] = []
@@ -124,24 +130,33 @@ def fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[FakeWorkers]:
     return FakeWorkers.made
 
 
+WRONG = 20  # this place cannot be rehearsed
+
+
 class FakeRunner:
     """Captures graphs one after the other; `missing` of them need a kernel to be compiled."""
 
     target = SimpleNamespace()
 
-    def __init__(self, ahead: Ahead, size: int, missing: tuple[int, ...]) -> None:
+    def __init__(
+        self, ahead: Ahead, size: int, missing: tuple[int, ...], num_later: int = 0
+    ) -> None:
         self.ahead, self.size, self.missing = ahead, size, missing
+        self.num_later = num_later  # graphs of requests that may come
         self.done: list[int] = []
 
     def preparations(self, *, is_greedy: bool, is_rehearsal: bool = False) -> list[Any]:
         def prepare(place: int) -> None:
+            if place == WRONG:
+                raise RuntimeError("no such table")
             Graph(lambda: place, CPU, None)
             if not is_rehearsal:
                 self.done.append(place)
                 if place in self.missing:
                     self.ahead.missed()
 
-        return [lambda place=place: prepare(place) for place in range(self.size)]
+        size = self.size + self.num_later * is_rehearsal
+        return [lambda place=place: prepare(place) for place in range(size)]
 
 
 @contextmanager
@@ -149,9 +164,11 @@ def bar(total: int, wanted: bool | None, what: str) -> Iterator[Callable[[], Non
     yield lambda: None
 
 
-def start(missing: tuple[int, ...], size: int = 8, num_workers: int = 3) -> list[int]:
+def start(
+    missing: tuple[int, ...], size: int = 8, num_workers: int = 3, num_later: int = 0
+) -> list[int]:
     ahead = Ahead(num_workers)
-    runner = FakeRunner(ahead, size, missing)
+    runner = FakeRunner(ahead, size, missing, num_later)
     ahead.prepare(runner, bar, is_greedy=False)  # type: ignore[arg-type]
     ahead.close()
     return runner.done
@@ -165,6 +182,27 @@ def test_what_follows_the_first_missing_kernel_is_compiled_at_once(
     assert [job.name for job in workers.jobs] == [f"{place}_kernel" for place in range(3, 8)]
     assert workers.count == 3
     assert workers.is_closed
+
+
+def test_what_only_some_requests_need_is_compiled_in_the_background(
+    fakes: list[FakeWorkers],
+) -> None:
+    assert start((2,), num_later=3) == list(range(8))
+    (workers,) = fakes
+    assert [job.name for job in workers.jobs] == [f"{place}_kernel" for place in range(3, 11)]
+    assert workers.num_waited == 5
+    assert workers.is_left
+    assert not workers.is_closed
+
+
+def test_a_start_does_without_what_cannot_be_rehearsed_for_later(
+    fakes: list[FakeWorkers], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert start((2,), size=WRONG - 1, num_later=3) == list(range(WRONG - 1))
+    (word,) = [record.message for record in caplog.records]
+    assert word.startswith("kernels that only some requests need")
+    assert fakes[0].num_waited == WRONG - 4
 
 
 def test_a_start_with_all_kernels_in_the_cache_starts_no_process(fakes: list[FakeWorkers]) -> None:
@@ -202,11 +240,30 @@ def test_engines_that_start_side_by_side_compile_in_turn(fakes: list[FakeWorkers
     assert len(fakes[0].jobs) == 7
 
 
-def test_workers_that_cannot_start_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/bin/false")
+def pretend_workers(monkeypatch: pytest.MonkeyPatch, executable: str) -> None:
+    """This program in place of Python, and a GPU that is not there."""
+    monkeypatch.setattr(sys, "executable", executable)
     target = SimpleNamespace(backend="cuda", arch=90, warp_size=32)
     gpu = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: target))
     monkeypatch.setattr(gpu_compile, "driver", gpu)
+
+
+def test_workers_that_are_left_alone_end_with_their_last_kernel(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script, told = tmp_path / "worker", tmp_path / "told"
+    script.write_text(f"#!/bin/sh\ncat > {told}\n")
+    script.chmod(0o755)
+    pretend_workers(monkeypatch, str(script))
+    workers = CompileWorkers(2)
+    workers.submit(Job("module", "kernel", "", ""))
+    workers.finish_alone()
+    assert workers._process.wait(timeout=60) == 0
+    assert json.loads(told.read_text().splitlines()[-1]) == ["module", "kernel", "", ""]
+
+
+def test_workers_that_cannot_start_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_workers(monkeypatch, "/bin/false")
     workers = CompileWorkers(2)
     workers.submit(Job("module", "kernel", "", ""))
     with pytest.raises(CompileError, match="exit code"):

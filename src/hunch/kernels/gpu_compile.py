@@ -229,6 +229,7 @@ class CompileWorkers:
 
     def __init__(self, count: int) -> None:
         self.count, self.num_jobs, self.num_failed = count, 0, 0
+        self._num_answered = 0
         self._lines: Queue[object] = Queue()  # to be sent; None: there will be no more
         self._answers: Queue[str | None] = Queue()  # None: there will be no more
         self._words = tempfile.TemporaryFile("w+")  # noqa: SIM115  # of the processes, to show
@@ -261,6 +262,7 @@ class CompileWorkers:
             while (line := self._lines.get()) is not None:
                 self._process.stdin.write(json.dumps(line) + "\n")
                 self._process.stdin.flush()
+            self._process.stdin.close()  # it ends with the last of them
 
     def _read(self) -> None:
         for line in self._process.stdout:
@@ -272,14 +274,15 @@ class CompileWorkers:
         self.num_jobs += 1
 
     def results(self) -> Iterator[bool]:
-        """For each submitted kernel, as it is done, whether it could be compiled."""
-        for _ in range(self.num_jobs):
+        """For each submitted kernel, as it is done, whether it could be compiled; each once."""
+        while self._num_answered < self.num_jobs:
             try:
                 line = self._answers.get(timeout=PATIENCE)
             except Empty:
                 raise CompileError(f"nothing was compiled for {PATIENCE:.0f} seconds") from None
             if line is None:
                 raise CompileError(self._last_words())
+            self._num_answered += 1
             is_done = line == "\n"
             self.num_failed += not is_done
             yield is_done
@@ -289,12 +292,20 @@ class CompileWorkers:
         lines = self._words.read().strip().splitlines()
         return lines[-1] if lines else f"exit code {self._process.poll()}"
 
+    def finish_alone(self) -> None:
+        """Nobody waits for what is still under way: they end when it is done."""
+        self._lines.put(None)
+        Thread(target=self._end, name="hunch-compile", daemon=True).start()
+
     def close(self) -> None:
         """End all of them, whatever they are at."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
         self._lines.put(None)
+        self._end()
+
+    def _end(self) -> None:
+        self._process.wait()
         for thread in self._threads:
             thread.join()
         for file in (self._process.stdin, self._process.stdout, self._words):

@@ -11,6 +11,8 @@ path, K tokens of a step, W bad words of a row, H tokens of a bad word before it
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -64,6 +66,17 @@ class DeviceProcessors:
     def generation(self) -> int:
         """Grows whenever `tables` has other addresses than before; 0: there are none yet."""
         return self._generation
+
+    @contextmanager
+    def without_memory(self) -> Iterator[None]:
+        """Meanwhile `tables` have shapes and no memory: enough to see which kernels read them."""
+        before, size = self._tables, (self.max_rows, self.vocab_size)
+        nowhere = torch.device("meta")
+        self._tables = ProcessTables.create(*size, nowhere, NUM_WORDS, NUM_PREFIX)
+        try:
+            yield
+        finally:
+            self._tables = before
 
     # --- rows come and go -------------------------------------------------------------------------
 

@@ -2,7 +2,9 @@
 
 A start goes on as ever until Triton compiles a kernel that its cache does not have. Then the rest
 of the start is rehearsed, to see which kernels it will launch, and these are compiled on all cores.
-Where all of them are in the cache, nothing here takes any time.
+Kernels that only some requests need (rules, masks, scores, predictions) are compiled after them, in
+the background: no start waits for these. Where all of the start's are in the cache, nothing here
+takes any time.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from hunch.step.parts import LeadsSteps
 from hunch.step.runner import Runner
 
 if TYPE_CHECKING:  # needs Triton
-    from hunch.kernels.gpu_compile import CompileWorkers
+    from hunch.kernels.gpu_compile import CompileWorkers, Job
 
 log = logging.getLogger("hunch")
 
 Bar = Callable[[int, bool | None, str], AbstractContextManager[Callable[[], None]]]
 FEW = 4  # kernels that are compiled as fast one after the other
+# Of torch; or of another Triton, which has other words for what it is asked.
+COMPILE_ERRORS = (RuntimeError, TypeError, AttributeError, LookupError)
 
 
 class Ahead:
@@ -36,6 +40,7 @@ class Ahead:
         self._num_workers = num_workers  # 0: kernels are compiled as they are launched
         self._workers: CompileWorkers | None = None
         self._is_over = num_workers == 0
+        self._is_behind = False  # workers compile what no start waits for
 
     @property
     def is_due(self) -> bool:
@@ -59,8 +64,8 @@ class Ahead:
         self._is_over |= isinstance(runner.target, OverProcesses | LeadsSteps)
         while done < len(todo):
             if self.is_due:
-                rest = runner.preparations(is_greedy=is_greedy, is_rehearsal=True)[done:]
-                self._compile(rest, bar)
+                rest = runner.preparations(is_greedy=is_greedy, is_rehearsal=True)
+                self._compile(rest[done : len(todo)], rest[len(todo) :], bar)
             with bar(len(todo) - done, None, "capturing graphs") as advance:
                 for prepare in todo[done:]:
                     prepare()
@@ -69,58 +74,88 @@ class Ahead:
                     if self.is_due:
                         break
 
-    def _compile(self, rest: list[Callable[[], Any]], bar: Bar) -> None:
+    def _compile(
+        self, rest: list[Callable[[], Any]], later: list[Callable[[], Any]], bar: Bar
+    ) -> None:
+        """What the rest of a start launches, and in the background what comes later."""
         from hunch.kernels.gpu_compile import in_turn
 
         assert self._workers is not None
-        self._is_over, began = True, perf_counter()
+        self._is_over, began, workers = True, perf_counter(), self._workers
+        jobs: list[Job] = []
+        later_jobs: list[Job] = []
+        num_before = workers.num_jobs
+
+        def submit(job: Job) -> None:
+            jobs.append(job)
+            if len(jobs) >= FEW:
+                for one in jobs[workers.num_jobs - num_before :]:
+                    workers.submit(one)
+
         try:
             with in_turn():
-                num_jobs = self._rehearse(rest, self._workers)
-                if not num_jobs:
+                rehearsal = _Rehearsal()
+                rehearsal.run(rest, submit)
+                if len(jobs) < FEW:
                     return
-                cores = f"{self._workers.count} cores, once per machine"
-                what = f"compiling {num_jobs} kernels on {cores}"
+                what = f"compiling {len(jobs)} kernels on {workers.count} cores, once per machine"
                 log.info("%s", what)
-                with bar(num_jobs, None, what) as advance:
-                    for _ in self._workers.results():
+                self._rehearse_later(rehearsal, later, later_jobs.append)
+                with bar(len(jobs), None, what) as advance:
+                    for _ in workers.results():
                         advance()
-        # Of torch; or of another Triton, which has other words for what it is asked.
-        except (RuntimeError, TypeError, AttributeError, LookupError) as error:
+        except COMPILE_ERRORS as error:
             self._give_up(error)
             return
         log.info("compiled in %.1f seconds", perf_counter() - began)
-        if failed := self._workers.num_failed:
+        if failed := workers.num_failed:
             log.info("%d of the kernels did not compile ahead", failed)
+        for job in later_jobs:
+            workers.submit(job)
+        self._is_behind = bool(later_jobs)
 
-    def _rehearse(self, rest: list[Callable[[], Any]], workers: CompileWorkers) -> int:
-        """Submit what is missing of the kernels that `rest` will launch; returns their number."""
-        from hunch.kernels.gpu_compile import Job, Noter
-        from hunch.step.capture import rehearsed
-
-        jobs: list[Job] = []
-
-        def note(job: Job) -> None:
-            jobs.append(job)
-            if len(jobs) >= FEW:
-                for one in jobs[workers.num_jobs :]:
-                    workers.submit(one)
-
-        with rehearsed(Noter(note)):
-            for prepare in rest:
-                prepare()
-        rest.clear()
-        torch.cuda.empty_cache()  # graphs have memory of their own
-        return workers.num_jobs
+    def _rehearse_later(
+        self, rehearsal: _Rehearsal, later: list[Callable[[], Any]], note: Callable[[Job], None]
+    ) -> None:
+        try:
+            rehearsal.run(later, note)
+        except COMPILE_ERRORS as error:
+            say_once(f"kernels that only some requests need are compiled as these come: {error}")
 
     def _give_up(self, error: Exception) -> None:
         self._is_over = True
         say_once(f"kernels are compiled one after the other, as they are launched: {error}")
 
     def close(self) -> None:
+        """Nothing is compiled from here on, but what is under way in the background."""
         self._is_over = True
-        if self._workers is not None:
+        if self._workers is None:
+            return
+        if self._is_behind:
+            self._workers.finish_alone()
+        else:
             self._workers.close()
+
+
+class _Rehearsal:
+    """Runs preparations whose launches are only noted, each kernel once."""
+
+    def __init__(self) -> None:
+        from hunch.kernels.gpu_compile import Noter
+
+        self._noter = Noter(lambda job: self._note(job))
+        self._note: Callable[[Job], None]
+
+    def run(self, todo: list[Callable[[], Any]], note: Callable[[Job], None]) -> None:
+        """`note` is told what is missing of the kernels that `todo` will launch."""
+        from hunch.step.capture import rehearsed
+
+        self._note = note
+        with rehearsed(self._noter):
+            for prepare in todo:
+                prepare()
+        todo.clear()
+        torch.cuda.empty_cache()  # graphs have memory of their own
 
 
 @contextmanager

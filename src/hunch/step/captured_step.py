@@ -28,7 +28,7 @@ from hunch.models.target import FusedTarget
 from hunch.step.parts import RunnerParts
 from hunch.step.passes import Reader
 from hunch.step.results import NO_SCORES, apply_rows, merge_results, take_back
-from hunch.step.row_extras import CheckedResult, Group, RowExtras
+from hunch.step.row_extras import CheckedResult, Group, RowExtras, with_extras
 from hunch.step.step_graphs import (
     MASKS,
     SCORE_SIZES,
@@ -137,19 +137,27 @@ class CapturedSteps:
     def preparations(
         self, *, is_greedy: bool = False, is_rehearsal: bool = False
     ) -> list[Callable[[], Any]]:
-        """Capture steps of every power of two; rare kinds are captured as they come."""
-        all_draws = (Draws.GREEDY,) if is_greedy else tuple(Draws)
-        step = self.steps.blank().step if is_rehearsal else self._step
+        """Capture steps of every power of two; rare kinds are captured as they come.
+
+        A rehearsal goes on with kinds that have extras.
+        """
+        step = self.steps.blank().rehearse if is_rehearsal else self._step
         todo: list[Callable[[], Any]] = []
         if self.reader is not None:
             todo += self.reader.preparations(is_rehearsal=is_rehearsal)
-        num_rows = 1
+        kinds = self.usual_kinds(is_greedy=is_greedy)
+        kinds += with_extras(kinds) if is_rehearsal else []
+        return todo + [partial(step, kind) for kind in kinds]
+
+    def usual_kinds(self, *, is_greedy: bool = False) -> list[StepKind]:
+        """Those that are captured at the start."""
+        all_draws = (Draws.GREEDY,) if is_greedy else tuple(Draws)
+        kinds, num_rows = list[StepKind](), 1
         while num_rows <= bucket(min(self.capacity.max_rows, MAX_PREPARED)):
             for shape in self.policy.shapes.to_capture(num_rows):
-                kinds = [StepKind(num_rows, *shape, draws) for draws in all_draws]
-                todo += [partial(step, kind) for kind in kinds]
+                kinds += [StepKind(num_rows, *shape, draws) for draws in all_draws]
             num_rows *= 2
-        return todo
+        return kinds
 
     def _step(self, kind: StepKind) -> StepGraph:
         graph = self.steps.step(kind)

@@ -23,15 +23,34 @@ from hunch.step.step_graphs import (
     MANY_SCORES,
     MASKS,
     RULES,
+    SCORE_SIZES,
     SCORES,
     SOURCES,
     USUAL_SCORES,
     StepGraph,
+    StepKind,
 )
 from hunch.step.upload import StepMasks, StepSources
 from hunch.types import DraftTrace, Request, RowResult, RowWork
 
+# Extras that requests usually ask for, each with the number of best tokens: what is asked for
+# together launches no further kernels.
+USUAL_EXTRAS = (
+    (RULES, NO_SCORES),
+    (MASKS | DRAFTS, NO_SCORES),
+    (SOURCES, NO_SCORES),
+    *((SCORES, size) for size in SCORE_SIZES if size <= USUAL_SCORES),
+)
 HELD = 4  # steps of the same rows that check as much of each row's draft
+
+
+def with_extras(kinds: list[StepKind]) -> list[StepKind]:
+    """The same kinds with each of the extras that requests usually ask for."""
+    return [
+        kind._replace(extras=extras, num_best=num_best)
+        for extras, num_best in USUAL_EXTRAS
+        for kind in kinds
+    ]
 
 
 class Group:

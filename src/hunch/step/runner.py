@@ -78,7 +78,10 @@ class Runner:
     def preparations(
         self, *, is_greedy: bool = False, is_rehearsal: bool = False
     ) -> list[Callable[[], Any]]:
-        """What is worth doing before the first request, bit by bit; a rehearsal leaves nothing."""
+        """What is worth doing before the first request, bit by bit.
+
+        A rehearsal of it leaves nothing. It goes on with what requests may need later.
+        """
         todo: list[Callable[[], Any]] = []
         if (passes := self.host.passes) is not None:
             prepare = passes.rehearse if is_rehearsal else passes.prepare

@@ -157,11 +157,18 @@ class StepGraphs:
         self._steps: dict[tuple[StepKind, int], StepGraph] = {}
 
     def blank(self) -> StepGraphs:
-        """The same, with nothing captured yet."""
+        """The same, with nothing captured yet; what its extras read takes no memory of a GPU."""
         other = copy(self)
         other._results, other._buffers, other._forwards = {}, {}, {}
         other._drafting, other._steps = {}, {}
+        other.masks = self._new_masks(torch.device("cpu"))
+        other.sources = self._new_sources(torch.device("meta"))
         return other
+
+    def rehearse(self, kind: StepKind) -> None:
+        """Make a step that nobody will take, to see which kernels it launches."""
+        with self.rules.without_memory():
+            self.step(kind)
 
     def step(self, kind: StepKind) -> StepGraph:
         """The step of this kind, captured now if it is the first."""
@@ -321,16 +328,22 @@ class StepGraphs:
     def step_masks(self) -> StepMasks:
         """The masks of grammars; made with the first one."""
         if self.masks is None:
-            most = max(self.inputs_3R.shape[1], MAX_LOGITS)
-            self.masks = StepMasks(most, self.target.spec.vocab_size, self.device)
+            self.masks = self._new_masks(self.device)
         return self.masks
+
+    def _new_masks(self, device: torch.device) -> StepMasks:
+        most = max(self.inputs_3R.shape[1], MAX_LOGITS)
+        return StepMasks(most, self.target.spec.vocab_size, device)
 
     def row_sources(self) -> StepSources:
         """The sources of rows whose requests name one; made with the first of them."""
         if self.sources is None:
-            num_rows, room = self.state.tokens_XL.shape
-            self.sources = StepSources(num_rows, room, self.device)
+            self.sources = self._new_sources(self.device)
         return self.sources
+
+    def _new_sources(self, device: torch.device) -> StepSources:
+        num_rows, room = self.state.tokens_XL.shape
+        return StepSources(num_rows, room, device)
 
     def _buffers_of(self, size: tuple[int, int, int]) -> StepBuffers:
         """A step's packed tokens, its rows and what attention needs."""
