@@ -23,6 +23,7 @@ from builders import tiny_config, tiny_weights
 from hunch import LLM
 from hunch.config import ModelConfig, SpecConfig
 from hunch.drafter_files import find_files
+from hunch.drafting.auto_device import OF_MODELS
 from hunch.errors import TrainingError
 from hunch.hub.drafters import digest_of, find_trained, trained_drafters
 from hunch.hub.names import resolve
@@ -34,6 +35,7 @@ from hunch.train.clock import Clock
 from hunch.train.costs import Costs, cut_draft, measure_costs
 from hunch.train.count import count_bytes
 from hunch.train.expect import (
+    TREES,
     best_draft,
     chain_tokens,
     expect,
@@ -119,6 +121,18 @@ def test_tokens_per_pass_are_those_that_were_measured() -> None:
     assert chain_tokens(0.71, 5) == pytest.approx(3.03, rel=0.02)
     assert usual_coverage(16_384, 49_152) == pytest.approx(0.966)
     assert usual_coverage(151_936, 151_936) == 1.0
+
+
+def test_trees_are_those_that_the_engine_grows() -> None:
+    grown = {one for sizes in OF_MODELS.values() for one in sizes}
+    engine = {(one.width, one.num_levels, one.num_nodes) for one in grown}
+    assert {(one.width, one.num_levels, one.num_nodes) for one in TREES} == engine
+    costs = replace(COSTS, passes=((1, 1.5e-3), (6, 1.52e-3), (45, 1.7e-3)))
+    chain, tree = (best_draft(costs, 0.7, 1e-4, METHODS["draft"], on) for on in ("cpu", "cuda"))
+    assert chain.num_nodes == chain.num_levels
+    assert tree.num_nodes > tree.num_levels
+    assert 1.05 < tree.speedup / chain.speedup < 1.2
+    assert tree.step > 1 + tree.num_levels * 0.1 / 1.5  # a level of several nodes takes longer
 
 
 def test_no_guesses_where_rows_cost_as_much_as_passes() -> None:
@@ -258,6 +272,11 @@ def test_a_drafter_that_pays_is_found_by_auto(
     assert code == 0, text
     assert "the drafter 1.90x (1.75 tokens per pass)" in text
     assert "lookups alone 1.10x" in text
+    assert "The drafter alone was promised" in text
+    assert "with lookups the engine's steps took 0.92." in text
+    stored = json.loads((out / "config.json").read_text())
+    assert stored["architectures"] == ["LlamaForCausalLM"]
+    assert 0 < stored["guess_chance"] < 1  # what `auto` begins with
     assert text.splitlines()[-3].startswith("trains draft of 2 layers")  # before it starts
     assert "of plain decoding expected" in text
     assert {one.path for one in trained_drafters()} == {str(out), str(out / "phrases")}

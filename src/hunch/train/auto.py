@@ -54,7 +54,7 @@ from hunch.train.progress import Progress
 from hunch.train.prompts import read_prompts
 from hunch.train.regenerate import give_back, read_answers
 from hunch.train.sizes import possible
-from hunch.train.trials import LEAST, Run, choose, compare, job_for, train, with_columns
+from hunch.train.trials import LEAST, Run, choose, compare, job_for, promised, train, with_columns
 
 MIN_ANSWERS = 8
 COUNTS_UNTIL = 0.9  # share of all minutes at which a table must be there, without a network
@@ -86,7 +86,7 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
     if not (has_table or (table / FILE).is_file()):
         seconds = clock.until(ends if is_training else COUNTS_UNTIL)
         count = PhraseCount(texts, spec.vocab_size, seconds)
-    ways = {LOOKUPS: WITHOUT}
+    ways, promise = {LOOKUPS: WITHOUT}, None
     try:
         if is_training:
             run = Run(asked, plan, spec, work, texts, test_ids, clock)
@@ -95,7 +95,8 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
             job, settings, chosen = with_columns(run, best)
             say(f"trains {chosen.size.text()}: {expectation(chosen)}")
             with clock.stage("train"):
-                student, _ = train(job, settings, run, work / "train", show, before)
+                student, replay = train(job, settings, run, work / "train", show, before)
+            promise = promised(run, chosen.size, replay)
             run.release()
             write_student(job, settings, student, work / "select" / "last")
             ways[DRAFTER] = way(job.method, work / "select" / "last")
@@ -116,7 +117,7 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
         measured = measured_of(speeds)
         checkpoint = work / "train" / CANDIDATE.format(0)
         publish(job, settings, student, checkpoint, measured, num_prompts)
-    return outcome_of(asked, job, plan, speeds, measured)
+    return outcome_of(asked, job, plan, speeds, measured, promise)
 
 
 def _with_others(asked: Asked, job: Job, ways: dict[str, str], table: Path) -> dict[str, str]:

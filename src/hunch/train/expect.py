@@ -7,8 +7,10 @@ first guess is right 68% of the time has 2.81 tokens per pass with a chain of 5,
     a = best(method, layers) * coverage * seen / (seen + FAMILIARITY)
 
 On a GPU a draft model's tree of w nodes on each of n levels brings 1 + b + ... + b^n with a chance
-b of a level that the w best guesses of it raise: by a quarter of what a misses with three, by three
-tenths with four (3.31 tokens per pass of a tree of 3 x 5 where a chain of 7 has 3.02).
+b of a level that the w best guesses of it raise: by a part of what a misses, which is known of the
+draft that comes with hunch alone. A level of a tree costs more than one of a chain: on an H200 and
+beside a target of 7B's cost 0.155 ms for 0.108 (the steps of a tree of 15 and a chain of 7 in
+docs/benchmarks.md, less what checking them takes).
 
 `best` is what the recipe comes to with its layers, `coverage` the share of the answers' tokens that
 the draft vocabulary has, `seen` the tokens it learns from: those of the answers, and of each time
@@ -54,14 +56,12 @@ class Tree(NamedTuple):
 
     width: int
     num_levels: int
+    num_nodes: int  # that are checked, with a lookup's beside them
     found: float
 
-    @property
-    def num_nodes(self) -> int:
-        return self.width * self.num_levels
 
-
-TREES = (Tree(3, 5, 0.25), Tree(4, 7, 0.3))
+TREES = (Tree(5, 3, 15, 0.41), Tree(4, 4, 30, 0.35), Tree(3, 7, 31, 0.27))
+TREE_LEVEL = 1.43  # what a tree's level takes, for one of a chain's
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,8 +79,9 @@ class Expected:
     @property
     def draft_seconds(self) -> float:
         """All of its guesses."""
-        is_sequential = METHODS[self.size.method].is_sequential
-        return self.node_seconds * (self.num_levels if is_sequential else 1)
+        if not METHODS[self.size.method].is_sequential:
+            return self.node_seconds
+        return self.node_seconds * levels_in_passes(self.num_nodes, self.num_levels)
 
 
 def chain_tokens(chance: float, num_nodes: int) -> float:
@@ -100,6 +101,11 @@ def chance_of(tokens_per_pass: float, num_nodes: int) -> float:
     return low
 
 
+def levels_in_passes(num_nodes: int, num_levels: int) -> float:
+    """What the levels of a draft take, in passes over one node."""
+    return num_levels * (TREE_LEVEL if num_nodes > num_levels else 1.0)
+
+
 class Draft(NamedTuple):
     """A chain or a tree that could be checked."""
 
@@ -107,6 +113,11 @@ class Draft(NamedTuple):
     num_levels: int
     tokens_per_pass: float
     speedup: float  # over plain decoding
+
+    @property
+    def step(self) -> float:
+        """What a step takes, in steps of plain decoding."""
+        return self.tokens_per_pass / self.speedup
 
 
 def best_draft(costs: Costs, chance: float, node: float, method: Method, device: str) -> Draft:
@@ -120,7 +131,8 @@ def best_draft(costs: Costs, chance: float, node: float, method: Method, device:
             found.append((tree.num_nodes, tree.num_levels, tokens))
     best = Draft(0, 0, 1.0, 1.0)
     for num_nodes, num_levels, tokens in found:
-        drafting = node * (num_levels if method.is_sequential else 1)
+        levels = levels_in_passes(num_nodes, num_levels) if method.is_sequential else 1.0
+        drafting = node * levels
         seconds = costs.of_pass(1 + num_nodes) + costs.step + drafting
         one = Draft(num_nodes, num_levels, tokens, tokens * plain / seconds)
         best = max(best, one, key=lambda draft: draft.speedup)

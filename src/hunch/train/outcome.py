@@ -8,6 +8,7 @@ from typing import Any
 
 from hunch.hub import resolve as find_files
 from hunch.hub.drafters import BESIDE_LOOKUPS, PHRASES, TrainedDrafter, add_trained, digest_of
+from hunch.train.expect import Draft
 from hunch.train.job import Job, drafts_as
 from hunch.train.plan import LOOKUPS, PAYS, Asked, Plan, device_of
 from hunch.train.select import Measured
@@ -67,7 +68,12 @@ _NAMES = {
 
 
 def outcome_of(
-    asked: Asked, job: Job, plan: Plan, speeds: Speeds, measured: Measured | None
+    asked: Asked,
+    job: Job,
+    plan: Plan,
+    speeds: Speeds,
+    measured: Measured | None,
+    promise: Draft | None = None,  # what training expected of the drafter by held-out answers
 ) -> Outcome:
     """What is best by the clock, and on the list if it is new."""
     found = speeds.speedup
@@ -80,6 +86,8 @@ def outcome_of(
         f"{asked.out}, speed against plain decoding: {facts}; {speeds.num_prompts} held-out "
         "prompts, one request at a time."
     )
+    if promise is not None:
+        facts += f" {_against(promise, speeds)}"
     new = [name for name in (DRAFTER, PHRASES) if name in found]
     best = max(new, key=lambda name: found[name], default=LOOKUPS)
     if found[best] < PAYS * max(found[LOOKUPS], 1.0) or found[best] < found.get(BEFORE, 0.0):
@@ -97,6 +105,16 @@ def outcome_of(
         text = f"{facts} {what} pays: auto takes it from now on for {asked.target}, without an "
         text += "option (hunch drafters lists it)."
     return Outcome(True, plan, text, speeds, measured)
+
+
+def _against(promise: Draft, speeds: Speeds) -> str:
+    """What was promised beside what came: tokens of a pass, and seconds of a step."""
+    tokens, speedup = speeds.tokens_per_pass[DRAFTER], speeds.speedup[DRAFTER]
+    return (
+        f"The drafter alone was promised {promise.speedup:.2f}x by held-out answers "
+        f"({promise.tokens_per_pass:.2f} tokens per pass in steps that take {promise.step:.2f} of "
+        f"a plain one); with lookups the engine's steps took {tokens / speedup:.2f}."
+    )
 
 
 def _use(asked: Asked, job: Job, names: list[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +49,7 @@ class Speeds:
     per_position: dict[str, list[float]]
     acceptance_rate: dict[str, float]
     node_cost: dict[str, float]  # of a drafted node, in passes of the target
+    captured: dict[str, Any] = field(default_factory=dict)  # what each way's captured steps did
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -97,6 +98,7 @@ def compare_speeds(
                 _answer(engine, prompt, max_tokens, found[name])
             num_done += 1
         stats = {name: engine.stats() for name, engine in engines.items() if name != PLAIN}
+        captured = {name: _captured(engine) for name, engine in engines.items()}
     finally:
         for name, engine in engines.items():
             if name != PLAIN:
@@ -111,7 +113,14 @@ def compare_speeds(
         per_position={name: list(one["per_position"]) for name, one in stats.items()},
         acceptance_rate={name: float(one["acceptance_rate"]) for name, one in stats.items()},
         node_cost={name: _node_cost(one) for name, one in stats.items()},
+        captured={name: did for name, did in captured.items() if did},
     )
+
+
+def _captured(llm: LLM) -> dict[str, Any]:
+    """Steps, tokens and seconds by shape, where an engine has captured steps."""
+    captured = getattr(llm.engine.runner, "captured", None)
+    return {} if captured is None else captured.policy.counts.report()["shapes"]
 
 
 def _answer(llm: LLM, prompt: list[int], max_tokens: int, speed: Speed) -> None:

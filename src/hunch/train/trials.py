@@ -13,6 +13,7 @@ from hunch.train.batches import Texts
 from hunch.train.clock import Clock
 from hunch.train.costs import Costs
 from hunch.train.expect import (
+    Draft,
     Expected,
     batch_for,
     best_draft,
@@ -140,7 +141,8 @@ def _try(
             smaller=run.plan.smaller,
         )
         # What learns fast is not what ends best: the rest of the time counts as it is expected to.
-        speedup = _promised(run, chosen.size, replay, chosen.chance / max(so_far.chance, 1e-9))
+        growth = chosen.chance / max(so_far.chance, 1e-9)
+        speedup = promised(run, chosen.size, replay, growth).speedup
         say(
             f"trial of {chosen.size.text()}: {replay.tokens_per_pass:.2f} tokens per pass on "
             f"held-out answers so far, about {speedup:.2f}x of plain decoding in the end"
@@ -223,7 +225,7 @@ def train(
     )
 
     def remark(replay: Replay) -> str:
-        return f"about {_promised(run, size, replay):.2f}x of plain"
+        return f"about {promised(run, size, replay).speedup:.2f}x of plain"
 
     recipe = resolve(RECIPES, job.method)
     if before is not None and before.is_file() and not (folder / LAST).is_file():
@@ -238,15 +240,22 @@ def train(
     loop.run(learn, held, show)
     if loop.kept is not None:
         run.kept[asks] = loop.kept
-    return student, loop.test(held)
+    replay = loop.test(held)
+    student.chance = _chance(replay)
+    return student, replay
 
 
-def _promised(run: Run, size: Size, replay: Replay, growth: float = 1.0) -> float:
-    """The speed over plain decoding that a drafter has with these guesses, grown so much."""
+def _chance(replay: Replay) -> float:
+    """That a guess is right, by what was replayed."""
+    return chance_of(replay.tokens_per_pass, len(replay.tried))
+
+
+def promised(run: Run, size: Size, replay: Replay, growth: float = 1.0) -> Draft:
+    """The best draft, and its speed, of a drafter with these guesses, grown so much."""
     costs, device = run.plan.costs, device_of(run.asked)
     node = node_seconds(*run.parts(size), size)
-    chance = min(growth * chance_of(replay.tokens_per_pass, len(replay.tried)), 0.95)
-    return best_draft(costs, chance, node, METHODS[size.method], device).speedup
+    chance = min(growth * _chance(replay), 0.95)
+    return best_draft(costs, chance, node, METHODS[size.method], device)
 
 
 def compare(
