@@ -62,3 +62,27 @@ def test_a_model_that_is_not_there_leaves_the_old_one(monkeypatch, capsys, model
     assert "no such file or directory" in captured.err
     assert f"model {model}" in captured.err
     assert captured.out.strip()
+
+
+def test_a_model_by_its_place(monkeypatch, capsys, model):
+    monkeypatch.setattr("sys.stdin", io.StringIO("/model\n"))
+    with pytest.raises(SystemExit) as stop:
+        main(["chat", model, "--max-tokens", "4"])
+    assert not stop.value.code
+    assert model in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stop:
+        main(["chat", model, "--model", "other"])
+    assert stop.value.code == 2
+    assert "two models given" in capsys.readouterr().err
+
+
+def test_a_model_without_a_chat_template_says_what_it_is_for(monkeypatch, capsys, tmp_path):
+    base = write_llama(tmp_path / "base")
+    settings = base / "tokenizer_config.json"
+    kept = json.loads(settings.read_text())
+    del kept["chat_template"]
+    settings.write_text(json.dumps(kept))
+    with pytest.raises(SystemExit) as stop:
+        talk(monkeypatch, capsys, str(base), "hello\n")
+    assert stop.value.code == 2
+    assert f"hunch generate TEXT --model {base}" in capsys.readouterr().err

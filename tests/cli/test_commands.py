@@ -1,6 +1,8 @@
 """The command line, as a shell sees it: output, exit codes, messages."""
 
 import json
+import socket
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -179,3 +181,32 @@ def test_a_plan_needs_numbers_above_zero(shell: Callable, words: tuple[str, str]
     code, _, said = shell("plan", *words)
     assert code == 2
     assert f"{words[0]} {words[1]} must be a number above 0" in said
+
+
+def test_a_model_in_a_methods_place(shell: Callable, model: str) -> None:
+    code, _, err = shell("train", model)
+    assert code == 2
+    assert f"hunch train --target {model}" in err
+
+
+def test_a_port_in_use(shell: Callable, model: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = shell("serve", model, "--port", str(port))
+    assert code == 2
+    assert err.strip().endswith("; give another --port")
+
+
+def test_ctrl_c_while_modules_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hunch.__main__ import main
+
+    class Interrupted:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name == "hunch.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "hunch.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 130

@@ -124,7 +124,7 @@ class Session:
         self.subjects.append(EngineSubject(first, self.llm, meter))
         for method in others:  # one copy of the weights for all
             if monotonic() - began > SLOW_SECONDS:
-                self.say(f"{len(self.subjects)} of {len(asked.methods)} engines are ready")
+                self.say(f"{len(self.subjects)} of {len(asked.methods)} engines ready")
             self.subjects.append(EngineSubject(method, self.llm.sibling(method), meter))
 
     def encode(self, prompt: Prompt) -> list[int]:

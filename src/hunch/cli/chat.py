@@ -36,6 +36,7 @@ also stand between two lines of three quotes.\
 
 def chat(
     ctx: typer.Context,
+    name: o.ModelName = None,
     model: o.Model = o.DEFAULT_MODEL,
     speculate: o.Speculate = "auto",
     system: Annotated[str | None, typer.Option(help="A system message.")] = None,
@@ -55,10 +56,11 @@ def chat(
 
     /help lists commands; an empty line or Ctrl-D ends it.
     """
+    model = o.one_model(ctx, name, model)
     sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
     talk = Conversation(sampling, server, model, speculate, system)
     if server is not None:
-        if given := o.given_options(ctx, _LOCAL):
+        if given := o.given_options(ctx, _LOCAL) or name:
             raise ConfigError(f"{given}: a server has its own; leave this out, or --server")
     else:
         talk.engine = {"threads": threads, "dtype": dtype, "device": device, "max_num_seqs": 1}
@@ -94,6 +96,12 @@ class Conversation:
     def open(self) -> None:
         """Load the model; one that was open stays until the new one is there."""
         new = o.open_llm(self.model, self.speculate, **self.engine)
+        if not new.has_chat_template:
+            new.close()
+            raise ConfigError(
+                f"{self.model} has no chat template: it was made to continue texts. "
+                f"Give it one to continue: hunch generate TEXT --model {self.model}"
+            )
         if self.llm is not None:
             self.llm.close()
         self.llm = new

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def doctor(
     ctx: typer.Context,
-    name: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="As --model.")] = None,
+    name: o.ModelName = None,
     model: o.Model = o.DEFAULT_MODEL,
     speculate: o.Speculate = "auto",
     always_draft: o.AlwaysDraft = False,
@@ -52,9 +52,7 @@ def doctor(
     """
     from hunch.bench.workloads import PROMPTS
 
-    if name is not None and o.given_options(ctx, ("model",)):
-        raise ConfigError(f"two models given: {name!r} and --model {model!r}; give one")
-    model = name or model
+    model = o.one_model(ctx, name, model)
     held = {
         "threads": threads, "dtype": dtype, "device": device, "activation_bits": activation_bits
     }  # fmt: skip

@@ -23,6 +23,7 @@ SAMPLING, ENGINE = "Sampling", "Engine"  # headings of the help
 Model = Annotated[
     str, typer.Option("--model", "-m", help="A known name, a directory, a .gguf file or a hub id.")
 ]
+ModelName = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="As --model.")]
 Speculate = Annotated[
     str,
     typer.Option(
@@ -205,6 +206,13 @@ def given_options(ctx: typer.Context, names: Sequence[str]) -> str:
     sources = {name: ctx.get_parameter_source(name) for name in names}
     found = [name for name, source in sources.items() if source and source.name == "COMMANDLINE"]
     return ", ".join(f"--{name.replace('_', '-')}" for name in found)
+
+
+def one_model(ctx: typer.Context, name: str | None, model: str) -> str:
+    """The model, by its place or by --model."""
+    if name is not None and given_options(ctx, ("model",)):
+        raise ConfigError(f"two models given: {name!r} and --model {model!r}; give one")
+    return name or model
 
 
 def words(text: str | None) -> tuple[str, ...]:

@@ -96,6 +96,8 @@ def train(
     """
     if method is not None and "=" in method:  # KEY=VALUE without a method
         options, method = [method, *(options or [])], None
+    if method is not None and any(sign in method for sign in "/.:"):
+        raise ConfigError(f"train takes the model by an option: hunch train --target {method}")
     given = _read(options or [])
     engine: dict[str, object] = {"device": device}
     if max_model_len is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -392,5 +393,7 @@ def _bind(settings: ServeConfig) -> socket.socket:
     except OSError as error:
         sock.close()
         reason = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            reason += "; give another --port"
         raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
     return sock
