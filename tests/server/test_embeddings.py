@@ -80,6 +80,8 @@ def test_ollamas_path(server: LiveServer) -> None:
     assert answer["embeddings"] == [pytest.approx(vector_of(text)) for text in ("Hello", "b")]
     assert answer["prompt_eval_count"] == 5 + 511
     assert server.post("/api/embed", {**body, "truncate": False}).status_code == 400
+    older = server.post("/api/embeddings", {"model": "bytes", "prompt": "Hello"}).json()
+    assert older == {"embedding": pytest.approx(vector_of("Hello"))}
 
 
 def test_states_are_transformers_whatever_the_steps(tmp_path: Path) -> None:

@@ -85,6 +85,17 @@ def test_errors_are_sentences(
     assert words in answer.json()["error"]
 
 
+def test_bodies_of_no_named_type_unless_a_page_sends_them(thinker: LiveServer) -> None:
+    body = json.dumps({"model": "bytes", "prompt": "SAY[Warm.]YAS", "stream": False}).encode()
+    form = {"Content-Type": "application/x-www-form-urlencoded"}  # what curl -d says
+    answer = thinker.post("/api/generate", content=body, headers=form)
+    assert answer.json()["response"] == "Warm."
+    for page in ({"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+        answer = thinker.post("/api/generate", content=body, headers={**form, **page})
+        assert answer.status_code in (403, 415)
+        assert isinstance(answer.json()["error"], str)
+
+
 def test_rates_can_be_computed_from_durations(thinker: LiveServer) -> None:
     body = {"model": "bytes", "prompt": "SAY[Warm.]YAS", "stream": False}
     told = thinker.post("/api/generate", body).json()

@@ -62,6 +62,15 @@ class OllamaEmbedBody(PooledBody):
     keep_alive: Any = None
 
 
+class OllamaOneBody(PooledBody):
+    """POST /api/embeddings, the older form for one text."""
+
+    model: str
+    prompt: str
+    options: dict[str, Any] | None = None
+    keep_alive: Any = None
+
+
 def add_embeddings(app: FastAPI, service: Service) -> None:
     @app.post("/v1/embeddings", response_class=Response)
     async def embeddings(body: EmbeddingBody, request: Request) -> Response:
@@ -106,6 +115,13 @@ def add_embeddings(app: FastAPI, service: Service) -> None:
                 "prompt_eval_count": sum(len(one.prompt_token_ids) for one in outputs),
             }
         )
+
+    @app.post("/api/embeddings", response_class=Response)
+    async def embed_one(body: OllamaOneBody, request: Request) -> Response:
+        name_of(service, body.model)
+        work = partial(_embed, service, body, [body.prompt], -1, True)
+        _, vectors = await service.run(body.timeout, request, work)
+        return JSONResponse({"embedding": vectors[0]})
 
 
 async def _embed(

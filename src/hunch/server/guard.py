@@ -29,6 +29,8 @@ BODY_WRITER = "hunch.writer"  # the connection's own, where it has one
 ARRIVAL = "arrival"  # in the state of a request: when it came, by the event loop's clock
 BODY_SECONDS = 30.0  # how long a client may take to send its body
 CHUNK_BYTES = 1 << 16  # of a body that is looked through
+OLLAMA = "/api/"  # its paths, whose errors are sentences
+FROM_PAGES = frozenset({b"origin", b"sec-fetch-site"})  # what browsers send with a page's requests
 HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 QUIET = frozenset({"/health", "/ready", "/metrics", "/stats"})  # polled; not worth a line each
 # Escapes of the first half of a pair without the second, or the other way round.
@@ -109,7 +111,9 @@ class Guard:
             receive = await self._check(scope, headers, receive)
             await self.app(scope, receive, send_marked)
         except ProblemError as problem:
-            body = json.dumps(problem.body()).encode()
+            is_ollama = scope["path"].startswith(OLLAMA)
+            told = {"error": problem.message} if is_ollama else problem.body()
+            body = json.dumps(told).encode()
             extra = {"content-type": "application/json", "connection": "close"}
             pairs = {**extra, **problem.headers(), "content-length": str(len(body))}
             raw = [(name.lower().encode(), value.encode()) for name, value in pairs.items()]
@@ -145,7 +149,11 @@ class Guard:
             )
         kind = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip()
         if kind.lower() != "application/json":
-            raise ProblemError(415, "send the body with 'Content-Type: application/json'")
+            # Ollama's own examples name no type; web sites always say that they ask.
+            if not path.startswith(OLLAMA) or headers.keys() & FROM_PAGES:
+                raise ProblemError(415, "send the body with 'Content-Type: application/json'")
+            others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
+            scope["headers"] = [*others, (b"content-type", b"application/json")]
         body = await self._read(headers, receive)
         check_values(body, self.max_body_bytes)
         check_characters(body)
