@@ -5,7 +5,8 @@ Sixteen requests at once, 128 new tokens each, the kinds in turn in every round;
 rounds after one that is not counted, and its share of the free requests' speed. A rule changes the
 text, and with it how many tokens of a draft hold: the last column compares passes per second.
 Token ids must be the same in every round; with --json they are kept, to be compared with another
-version's.
+version's. With --host one more round says what the host does in a step, in microseconds: where it
+waits for the device, that is the slower one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,12 @@ from hunch import LLM, SamplingParams, Speculation
 from hunch.bench.device.enlarged import enlarged
 from hunch.bench.readers import read_workloads
 from hunch.bench.workloads import Prompt, cycle
+from hunch.engine.engine import Engine
+from hunch.engine.scheduler import Scheduler
+from hunch.step.captured_step import CapturedSteps
 from hunch.step.collector import without_collector
+from hunch.step.results import Download
+from hunch.step.row_extras import RowExtras
 
 NUM_REQUESTS, NUM_TOKENS = 16, 128
 ITEM = {
@@ -54,6 +61,64 @@ KINDS: dict[str, dict[str, Any]] = {
     "predicted": {"prediction": PREDICTED},  # each request's own free answer, with a word changed
     "named": {"speculation": Speculation(mode="ngram")},
 }
+
+
+# What the host does in a step; each without what stands above it.
+WORK: dict[str, tuple[type, str]] = {
+    "waiting": (Download, "receive"),
+    "grammars": (RowExtras, "check_result"),
+    "masks": (RowExtras, "fill_masks"),
+    "receiving": (CapturedSteps, "receive"),
+    "launching": (CapturedSteps, "launch"),
+    "results": (CapturedSteps, "apply"),
+    "outputs": (Engine, "_apply"),
+    "planning": (Scheduler, "plan"),
+    "the rest": (Engine, "step"),
+}
+
+
+class HostTimes:
+    """Seconds that the host spends in a step, by work."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, float]] = []
+        self._inside = [0.0]  # seconds of what the work under way called, by depth
+        self._step = dict.fromkeys(WORK, 0.0)
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Steps that are made meanwhile are timed."""
+        before = {name: getattr(*place) for name, place in WORK.items()}
+        for name, place in WORK.items():
+            setattr(*place, self._timed(name, before[name]))
+        try:
+            yield
+        finally:
+            for name, place in WORK.items():
+                setattr(*place, before[name])
+
+    def _timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **more: Any) -> Any:
+            self._inside.append(0.0)
+            began = time.perf_counter()
+            try:
+                return call(*args, **more)
+            finally:
+                seconds = time.perf_counter() - began
+                self._step[name] += seconds - self._inside.pop()
+                self._inside[-1] += seconds
+                if len(self._inside) == 1:
+                    self.steps.append(self._step)
+                    self._step = dict.fromkeys(WORK, 0.0)
+
+        return timed
+
+    def __str__(self) -> str:
+        """Medians over all steps, in microseconds."""
+        each = {name: statistics.median(step[name] for step in self.steps) for name in WORK}
+        parts = ", ".join(f"{name} {1e6 * seconds:.0f}" for name, seconds in each.items())
+        busy = [sum(step.values()) - step["waiting"] for step in self.steps]
+        return f"host {1e6 * statistics.median(busy):.0f} us of work a step: {parts}"
 
 
 def load(target: str, method: str, max_rows: int, logprobs_mode: str = "raw_logprobs") -> LLM:
@@ -107,6 +172,16 @@ def measure(
     return found
 
 
+def host_times(llm: LLM, texts: list[list[int]], found: dict[str, dict[str, Any]]) -> None:
+    """One more round of each kind, with what its steps take of the host."""
+    for kind, figures in found.items():
+        params = [_params(KINDS[kind], found["free"], place) for place in range(len(texts))]
+        times = HostTimes()
+        with without_collector(), times.measured():
+            llm.generate(texts, params)
+        figures["host"] = str(times)
+
+
 def _params(asked: dict[str, Any], free: dict[str, Any], place: int) -> SamplingParams:
     if asked.get("prediction") == PREDICTED:
         expected = list(free["ids"][place])
@@ -126,6 +201,7 @@ def main(words: Sequence[str] = ()) -> None:
     options.add_argument("--methods", default="off,auto")
     options.add_argument("--kinds", default=",".join(KINDS), help="free requests always run")
     options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--host", action="store_true", help="what the host does in a step")
     options.add_argument("--logprobs-mode", default="raw_logprobs", help="or processed_logprobs")
     options.add_argument("--json", type=Path)
     given = options.parse_args(words)
@@ -139,6 +215,8 @@ def main(words: Sequence[str] = ()) -> None:
             llm = load(target, method, NUM_REQUESTS, given.logprobs_mode)
             texts = [encode(llm, prompt) for prompt in prompts]
             found = measure(llm, texts, given.rounds, given.kinds.split(","))
+            if given.host:
+                host_times(llm, texts, found)
             kept[f"{target} {method}"] = found
             free = statistics.median(found["free"]["rates"])
             for kind, figures in found.items():
@@ -151,6 +229,8 @@ def main(words: Sequence[str] = ()) -> None:
                     f"{target:6} {method:6} {kind:10} {rate:8,.0f} tok/s  {share}  "
                     f"{passes:5.2f} tokens per pass  {by_pass:.2f} of free per pass"
                 )
+                if given.host:
+                    print(f"       {figures['host']}")
             llm.close()
     if given.json is not None:
         given.json.write_text(json.dumps(kept))
