@@ -52,7 +52,13 @@ YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 
 YARN |= {"rope_theta": 1000.0, "mscale": 0.8, "mscale_all_dim": 1.0}
 OSS_64 = ("GptOss", COMMON | OSS | {"hidden_size": 64, "intermediate_size": 64})
 NARROW = {"kv_lora_rank": 24, "q_lora_rank": 20, "qk_rope_head_dim": 8, "v_head_dim": 20}
+GROUPED = COMMON | {
+    "first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16, "n_shared_experts": 2, "pad_token_id": 0,
+}  # fmt: skip
+FEW = COMMON | {"num_local_experts": 4, "num_experts_per_tok": 2}
 TORCH_CASES = {
+    "hunyuan-moe": ("HunYuanMoEV1", COMMON | {"num_experts": 4, "moe_topk": 2}),
     "deepseek-v3, narrow": ("DeepseekV3", LATENT | NARROW | {"n_group": 4, "topk_group": 2}),
 }
 CASES |= {
@@ -81,6 +87,25 @@ CASES |= {
         "Glm4MoeLite",
         {k: v for k, v in LATENT.items() if k != "first_k_dense_replace"}
         | {"rms_norm_eps": 1e-5, "mlp_layer_types": ["dense", "sparse", "sparse"]},
+    ),
+}
+WHOLE = {key: value for key, value in COMMON.items() if key != "head_dim"} | {"hidden_size": 64}
+TWO = {"num_experts_per_tok": 2}
+CASES |= {
+    "dots1": ("Dots1", GROUPED | {"n_group": 4, "topk_group": 2, "norm_topk_prob": True}),
+    "solar-open": ("SolarOpen", GROUPED),
+    "minimax-m2": ("MiniMaxM2", FEW | {"rotary_dim": 16}),
+    "flex-olmo": ("FlexOlmo", WHOLE | TWO | {"pad_token_id": 0, "num_experts": 4}),
+    "ernie-4.5-moe": (
+        "Ernie4_5_Moe",
+        WHOLE | {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16},
+    ),
+    "granite-moe-shared": (
+        "GraniteMoeShared",
+        WHOLE
+        | TWO
+        | {"num_local_experts": 4}
+        | {"shared_intermediate_size": 32, "attention_multiplier": 0.2, "residual_multiplier": 0.3},
     ),
 }
 CASES["glm-4.5"] = (

@@ -30,6 +30,8 @@ YARN = {
     "rope_theta": 1000.0,
 }
 GPT2 = {"vocab_size": 90, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 128}
+GPTJ = GPT2 | {"n_embd": 64, "rotary_dim": 8}
+ALPHA = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 1e4}
 LONG = {
     "rope_type": "longrope",
     "short_factor": [1.0, 1.1, 1.2],
@@ -203,6 +205,34 @@ CASES = {
     "exaone 4, windows": (
         "Exaone4",
         GATED | {"sliding_window": 7, "sliding_window_pattern": 2, "rope_parameters": LLAMA3},
+    ),
+    "olmo": ("Olmo", GATED),
+    "olmo, limits": ("Olmo", GATED | {"clip_qkv": 0.7}),
+    "helium": ("Helium", GATED | {"head_dim": 8}),
+    "apertus": ("Apertus", GATED | {"pad_token_id": 0}),
+    "hunyuan": ("HunYuanDenseV1", GATED | {"head_dim": 16}),
+    "hunyuan, alpha": ("HunYuanDenseV1", GATED | {"head_dim": 16, "rope_parameters": ALPHA}),
+    "hunyuan, yarn": ("HunYuanDenseV1", GATED | {"head_dim": 16, "rope_parameters": YARN}),
+    "ministral": (
+        "Ministral",
+        GATED | {"head_dim": 16, "sliding_window": 7, "layer_types": [WINDOW, WHOLE, WINDOW]},
+    ),
+    "cwm": ("Cwm", GATED | {"head_dim": 16, "sliding_window": 7}),
+    "jais 2": ("Jais2", GATED),
+    "vaultgemma": ("VaultGemma", GEMMA),
+    "hyperclovax": (
+        "HyperCLOVAX",
+        GATED
+        | {"embedding_multiplier": 3.0, "residual_multiplier": 0.4}
+        | {"attention_multiplier": 0.2, "logits_scaling": 0.5},
+    ),
+    "gpt-j": ("GPTJ", GPTJ),
+    "codegen": ("CodeGen", GPTJ),
+    "gpt-neo": (
+        "GPTNeo",
+        {"vocab_size": 90, "hidden_size": 32, "num_layers": 3, "num_heads": 4}
+        | {"max_position_embeddings": 128, "window_size": 7}
+        | {"attention_types": [[["global", "local"], 1], [["global"], 1]]},
     ),
     "opt": ("OPT", COMMON | {"ffn_dim": 56, "word_embed_proj_dim": 32}),
     "opt, norms after": (

@@ -19,6 +19,7 @@ SIZES = {
     "num_hidden_layers": 2,
 }
 GPT2 = {"n_embd": 128, "n_head": 4, "n_layer": 2, "n_inner": 96, "n_positions": 256}
+GPTJ = dict.fromkeys({*SIZES, "rms_norm_eps", "rope_theta"}) | GPT2 | {"rotary_dim": 16}
 OPT = {**SIZES, "intermediate_size": None, "num_key_value_heads": None, "hidden_size": 128}
 OPT |= {"head_dim": None, "ffn_dim": 96, "word_embed_proj_dim": 128}
 SCALES = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2}
@@ -127,8 +128,35 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "Exaone4ForCausalLM",
         {**SIZES, "sliding_window": 24, "sliding_window_pattern": 2},
     ),
+    "olmo": ("OlmoForCausalLM", SIZES | {"rms_norm_eps": None}),
+    "olmo, limits": ("OlmoForCausalLM", SIZES | {"rms_norm_eps": None, "clip_qkv": 0.9}),
+    "helium": ("HeliumForCausalLM", SIZES),
+    "apertus": ("ApertusForCausalLM", SIZES),
+    "hunyuan": ("HunYuanDenseV1ForCausalLM", SIZES),
+    "vaultgemma": ("VaultGemmaForCausalLM", GEMMA),
+    "gpt-j": ("GPTJForCausalLM", GPTJ),
+    "gpt-neo": (
+        "GPTNeoForCausalLM",
+        {**OPT, "ffn_dim": None, "word_embed_proj_dim": None, "intermediate_size": 96}
+        | {"num_hidden_layers": None, "num_attention_heads": None, "rms_norm_eps": None}
+        | {"num_layers": 2, "num_heads": 4, "window_size": 24, "rope_theta": None}
+        | {"attention_types": [[["global", "local"], 1]]},
+    ),
+    "dots1": ("Dots1ForCausalLM", {**GROUPED, "sliding_window": 24, "max_window_layers": 1}),
+    "minimax m2": ("MiniMaxM2ForCausalLM", {**LOCAL, "rotary_dim": 16}),
+    "ernie 4.5, experts": (
+        "Ernie4_5_MoeForCausalLM",
+        {**SIZES, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 32},
+    ),
+    "granite, experts and more": (
+        "GraniteMoeSharedForCausalLM",
+        {**LOCAL, **SCALES, "shared_intermediate_size": 48},
+    ),
+    "hunyuan, experts": ("HunYuanMoEV1ForCausalLM", {**SIZES, "num_experts": 4, "moe_topk": 2}),
     "opt, norms after": ("OPTForCausalLM", {**OPT, "do_layer_norm_before": False}),
 }
+# What the kernels do not know is computed by torch.
+BY_TORCH = ("olmo, limits", "apertus", "hunyuan", "hunyuan, experts")
 
 
 def write_family(path: Path, name: str, seed: int = 0) -> Path:

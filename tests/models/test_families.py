@@ -30,6 +30,20 @@ def test_logits_are_those_of_transformers(pair):
 
 
 @torch.no_grad()
+def test_greedy_text_is_that_of_transformers(pair):
+    theirs, ours = pair
+    theirs.generation_config.eos_token_id = None
+    expected = theirs.generate(torch.tensor([IDS]), max_new_tokens=6, do_sample=False)
+    ids, kv = IDS, new_kv(ours)
+    ids_T, attn = pack([Seq(ids)])
+    for _ in range(6):
+        logits = ours.logits(ours.forward(ids_T, attn, kv).last_TD[-1:])
+        ids = [*ids, int(logits.argmax())]
+        ids_T, attn = pack([Seq(ids[-1:], start=len(ids) - 1)])
+    assert ids == expected[0].tolist()
+
+
+@torch.no_grad()
 def test_features_are_the_hidden_states_of_transformers(pair):
     theirs, ours = pair
     expected = theirs(torch.tensor([IDS]), output_hidden_states=True).hidden_states

@@ -1,9 +1,11 @@
 """Configs as they are published: odd keys, keys left out, and what transformers reads of them."""
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
+import transformers
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -12,8 +14,10 @@ from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.models.load import load_decoder, spec_of
 from hunch.models.native import load_native
 from hunch.models.reading import READ_VERSION, Recorded
+from hunch.models.spec import ModelSpec
 from hunch.models.weights.base import unified_config
 from hunch.registry import MODELS, resolve
+from their_models import GATED
 
 OF_TRAINING = {"router_jitter_noise", "text_config", "vision_config", "audio_config"}
 THEIRS = {  # transformers' name of the config of each architecture
@@ -29,6 +33,7 @@ CHANGES = {  # where defaults are no model that is published
     "Gemma4ForCausalLM": GEMMA4,
     "Gemma4ForConditionalGeneration": GEMMA4,
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
+    "Dots1ForCausalLM": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "Glm4MoeForCausalLM": {"head_dim": 128},
     "GraniteMoeHybridForCausalLM": ATTENDING,
 }
@@ -85,6 +90,49 @@ def test_others_are_refused_with_what_to_do(how):
     rope = {"rope_type": "linear", "factor": 2.0, "unheard_of": 1.0}
     with pytest.raises(UnsupportedModelError, match=r"unheard_of=1.0"):
         tiny_spec(rope_scaling=rope, **how)
+
+
+@pytest.mark.parametrize(
+    ("family", "left_out", "given"),
+    [  # what transformers takes where a file does not say it
+        ("Cohere", "rope_parameters", {}),
+        ("Ernie4_5", "rope_parameters", {}),
+        ("SmolLM3", "rope_parameters", {}),
+        ("Cohere2", "sliding_window", {"num_hidden_layers": 4}),
+        ("Gemma2", "attn_logit_softcapping", {"head_dim": 16}),
+        ("Gemma2", "final_logit_softcapping", {"head_dim": 16}),
+    ],
+)
+def test_values_that_a_file_leaves_out_are_those_of_transformers(family, left_out, given):
+    saved = json.loads(getattr(transformers, f"{family}Config")(**GATED | given).to_json_string())
+    saved = unified_config(saved | {"architectures": [f"{family}ForCausalLM"]})
+    keys = {left_out, "rope_theta"} if left_out == "rope_parameters" else {left_out}
+    cut = {key: value for key, value in saved.items() if key not in keys}
+    assert cut != saved
+    assert ModelSpec.from_config(cut) == ModelSpec.from_config(saved)
+
+
+def test_a_part_of_each_head_is_turned_by_those_families_alone_that_do():
+    assert tiny_spec("NemotronForCausalLM", partial_rotary_factor=0.25).rope.dim == 2
+    with pytest.raises(UnsupportedModelError, match=r"partial_rotary_factor.*whole heads"):
+        tiny_spec(partial_rotary_factor=0.5)
+
+
+def test_settings_of_gemma():
+    assert tiny_spec("GemmaForCausalLM", hidden_act="gelu").activation == "gelu_pytorch_tanh"
+    assert tiny_spec("GemmaForCausalLM", hidden_act="relu").activation == "relu"
+    with pytest.raises(UnsupportedModelError, match="attn_logit_softcapping"):
+        tiny_spec("Gemma3ForCausalLM", attn_logit_softcapping=20.0)
+
+
+def test_windows_of_smollm_are_those_of_its_layer_types():
+    given = {"sliding_window": 8, "no_rope_layer_interval": 3}
+    types = ["sliding_attention", "full_attention", "full_attention"]
+    spec = tiny_spec("SmolLM3ForCausalLM", layer_types=types, **given)
+    assert spec.windows == (8, None, None)
+    assert tiny_spec("SmolLM3ForCausalLM", **given).windows == (None,) * 3
+    spec = tiny_spec("SmolLM3ForCausalLM", use_sliding_window=True, **given)
+    assert spec.windows == (None, None, 8)
 
 
 def test_settings_of_qwen():

@@ -53,6 +53,16 @@ def relu2(x: Tensor) -> Tensor:
     return functional.relu(x).square()
 
 
+XIELU_BETA, XIELU_EPS = 0.5, -1e-6  # as they are in every layer of every model
+
+
+def xielu(x: Tensor, rise: Tensor, fall: Tensor) -> Tensor:
+    """Apertus's: a parabola above 0 and an exponential below, each by a learned number."""
+    y = x if x.dtype == torch.float64 else x.float()
+    below = (torch.exp(y.clamp(max=XIELU_EPS)) - 1 - y) * fall
+    return (torch.where(y > 0, rise * y * y, below) + XIELU_BETA * y).to(x.dtype)
+
+
 # Hugging Face's names of `hidden_act`.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,

@@ -35,6 +35,8 @@ class Heads:
     cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: as they are
     rope: int = 0  # which of the network's rotary tables turns them
     is_reader: bool = False  # there are queries alone: an earlier layer's keys and values are read
+    clip: float = 0.0  # q, k and v lie between -clip and clip; 0: as they are
+    late_H: Tensor | None = None  # queries are multiplied with it after they were turned
 
 
 class Attend(Protocol):
@@ -113,6 +115,8 @@ def split_heads(
     q_TNH, k_TMH = qk_TBH.split_with_sizes((heads.num_heads, heads.num_kv_heads), 1)
     if rotation is not None and rotation.temper_T11 is not None:
         q_TNH = (q_TNH * rotation.temper_T11).to(q_TNH.dtype)
+    if heads.late_H is not None:
+        q_TNH = (q_TNH * heads.late_H).to(q_TNH.dtype)
     return q_TNH, k_TMH, v_TMH
 
 
@@ -144,6 +148,8 @@ class Attention(Part):
     def __call__(self, x_TE: Tensor, attend: Attend) -> Tensor:
         heads = self.heads
         qkv_TAH = self.qkv(x_TE).view(len(x_TE), -1, heads.head_dim)
+        if heads.clip:
+            qkv_TAH = qkv_TAH.clamp(-heads.clip, heads.clip)
         if self.q_norm is not None:
             qkv_TAH = self._normed(qkv_TAH, self.q_norm)
         read_TN = attend(qkv_TAH, heads, self.layer, self.sinks_N).flatten(1)

@@ -6,8 +6,9 @@ Shape letters: T packed tokens, D width, F inner width.
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn import functional
 
-from hunch.kernels.activation import ACTIVATIONS, gated
+from hunch.kernels.activation import ACTIVATIONS, XIELU_BETA, gated, xielu
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
 
@@ -34,6 +35,19 @@ class PlainMLP(Part):
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         return self.down(ACTIVATIONS[self.activation](self.up(x_TD)))
+
+
+class XieluMLP(PlainMLP):
+    """The same with an activation that the layer has learned."""
+
+    def __init__(self, up: Linear, down: Linear, rise_1: Tensor, fall_1: Tensor) -> None:
+        super().__init__(up, down, "xielu")
+        self.rise_1, self.fall_1 = rise_1, fall_1  # float32
+
+    def __call__(self, x_TD: Tensor) -> Tensor:
+        rise_1 = functional.softplus(self.rise_1)
+        fall_1 = functional.softplus(self.fall_1) + XIELU_BETA
+        return self.down(xielu(self.up(x_TD), rise_1, fall_1))
 
 
 MLP = GatedMLP | PlainMLP

@@ -65,8 +65,8 @@ class Arranged(WeightsOver):
         qkv = tuple(prefix + name for name in (names.q, names.k, names.v))
         for theirs, ours in names.aliases:
             self._rename(prefix + theirs, prefix + ours)
-        num_groups = spec.num_kv_heads if spec.is_qkv_by_head else 1
-        self._split(prefix + names.qkv, qkv, sizes, num_groups)
+        fused = (qkv[0], qkv[2], qkv[1]) if spec.is_qvk else qkv
+        self._split(prefix + names.qkv, fused, sizes, spec.num_qkv_groups)
         both = (qkv[0], prefix + names.attn_gate)
         if spec.has_attn_gate and f"{both[1]}.weight" not in self._places:
             self._split(qkv[0], both, (sizes[0],) * 2, spec.num_heads)
@@ -88,8 +88,9 @@ class Arranged(WeightsOver):
         if order is not None:
             self._order(qkv[0], order, spec.num_heads)
             self._order(qkv[1], order, spec.num_kv_heads)
-            for name in (names.q_norm, names.k_norm):
-                self._order(prefix + name, order, 1)
+            counts = {names.q_norm: spec.num_heads, names.k_norm: spec.num_kv_heads}
+            for name, count in counts.items():
+                self._order(prefix + name, order, count if spec.is_qk_norm_whole else 1)
 
     def _repeat_key(self, names: Names, prefix: str) -> None:
         """Values that a file leaves out, as keys serve for them."""
@@ -163,6 +164,9 @@ class Arranged(WeightsOver):
                 if down is not None:
                     self._places[paths[2]] = Place(down.name, None, is_turned, expert)
         self._arrange_gguf_experts(experts, names, prefix)
+        bias = self._places.get(prefix + names.choice_bias)
+        if bias is not None and len(self.weights.shape(bias.name)) == 2:  # a row, as ERNIE has it
+            self._places[prefix + names.choice_bias] = replace(bias, expert=0)
 
     def _arrange_gguf_experts(self, experts: ExpertSpec, names: ExpertNames, prefix: str) -> None:
         """GGUF files hold gate, up and down of all experts in a tensor each, in every family."""

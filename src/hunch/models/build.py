@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from hunch.errors import UnsupportedModelError
 from hunch.layers.attention import Attention, Heads
 from hunch.layers.block import Block, ParallelBlock, PostNormBlock
 from hunch.layers.experts import Experts
 from hunch.layers.inputs import InputGate, TokenTable
-from hunch.layers.mlp import MLP, GatedMLP, PlainMLP
-from hunch.layers.norm import Norm, RMSNorm
+from hunch.layers.mlp import MLP, GatedMLP, PlainMLP, XieluMLP
+from hunch.layers.norm import LayerNorm, Norm, RMSNorm
 from hunch.models.experts import EXPERT_NAMES, ExpertNames, build_beside, build_experts
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
@@ -45,6 +47,8 @@ class Names:
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
+    rise: str = "mlp.act_fn.alpha_p"  # of an activation that is learned, above 0 and below
+    fall: str = "mlp.act_fn.alpha_n"
     experts: ExpertNames = EXPERT_NAMES
     mlp_out_norm: str = "mlp_out_norm"
     # A table with a vector of every token for every layer, and a layer's use of it.
@@ -77,6 +81,7 @@ def local_heads(spec: ModelSpec, group: Group, layer: int | None = None) -> Head
         head_dim=spec.head_dim,
         scale=spec.attn_scale or spec.head_dim**-0.5,
         cap=spec.attn_cap,
+        clip=spec.qkv_clip,
         window=spec.windows[layer] if layer is not None and spec.windows else None,
         rope=0 if layer is None else spec.rope_index(layer),
         is_reader=layer is not None and bool(spec.kv_of) and not spec.keeps_kv(layer),
@@ -102,6 +107,7 @@ def build_attention(
 ) -> Attention:
     """`layer` is the KV layer; `input_width` differs from the model's where two inputs join."""
     heads, spec = local_heads(spec, source.group, layer), spec.at(layer)
+    heads = replace(heads, late_H=_late_norm(spec, source, prefix, names))
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     q_part, kv_part = head_rows(spec, source.group)
     sinks_N = gate = None
@@ -155,8 +161,22 @@ def _head_norms(
 
     if is_reader:
         return norm(names.q_norm), None, None
+    if spec.is_qk_norm_late:  # what they divide by is the same before; see _late_norm
+        return norm(""), norm(""), None
     q_norm, k_norm = norm(names.q_norm, spec.num_heads), norm(names.k_norm, spec.num_kv_heads)
     return q_norm, k_norm, norm("") if spec.has_v_norm else None
+
+
+def _late_norm(spec: ModelSpec, source: Source, prefix: str, names: Names) -> Tensor | None:
+    """Weights of norms of heads that were turned: those of keys are multiplied into the queries',
+    as scores need only their product."""
+    if not (spec.has_qk_norm and spec.is_qk_norm_late):
+        return None
+    q_H, k_H = (
+        source.floats(f"{prefix}{name}.weight", spec.head_dim)
+        for name in (names.q_norm, names.k_norm)
+    )
+    return q_H * k_H
 
 
 def build_mlp(
@@ -169,6 +189,9 @@ def build_mlp(
     up_names = (prefix + names.gate, prefix + names.up) if spec.is_gated else (prefix + names.up,)
     up = source.linear(up_names, (spec.ffn_width,) * len(up_names), spec.width, has_bias=bias)
     down = source.row_linear(prefix + names.down, spec.width, spec.ffn_width, has_bias=bias)
+    if spec.activation == "xielu":
+        rise_1, fall_1 = (source.floats(prefix + name, 1) for name in (names.rise, names.fall))
+        return XieluMLP(up, down, rise_1, fall_1)
     kind = GatedMLP if spec.is_gated else PlainMLP
     return kind(up, down, spec.activation)
 
@@ -235,6 +258,10 @@ def build_table(spec: ModelSpec, source: Source, names: Names) -> TokenTable | N
 
 def build_norm(spec: ModelSpec, source: Source, name: str) -> Norm:
     """A norm of the residual stream, or of what is added to it."""
+    if not spec.has_norm_weight:
+        weight_D = torch.ones(spec.width, dtype=source.dtype, device=source.device)
+        kind = RMSNorm if spec.norm == "rms" else partial(LayerNorm, bias_D=None)
+        return kind(weight_D, eps=spec.norm_eps)
     if spec.norm == "rms":
         return source.rms_norm(name, spec.width, spec.norm_eps, is_whole=spec.is_norm_shifted)
     return source.layer_norm(name, spec.width, spec.norm_eps, has_bias=spec.has_norm_bias)

@@ -61,6 +61,7 @@ class Decoder(Part):
 
     names: ClassVar[Names] = LLAMA_NAMES
     backend: ClassVar[Backend] = TORCH
+    turns_part: ClassVar[bool] = False  # a config may ask for a part of each head to be turned
     is_quantised = False
     activation_bits: int | None = None
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hunch.kernels.activation import KERNEL_NAMES
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_activation import activated, gated_by
 from hunch.kernels.gpu_attention import attention
@@ -322,6 +323,9 @@ def float_logits(hidden_MD: Tensor, weight_VD: Weight, bias_V: Tensor | None = N
 def unknown_to_kernels(spec: ModelSpec, dtype: torch.dtype) -> dict[str, bool]:
     """What the fused layers do not compute, by name, and whether it is there."""
     return {
+        "norms of heads that were turned": spec.is_qk_norm_late,
+        "q, k and v within limits": bool(spec.qkv_clip),
+        f"the activation {spec.activation}": spec.activation not in KERNEL_NAMES,
         "convolutions this long": spec.delta is not None and spec.delta.num_taps > MAX_TAPS,
         f"{dtype}": dtype not in (torch.bfloat16, torch.float16),
     }

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hunch.errors import ConfigError
+from hunch.kernels.activation import KERNEL_NAMES
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.delta import DeltaShape, RowStates, StatesShape
 from hunch.kernels.kv_store import KVCache, zero_kv
@@ -29,7 +30,7 @@ from hunch.models.backends import NATIVE
 from hunch.models.build import local_heads
 from hunch.models.decoder import Decoder, Hidden, Progress
 from hunch.models.load import check_tensors, spec_of
-from hunch.models.native_layers import Reader, build_native_layer, build_native_table
+from hunch.models.native_layers import Reader, build_native_layer, build_native_table, has_norm_bias
 from hunch.models.share import HEAD_SHARE, SharedWeights, local_spec
 from hunch.models.source import FileSource, bias_of
 from hunch.models.spec import MAX_NODES, ModelSpec
@@ -124,11 +125,11 @@ class NativeDecoder:
         """The last norm's weight and bias, learned positions, and the bias of this process's part
         of the output matrix; None for what there is not."""
         spec, norm = self.spec, self.names.final_norm
-        has_bias = spec.has_final_norm and spec.norm == "layer" and spec.has_norm_bias
+        has_bias = spec.has_final_norm and has_norm_bias(spec)
         positions_LD = None
         if spec.rope is None and not spec.takes_stream:
             positions_LD = reader.tensor(self.names.positions)[spec.position_offset :]
-        norm_D = reader.tensor(f"{norm}.weight") if spec.has_final_norm else None
+        norm_D = reader.norm(norm, spec) if spec.has_final_norm else None
         norm_bias_D = reader.tensor(f"{norm}.bias") if has_bias else None
         head_bias_V = None
         if spec.has_head_bias and spec.has_head:
@@ -262,6 +263,9 @@ def not_native(spec: ModelSpec) -> list[str]:
         f"a width of {spec.width}": spec.width % _LANES != 0,
         f"heads of {' and '.join(map(str, sizes))}": heads,
         "these widths of a table": spec.inputs is not None and spec.inputs.width % _LANES != 0,
+        "norms of heads that were turned": spec.is_qk_norm_late,
+        "q, k and v within limits": bool(spec.qkv_clip),
+        f"the activation {spec.activation}": spec.activation not in KERNEL_NAMES,
         "these widths of experts": spec.experts is not None and not _fits(spec.experts),
     }
     return [words for words, is_there in problems.items() if is_there]

@@ -56,6 +56,10 @@ class Reader:
         assert found is not None  # check_tensors saw it
         return self.source.weights.tensor(found, torch.float32)
 
+    def norm(self, name: str, spec: ModelSpec) -> Tensor:
+        """The weight of a norm of the stream."""
+        return self.tensor(f"{name}.weight") if spec.has_norm_weight else torch.ones(spec.width)
+
     def matrix(self, name: str, *, is_table: bool = False) -> NativeMatrix:
         """`is_table`: an embedding or output matrix, which 4 bits would hurt most."""
         return self.stack([name], is_table=is_table)
@@ -146,7 +150,7 @@ def build_native_layer(
         return reader.tensor(f"{prefix}{name}.weight") if name else torch.ones(spec.head_dim)
 
     parts: dict[str, Any] = {name: reader.matrix(f"{path}.weight") for name, path in where.items()}
-    parts |= {name: reader.tensor(f"{path}.weight") for name, path in norms.items()}
+    parts |= {name: reader.norm(path, spec) for name, path in norms.items()}
     return NativePart(
         LayerStruct,
         **parts,
@@ -173,6 +177,10 @@ def build_native_layer(
     )
 
 
+def has_norm_bias(spec: ModelSpec) -> bool:
+    return spec.norm == "layer" and spec.has_norm_bias and spec.has_norm_weight
+
+
 def _norms(spec: ModelSpec, prefix: str, names: Names) -> dict[str, str]:
     """Where the norms that a layer has are in the file."""
     norms = {"attn_norm": spec.has_input_norms}
@@ -193,7 +201,7 @@ def _biases(
     has_bias = dict.fromkeys(("q", "k", "v", "attn_gate"), spec.has_qkv_bias)
     has_bias["out"] = spec.has_out_bias and not is_recurrent
     has_bias |= dict.fromkeys(("gate", "up", "down"), spec.has_mlp_bias)
-    has_bias |= dict.fromkeys(norms, spec.norm == "layer" and spec.has_norm_bias)
+    has_bias |= dict.fromkeys(norms, has_norm_bias(spec))
     paths = {name: path for name, path in (where | norms).items() if has_bias[name]}
     return {f"{name}_bias": reader.tensor(f"{path}.bias") for name, path in paths.items()}
 

@@ -12,6 +12,7 @@ from hunch.layers.experts import ExpertSpec
 from hunch.layers.latent import LatentShape
 from hunch.layers.rope import RopeSpec
 from hunch.models.reading import (
+    FROM_GGUF,
     Config,
     Recorded,
     read_float,
@@ -59,9 +60,11 @@ class ModelSpec:
     # Norms
     norm: str = "rms"  # rms, layer
     norm_eps: float = 1e-6
+    has_norm_weight: bool = True  # False: norms of the stream only divide
     has_norm_bias: bool = True  # of layer norms
     has_qk_norm: bool = False  # each head of q and k is normed before it is turned
     is_qk_norm_whole: bool = False  # and that over all heads at once
+    is_qk_norm_late: bool = False  # and that after it was turned
     unnormed: tuple[bool, ...] = ()  # per layer: q and k are not, in spite of it; (): none
     has_v_norm: bool = False  # each head of v is divided by its root mean square
     has_input_norms: bool = True  # of the stream, before attention and MLP read it
@@ -79,6 +82,7 @@ class ModelSpec:
     # Per layer: positions a token sees; None: all; below 0: those of its chunk of that size.
     windows: tuple[int | None, ...] = ()
     attn_scale: float = 0.0  # of the scores; 0: head_dim ** -0.5
+    qkv_clip: float = 0.0  # q, k and v lie between -clip and clip; 0: as they are
     attn_cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: as they are
     latent: LatentShape | None = None  # keys and values of all heads are one vector per token
     has_attn_gate: bool = False  # what heads read is scaled by a sigmoid of the layer's input
@@ -116,7 +120,8 @@ class ModelSpec:
     dtype: str | None = None  # precision it was saved in
     is_norm_shifted: bool = False  # norms are stored as w and mean 1 + w
     is_transposed: bool = False  # matrices are stored [in, out]
-    is_qkv_by_head: bool = False  # a KV head's queries, key and value stand side by side
+    num_qkv_groups: int = 1  # parts of a fused tensor, each with its share of q, k and v
+    is_qvk: bool = False  # there v stands before k
     is_rope_interleaved: bool = False  # pairs that are turned are neighbours in a head
 
     @staticmethod
@@ -139,6 +144,12 @@ class ModelSpec:
         recorded = Recorded(config)
         spec: ModelSpec = family.read_config(recorded, str(names[0]))
         spec.check()
+        is_part = spec.rope is not None and spec.rope.dim > 0
+        if is_part and not family.turns_part and not config.get(FROM_GGUF):
+            raise UnsupportedModelError(
+                f"{names[0]}: config.json asks for a part of each head to be turned "
+                "(partial_rotary_factor); the family turns whole heads"
+            )
         if extra := recorded.unread():
             refuse_unread(config, extra, f"{names[0]}: config.json")
         return spec
@@ -152,7 +163,7 @@ class ModelSpec:
             )
         if self.rope is not None and self.head_dim % 2:
             raise ModelFormatError(f"head_dim={self.head_dim} must be even to be rotated")
-        known = {*ACTIVATIONS, *(GATED_ACTIVATIONS if self.is_gated else ())}
+        known = {*ACTIVATIONS, *(GATED_ACTIVATIONS if self.is_gated else ("xielu",))}
         if self.activation not in known:
             raise UnsupportedModelError(f"activation {unknown(self.activation, known)}")
         if len(self.windows) != self.num_layers:

@@ -10,6 +10,7 @@ from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
 from hunch.models.spec import ModelSpec, read_common
 
 _DEFAULTS = {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True}
+_THETA = {"CohereForCausalLM": 500_000.0, "Cohere2ForCausalLM": 10_000.0}
 
 
 class Cohere(Decoder):
@@ -19,7 +20,7 @@ class Cohere(Decoder):
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         refuse(config, "use_qk_norm", False)
         config.get("model_length")  # what it was trained at
-        config = Defaulted(config, _DEFAULTS)
+        config = Defaulted(config, _DEFAULTS | {"rope_theta": _THETA.get(architecture)})
         common = read_common(config, architecture)
         has_bias = bool(config.get("attention_bias", False))
         common["norm_eps"] = read_float(config, "layer_norm_eps")
@@ -47,6 +48,7 @@ class Cohere2(Cohere):
         refuse(config, "rotary_pct", 1.0)
         refuse(config, "order_of_interleaved_layers", "local_attn_first")
         spec = super().read_config(config, architecture)
+        config = Defaulted(config, {"sliding_window": 4096})
         every = read_int(config, "sliding_window_pattern", read_int(config, "layer_switch", 4))
         windows = windows_of(config, spec.num_layers, every)
         return replace(

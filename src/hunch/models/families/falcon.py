@@ -65,5 +65,5 @@ class Falcon(Decoder):
             has_qkv_bias=has_bias,
             has_out_bias=has_bias,
             has_mlp_bias=has_bias,
-            is_qkv_by_head=not config.get(FROM_GGUF, False),
+            num_qkv_groups=1 if config.get(FROM_GGUF) else common["num_kv_heads"],
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
@@ -37,7 +38,9 @@ class Gemma(Decoder):
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         common = read_common(config, architecture)
         # Files of the first Gemma say "gelu" in hidden_act and mean its approximation.
-        common["activation"] = str(config.get("hidden_activation") or "gelu_pytorch_tanh")
+        older = config.get("hidden_act", "gelu")
+        older = "gelu_pytorch_tanh" if older == "gelu" else older
+        common["activation"] = str(config.get("hidden_activation") or older)
         common["is_tied"] = bool(config.get("tie_word_embeddings", True))
         refuse(config, "use_bidirectional_attention", False)
         has_bias = bool(config.get("attention_bias", False))
@@ -53,7 +56,11 @@ class Gemma(Decoder):
 class Gemma2(Gemma):
     """Windows on every second layer, caps on scores and logits."""
 
-    names = Names(
+    caps: ClassVar[tuple[float | None, ...]] = (
+        50.0,
+        30.0,
+    )  # where a file does not say them: of scores, of logits
+    names: ClassVar[Names] = Names(
         attn_out_norm="post_attention_layernorm",
         mlp_norm="pre_feedforward_layernorm",
         mlp_out_norm="post_feedforward_layernorm",
@@ -67,8 +74,8 @@ class Gemma2(Gemma):
             spec,
             has_branch_norms=True,
             attn_scale=read_float(config, "query_pre_attn_scalar", 256.0) ** -0.5,
-            attn_cap=_cap(config, "attn_logit_softcapping"),
-            logits_cap=_cap(config, "final_logit_softcapping"),
+            attn_cap=_cap(config, "attn_logit_softcapping", cls.caps[0]),
+            logits_cap=_cap(config, "final_logit_softcapping", cls.caps[1]),
             windows=_windows(config, spec.num_layers, 2),
         )
 
@@ -76,11 +83,15 @@ class Gemma2(Gemma):
 class Gemma3(Gemma2):
     """Five layers with a window to one without; each kind turns its heads by its own theta."""
 
-    names = replace(Gemma2.names, unread=r"(^|\.)(vision_tower|multi_modal_projector)\.")
+    caps: ClassVar[tuple[float | None, ...]] = (None, None)
+    names: ClassVar[Names] = replace(
+        Gemma2.names, unread=r"(^|\.)(vision_tower|multi_modal_projector)\."
+    )
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         config = Defaulted(config, _DEFAULTS)
+        refuse(config, "attn_logit_softcapping", None)
         spec = super().read_config(config, architecture)
         pattern = config.get("_sliding_window_pattern")  # under either name
         windows = _windows(config, spec.num_layers, pattern or 6)
@@ -97,8 +108,18 @@ class Gemma3(Gemma2):
         )
 
 
-def _cap(config: Config, key: str) -> float:
-    return 0.0 if config.get(key) is None else read_float(config, key)
+class VaultGemma(Gemma2):
+    """Nothing is normed before it is added."""
+
+    names: ClassVar[Names] = Names(mlp_norm="pre_feedforward_layernorm")
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        return replace(super().read_config(config, architecture), has_branch_norms=False)
+
+
+def _cap(config: Config, key: str, default: float | None) -> float:
+    return 0.0 if config.get(key, default) is None else read_float(config, key, default)
 
 
 def _windows(config: Config, num_layers: int, pattern: int) -> tuple[int | None, ...]:

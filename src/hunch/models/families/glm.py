@@ -8,12 +8,14 @@ from typing import ClassVar
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.experts import ExpertNames, first_dense, read_deepseek_experts
-from hunch.models.reading import Config, Defaulted
+from hunch.models.reading import Config, Defaulted, refuse
 from hunch.models.spec import ModelSpec, read_common
 
 
 class Glm(Decoder):
     """The models of 2024, without norms of what is added."""
+
+    turns_part: ClassVar[bool] = True
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
@@ -40,6 +42,7 @@ class Glm4(Glm):
 class Glm4Moe(Decoder):
     """Its larger models norm the heads of q and k."""
 
+    turns_part: ClassVar[bool] = True
     names: ClassVar[Names] = Names(experts=ExpertNames(shared="mlp.shared_experts."))
 
     @classmethod
@@ -53,3 +56,15 @@ class Glm4Moe(Decoder):
             has_qk_norm=bool(config.get("use_qk_norm", False)),
             has_qkv_bias=bool(config.get("attention_bias", False)),
         )
+
+
+class SolarOpen(Glm4Moe):
+    """Experts in every layer, and whole heads are turned."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "use_qk_norm", False)
+        given = {"intermediate_size": config.get("moe_intermediate_size"), "rope_theta": 1e6}
+        spec = super().read_config(Defaulted(config, given), architecture)
+        assert spec.experts is not None
+        return replace(spec, experts=replace(spec.experts, layers=(True,) * spec.num_layers))

@@ -1,9 +1,11 @@
-"""GPT-2 and GPTBigCode (StarCoder 1, SantaCoder): learned positions, layer norms, a plain MLP."""
+"""GPT-2, GPT-Neo, GPTBigCode (StarCoder 1): learned positions, layer norms, a plain MLP."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from hunch.errors import UnsupportedModelError
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.reading import FROM_GGUF, Config, read_float, read_int, refuse
@@ -24,7 +26,7 @@ _NAMES = {
     "mlp_norm": "ln_2",
     "up": "mlp.c_fc",
     "down": "mlp.c_proj",
-    "unread": r"\.attn\.(masked_)?bias$",  # masks that old files hold as tensors
+    "unread": r"\.attn\.(attention\.)?(masked_)?bias$",  # masks that old files hold as tensors
 }
 
 
@@ -78,3 +80,51 @@ class GptBigCode(Gpt2):
         activation = str(config.get("activation_function", "gelu_pytorch_tanh"))
         spec = super().read_config(config, architecture)
         return replace(spec, num_kv_heads=1, activation=activation, is_transposed=False)
+
+
+class GptNeo(Decoder):
+    """Every second layer has a window; scores are not scaled."""
+
+    names = Names(
+        **{key: name for key, name in _NAMES.items() if key not in ("q", "k", "v", "qkv", "out")},  # type: ignore[arg-type]
+        q="attn.attention.q_proj",
+        k="attn.attention.k_proj",
+        v="attn.attention.v_proj",
+        out="attn.attention.out_proj",
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        width, num_heads = read_int(config, "hidden_size"), read_int(config, "num_heads")
+        num_layers, window = read_int(config, "num_layers"), read_int(config, "window_size", 256)
+        return ModelSpec(
+            architecture=architecture,
+            vocab_size=read_int(config, "vocab_size"),
+            width=width,
+            num_layers=num_layers,
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            head_dim=width // num_heads,
+            ffn_width=read_int(config, "intermediate_size", 4 * width),
+            max_len=read_int(config, "max_position_embeddings", 2048),
+            norm="layer",
+            norm_eps=read_float(config, "layer_norm_epsilon", 1e-5),
+            activation=str(config.get("activation_function", "gelu_new")),
+            is_gated=False,
+            windows=tuple(window if kind == "local" else None for kind in _neo_layers(config)),
+            attn_scale=1.0,
+            has_out_bias=True,
+            has_mlp_bias=True,
+            is_tied=bool(config.get("tie_word_embeddings", True)),
+            dtype=config.get("torch_dtype") or config.get("dtype"),
+        )
+
+
+def _neo_layers(config: Config) -> list[str]:
+    """ "global" or "local" for every layer, listed or as patterns that are repeated."""
+    patterns: Any = config.get("attention_types") or [[["global", "local"], 12]]
+    listed = [kind for kinds, count in patterns for kind in list(kinds) * count]
+    kinds: list[str] = config.get("attention_layers") or listed
+    if others := {*kinds} - {"global", "local"}:
+        raise UnsupportedModelError(f"layers of kind {', '.join(sorted(others))} are not known")
+    return kinds

@@ -13,6 +13,7 @@ from hunch.models.spec import ModelSpec, read_common
 class GptNeoX(Decoder):
     """A quarter of each head is turned, if the config does not say otherwise."""
 
+    turns_part: ClassVar[bool] = True
     names: ClassVar[Names] = Names(
         roots=("gpt_neox.", ""),
         embed="gpt_neox.embed_in.weight",
@@ -47,5 +48,5 @@ class GptNeoX(Decoder):
             has_qkv_bias=has_bias,
             has_out_bias=has_bias,
             has_mlp_bias=True,
-            is_qkv_by_head=not config.get(FROM_GGUF, False),
+            num_qkv_groups=1 if config.get(FROM_GGUF) else common["num_kv_heads"],
         )

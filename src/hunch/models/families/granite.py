@@ -30,6 +30,23 @@ class Granite(Llama):
         )
 
 
+class HyperClovaX(Granite):
+    """What is added is normed before it is scaled; logits are multiplied, not divided."""
+
+    names: ClassVar[Names] = Names(attn_out_norm="post_norm1", mlp_out_norm="post_norm2")
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        spec = super().read_config(config, architecture)
+        has_scale = config.get("attention_multiplier") is not None
+        return replace(
+            spec,
+            attn_scale=spec.attn_scale if has_scale else spec.head_dim**-0.5,
+            logits_scale=read_float(config, "logits_scaling", 1.0),
+            has_branch_norms=bool(config.get("use_post_norm", True)),
+        )
+
+
 class MiniCPM(Llama):
     """The scales of MiniCPM 1, 2 and 4, by the keys of its own code."""
 
@@ -99,3 +116,24 @@ class GraniteMoe(Granite):
             routing=routing, width=spec.ffn_width, layers=(True,) * spec.num_layers
         )
         return replace(spec, experts=experts)
+
+
+class GraniteMoeShared(GraniteMoe):
+    """An MLP beside the experts, which every token asks."""
+
+    names: ClassVar[Names] = Names(
+        gate="shared_mlp.gate_proj",
+        up="shared_mlp.up_proj",
+        gate_up="shared_mlp.input_linear",
+        aliases=(("shared_mlp.output_linear", "shared_mlp.down_proj"),),
+        experts=replace(GraniteMoe.names.experts, shared="shared_mlp."),
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        spec = super().read_config(config, architecture)
+        assert spec.experts is not None
+        width = config.get("shared_intermediate_size", 1024)
+        shared = read_int(config, "shared_intermediate_size", 1024) if width != 0 else 0
+        experts = replace(spec.experts, shared_width=shared)
+        return replace(spec, experts=experts, ffn_width=shared or spec.ffn_width)

@@ -1,9 +1,9 @@
-"""Llama (2, 3.x), SmolLM2, TinyLlama and others like them; SmolLM3, Seed-OSS, ERNIE 4.5."""
+"""Llama (2, 3.x), SmolLM2, TinyLlama and others like them; SmolLM3, Seed-OSS, Helium, CWM."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hunch.errors import ModelFormatError
 from hunch.layers.rope import RopeSpec
@@ -83,21 +83,29 @@ class SeedOss(Llama):
         )
 
 
-class Ernie(Llama):
-    """ERNIE 4.5 (dense): pairs that are turned are neighbours; biases everywhere or nowhere."""
+class Helium(Llama):
+    """Pairs that are turned are neighbours."""
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "compression_ratio", 1.0)
-        has_bias = bool(config.get("use_bias", False))
-        return replace(
-            super().read_config(Defaulted(config, {"rms_norm_eps": 1e-5}), architecture),
-            has_qkv_bias=has_bias,
-            has_out_bias=has_bias,
-            has_mlp_bias=has_bias,
-            is_rope_interleaved=True,
-            is_tied=bool(config.get("tie_word_embeddings", True)),
-        )
+        config = Defaulted(config, {"rms_norm_eps": 1e-8, "rope_theta": 1e5})
+        spec = super().read_config(config, architecture)
+        return replace(spec, is_rope_interleaved=True, has_out_bias=False)
+
+
+class Cwm(Llama):
+    """Three layers with a window after one without."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "attention_bias", False)
+        given = {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
+        config = Defaulted(config, given | llama3_rope(config, 16.0))
+        spec = super().read_config(config, architecture)
+        kinds = ("sliding_attention", "full_attention")
+        types = [kinds[layer % 4 == 0] for layer in range(spec.num_layers)]
+        inner = Defaulted(config, {"layer_types": types, "sliding_window": 8192})
+        return replace(spec, windows=read_windows(inner, spec.num_layers))
 
 
 class SmolLM3(Llama):
@@ -105,16 +113,28 @@ class SmolLM3(Llama):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        config = Defaulted(config, {"rope_theta": 2e6, "tie_word_embeddings": True})
         spec = super().read_config(config, architecture)
         config.get("max_window_layers")  # layer_types says it
+        turns = read_turns(config, spec.num_layers)
+        kinds = ("sliding_attention", "full_attention")
         is_on = bool(config.get("use_sliding_window", False))
+        types = [kinds[bool(turn) or not is_on] for turn in turns]
         return replace(
             spec,
-            is_tied=bool(config.get("tie_word_embeddings", True)),
             more_ropes=(RopeSpec(kind="none"),),
-            rope_of=tuple(int(not turn) for turn in read_turns(config, spec.num_layers)),
-            windows=read_windows(config, spec.num_layers, is_on=is_on),
+            rope_of=tuple(int(not turn) for turn in turns),
+            windows=read_windows(Defaulted(config, {"layer_types": types}), spec.num_layers),
         )
+
+
+def llama3_rope(config: Config, factor: float) -> dict[str, Any]:
+    """The rope of families with Llama 3's, for a config that says nothing of it."""
+    if any(config.get(key) for key in ("rope_theta", "rope_parameters", "rope_scaling")):
+        return {}
+    sizes = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    original = {"original_max_position_embeddings": 8192}
+    return {"rope_scaling": {"rope_type": "llama3", **sizes, **original}}
 
 
 def read_turns(config: Config, num_layers: int) -> list[int]:

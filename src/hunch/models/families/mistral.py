@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
+from hunch.errors import ModelFormatError
 from hunch.kernels.experts import Routing
 from hunch.layers.experts import ExpertSpec
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.experts import ExpertNames, read_count
-from hunch.models.reading import Config, Defaulted, read_int, read_windows
+from hunch.models.reading import FROM_GGUF, Config, Defaulted, read_int, read_windows
 from hunch.models.spec import ModelSpec, read_common
 
 _EXPERT = "block_sparse_moe.experts.{}."
@@ -36,6 +37,8 @@ class Ministral3(Mistral):
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
         given = dict(config.get(key) or {})
+        if not given and config.get("model_type") == "ministral3" and not config.get(FROM_GGUF):
+            raise ModelFormatError("config.json lacks rope_parameters")
         beta = given.pop("llama_4_scaling_beta", None)
         given.pop("max_position_embeddings", None)
         spec = super().read_config(Defaulted({key: given}, config), architecture)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from hunch.models.families.llama import Llama
 from hunch.models.reading import FROM_GGUF, Config, Defaulted, read_float
@@ -18,8 +19,23 @@ class Arcee(Llama):
         return replace(super().read_config(config, architecture), is_gated=False)
 
 
+class Jais2(Arcee):
+    """Layer norms, and biases everywhere."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        config = Defaulted(config, {"attention_bias": True, "mlp_bias": True})
+        return replace(
+            super().read_config(config, architecture),
+            norm="layer",
+            norm_eps=read_float(config, "layer_norm_eps", 1e-5),
+        )
+
+
 class Nemotron(Arcee):
     """Half of each head is turned."""
+
+    turns_part: ClassVar[bool] = True
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:

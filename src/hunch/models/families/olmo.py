@@ -1,4 +1,4 @@
-"""OLMo 2 and 3, OLMoE, EXAONE 4: what branches give is normed, or all heads of q and k at once."""
+"""OLMo 1 to 3, OLMoE, FlexOlmo, EXAONE 4: norms without weights, of branches, of all heads."""
 
 from __future__ import annotations
 
@@ -10,11 +10,30 @@ from hunch.layers.rope import RopeSpec
 from hunch.models.build import Names
 from hunch.models.families.llama import Llama
 from hunch.models.families.qwen import read_experts
-from hunch.models.reading import Config, Defaulted, read_rope, refuse, windows_of
+from hunch.models.reading import Config, Defaulted, read_float, read_rope, refuse, windows_of
 from hunch.models.spec import ModelSpec
 
 _NAMES = Names(attn_out_norm="post_attention_layernorm", mlp_out_norm="post_feedforward_layernorm")
 _EPS = {"rms_norm_eps": 1e-5}
+
+
+class Olmo(Llama):
+    """Layer norms without weights; q, k and v may be kept within limits."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "mlp_bias", False)
+        return replace(
+            super().read_config(config, architecture),
+            norm="layer",
+            norm_eps=1e-5,
+            has_norm_weight=False,
+            qkv_clip=read_clip(config),
+        )
+
+
+def read_clip(config: Config) -> float:
+    return 0.0 if config.get("clip_qkv") is None else read_float(config, "clip_qkv")
 
 
 class Olmo2(Llama):
@@ -55,11 +74,22 @@ class Olmoe(Llama):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "clip_qkv", None)
+        refuse(config, "clip_qkv", None)  # it would limit what was normed
         spec = super().read_config(Defaulted(config, _EPS), architecture)
         inner = Defaulted(config, {"moe_intermediate_size": spec.ffn_width})
         experts = read_experts(inner, spec.num_layers)
         return replace(spec, experts=experts, has_qk_norm=True, is_qk_norm_whole=True)
+
+
+class FlexOlmo(Olmo2):
+    """OLMo 2's layers with experts."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        config = Defaulted(config, {"rms_norm_eps": 1e-6, "rope_theta": 5e5})
+        spec = super().read_config(config, architecture)
+        inner = Defaulted(config, {"moe_intermediate_size": spec.ffn_width})
+        return replace(spec, experts=read_experts(inner, spec.num_layers))
 
 
 class Exaone4(Llama):

@@ -15,6 +15,7 @@ _DEFAULTS = {"partial_rotary_factor": 0.5, "hidden_act": "gelu_new"}
 class Phi(Decoder):
     """The output matrix has a bias too."""
 
+    turns_part: ClassVar[bool] = True
     names: ClassVar[Names] = Names(
         final_norm="model.final_layernorm",
         out="self_attn.dense",
@@ -43,6 +44,8 @@ class Phi(Decoder):
 class Phi3(Decoder):
     """Its long-context files have two sets of rope factors: the one for the whole context is used
     at every length, so that a row's text does not depend on how long it will become."""
+
+    turns_part: ClassVar[bool] = True
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:

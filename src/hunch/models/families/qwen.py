@@ -9,8 +9,14 @@ from hunch.kernels.experts import Routing
 from hunch.layers.experts import ExpertSpec
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.experts import read_count, sparse_layers
-from hunch.models.reading import Config, read_int, read_windows, refuse, without_pictures
+from hunch.models.experts import (
+    ExpertNames,
+    first_dense,
+    read_count,
+    read_deepseek_experts,
+    sparse_layers,
+)
+from hunch.models.reading import Config, Defaulted, read_int, read_windows, refuse, without_pictures
 from hunch.models.spec import ModelSpec, read_common
 
 
@@ -89,3 +95,20 @@ class Qwen2Moe(Qwen2):
         )
         has_bias = bool(config.get("qkv_bias", True))
         return replace(spec, experts=experts, has_qkv_bias=has_bias)
+
+
+class Dots1(Qwen3):
+    """dots.llm1: Qwen3's attention, DeepSeek's experts."""
+
+    names: ClassVar[Names] = Names(experts=ExpertNames(shared="mlp.shared_experts."))
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "scoring_func", "sigmoid", "noaux_tc")
+        refuse(config, "topk_method", "noaux_tc")
+        given = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 62}
+        spec = super().read_config(Defaulted(config, given), architecture)
+        inner = Defaulted(config, {"norm_topk_prob": False})
+        experts = read_deepseek_experts(inner, spec.num_layers)
+        layers = first_dense(config, spec.num_layers)
+        return replace(spec, experts=replace(experts, layers=layers))

@@ -23,6 +23,7 @@ _DEFAULTS = {"head_dim": 256, "partial_rotary_factor": 0.25}
 class Qwen35(Decoder):
     """Norms mean 1 + w, but for the one inside a gated delta net."""
 
+    turns_part: ClassVar[bool] = True
     names: ClassVar[Names] = Names(unread=r"(^|\.)visual\.")
 
     @classmethod

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from hunch.models.decoder import Decoder
 from hunch.models.reading import Config, Defaulted, read_float, refuse
 from hunch.models.spec import ModelSpec, read_common
@@ -9,6 +11,8 @@ from hunch.models.spec import ModelSpec, read_common
 
 class StableLM(Decoder):
     """Attention and MLP may read the same norm (`use_parallel_residual`)."""
+
+    turns_part: ClassVar[bool] = True
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:

@@ -1,0 +1,58 @@
+"""MiniMax M2: experts chosen by sigmoids, a part of each head turned, all heads normed at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
+
+from hunch.errors import UnsupportedModelError
+from hunch.kernels.experts import Routing
+from hunch.layers.experts import ExpertSpec
+from hunch.models.build import Names
+from hunch.models.experts import read_count
+from hunch.models.families.mistral import Mixtral
+from hunch.models.reading import Config, Defaulted, read_int, refuse
+from hunch.models.spec import ModelSpec, read_common
+
+
+class MiniMaxM2(Mixtral):
+    """The names of Mixtral, and a bias for the choice of experts."""
+
+    turns_part: ClassVar[bool] = True
+    names: ClassVar[Names] = Names(
+        experts=replace(
+            Mixtral.names.experts, choice_bias="block_sparse_moe.e_score_correction_bias"
+        )
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "scoring_func", "sigmoid")
+        refuse(config, "use_qk_norm", True)
+        refuse(config, "qk_norm_type", "per_layer")
+        refuse(config, "use_routing_bias", True)
+        refuse(config, "shared_intermediate_size", 0)
+        for key in ("full_attention", "linear_attention", "mlp"):
+            refuse(config, f"layernorm_{key}_beta", 1.0)
+        if {*(config.get("attn_type_list") or [1])} != {1}:
+            raise UnsupportedModelError("config.json: attn_type_list has layers that do not attend")
+        for key in ("mlp_intermediate_size", "shared_moe_mode", "use_mtp"):
+            config.get(key)  # of MLPs and drafting layers that these models do not have
+        given: dict[str, object] = {"rope_theta": 5e6, "head_dim": 128}
+        if config.get("rotary_dim") is not None:
+            size = read_int(Defaulted(config, given), "head_dim")
+            given["partial_rotary_factor"] = read_int(config, "rotary_dim") / size
+        common = read_common(Defaulted(config, given), architecture)
+        routing = Routing(
+            num_experts=read_count(config, "num_local_experts"),
+            num_chosen=read_int(config, "num_experts_per_tok", 8),
+            scores="sigmoid",
+            is_normed=True,
+        )
+        experts = ExpertSpec(
+            routing=routing,
+            width=common["ffn_width"],
+            layers=(True,) * common["num_layers"],
+            has_choice_bias=True,
+        )
+        return ModelSpec(**common, experts=experts, has_qk_norm=True, is_qk_norm_whole=True)
