@@ -118,7 +118,7 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "MiniMaxM2ForCausalLM": "hunch.models.families.minimax:MiniMaxM2",
     "MinistralForCausalLM": "hunch.models.families.mistral:Mistral",
     "OlmoForCausalLM": "hunch.models.families.olmo:Olmo",
-    "Qwen3VLMoeForConditionalGeneration": "hunch.models.families.qwen:Qwen3Moe",
+    "Qwen3VLMoeForConditionalGeneration": "hunch.models.families.qwen:Qwen3VLMoe",
     "SolarOpenForCausalLM": "hunch.models.families.glm:SolarOpen",
     "VaultGemmaForCausalLM": "hunch.models.families.gemma:VaultGemma",
 }

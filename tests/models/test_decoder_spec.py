@@ -87,7 +87,7 @@ def test_wrong_values_are_named(changes, said):
         ({"rope_scaling": {"rope_type": "unheard-of", "factor": 2.0}}, "unheard-of"),
         ({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "mscale": 3}}, "mscale=3"),
         ({"clip_qkv": 8.0}, "clip_qkv=8.0"),
-        ({"architectures": ["PlamoForCausalLM"], "clip_qkv": 8.0}, "has no clip_qkv=8.0"),
+        ({"architectures": ["PlamoForCausalLM"], "new_rule": 8.0}, "has no new_rule=8.0"),
         ({"quantization_config": {"quant_method": "awq"}}, "awq"),
     ],
 )

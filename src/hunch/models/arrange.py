@@ -144,7 +144,8 @@ class Arranged(WeightsOver):
     def _arrange_experts(self, experts: ExpertSpec, names: ExpertNames, prefix: str) -> None:
         """Name every expert's part of tensors that hold all experts.
 
-        Those without ".weight" may be [expert, in, out], as gpt-oss has them.
+        Those without ".weight" may be [expert, in, out], as gpt-oss has them. Qwen3-VL's are so in
+        some files and not in others: their shape tells.
         """
         inner, all_up, all_down = experts.width, prefix + names.all_up, prefix + names.all_down
         halves: tuple[Rows, Rows] = (slice(0, inner), slice(inner, 2 * inner))
@@ -153,6 +154,9 @@ class Arranged(WeightsOver):
         for stem, kind in ((".weight", "weight"), ("", "weight"), ("_bias", "bias")):
             up, down = (self._places.pop(name + stem, None) for name in (all_up, all_down))
             is_turned = stem == "" and names.is_turned
+            if up is not None and is_turned:
+                sizes = tuple(self.weights.shape(up.name))[1:]
+                is_turned = sizes[0] != 2 * inner or sizes[1] == 2 * inner
             for expert in range(experts.routing.num_experts):
                 paths = [
                     f"{prefix}{name.format(expert)}.{kind}"

@@ -26,7 +26,10 @@ class Names:
     """A family's tensor names; the defaults are Llama's. Names of a layer stand after `layer`."""
 
     # Prefixes of all but the output matrix: ours, then those that wrapped or bare files have.
-    roots: tuple[str, ...] = ("model.", "model.language_model.", "language_model.model.", "")
+    roots: tuple[str, ...] = (
+        *("model.", "model.language_model.", "language_model.model.", "model.text_model."),
+        "",
+    )
     embed: str = "model.embed_tokens.weight"
     positions: str = "model.embed_positions.weight"
     final_norm: str = "model.norm"

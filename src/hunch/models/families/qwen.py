@@ -82,6 +82,15 @@ class Qwen3Moe(Qwen3):
         return replace(spec, experts=read_experts(config, spec.num_layers))
 
 
+class Qwen3VLMoe(Qwen3Moe):
+    """The weights of the chosen experts add up to one."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "norm_topk_prob", True)
+        return super().read_config(Defaulted({"norm_topk_prob": True}, config), architecture)
+
+
 class Qwen2Moe(Qwen2):
     """Beside the chosen experts a shared one, of which each token takes as much as it needs."""
 

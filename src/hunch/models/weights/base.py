@@ -19,6 +19,7 @@ from hunch.hub.gguf_file import parts_of
 from hunch.kernels.quant import Codes
 from hunch.models.weights.blocks import codes_of
 from hunch.models.weights.dequant import FORMATS, dequantise
+from hunch.models.weights.wrapped import WRAPPERS, text_inside
 
 Rows = slice | Tensor  # of a matrix: a range, or one by one
 
@@ -146,7 +147,9 @@ def unified_config(raw: dict[str, Any]) -> dict[str, Any]:
     """
     config = dict(raw)
     text = config.pop("text_config", None)
-    if isinstance(text, dict):  # a model of more than text: what reads text is inside
+    if isinstance(text, dict) and WRAPPERS & {*(raw.get("architectures") or ())}:
+        config = text_inside(config, text)
+    elif isinstance(text, dict):  # a model of more than text: what reads text is inside
         config = {**config, **text, "architectures": raw.get("architectures")}
     rope = config.pop("rope_parameters", None)
     if isinstance(rope, dict) and any(isinstance(part, dict) for part in rope.values()):

@@ -1,0 +1,95 @@
+"""What writes in models that see too, against transformers, as it saves them."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from builders import DictWeights, plain_logits
+from hunch.errors import UnsupportedModelError
+from hunch.models.load import load_decoder
+from hunch.models.spec import ModelSpec
+from hunch.models.weights import open_weights
+from hunch.models.weights.base import unified_config
+from their_models import GATED
+
+IDS = torch.randint(3, 80, (41,), generator=torch.Generator().manual_seed(5)).tolist()
+EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "patch_size": 14}
+EYES |= {"num_attention_heads": 2, "image_size": 28}
+SQUARE = EYES | {"image_size": [28, 28], "patch_size": [14, 14]}
+EXPERTS = GATED | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2}
+EXPERTS |= {"moe_intermediate_size": 12}
+AXES = {"rope_type": "default", "mrope_section": [2, 3, 3], "mrope_interleaved": True}
+CASES: dict[str, Callable[[], Any]] = {
+    "Llava": lambda: transformers.LlavaConfig(
+        vision_config=EYES | {"model_type": "clip_vision_model"},
+        text_config=GATED | {"model_type": "mistral", "sliding_window": 7},
+        image_token_id=85,
+    ),
+    "SmolVLM": lambda: transformers.SmolVLMConfig(
+        vision_config=EYES, text_config=GATED | {"model_type": "llama"}, image_token_id=85
+    ),
+    "InternVL": lambda: transformers.InternVLConfig(
+        vision_config=SQUARE,
+        text_config=GATED | {"model_type": "qwen3", "head_dim": 16},
+        image_token_id=85,
+    ),
+    "Qwen3VLMoe": lambda: transformers.Qwen3VLMoeConfig(
+        text_config=EXPERTS | {"rope_parameters": AXES | {"rope_theta": 1e4}},
+        vision_config={"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+        | {"out_hidden_size": 32, "deepstack_visual_indexes": [0]},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_logits_of_text_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        theirs = getattr(transformers, f"{name}ForConditionalGeneration")(CASES[name]()).eval()
+        for parameter in theirs.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    theirs.save_pretrained(tmp_path)
+    ours = load_decoder(open_weights(tmp_path))
+    expected = theirs(input_ids=torch.tensor([IDS])).logits[0]
+    torch.testing.assert_close(plain_logits(ours, IDS), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_experts_of_qwen_stand_either_way(tmp_path: Path) -> None:
+    """As it was published, [expert, in, out], and as newer tools save it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        theirs = transformers.Qwen3VLMoeForConditionalGeneration(CASES["Qwen3VLMoe"]())
+    theirs.save_pretrained(tmp_path / "new")
+    weights = open_weights(tmp_path / "new")
+    tensors = {name: weights.tensor(name) for name in weights.names()}
+    turned = {
+        name: value.transpose(1, 2).contiguous() if "experts.gate_up" in name else value
+        for name, value in tensors.items()
+    }
+    turned |= {
+        name: value.transpose(1, 2).contiguous()
+        for name, value in tensors.items()
+        if name.endswith("experts.down_proj")
+    }
+    assert any(turned[name].shape != tensors[name].shape for name in tensors)
+    answers = [
+        plain_logits(load_decoder(DictWeights(weights.config, some)), IDS)
+        for some in (tensors, turned)
+    ]
+    assert answers[0].equal(answers[1])
+
+
+def test_sizes_that_a_text_config_leaves_out() -> None:
+    """As LLaVA 1.5 was published."""
+    text = {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32_064}
+    outer = {"architectures": ["LlavaForConditionalGeneration"], "ignore_index": -100}
+    config = unified_config({**outer, "vision_config": {}, "text_config": text})
+    spec = ModelSpec.from_config(config)
+    assert (spec.width, spec.num_layers, spec.ffn_width) == (4096, 32, 11_008)
+    with pytest.raises(UnsupportedModelError, match="model_type 'mamba' is not one of"):
+        unified_config({**outer, "text_config": {"model_type": "mamba"}})
