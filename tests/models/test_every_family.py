@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
+import transformers
 
 from builders import check_rows, tiny_config, tiny_spec, tiny_weights
 from hunch.errors import UnsupportedModelError
 from hunch.kernels import native
 from hunch.models.load import load_decoder
 from hunch.models.native import load_native
+from hunch.models.refused import REFUSED
 from hunch.models.spec import ModelSpec
 from hunch.models.target import exactness
 from hunch.models.weights.base import unified_config
@@ -242,6 +244,16 @@ def test_a_row_is_the_same_bits_in_any_batch_and_any_chunk(name):
 def test_every_architecture_is_in_the_table():
     text = (ROOT / "docs" / "models.md").read_text()
     assert [name for name in MODELS if f"`{name}`" not in text] == []
+
+
+def test_why_an_architecture_is_refused_is_said():
+    assert not {*REFUSED} & {*MODELS}
+    theirs = {name for name in dir(transformers) if name.endswith(("ForCausalLM", "Generation"))}
+    assert {*REFUSED} <= theirs | {"DiffusionGemmaForBlockDiffusion"}
+    with pytest.raises(UnsupportedModelError, match=r"'BloomForCausalLM' is not .*ALiBi"):
+        ModelSpec.from_config({"architectures": ["BloomForCausalLM"], "n_layer": 2})
+    text = (ROOT / "docs" / "models.md").read_text()
+    assert [reason for reason in {*REFUSED.values()} if f"| {reason} |" not in text] == []
 
 
 def test_the_nearest_family_is_named():

@@ -21,6 +21,7 @@ from hunch.models.reading import (
     refuse_unread,
     shown,
 )
+from hunch.models.refused import REFUSED
 from hunch.registry import MODELS, resolve, unknown
 
 MAX_NODES = 32  # of a draft, where nobody says how many there may be
@@ -276,7 +277,9 @@ class ModelSpec:
 
 
 def _not_known(config: Config, name: str) -> str:
-    """Which family reads most of the config, and what would be left."""
+    """Why it is not, or which family reads most of the config, and what would be left."""
+    if name in REFUSED:
+        return f"architecture {name!r} is not supported: {REFUSED[name]}"
     left: dict[str, Config] = {}
     for known in MODELS:
         recorded = Recorded(config)

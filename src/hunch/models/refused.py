@@ -1,0 +1,51 @@
+"""Architectures that hunch knows of and does not compute: the reason, for whoever asks for one."""
+
+from __future__ import annotations
+
+_CAUSAL = {
+    "it has Mamba layers": (
+        *("Bamba", "FalconH1", "FalconMamba", "Jamba", "Mamba", "Mamba2", "NemotronH", "Zamba"),
+        "Zamba2",
+    ),
+    "it has recurrent layers of a kind that is not known here": (
+        *("BailingHybrid", "KimiLinear", "MiniMax", "OlmoHybrid", "RecurrentGemma", "Rwkv"),
+        "xLSTM",
+    ),
+    "its layers convolve over tokens": ("Inkling", "Lfm2", "Lfm2Moe", "Lfm3"),
+    "its scores fall with the distance of tokens (ALiBi)": ("Bloom", "Mpt"),
+    "its heads are normed by layer norms": ("Persimmon",),
+    "it rounds what goes into each product to 8 bits": ("BitNet",),
+    "it subtracts one attention from another": ("DiffLlama",),
+    "it chooses which tokens are seen": (
+        *("AXK2", "DeepseekV32", "DeepseekV4", "Doge", "Dots3Note", "GlmMoeDsa", "HYV4"),
+        "Qwen4Exp",
+    ),
+    "it carries several streams side by side": ("Gemma3n",),
+    "its experts are heads of attention": ("JetMoe",),
+    "its router changes the scores it has chosen": ("Phimoe",),
+    "it is written for another model's states, not for text alone": (
+        *("Gemma4Assistant", "Gemma4UnifiedAssistant", "Moshi", "Musicgen", "MusicgenMelody"),
+        *("TrOCR", "Whisper"),
+    ),
+}
+_BOTH = "it reads a text before it writes one (encoder and decoder)"
+_ENCODERS = (
+    *("Bart", "BigBirdPegasus", "Blenderbot", "BlenderbotSmall", "MBart", "Mvp", "Pegasus"),
+    *("PLBart", "ProphetNet"),
+)
+REFUSED: dict[str, str] = {
+    f"{name}ForCausalLM": reason for reason, names in _CAUSAL.items() for name in names
+}
+REFUSED |= {f"{name}ForCausalLM": _BOTH for name in _ENCODERS}
+REFUSED |= {
+    f"{name}ForConditionalGeneration": _BOTH
+    for name in (*_ENCODERS, "LongT5", "MT5", "T5", "T5Gemma", "T5Gemma2", "UMT5", "Florence2")
+}
+REFUSED |= {
+    "MarianForCausalLM": _BOTH,
+    "Gemma3nForConditionalGeneration": REFUSED["Gemma3nForCausalLM"],
+    "PaliGemmaForConditionalGeneration": "tokens of its prompt see those after them",
+    "DiffusionGemmaForBlockDiffusion": "its text is not written from left to right",
+    "MllamaForCausalLM": "its layers read pictures where others read text",
+    "MllamaForConditionalGeneration": "its layers read pictures where others read text",
+}
