@@ -39,7 +39,9 @@ def test_old_and_new_rope_settings_mean_the_same():
 
 def test_windows_per_layer():
     assert tiny_spec("MistralForCausalLM", sliding_window=9).windows == (9, 9, 9)
-    assert tiny_spec("MistralForCausalLM").windows == (None, None, None)
+    config = tiny_config("MistralForCausalLM")
+    assert ModelSpec.from_config(config).windows == (4096,) * 3  # transformers' default
+    assert ModelSpec.from_config(config | {"sliding_window": None}).windows == (None,) * 3
     qwen = {"sliding_window": 9, "max_window_layers": 2}
     assert tiny_spec("Qwen2ForCausalLM", **qwen).windows == (None, None, None)
     on = qwen | {"use_sliding_window": True}

@@ -68,6 +68,7 @@ class Gemma2(Gemma):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        config = Defaulted(config, {"sliding_window": 4096})
         spec = super().read_config(config, architecture)
         config.get("sliding_window_size")  # sliding_window once more
         return replace(

@@ -14,6 +14,11 @@ from hunch.models.experts import ExpertNames, read_count
 from hunch.models.reading import FROM_GGUF, Config, Defaulted, read_int, read_windows
 from hunch.models.spec import ModelSpec, read_common
 
+_DEFAULTS: dict[str, Config] = {  # of what files leave out
+    "MistralForCausalLM": {"sliding_window": 4096},
+    "MinistralForCausalLM": {"sliding_window": 4096},
+    "MixtralForCausalLM": {"rope_theta": 1e6},
+}
 _EXPERT = "block_sparse_moe.experts.{}."
 
 
@@ -22,6 +27,7 @@ class Mistral(Decoder):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        config = Defaulted(config, _DEFAULTS.get(architecture, {}))
         common = read_common(config, architecture)
         common["windows"] = read_windows(config, common["num_layers"])
         return ModelSpec(**common)

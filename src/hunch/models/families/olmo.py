@@ -57,6 +57,7 @@ class Olmo3(Olmo2):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        config = Defaulted(config, {"rope_theta": 5e5, "sliding_window": 4096})
         spec = super().read_config(config, architecture)
         windows = windows_of(config, spec.num_layers, 4)
         given = config.get("rope_parameters")
@@ -99,7 +100,8 @@ class Exaone4(Llama):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        spec = super().read_config(Defaulted(config, _EPS), architecture)
+        config = Defaulted(config, _EPS | {"sliding_window": 4096})
+        spec = super().read_config(config, architecture)
         pattern = config.get("sliding_window_pattern")
         every = len(pattern) if isinstance(pattern, str) else pattern  # "LLLG" is one of four
         windows = windows_of(config, spec.num_layers, every or 4)

@@ -151,7 +151,7 @@ def unified_config(raw: dict[str, Any]) -> dict[str, Any]:
         config = text_inside(config, text)
     elif isinstance(text, dict):  # a model of more than text: what reads text is inside
         config = {**config, **text, "architectures": raw.get("architectures")}
-        if raw.get("tie_word_embeddings") not in (None, config["tie_word_embeddings"]):
+        if raw.get("tie_word_embeddings") not in (None, config.get("tie_word_embeddings")):
             del config["tie_word_embeddings"]  # where the two contradict each other, the files tell
     rope = config.pop("rope_parameters", None)
     if isinstance(rope, dict) and any(isinstance(part, dict) for part in rope.values()):
