@@ -87,7 +87,7 @@ def test_a_smaller_model_is_a_kind_of_its_own_in_trials() -> None:
     one = smaller(0.9)
     sizes = [*sizes_for(SPEC, ["draft"]), *sizes_from(one)]
     ranked = rank(COSTS, SPEC, seconds=LONG, device="cuda", sizes=sizes, smaller=one)
-    plan = Plan(COSTS, 1.0, [replace(each, speedup=2.0) for each in ranked], one)
+    plan = Plan(COSTS, 1.0, [replace(each, speedup=2.0) for each in ranked], smaller=one)
     kinds = _kinds(plan)
     assert set(kinds) == {"draft", "draft-smaller", "draft-smaller-abreast"}
     asked = Asked("target", Path("out"), "", options={"from": "small", "lr": "0.1"})

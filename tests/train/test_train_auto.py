@@ -36,10 +36,13 @@ from hunch.train.costs import Costs, cut_draft, measure_costs
 from hunch.train.count import count_bytes
 from hunch.train.expect import (
     TREES,
+    answering_share,
     best_draft,
     chain_tokens,
     expect,
+    learning_seconds,
     rank,
+    tokens_answered,
     tokens_seen,
     usual_coverage,
 )
@@ -113,6 +116,20 @@ def test_few_answers_teach_less_however_long() -> None:
     block = replace(size, method="block")
     kept, anew = (tokens_seen(c, spec, block, 1e7, 100.0, "cuda") for c in (COSTS, full))
     assert anew < kept  # what has no room is computed at every visit
+
+
+def test_answers_get_more_of_the_time_the_faster_learning_is() -> None:
+    """So that learning goes over them several times, neither once nor dozens of times."""
+    spec, size = wide_spec(*FAMILIES[0]), Size(method="draft", layers=2, columns=8192)
+    shares = []
+    for products in (1e11, 1e13, 1e15):
+        costs = replace(COSTS, products=products)
+        share = answering_share(costs, spec, size, 300.0, "cuda")
+        answered = tokens_answered(costs, spec, 300.0 * share, "cuda")
+        seen = 300.0 * (1 - share) / learning_seconds(costs, spec, size, "cuda")
+        assert 3 < seen / answered < 15 or share == 0.75
+        shares.append(share)
+    assert shares[0] < shares[1] < shares[2]  # a host keeps up with so many answers, not more
 
 
 def test_tokens_per_pass_are_those_that_were_measured() -> None:

@@ -36,7 +36,6 @@ from hunch.train.loop import CANDIDATE
 from hunch.train.outcome import BEFORE, DRAFTER, Outcome, is_beside, measured_of, outcome_of, way
 from hunch.train.phrase_job import PhraseCount
 from hunch.train.plan import (
-    ANSWERING,
     COUNTED,
     LOOKUPS,
     PLAN,
@@ -75,7 +74,9 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
     keep_job(work, job)
     ends = trained_share(clock, device_of(asked))
     with clock.stage("regenerate"):
-        seconds = _answering(clock, ends) if is_training else clock.until(COUNTED)
+        seconds = clock.until(COUNTED)
+        if is_training:
+            seconds = _answering(clock, ends, plan.answering)
         try:
             num_prompts, test_ids, texts = _answers(job, settings, work, show, clock, seconds)
         except TrainingError as error:
@@ -163,10 +164,10 @@ def _not_worth_it(asked: Asked, plan: Plan) -> str:
     )
 
 
-def _answering(clock: Clock, trained: float) -> float:
+def _answering(clock: Clock, trained: float, share: float) -> float:
     """Seconds for answers, of what measuring left: a job that goes on has had some of them."""
     measured = clock.spent.get("measure", 0.0)
-    ends = measured + ANSWERING * (trained * clock.seconds - measured)
+    ends = measured + share * (trained * clock.seconds - measured)
     return clock.until(ends / clock.seconds)
 
 

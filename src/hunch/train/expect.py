@@ -40,8 +40,13 @@ FAMILIARITY = 4.3e6  # tokens seen after which a draft is half as good as it get
 LOST = 0.04  # of its chance, what a guess loses with half of a layer's units
 USELESS = 7  # layers side by side that are of no use, however many layers they are of
 TAUGHT = 0.7  # of what a smaller model misses by itself, what it misses once it is taught
-AGAIN = 15.0  # times over the same answers after which more teach nothing
+# Times over the same answers after which more teach little. The paper has 15, of models that learn
+# to write; a draft for a target of 2B's cost was level long before it had gone over them 20 times.
+AGAIN = 6.0
+SHARES = (0.25, 0.75)  # of the time, that answers get at least and at most
 FASTEST = 120_000  # answers' tokens per second that the engine's host keeps up with
+# Of the seconds for answers on a GPU, what the engine's start, prompts and questions leave (assumed).
+_WRITING = {"cuda": 0.5, "cpu": 1.0}
 # Of the answers' tokens, what the most frequent ones of a vocabulary of 49,152 cover.
 _COVERAGE = ((2048, 0.82), (4096, 0.88), (8192, 0.931), (16384, 0.966), (32768, 0.993))
 # Training reaches this share of what its largest product reaches alone.
@@ -165,7 +170,7 @@ def usual_coverage(columns: int, vocab_size: int) -> float:
 def tokens_answered(costs: Costs, spec: ModelSpec, seconds: float, device: str) -> float:
     """Tokens that the target writes in so long, before any was written."""
     rate = costs.products * _COMPUTES.get(device, _COMPUTES["cpu"]) / (2.0 * num_parameters(spec))
-    return seconds * min(rate, FASTEST)
+    return seconds * min(rate, FASTEST) * _WRITING.get(device, 1.0)
 
 
 def learning_seconds(costs: Costs, spec: ModelSpec, size: Size, device: str) -> float:
@@ -210,6 +215,25 @@ def tokens_seen(
     if times <= 1:
         return seen
     return answered * (1 + AGAIN * (1 - exp((1 - times) / AGAIN)))
+
+
+def answering_share(
+    costs: Costs,
+    spec: ModelSpec,
+    size: Size,
+    seconds: float,
+    device: str,
+    smaller: Smaller | None = None,
+) -> float:
+    """Of so many seconds, the share for answers with which most is learned in the others."""
+    least, most = (round(100 * share) for share in SHARES)
+
+    def seen(percent: int) -> float:
+        answering = percent / 100 * seconds
+        answered = tokens_answered(costs, spec, answering, device)
+        return tokens_seen(costs, spec, size, answered, seconds - answering, device, smaller)
+
+    return max(range(least, most + 1), key=seen) / 100
 
 
 def expect(

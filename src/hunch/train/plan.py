@@ -22,7 +22,7 @@ from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.train.clock import Clock
 from hunch.train.costs import Costs, least_costs, least_cuts, measure_costs, measure_cuts
-from hunch.train.expect import Expected, beside_lookups, rank, tokens_answered
+from hunch.train.expect import Expected, answering_share, beside_lookups, rank, tokens_answered
 from hunch.train.files import read_json, write_json
 from hunch.train.job import drafts_as
 from hunch.train.origin import Origin, agreement, open_origin
@@ -39,8 +39,8 @@ PAYS = 1.02  # over the best without it: less drowns in noise
 TRAINED = 0.88
 COMPARING = {"cuda": 45.0, "cpu": 0.0}  # seconds that comparing gets at least: kernels are compiled
 COUNTED = 0.7  # where answers are counted, and no network is trained
-# Of the time between measuring and that end, what answering gets. With less, a GPU goes over the
-# same answers dozens of times: it answers 110,000 tokens a second and learns from 650,000.
+# Of the time between measuring and that end, what answering gets while drafters are weighed; for
+# the best of them it follows the speeds of answering and learning (`answering_share`).
 ANSWERING = 0.42
 NUM_TRIED = 24  # prompts of a comparison, at most
 _MEASURING, _MEASURING_SHARE = 20.0, 0.04  # seconds, or share, for lookups in the engine
@@ -82,6 +82,7 @@ class Plan:
     costs: Costs
     lookups: float | None  # speed over plain decoding with lookups alone; None: not asked
     expected: list[Expected]  # the fastest first
+    answering: float = ANSWERING  # share of the time until training ends, for answers
     smaller: Smaller | None = None  # a model besides the target that drafts can be cut from
 
     @property
@@ -126,9 +127,9 @@ def make_plan(asked: Asked, spec: ModelSpec, work: Path, clock: Clock, say: Say)
         least, smaller = least_costs(spec), None
         if origin is not None:
             smaller = _smaller(asked, origin, least_cuts(origin.spec, least, spec), 1.0)
-        expected = _expected(least, spec, clock, clock.gone, "cpu", smaller)
+        expected, share = _expected(least, spec, clock, clock.gone, "cpu", smaller)
         if expected[0].speedup < PAYS:
-            plan = Plan(least, None, expected, smaller)
+            plan = Plan(least, None, expected, share, smaller)
             say(f"no network will pay in {asked.minutes:g} minutes: {plan.why}")
             return plan
     if stored is None or smaller_of(stored) != asked.smaller or not _is_whole(stored, asked):
@@ -141,8 +142,8 @@ def make_plan(asked: Asked, spec: ModelSpec, work: Path, clock: Clock, say: Say)
     if origin is not None:
         cuts = stored["smaller"]
         smaller = _smaller(asked, origin, _read_costs(cuts["costs"]), cuts["agrees"])
-    expected = _expected(found, spec, clock, stored["gone"], device, smaller)
-    plan = Plan(found, stored["lookups"], expected, smaller)
+    expected, share = _expected(found, spec, clock, stored["gone"], device, smaller)
+    plan = Plan(found, stored["lookups"], expected, share, smaller)
     for line in _plan_lines(asked, plan, device, stored["num_prompts"]):
         say(line)
     return plan
@@ -180,8 +181,9 @@ def _expected(
     gone: float,
     device: str,
     smaller: Smaller | None,
-) -> list[Expected]:
-    """Every drafter for the target, the fastest first, with the time that is left."""
+) -> tuple[list[Expected], float]:
+    """Every drafter for the target, the fastest first, with the time that is left; and the share of
+    that which answers get."""
     left = max(trained_share(clock, device) * clock.seconds - gone, 2.0)
     sizes = sizes_for(
         spec,
@@ -189,15 +191,22 @@ def _expected(
         can_lose_units=costs.per_units > 0,
         can_stand_abreast=costs.per_abreast > 0,
     )
-    return rank(
-        costs,
-        spec,
-        seconds=(1 - ANSWERING) * left,
-        device=device,
-        answered=tokens_answered(costs, spec, ANSWERING * left, device),
-        sizes=sizes + ([] if smaller is None else sizes_from(smaller)),
-        smaller=smaller,
-    )
+    sizes += [] if smaller is None else sizes_from(smaller)
+
+    def ranked(share: float) -> list[Expected]:
+        return rank(
+            costs,
+            spec,
+            seconds=(1 - share) * left,
+            device=device,
+            answered=tokens_answered(costs, spec, share * left, device),
+            sizes=sizes,
+            smaller=smaller,
+        )
+
+    best = ranked(ANSWERING)[0].size
+    share = answering_share(costs, spec, best, left, device, smaller)
+    return ranked(share), share
 
 
 def _is_whole(stored: dict[str, Any], asked: Asked) -> bool:
