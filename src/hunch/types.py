@@ -112,7 +112,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     ignore_eos: bool = False
     seed: int | None = None  # None or -1: another one each time
-    logprobs: int | None = None  # of so many likeliest tokens beside the chosen one; -1: of all
+    logprobs: int | None = None  # likeliest tokens scored beside the chosen one; -1: all
     prompt_logprobs: int | None = None  # the same at the prompt's tokens
     structured_outputs: StructuredOutput | None = None  # also as a dict of its fields
     guided_decoding: InitVar[StructuredOutput | Mapping[str, Any] | None] = None  # its older name
@@ -255,10 +255,10 @@ class RowWork:
 
 @dataclass(kw_only=True, slots=True)
 class StepPlan:
-    """What the device does next: `leaves` first, then `starts`, `blocks` and `work`."""
+    """What the device does next: `freed_rows` first, then `starts`, `blocks` and `work`."""
 
     id: int
-    leaves: list[int] = field(default_factory=list)  # rows whose request is gone
+    freed_rows: list[int] = field(default_factory=list)  # their requests ended, or were preempted
     starts: list[RowStart] = field(default_factory=list)
     blocks: dict[int, tuple[int, ...]] = field(default_factory=dict)  # to append to rows' tables
     work: list[RowWork] = field(default_factory=list)

@@ -118,7 +118,7 @@ class FakeRunner:
         assert len(self._results) <= self.depth
         assert plan.work, "an empty step"
         self.max_plan_tokens = max(self.max_plan_tokens, plan.num_tokens)
-        for row in plan.leaves:
+        for row in plan.freed_rows:
             del self.rows[row]
         for start in plan.starts:
             self._start(start)

@@ -221,7 +221,7 @@ def test_rows_that_left_are_reported_with_the_next_work():
     ask(engine, "a", 2, 1)
     ask(engine, "b", 2, 1)
     finish(engine)
-    assert [plan.leaves for plan in engine.runner.plans] == [[], [0]]
+    assert [plan.freed_rows for plan in engine.runner.plans] == [[], [0]]
 
 
 @pytest.mark.parametrize("depth", [0, 1])

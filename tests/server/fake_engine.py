@@ -270,7 +270,7 @@ class FakeRunner:
         wait_while_held("steps", self._num_steps)
         self._num_steps += 1
         time.sleep(self._seconds)
-        for row in plan.leaves:
+        for row in plan.freed_rows:
             self._rows.pop(row, None)
         for start in plan.starts:
             start.request.seed += self._shift

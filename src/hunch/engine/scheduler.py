@@ -58,7 +58,7 @@ class Scheduler:
         self._max_draft_rows: int | None = min((n for n in limits if n is not None), default=None)
         self._is_drafting, self._most_rows = True, self.max_rows  # of the next step
         self._free_rows = list(range(self.max_rows))[::-1]
-        self._leaves: list[int] = []  # rows to report in the next plan that has work
+        self._freed_rows: list[int] = []  # rows to report in the next plan that has work
         self._taken: dict[int, tuple[int, ...]] = {}  # blocks that rows take in it
         self._leaving: list[Sequence] = []  # their blocks are freed after pending steps
         self._next_id = 0
@@ -84,7 +84,7 @@ class Scheduler:
             self._plan_waiting(plan, members, budget)
         if members:
             plan.work = [member.work for member in members]
-            plan.leaves, self._leaves = self._leaves, []
+            plan.freed_rows, self._freed_rows = self._freed_rows, []
             plan.blocks, self._taken = self._taken, {}
             self._next_id += 1
         return plan, members
@@ -378,7 +378,7 @@ class Scheduler:
 
     def _leave(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._leaves.append(sequence.row)
+        self._freed_rows.append(sequence.row)
         self._free_rows.append(sequence.row)
         sequence.row = -1
         sequence.member = None  # it names the sequence: a circle that would outlive the request

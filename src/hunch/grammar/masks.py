@@ -28,7 +28,7 @@ from hunch.grammar.matcher import BITS, Matcher, Words
 THREADS = (1, 2, 4, 8)
 WAKE = 35e-6  # seconds that each thread adds, measured on the host of an H200
 MIN_SHARED = 150e-6  # seconds of masks below which nobody is woken
-AGAIN = 32  # every so often masks are made in the other way, to know what it takes
+AGAIN = 32  # every 32nd call makes masks in the other way, to know what it takes
 RATE, MAX_RISE = 0.25, 4.0  # of the newest masks, in what one is thought to take
 CHEAP = 10e-6  # seconds of a mask
 
@@ -147,7 +147,7 @@ class _Costs:
         return self._executors[count]
 
     def shares(self, work: float) -> bool:
-        """Whether others make masks that would take the caller so long."""
+        """Whether others make masks that would take the caller `work` seconds."""
         self._num_asked += 1
         is_worth = self._share < 0.9
         if self._num_asked % AGAIN == 0:
@@ -159,7 +159,7 @@ class _Costs:
         self._share += RATE * (min(seconds / work, 2.0) - self._share)
 
     def count(self, num_chains: int, work: float) -> int:
-        """Threads for so many chains that would take one thread so long."""
+        """Threads that are worth waking; one alone would take `work` seconds."""
         most = min(os.cpu_count() or 1, num_chains)
         counts = [count for count in THREADS if count <= most]
         return min(counts, key=lambda count: work / count + WAKE * count)

@@ -41,7 +41,7 @@ def ends_of(codec: Codec) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Reasoning ends with `end` after so many tokens at latest: then `end_ids` must follow."""
+    """Reasoning has a limit: after `max_tokens` of it, `end_ids` must follow."""
 
     max_tokens: int
     begin: bytes  # what an answer with reasoning begins with; empty: it is in it from the start
@@ -356,7 +356,7 @@ class Matcher:
         return True
 
     def back(self, count: int) -> None:
-        """Take back so many branch steps."""
+        """Take back the last `count` branch steps."""
         if count:
             self.parser.rollback(count)
             del self._reasoning[-count:]

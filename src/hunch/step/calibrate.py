@@ -43,7 +43,7 @@ def is_finite(runner: Runner) -> bool:
 
 
 def _pass(runner: Runner, size: int, num_blocks: int) -> tuple[float, Tensor]:
-    """The seconds that a pass over so many tokens takes, and the logits after them."""
+    """The seconds that a pass over this many tokens takes, and the logits after them."""
     # All different: tokens that are alike would ask the same few experts.
     ids = [(SPREAD * i + 1) % runner.target.spec.vocab_size for i in range(size)]
     request = Request(id="", prompt_ids=ids, params=SamplingParams(), seed=0)

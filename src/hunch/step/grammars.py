@@ -50,7 +50,7 @@ class _Worth:
         self._mean = HOPE  # tokens that a step brought beyond a plain one's
 
     def note(self, num_tokens: int) -> None:
-        """A step committed so many tokens; one that followed a refused choice, none."""
+        """How many tokens a step committed; one that followed a refused choice, none."""
         if self.num_left:
             self.num_left = max(self.num_left - num_tokens, 0)
             return
@@ -129,7 +129,8 @@ class RowGrammars:
     ) -> dict[int, int]:
         """The same as words of bits, for a captured step of rows with `num_k` masks each.
 
-        Of each row's draft so many nodes are checked. A mask that nobody fills in allows nothing.
+        `counts`: nodes of each row's draft that are checked, from the first on. A mask that nobody
+        fills in allows nothing.
         Returns rows that choose first, with how many masks they have: one, or none where the choice
         can wait for its grammar.
         """
@@ -171,8 +172,8 @@ class RowGrammars:
     ) -> tuple[int, str | None]:
         """Go on by the row's tokens of a captured step; how many the grammar takes.
 
-        Of a row that chooses first, so many had masks. If one of these is refused: why the row
-        cannot go on.
+        `num_masked`: of a row that chooses first, how many of them had masks. If one of these is
+        refused: why the row cannot go on.
         """
         matcher, count = self.matchers.get(row), len(tokens)
         if matcher is None:

@@ -145,7 +145,7 @@ def _free_ram(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 @torch.inference_mode()
 def working_bytes(target: Target, num_tokens: int, num_rows: int) -> int:
     """What a GPU must keep free beside weights and KV: measured by one largest pass over nobody,
-    with so many tokens and the logits of so many rows."""
+    with `num_tokens` and the logits of `num_rows`."""
     device: torch.device = target.device
     if device.type != "cuda":
         return 0

@@ -79,7 +79,7 @@ class Passes(Protocol):
         """The target's states of the batch's tokens; what stands after them is padding."""
 
     def prepare(self, size: int, depth: int = 0) -> None:
-        """Capture a pass of so many tokens, unless it is there."""
+        """Capture a pass of this many tokens, unless it is there."""
 
     def rehearse(self, size: int) -> None:
         """Run what would be captured, and keep nothing of it."""

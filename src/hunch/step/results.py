@@ -66,7 +66,7 @@ class Columns:
         return line[first : first + count], line[second : second + count]
 
     def scores(self, result_RC: np.ndarray, num_best_R: np.ndarray) -> Scores:
-        """Those of the committed tokens of rows that want so many of the best, or NO_SCORES."""
+        """Those of the committed tokens; each row says how many of the best it wants."""
         num_R, size = result_RC[:, TOKENS] * (num_best_R != NO_SCORES), _entry(self.num_best)
         scored = result_RC[:, self.scores_at : self.scores_end]
         scored = scored.reshape(-1, self.num_tokens, size)
@@ -136,7 +136,7 @@ class Download:
         self.buffers(room)
 
     def buffers(self, num_numbers: int) -> Tensor:
-        """Those for results of so many numbers, [Q, W]; for long ones made with the first."""
+        """Those that a result fits in, [Q, W]; for long ones they are made with the first."""
         room = room_of(num_numbers, self._room)
         if room not in self._buffers:
             width = -(-(room + 1) // ALIGNED) * ALIGNED
@@ -239,7 +239,7 @@ def _result(
 
 
 def take_back(line: list[int], num_kept: int) -> None:
-    """Leave so many of a row's tokens in its result; the row goes on after them, undrafted."""
+    """Leave a row's first `num_kept` tokens in its result; it goes on after them, undrafted."""
     line[KNOWN] -= line[TOKENS] - num_kept
     line[TOKENS] = num_kept
     line[REASON] = line[DRAFTED] = 0

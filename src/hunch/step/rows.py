@@ -139,7 +139,7 @@ class RowBuffers:
         return np.asarray(slots_at(self.table, row, positions, self.block_size))
 
     def stage(self, num_tokens: int) -> Stage:
-        """Columns for so many tokens; those of a small step are written again by the next."""
+        """Columns for `num_tokens`; those of a small step are written again by the next."""
         if num_tokens > MAX_STAGED:
             return Stage(num_tokens)
         if num_tokens not in self._stages:

@@ -114,7 +114,7 @@ class Runner:
 
     def _begin(self, plan: StepPlan) -> None:
         """Let the target's first stages begin; the rest follows when the step is collected."""
-        changed = {*plan.leaves, *(start.row for start in plan.starts)}
+        changed = {*plan.freed_rows, *(start.row for start in plan.starts)}
         if any(isinstance(item, BegunStep) and item.rows & changed for item in self._queue):
             self._apply_pending()  # of a request that was aborted or preempted meanwhile
         self._enter(plan)
@@ -122,14 +122,15 @@ class Runner:
 
     def _enter(self, plan: StepPlan) -> None:
         """Who leaves and who comes, and what rows get, before the step."""
-        if any(row in self.grammars.matchers and self.rows.requests[row] for row in plan.leaves):
+        freed, requests = plan.freed_rows, self.rows.requests
+        if any(row in self.grammars.matchers and requests[row] for row in freed):
             self._receive_pending()  # before a grammar goes whose row comes back later
-        for row in plan.leaves:
+        for row in freed:
             self.rows.leave(row)
             self.sampling.leave(row)
             self.grammars.leave(row)
-        if plan.leaves:
-            self.drafter.forget(plan.leaves)
+        if freed:
+            self.drafter.forget(freed)
         for start in plan.starts:
             self.rows.start(start)
             self.sampling.start(start.row, start.request, start.tokens)

@@ -103,7 +103,7 @@ class StepGraph:
 
 @dataclass(slots=True)
 class StepBuffers:
-    """Inputs and outputs of all captured steps with so many rows and nodes."""
+    """Inputs and outputs of all captured steps with the same numbers of rows and nodes."""
 
     ids_T: Tensor
     rows: StepRows
@@ -122,7 +122,7 @@ class StepGraphs:
         state: RowState,
         inputs_3R: Tensor,
         block_size: int,
-        drafts_at: Callable[[int], bool],  # whether steps of so many rows draft
+        drafts_at: Callable[[int], bool],  # whether steps of this many rows draft
         pool: Any,
         *,
         scores_processed: bool = False,  # log-probabilities are of what tokens are drawn from

@@ -177,7 +177,7 @@ class StepMasks:
         self._words, self._flags = self._mask_MW.numpy(), self._is_masked_M.numpy()
 
     def of(self, num_logits: int) -> tuple[Tensor, Tensor]:
-        """The masks of so many rows of logits, and which of them have one."""
+        """The masks of the first `num_logits` rows of logits, and which of them have one."""
         return self._mask_MW[:num_logits], self._is_masked_M[:num_logits]
 
     def fill(
