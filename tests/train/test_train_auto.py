@@ -127,7 +127,7 @@ def test_answers_get_more_of_the_time_the_faster_learning_is() -> None:
         share = answering_share(costs, spec, size, 300.0, "cuda")
         answered = tokens_answered(costs, spec, 300.0 * share, "cuda")
         seen = 300.0 * (1 - share) / learning_seconds(costs, spec, size, "cuda")
-        assert 3 < seen / answered < 15 or share == 0.75
+        assert 3 < seen / answered < 20 or share == 0.75
         shares.append(share)
     assert shares[0] < shares[1] < shares[2]  # a host keeps up with so many answers, not more
 

@@ -45,7 +45,7 @@ TAUGHT = 0.7  # of what a smaller model misses by itself, what it misses once it
 AGAIN = 6.0
 SHARES = (0.25, 0.75)  # of the time, that answers get at least and at most
 FASTEST = 120_000  # answers' tokens per second that the engine's host keeps up with
-# Of the seconds for answers on a GPU, what the engine's start, prompts and questions leave (assumed).
+# Of the seconds for answers on a GPU, what start, prompts and questions leave of them (assumed).
 _WRITING = {"cuda": 0.5, "cpu": 1.0}
 # Of the answers' tokens, what the most frequent ones of a vocabulary of 49,152 cover.
 _COVERAGE = ((2048, 0.82), (4096, 0.88), (8192, 0.931), (16384, 0.966), (32768, 0.993))
