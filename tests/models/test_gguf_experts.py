@@ -28,6 +28,9 @@ FAMILIES = {  # case of test_expert_families -> GGUF's architecture
     "glm-4.7-flash": "deepseek2",
     "glm-4.5": "glm4moe",
     "llama 4, as converted": "llama4",
+    "dots1": "dots1",
+    "ernie-4.5-moe": "ernie4_5-moe",
+    "minimax-m2": "minimax-m2",
 }
 OWN = {
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
@@ -45,7 +48,7 @@ OWN = {
     "self_attn.q_b_proj": "attn_q_b", "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm", "self_attn.kv_b_proj": "attn_kv_b",
 }  # fmt: skip
-COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 EXPERTS = {
     "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
     "w1": "ffn_gate_exps", "w3": "ffn_up_exps", "w2": "ffn_down_exps",
@@ -82,7 +85,7 @@ def stacked(weights) -> dict[str, np.ndarray]:
                 found[f"{layer}ffn_down_exps.{kind}"] = value.copy()
             continue
         if parts[-1] in BARE:
-            found[f"{layer}{BARE[parts[-1]]}"] = value
+            found[f"{layer}{BARE[parts[-1]]}"] = value.reshape(-1)
             continue
         is_after = config["model_type"] in ("gpt_oss", "glm4_moe")
         if is_after and inner == "post_attention_layernorm":
@@ -125,7 +128,7 @@ def write(path: Path, weights, architecture: str, kind: str) -> Path:
         "feed_forward_length": config["intermediate_size"],
         "expert_feed_forward_length": inner,
         "expert_count": next(config[key] for key in COUNTS if config.get(key)),
-        "expert_used_count": config["num_experts_per_tok"],
+        "expert_used_count": config.get("num_experts_per_tok") or config["moe_k"],
         "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size", 0),
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],
@@ -150,7 +153,13 @@ def write(path: Path, weights, architecture: str, kind: str) -> Path:
             "rope.dimension_count": rope,
             "expert_gating_func": 2 if is_v3 else 1,
         }
-    if architecture in ("deepseek2", "glm4moe"):
+    if architecture == "minimax-m2":
+        numbers["rope.dimension_count"] = 16
+    if architecture == "ernie4_5-moe":
+        numbers["leading_dense_block_count"] = config["moe_layer_start_index"]
+        numbers["expert_shared_count"] = config["moe_num_shared_experts"]
+        numbers["attention.key_length"] = config["hidden_size"] // config["num_attention_heads"]
+    if architecture in ("deepseek2", "glm4moe", "dots1"):
         numbers |= {
             "expert_shared_count": config["n_shared_experts"],
             "expert_group_count": config["n_group"],

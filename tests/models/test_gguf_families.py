@@ -83,6 +83,14 @@ FAMILIES = {  # case -> architecture, what its converter writes besides
     "glm 4": ("glm4", {"rope.dimension_count": 8}),
     "seed-oss": ("seed_oss", {}),
     "ernie 4.5": ("ernie4_5", {"rope.freq_base": 5e5}),
+    "olmo": ("olmo", {"attention.layer_norm_epsilon": 1e-5}),
+    "olmo, limits": (
+        "olmo",
+        {"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": 0.7},
+    ),
+    "hunyuan": ("hunyuan-dense", {}),
+    # Converters make another theta of alpha.
+    "hunyuan, alpha": ("hunyuan-dense", {"rope.freq_base": 1e4 * 50 ** (16 / 14)}),
     "ministral 3": (
         "mistral3",
         {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.freq_base": 1000.0}
@@ -109,7 +117,7 @@ def stored(name: str, tensor: torch.Tensor, architecture: str, config: dict[str,
         groups = groups if config.get("new_decoder_architecture", True) else 1
         parts = np.split(value.reshape(groups, -1, 8, *value.shape[1:]), [-2, -1], axis=1)
         return np.concatenate([part.reshape(-1, *value.shape[1:]) for part in parts])
-    if architecture in ("granite", "minicpm", "smollm3", "arcee", "mistral3") and (
+    if architecture in ("granite", "minicpm", "smollm3", "arcee", "mistral3", "olmo") and (
         "q_proj" in name or "k_proj" in name
     ):
         key = "num_attention_heads" if "q_proj" in name else "num_key_value_heads"

@@ -100,6 +100,8 @@ def test_others_are_refused_with_what_to_do(how):
         ("SmolLM3", "rope_parameters", {}),
         ("Cohere2", "sliding_window", {"num_hidden_layers": 4}),
         ("Mistral", "sliding_window", {}),
+        ("GptOss", "layer_types", {}),
+        ("GptOss", "rope_parameters", {"max_position_embeddings": 131_072}),
         ("Gemma2", "sliding_window", {"head_dim": 16}),
         ("Olmo3", "sliding_window", {"num_hidden_layers": 4}),
         ("Olmo3", "rope_parameters", {}),
@@ -111,7 +113,8 @@ def test_others_are_refused_with_what_to_do(how):
 def test_values_that_a_file_leaves_out_are_those_of_transformers(family, left_out, given):
     saved = json.loads(getattr(transformers, f"{family}Config")(**GATED | given).to_json_string())
     saved = unified_config(saved | {"architectures": [f"{family}ForCausalLM"]})
-    keys = {left_out, "rope_theta"} if left_out == "rope_parameters" else {left_out}
+    ropes = {"rope_parameters", "rope_theta", "rope_scaling"}
+    keys = ropes if left_out in ropes else {left_out}
     cut = {key: value for key, value in saved.items() if key not in keys}
     assert cut != saved
     assert ModelSpec.from_config(cut) == ModelSpec.from_config(saved)
@@ -121,6 +124,13 @@ def test_a_part_of_each_head_is_turned_by_those_families_alone_that_do():
     assert tiny_spec("NemotronForCausalLM", partial_rotary_factor=0.25).rope.dim == 2
     with pytest.raises(UnsupportedModelError, match=r"partial_rotary_factor.*whole heads"):
         tiny_spec(partial_rotary_factor=0.5)
+
+
+def test_a_floor_of_weights_that_counts_is_refused():
+    sizes = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16}
+    assert tiny_spec("Ernie4_5_MoeForCausalLM", **sizes, moe_norm_min=1e-12).experts is not None
+    with pytest.raises(UnsupportedModelError, match=r"moe_norm_min=0.9"):
+        tiny_spec("Ernie4_5_MoeForCausalLM", **sizes, moe_norm_min=0.9)
 
 
 def test_settings_of_gemma():

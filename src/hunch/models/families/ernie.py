@@ -11,7 +11,7 @@ from hunch.layers.experts import ExpertSpec
 from hunch.models.build import Names
 from hunch.models.experts import ExpertNames, read_count
 from hunch.models.families.llama import Llama
-from hunch.models.reading import Config, Defaulted, read_int, refuse
+from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
 from hunch.models.spec import ModelSpec
 
 _DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0}
@@ -55,12 +55,14 @@ class ErnieMoe(Ernie):
         if not isinstance(first, int) or not isinstance(last, int):
             raise UnsupportedModelError("experts of pictures are not supported")
         last, step = last % spec.num_layers, read_int(config, "moe_layer_interval", 1)
-        config.get("moe_norm_min")  # which no sum of a softmax's largest is below
         routing = Routing(
             num_experts=read_count(config, "moe_num_experts", "num_experts"),
             num_chosen=read_count(config, "moe_k", "num_experts_per_tok"),
             is_normed=True,
         )
+        least = routing.num_chosen / routing.num_experts  # of a sum of a softmax's largest
+        if read_float(config, "moe_norm_min", 1e-12) > least:
+            raise UnsupportedModelError(f"moe_norm_min={config['moe_norm_min']} is not supported")
         width = read_int(config, "moe_intermediate_size")
         num_shared = config.get("moe_num_shared_experts", 2) or 0
         experts = ExpertSpec(

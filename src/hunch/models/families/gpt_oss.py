@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from hunch.errors import UnsupportedModelError
 from hunch.kernels.activation import CLIP_LIMIT, CLIP_SLOPE
@@ -11,8 +11,15 @@ from hunch.layers.experts import ExpertSpec
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.experts import ExpertNames, read_count
-from hunch.models.reading import Config, read_float, read_int, read_windows, refuse
+from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse, windows_of
 from hunch.models.spec import ModelSpec, read_common
+
+_ROPE = {  # of a config that says nothing of it
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
 
 
 class GptOss(Decoder):
@@ -24,6 +31,10 @@ class GptOss(Decoder):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        given: dict[str, Any] = {"sliding_window": 128, "rope_theta": 150_000.0}
+        if not any(config.get(key) for key in ("rope_theta", "rope_parameters", "rope_scaling")):
+            given["rope_scaling"] = _ROPE
+        config = Defaulted(config, given)
         common = read_common(config, architecture)
         refuse(config, "hidden_act", "silu", None)  # its experts have one of their own
         for key, known in (("swiglu_limit", CLIP_LIMIT), ("swiglu_alpha", CLIP_SLOPE)):
@@ -34,7 +45,7 @@ class GptOss(Decoder):
         has_bias = bool(config.get("attention_bias", True))
         common |= {
             "activation": "clipped",
-            "windows": read_windows(config, common["num_layers"]),
+            "windows": windows_of(config, common["num_layers"], 2),
             "has_qkv_bias": has_bias,
             "has_out_bias": has_bias,
             "has_sinks": True,

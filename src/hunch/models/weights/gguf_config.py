@@ -53,10 +53,15 @@ ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "olmoe": ("OlmoeForCausalLM", "olmoe"),
     "phi2": ("PhiForCausalLM", "phi"),
     "seed_oss": ("SeedOssForCausalLM", "seed_oss"),
+    "dots1": ("Dots1ForCausalLM", "dots1"),
+    "ernie4_5-moe": ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe"),
+    "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"),
+    "minimax-m2": ("MiniMaxM2ForCausalLM", "minimax_m2"),
+    "olmo": ("OlmoForCausalLM", "olmo"),
 }
 # Files of these store the rows of q and k so that rotary pairs are neighbours.
 _LLAMAS = ("llama", "mistral", "mistral3", "smollm3", "arcee")
-INTERLEAVED = (*_LLAMAS, "granite", "granitemoe", "minicpm")
+INTERLEAVED = (*_LLAMAS, "granite", "granitemoe", "minicpm", "olmo")
 
 _OUTER = {
     "token_embd": "model.embed_tokens",
@@ -143,6 +148,13 @@ _OWN = {  # what a family calls differently, or has besides
     "olmo2": _BRANCHES,
     "phi2": gguf_dense.PHI2,
     "seed_oss": _AFTER,
+    "dots1": _SHARED,
+    "ernie4_5-moe": _SHARED | {"exp_probs_b": "mlp.moe_statics.e_score_correction_bias"},
+    "hunyuan-dense": {
+        "attn_q_norm": "self_attn.query_layernorm",
+        "attn_k_norm": "self_attn.key_layernorm",
+    },
+    "minimax-m2": {"exp_probs_b": "block_sparse_moe.e_score_correction_bias"},
 }
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d{1,5})\.)?(?P<part>\w+)(?:\.(?P<kind>weight|bias|scale))?")
 _SCALES = {"ffn_gate_inp": "router.scale", "ffn_down_exps": "router.per_expert_scale"}  # Gemma 4's
@@ -315,6 +327,9 @@ _OWN_KEYS: dict[str, Callable[[Reader, dict[str, Any]], dict[str, Any]]] = {
     "glm4moe": gguf_experts.glm,
     "llama4": gguf_experts.llama4,
     "olmoe": gguf_experts.olmoe,
+    "dots1": gguf_experts.dots,
+    "ernie4_5-moe": gguf_experts.ernie,
+    "minimax-m2": gguf_experts.minimax,
     "granitemoe": lambda read, config: (
         gguf_dense.KEYS["granite"](read, config) | gguf_experts.local(read, config)
     ),

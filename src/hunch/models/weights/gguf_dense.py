@@ -155,6 +155,10 @@ def _cohere2(read: Reader, config: Found) -> Found:
     return _cohere(read, config) | {"layer_types": layer_types(read, config, 4)}
 
 
+def _olmo(read: Reader, config: Found) -> Found:
+    return {"clip_qkv": read.real("attention.clamp_kqv", 0.0) or None}
+
+
 def _olmo2(read: Reader, config: Found) -> Found:
     if config["sliding_window"] is None:
         return {}
@@ -197,6 +201,7 @@ KEYS: dict[str, Callable[[Reader, Found], Found]] = {
     "minicpm": _minicpm,
     "mistral3": _ministral3,
     "nemotron": _nemotron,
+    "olmo": _olmo,
     "olmo2": _olmo2,
     "phi2": _phi2,
     "stablelm": _stablelm,

@@ -112,6 +112,27 @@ def glm(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def dots(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    return {**_routed(read), "mlp_bias": None}
+
+
+def minimax(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    return {**local(read, config), "intermediate_size": read.size("expert_feed_forward_length")}
+
+
+def ernie(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "moe_num_experts": read.size("expert_count"),
+        "moe_k": read.size("expert_used_count"),
+        "moe_intermediate_size": read.size("expert_feed_forward_length"),
+        "moe_num_shared_experts": int(read.number("expert_shared_count", 0)),
+        "moe_layer_start_index": int(read.number("leading_dense_block_count", 0)),
+        "moe_layer_interval": read.size("interleave_moe_layer_step", 1),
+        "attention_bias": None,
+        "mlp_bias": None,
+    }
+
+
 def _routed(read: Reader) -> dict[str, Any]:
     return {
         "first_k_dense_replace": int(read.number("leading_dense_block_count", 0)),
