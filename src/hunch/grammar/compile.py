@@ -25,9 +25,9 @@ from hunch.types import StructuredOutput
 MAX_SECONDS = 5.0
 MAX_AT_ONCE = 2
 NUM_KEPT = 64  # compiled grammars
-# Characters: the engine is told beforehand which tokens fit strings of these lengths. Where a string
-# may still be that long, it looks at longer tokens alone. Without lengths above 10, masks inside a
-# string of at most 20 characters took 265 us where these take 30 (vocabulary of 49152).
+# Characters: the engine is told beforehand which tokens fit strings of these lengths. Where a
+# string may still be that long, it looks at longer tokens alone. Without lengths above 10, masks
+# inside a string of at most 20 characters took 265 us where these take 30 (vocabulary of 49152).
 LENGTHS = (7, 9, 11, 13, 15, 20, 30)
 IN_STRING = r'[^"\\\x00-\x1F\x7F]'
 SLICES = [
