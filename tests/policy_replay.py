@@ -265,7 +265,8 @@ class Replay:
         num_nodes, source = shape
         took = self.seconds(_bucket(len(row_R)), shape)
         reading = self.prompt[0] + self.num_came * self.prompt[1] if self.num_came else 0.0
-        since = max(took + reading, self.host(len(row_R), shape) + reading)
+        host = self.host(len(row_R), shape)
+        since = took + reading + host if self.num_came else max(took, host)  # it waits for prompts
         self.now += since
         self.shapes.append(shape)
         result_RC = np.full((len(row_R), FIRST + num_nodes + 1 + NUM_GUESSES), -1, dtype=np.int64)

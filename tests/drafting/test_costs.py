@@ -324,11 +324,29 @@ def test_the_host_counts_where_it_is_slower_than_the_device():
         host.record(64, plain, 0.0032, 0.001)
     assert host.seconds(64, plain) == pytest.approx(0.0032)
     assert host.seconds(128, checked) > host.seconds(128, plain) == pytest.approx(0.0064)
-    for _ in range(50):
-        host.record(64, checked, 0.0064, 0.001)
-    assert host.seconds(64, checked) == pytest.approx(0.0064)
+    for _ in range(100):
+        host.record(64, checked, 0.0128, 0.001)
+        host.record(64, plain, 0.0032, 0.001)
+    assert host.seconds(64, checked) == pytest.approx(0.0128, rel=0.05)
+    assert host.seconds(64, plain) == pytest.approx(0.0032, rel=0.05)
     host.record(64, plain, 9.0, 0.001)  # a pause
     assert host.seconds(64, plain) < 0.004
     assert host.seconds(4, checked) == 0.0  # few rows are never too much for it
     host.record(64, plain, 0.001, 0.001)  # it is quick again
-    assert host.seconds(64, plain) == pytest.approx(0.001)
+    assert host.seconds(64, plain) < 0.001
+
+
+def test_what_the_host_took_for_few_rows_does_not_keep_many_from_being_checked():
+    """A large target: the device waits for the host after prompts, and little of that is rows'."""
+    host, plain, checked = HostTime(), StepShape(0), StepShape(3)
+    for _ in range(50):
+        host.record(17, checked, 0.0085, 0.0065, has_waited=True)
+    assert host.seconds(17, checked) == pytest.approx(0.002)
+    assert host.seconds(68, checked) < 0.01, "not four times the step"
+    for _ in range(50):
+        host.record(68, plain, 0.0088, 0.0068, has_waited=True)
+    assert host.seconds(68, checked) < 0.005, "heard of in plain steps"
+    few = HostTime()
+    few.record(16, checked, 0.012, 0.0065)  # a pause
+    few.record(16, checked, 0.0065, 0.0065)
+    assert few.seconds(64, checked) < 0.014

@@ -7,7 +7,6 @@ from the moment a request was due to its last token.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -29,32 +28,42 @@ BOTH = Drafter(
 )  # fmt: skip
 
 
-def slow_host(num_rows: int, shape: StepShape) -> float:
-    """Milliseconds of the host's own for a step of a small target."""
-    return 0.25 + num_rows * (0.012 + 0.01 * (shape.num_nodes > 0))
+class Host:
+    """Milliseconds of the host's own for a step, during which the device waits after prompts.
+
+    Now and then the host pauses: other programs have their turn.
+    """
+
+    def __init__(self, least: float) -> None:
+        self.least, self.num_steps = least, 0
+
+    def __call__(self, num_rows: int, shape: StepShape) -> float:
+        self.num_steps += 1
+        pause = 6.0 * self.least * (self.num_steps % 11 == 0)
+        return self.least + num_rows * (0.012 + 0.01 * (shape.num_nodes > 0)) + pause
 
 
 class Target(NamedTuple):
-    """Milliseconds of steps, of passes over prompts beside them, and of the host."""
+    """Milliseconds of steps, and of passes over prompts beside them."""
 
     costs: dict[int, dict[int, float]]
     drafter: Any
     source: DraftSource  # of fixed lengths
     prompt: tuple[float, float]
     seconds: float  # for which requests come
-    host: Callable[[int, StepShape], float] = lambda num_rows, shape: 0.0
+    host: float  # milliseconds of the host's that are not for rows
 
 
 TARGETS = {
-    "7B": Target(UNDER_LOAD, BOTH, DraftSource.CHAIN, (3.5, 3.5), 0.8),
+    "7B": Target(UNDER_LOAD, BOTH, DraftSource.CHAIN, (3.5, 3.5), 0.8, 1.0),
     "135M": Target(
         {MAX_ROWS: {1: 0.55, 6: 0.58, 64: 0.9, 128: 1.16, 256: 1.75, 512: 2.68, 1024: 5.4}},
-        LOOKUPS, DraftSource.LOOKUP, (0.6, 0.35), 0.2, slow_host,
+        LOOKUPS, DraftSource.LOOKUP, (0.6, 0.35), 0.2, 0.25,
     ),
 }  # fmt: skip
 # Chances of a network's guesses, and shares of copied text, from the worst text to the best.
 TEXTS = {"good": ((0.4, 0.9), (0.1, 0.6)), "bad": ((0.05, 0.2), (0.0, 0.0))}
-RATES = {"7B": (8, 48, 140), "135M": (64, 300, 800)}  # few rows, many, more than it can serve
+RATES = {"7B": (8, 48, 140), "135M": (64, 200, 800)}  # few rows, many, more than it can serve
 
 
 def some_texts(kind: str, count: int) -> list[Text]:
@@ -87,7 +96,7 @@ def waited(target: Target, policy: Any, rows: Any, kind: str, rate: float, seed:
     arrivals = [1e3 * due for due in Load(rate=rate, seed=seed).arrivals(count)]
     replay = Replay(
         some_texts(kind, count), policy, rows, seconds_of(target.costs, 0.11, 7), MAX_ROWS,
-        arrivals, target.prompt, target.host,
+        arrivals, target.prompt, Host(target.host),
     )  # fmt: skip
     replay.run()
     return float(np.mean(replay.ended)) - float(np.mean(arrivals))

@@ -12,7 +12,7 @@ from hunch.types import Request
 # Rows from which on the host may take longer than the device, and what a checked row is thought to
 # take of its time, for one of a plain row's, until it was seen.
 MANY_ROWS, CHECKED_ROW = 16, 1.6
-LATE, HOST_RATE, HOST_RISE = 1.1, 0.1, 2.0
+LATE, NOT_LATE, HOST_RATE, CHECKED_RATE, HOST_RISE = 1.1, 0.5, 0.1, 0.05, 2.0
 LOAD_RATE, READING_RATE = 0.02, 0.1  # of the newest step and pass, in what is thought of a load
 MAX_LOAD = 0.9  # share of all time that reading prompts may seem to take
 
@@ -113,30 +113,48 @@ class HostTime:
     """How long the host takes for a step's rows, where that is longer than the device does.
 
     A row that was checked is more work for it than one that got a token. With many rows and a small
-    target that decides what pays.
+    target that decides what pays. What a row takes is learned from steps of both kinds, and how
+    much more a checked one does apart from that: of a kind that is not in use nothing is heard, and
+    what it once took with other rows would keep it out of use.
     """
 
     def __init__(self) -> None:
-        self._per_row = [0.0, 0.0]  # seconds: plain, checked; 0: it was never late
+        self._per_row = 0.0  # seconds of one that is not checked; 0: it was never late
+        self._checked = CHECKED_ROW
 
-    def record(self, num_rows: int, shape: StepShape, seconds: float, device: float) -> None:
-        """From one step to the next took `seconds`, during `device` of which the device worked."""
+    def record(
+        self,
+        num_rows: int,
+        shape: StepShape,
+        seconds: float,
+        device: float,
+        *,
+        has_waited: bool = False,
+    ) -> None:
+        """From one step to the next took `seconds`, during `device` of which the device worked.
+
+        has_waited: the host led a pass beside the step and waited for both, so that the device
+        waits for all that it does after that.
+        """
         if num_rows < MANY_ROWS:
             return
-        kind, each = int(shape.num_nodes > 0), seconds / num_rows
-        before = self._per_row[kind]
-        if seconds <= LATE * device:  # it was not late, so this is an upper bound
-            self._per_row[kind] = min(before, each)
+        num_plain, before = num_rows * self._work(shape), self._per_row
+        each = (seconds - device * has_waited) / num_plain
+        if not has_waited and seconds <= LATE * device:
+            if before > each:  # it was not late, so it takes less than it was thought to
+                self._per_row = NOT_LATE * each
         elif not before:
-            self._per_row[kind] = each
+            self._per_row = max(each, 0.0)
         else:  # a pause is no cost
-            self._per_row[kind] = before + HOST_RATE * (min(each, HOST_RISE * before) - before)
+            more = min(max(each / before, 0.0), HOST_RISE)
+            self._per_row += HOST_RATE * (more - 1.0) * before
+            if shape.num_nodes:
+                self._checked += CHECKED_RATE * (max(more * self._checked, 1.0) - self._checked)
 
     def seconds(self, num_rows: int, shape: StepShape) -> float:
         """The least time from one step to the next; 0: nothing is known."""
-        if num_rows < MANY_ROWS:
-            return 0.0
-        plain, checked = self._per_row
-        plain = plain or checked / CHECKED_ROW
-        checked = max(checked or CHECKED_ROW * plain, plain)
-        return num_rows * (checked if shape.num_nodes else plain)
+        return num_rows * self._work(shape) * self._per_row if num_rows >= MANY_ROWS else 0.0
+
+    def _work(self, shape: StepShape) -> float:
+        """Of a row, for one that is not checked."""
+        return self._checked if shape.num_nodes else 1.0

@@ -274,7 +274,9 @@ class Policy:
             self.load.record(since or seconds + reading, reading)
             costs.record(num_rows, shape, seconds, own)
             if own is not None:
-                self._host[graph.extras].record(self._num_learned, shape, own, seconds)
+                self._host[graph.extras].record(
+                    self._num_learned, shape, own, seconds, has_waited=reading > 0.0
+                )
         plain = costs.seconds(num_rows, StepShape(0), is_target=True)
         share = plain / costs.seconds(num_rows, shape, is_target=True)
         return target, target * min(share, 1.0)
