@@ -210,3 +210,18 @@ def test_ctrl_c_while_modules_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(SystemExit) as left:
         main()
     assert left.value.code == 130
+
+
+def test_a_place_where_nothing_can_be_written(
+    shell: Callable, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for out in (file, file / "drafter"):
+        code, _, err = shell("train", "--target", model, "--out", str(out))
+        assert code == 2
+        assert f"{file} is no directory" in err
+    monkeypatch.setattr("os.access", lambda *_: False)
+    code, _, err = shell("train", "--target", model, "--out", str(tmp_path / "drafter"))
+    assert code == 2
+    assert f"nothing may be written in {tmp_path}" in err

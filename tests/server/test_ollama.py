@@ -75,6 +75,7 @@ def test_generate(thinker: LiveServer) -> None:
         ("/api/chat", {"model": "llama3.2", "messages": []}, "this server has: bytes, alias"),
         ("/api/chat", {"model": "bytes", "messages": 3}, "messages: "),
         ("/api/pull", {"model": "llama3.2"}, "hunch pull"),
+        ("/api/generate", {"model": "bytes", "prompt": "x", "logprobs": True}, "/v1/completions"),
     ],
 )
 def test_errors_are_sentences(
@@ -97,7 +98,7 @@ def test_bodies_of_no_named_type_unless_a_page_sends_them(thinker: LiveServer) -
 
 
 def test_rates_can_be_computed_from_durations(thinker: LiveServer) -> None:
-    body = {"model": "bytes", "prompt": "SAY[Warm.]YAS", "stream": False}
+    body = {"model": "bytes", "prompt": "SAY[Warm.]YAS", "stream": False, "logprobs": False}
     told = thinker.post("/api/generate", body).json()
     reading, writing = told["prompt_eval_duration"], told["eval_duration"]
     assert reading > 0

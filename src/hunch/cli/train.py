@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -98,6 +99,8 @@ def train(
         options, method = [method, *(options or [])], None
     if method is not None and any(sign in method for sign in "/.:"):
         raise ConfigError(f"train takes the model by an option: hunch train --target {method}")
+    if out is not None:
+        _check_out(out)
     given = _read(options or [])
     engine: dict[str, object] = {"device": device}
     if max_model_len is not None:
@@ -224,6 +227,16 @@ def _job(
         raise ConfigError(f"--resume {resume}: give --out DIR, its own folder stays as it is")
     place = out or resume.with_name(f"{resume.name}-adapted")
     return Job(method, there["target"], str(prompts), place, options, engine), resume
+
+
+def _check_out(out: Path) -> None:
+    """Raise where nothing can be written there: before the work, not after."""
+    place = out.absolute()
+    there = next(folder for folder in (place, *place.parents) if folder.exists())
+    if not there.is_dir():
+        raise ConfigError(f"--out {out}: {there} is no directory; name another one")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"--out {out}: nothing may be written in {there}; name another directory")
 
 
 def _read(options: list[str]) -> dict[str, str]:

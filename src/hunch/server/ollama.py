@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from pydantic import ConfigDict
+from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse, Response
 
 from hunch.chat.pieces import Call
@@ -27,6 +28,7 @@ from hunch.server.summary import Json
 from hunch.types import RequestOutput
 
 NEVER = "9999-12-31T23:59:59Z"  # when a model is unloaded
+LOGPROBS = ("logprobs", "top_logprobs")
 OPTIONS = {  # Ollama's names for what a request may ask of sampling
     "temperature": "temperature",
     "top_k": "top_k",
@@ -50,8 +52,15 @@ class OllamaBody(Body):
     options: dict[str, Any] | None = None
     think: bool | str | None = None
     keep_alive: Any = None
-    logprobs: Literal[False] | None = None
-    top_logprobs: Literal[0] | None = None
+
+    @classmethod
+    def _renamed(cls, given: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
+        for name in LOGPROBS:
+            if given.get(name):
+                text = "log-probabilities come with /v1/chat/completions and /v1/completions"
+                raise PydanticCustomError("refused", "{text}", {"text": text, "field": name})
+        found = {name: value for name, value in given.items() if name not in LOGPROBS}
+        return found if known.issuperset(found) else super()._renamed(found, known)
 
 
 class OllamaMessage(Body):
