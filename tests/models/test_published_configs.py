@@ -100,6 +100,8 @@ def test_others_are_refused_with_what_to_do(how):
         ("SmolLM3", "rope_parameters", {}),
         ("Cohere2", "sliding_window", {"num_hidden_layers": 4}),
         ("Mistral", "sliding_window", {}),
+        ("DeepseekV3", "routed_scaling_factor", {}),
+        ("DeepseekV3", "topk_group", {}),
         ("GptOss", "layer_types", {}),
         ("GptOss", "rope_parameters", {"max_position_embeddings": 131_072}),
         ("Gemma2", "sliding_window", {"head_dim": 16}),
@@ -124,6 +126,12 @@ def test_a_part_of_each_head_is_turned_by_those_families_alone_that_do():
     assert tiny_spec("NemotronForCausalLM", partial_rotary_factor=0.25).rope.dim == 2
     with pytest.raises(UnsupportedModelError, match=r"partial_rotary_factor.*whole heads"):
         tiny_spec(partial_rotary_factor=0.5)
+    config = transformers.DeepseekV3Config().to_dict() | {
+        "architectures": ["DeepseekV3ForCausalLM"]
+    }
+    rope = {"rope_type": "proportional", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    with pytest.raises(UnsupportedModelError, match="proportional"):
+        ModelSpec.from_config(unified_config(config | {"rope_parameters": rope}))
 
 
 def test_a_floor_of_weights_that_counts_is_refused():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from hunch.errors import UnsupportedModelError
 from hunch.layers.attention import Heads
 from hunch.layers.latent import HeadLinear, LatentAttention, LatentBlock, LatentShape
 from hunch.layers.norm import RMSNorm
@@ -37,6 +38,8 @@ def read_latent(config: Config, architecture: str) -> ModelSpec:
     }
     common = read_common(Defaulted(changed, config), architecture)
     scale, rope = (flat + rope_dim) ** -0.5, common["rope"]
+    if rope.kind == "proportional":
+        raise UnsupportedModelError("rope_type 'proportional' is not supported with latents")
     every = float(given.get("mscale_all_dim") or 0.0)
     if rope.kind == "yarn" and every:
         scale *= stretch(rope.factor, every) ** 2

@@ -14,9 +14,13 @@ from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.experts import ExpertNames, first_dense, read_deepseek_experts
 from hunch.models.latent import build_latent_block, read_latent
-from hunch.models.reading import Config, refuse
+from hunch.models.reading import Config, Defaulted, refuse
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
+
+_DEFAULTS: dict[str, Config] = {  # of what files leave out
+    "DeepseekV3ForCausalLM": {"routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4},
+}
 
 
 class DeepseekV3(Decoder):
@@ -26,6 +30,7 @@ class DeepseekV3(Decoder):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        config = Defaulted(config, _DEFAULTS.get(architecture, {}))
         spec = read_latent(config, architecture)
         experts = cls.read_experts(config, spec.num_layers)
         layers = first_dense(config, spec.num_layers)
