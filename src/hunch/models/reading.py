@@ -41,7 +41,7 @@ _HARMLESS = re.compile(
 )
 _OFF: tuple[Any, ...] = (None, False, 0, "", (), [], {})
 # transformers' version whose settings of every family here are read or known to be harmless.
-READ_VERSION = (5, 22)
+READ_VERSION = (5, 23)
 
 
 class Recorded(Mapping[str, Any]):
