@@ -49,6 +49,7 @@ LATENT = COMMON | {
 }  # fmt: skip
 LATENT.pop("head_dim")
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+YARN_4 = YARN | {"rope_theta": 1000.0}
 YARN |= {"rope_theta": 1000.0, "mscale": 0.8, "mscale_all_dim": 1.0}
 OSS_64 = ("GptOss", COMMON | OSS | {"hidden_size": 64, "intermediate_size": 64})
 NARROW = {"kv_lora_rank": 24, "q_lora_rank": 20, "qk_rope_head_dim": 8, "v_head_dim": 20}
@@ -119,6 +120,10 @@ LLAMA4 = COMMON | {"num_local_experts": 4, "intermediate_size": 32, "intermediat
 LLAMA4 |= {"attention_chunk_size": 7, "floor_scale": 5, "attn_scale": 0.7, "pad_token_id": 0}
 CASES |= {
     "llama 4": ("Llama4", LLAMA4 | {"no_rope_layer_interval": 2}),
+    "llama 4, yarn": (
+        "Llama4",
+        LLAMA4 | {"no_rope_layer_interval": 2, "rope_parameters": YARN_4},
+    ),
     "llama 4, as converted": (
         "Llama4",
         LLAMA4 | {"num_hidden_layers": 5, "floor_scale": 8192, "attn_scale": 0.1},

@@ -102,6 +102,7 @@ def test_others_are_refused_with_what_to_do(how):
         ("Mistral", "sliding_window", {}),
         ("DeepseekV3", "routed_scaling_factor", {}),
         ("DeepseekV3", "topk_group", {}),
+        ("Glm4MoeLite", "routed_scaling_factor", {}),
         ("GptOss", "layer_types", {}),
         ("GptOss", "rope_parameters", {"max_position_embeddings": 131_072}),
         ("Gemma2", "sliding_window", {"head_dim": 16}),
@@ -139,6 +140,12 @@ def test_a_floor_of_weights_that_counts_is_refused():
     assert tiny_spec("Ernie4_5_MoeForCausalLM", **sizes, moe_norm_min=1e-12).experts is not None
     with pytest.raises(UnsupportedModelError, match=r"moe_norm_min=0.9"):
         tiny_spec("Ernie4_5_MoeForCausalLM", **sizes, moe_norm_min=0.9)
+
+
+def test_recurrent_layers_have_one_activation():
+    config = transformers.Qwen3_5TextConfig().to_dict() | {"architectures": ["Qwen3_5ForCausalLM"]}
+    with pytest.raises(UnsupportedModelError, match="hidden_act='relu'"):
+        ModelSpec.from_config(unified_config(config | {"hidden_act": "relu"}))
 
 
 def test_settings_of_gemma():

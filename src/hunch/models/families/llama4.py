@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from hunch.kernels.experts import Routing
@@ -66,9 +67,12 @@ class Llama4(Decoder):
         )
         if not config.get("attn_temperature_tuning", True):
             still = RopeSpec(kind="none")
+        has_norm = bool(config.get("use_qk_norm", True))
+        if has_norm and common["rope"].kind == "yarn":  # its scale would be normed away
+            common["rope"] = replace(common["rope"], attention_factor=1.0)
         return ModelSpec(
             **common,
-            has_qk_norm=bool(config.get("use_qk_norm", True)),
+            has_qk_norm=has_norm,
             unnormed=tuple(not turn for turn in turns),
             more_ropes=(still,),
             rope_of=tuple(int(not turn) for turn in turns),

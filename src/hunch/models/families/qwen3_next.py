@@ -29,6 +29,7 @@ class Qwen35(Decoder):
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         refuse(config, "attn_output_gate", True)
+        refuse(config, "hidden_act", "silu", "swish")  # recurrent layers have it too
         refuse(config, "mamba_ssm_dtype", "float32")  # of the states
         config = without_pictures(Defaulted(config, _DEFAULTS))
         common = read_common(config, architecture)
