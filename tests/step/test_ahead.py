@@ -59,6 +59,18 @@ def test_a_rehearsal_notes_every_kernel_and_workers_compile_them(tmp_path: Path)
         assert report["found"] == 2
 
 
+def test_workers_compile_what_a_launch_compiles(tmp_path: Path) -> None:
+    """Also where a kernel's constant is a word that Triton has a type for."""
+    env = {**os.environ, "TRITON_INTERPRET": "0"}
+    env["PYTHONPATH"] = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
+    command = [sys.executable, str(TESTS / "compiled_twice.py"), str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    report = json.loads(done.stdout)
+    assert report["words"] == ["bf16", "bf16"]
+    assert report["compiled"] == report["same"] == [True] * 4
+
+
 # --- what torch does in a rehearsal ---------------------------------------------------------------
 
 

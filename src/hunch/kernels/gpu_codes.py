@@ -121,6 +121,7 @@ def _power(kind, dtype):
 @triton.jit
 def _code_values(word, PART: tl.constexpr, KIND: tl.constexpr):
     """Codes as float32, in Triton's own words."""
+    tl.static_assert(KIND == "int4" or KIND == "fp4" or KIND == "int8" or KIND == "fp8")
     code = word.to(tl.int32) >> (4 if KIND == "int4" or KIND == "fp4" else 8) * PART
     if KIND == "fp8":
         return (code & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
@@ -254,6 +255,7 @@ def scales_of(
     else:
         if HAS_ZERO:
             offset = (pair >> 16).to(tl.float32)
+        tl.static_assert(PAIRED == "bf16" or PAIRED == "f16")  # a word, and no type of Triton's
         if PAIRED == "bf16":
             scale = pair.to(tl.int16).to(tl.bfloat16, bitcast=True)
         else:

@@ -27,6 +27,7 @@ from threading import Thread, get_ident
 
 import torch
 import triton
+import triton.language as tl
 from torch.overrides import TorchFunctionMode
 from triton import knobs
 from triton.runtime.cache import FileCacheManager
@@ -102,7 +103,8 @@ class Noter:
         def launch(kernel, *args, grid, warmup, **given):
             if get_ident() != self._thread:
                 return run(kernel, *args, grid=grid, warmup=warmup, **given)
-            if self._is_new(kernel, args, given):
+            has_types = any(isinstance(value, tl.dtype) for value in (*args, *given.values()))
+            if not has_types and self._is_new(kernel, args, given):
                 try:
                     run(kernel, *args, grid=grid, warmup=True, **given)
                 except Missing:

@@ -57,6 +57,9 @@ def compile_kernel(module: str, name: str, source: str, description: str) -> Non
     # Triton's own hash of the code is another one in another order of kernels, as it leaves out
     # the constants of functions that it has not seen before.
     kernel.hash = source
+    # It takes a constant "int8" or "bf16" for its own type of that name, which is another constant
+    # to a kernel and not to the name in the cache. Ours are words; types are not noted (`Noter`).
+    tl.dtype.is_dtype = staticmethod(lambda word: False)
     kernel.preload(description)
 
 
