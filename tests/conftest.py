@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -28,6 +30,20 @@ if not torch.cuda.is_available() and importlib.util.find_spec("triton"):
     from triton_interpreter import hasten_interpreter
 
     hasten_interpreter()
+
+
+@pytest.fixture(autouse=True)
+def logs_as_they_were() -> Iterator[None]:
+    """A program that was run in this process leaves its levels and handlers to no other test."""
+    loggers = [logging.getLogger(name) for name in (None, "hunch", "uvicorn")]
+    before = [(log.level, log.propagate, list(log.handlers)) for log in loggers]
+    yield
+    for log, (level, propagate, handlers) in zip(loggers, before, strict=True):
+        log.setLevel(level)
+        log.propagate = propagate
+        for handler in list(log.handlers):
+            if type(handler) is logging.StreamHandler and handler not in handlers:
+                log.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

@@ -90,6 +90,9 @@ SIZES = {
 }  # fmt: skip
 
 
+GROUPS = {"n_group": 2, "topk_group": 1}
+
+
 def build(dtype: torch.dtype, architecture: str, **changes: object) -> Decoder:
     spec = tiny_spec(architecture, **SIZES | changes)
     decoder: Decoder = resolve(MODELS, architecture)(spec, RandomSource(0, dtype))
@@ -101,7 +104,7 @@ def build(dtype: torch.dtype, architecture: str, **changes: object) -> Decoder:
 @pytest.mark.parametrize(
     ("architecture", "changes"),
     [
-        ("DeepseekV3ForCausalLM", {"q_lora_rank": 40, "n_group": 2, "attention_bias": True}),
+        ("DeepseekV3ForCausalLM", {"q_lora_rank": 40, **GROUPS, "attention_bias": True}),
         pytest.param("DeepseekV2ForCausalLM", {}, marks=pytest.mark.slow),
     ],
 )

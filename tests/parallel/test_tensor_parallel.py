@@ -53,7 +53,8 @@ RECURRENT: dict[str, Any] = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 32,
 }
-WHOLE_NORMS = ("olmo 2", "olmo 3", "olmoe")  # of all heads at once, which ranks cannot compute
+# Norms of all heads at once, which ranks cannot compute.
+WHOLE_NORMS = ("olmo 2", "olmo 3", "olmoe", "minimax m2")
 FAMILIES = {
     **{
         name: tiny_config(*given[:1], **given[1])

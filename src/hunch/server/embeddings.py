@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from hunch.pooling import pooling_params, unit
 from hunch.server.ollama import name_of
 from hunch.server.problems import ProblemError, at_most
-from hunch.server.schemas import MAX_COUNT, Body, Ids, Some
+from hunch.server.schemas import MAX_COUNT, OLLAMA_FAULTS, Body, Ids, Some
 from hunch.server.service import Service
 from hunch.server.streaming import collect
 from hunch.types import RequestOutput
@@ -98,7 +98,7 @@ def add_embeddings(app: FastAPI, service: Service) -> None:
             }
         )
 
-    @app.post("/api/embed", response_class=Response)
+    @app.post("/api/embed", response_class=Response, responses=OLLAMA_FAULTS)
     async def embed(body: OllamaEmbedBody, request: Request) -> Response:
         model = name_of(service, body.model)
         inputs: list[Input] = [body.input] if isinstance(body.input, str) else list(body.input)
@@ -116,7 +116,7 @@ def add_embeddings(app: FastAPI, service: Service) -> None:
             }
         )
 
-    @app.post("/api/embeddings", response_class=Response)
+    @app.post("/api/embeddings", response_class=Response, responses=OLLAMA_FAULTS)
     async def embed_one(body: OllamaOneBody, request: Request) -> Response:
         name_of(service, body.model)
         work = partial(_embed, service, body, [body.prompt], -1, True)

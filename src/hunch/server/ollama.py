@@ -22,7 +22,7 @@ from hunch.server.calls import loads_arguments
 from hunch.server.cursor import Delta
 from hunch.server.events import answer_of, chat_body, completion_body, only, parts_of
 from hunch.server.problems import ProblemError
-from hunch.server.schemas import Body, Many
+from hunch.server.schemas import OLLAMA_FAULTS, Body, Many
 from hunch.server.service import Service
 from hunch.server.summary import Json
 from hunch.types import RequestOutput
@@ -121,7 +121,7 @@ def name_of(service: Service, given: str) -> str:
 
 
 def _add_answers(app: FastAPI, service: Service) -> None:
-    @app.post("/api/chat", response_class=Response)
+    @app.post("/api/chat", response_class=Response, responses=OLLAMA_FAULTS)
     async def chat(body: OllamaChatBody, request: Request) -> Response:
         model = name_of(service, body.model)
         if not body.messages:  # how Ollama's clients ask for a model to be loaded
@@ -132,7 +132,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         fields = {"model": model, "messages": messages, "tools": body.tools, **_common(body)}
         return await service.chat(chat_body(fields), request, partial(_shape, model, True))
 
-    @app.post("/api/generate", response_class=Response)
+    @app.post("/api/generate", response_class=Response, responses=OLLAMA_FAULTS)
     async def generate(body: GenerateBody, request: Request) -> Response:
         model = name_of(service, body.model)
         if not body.prompt:
@@ -159,7 +159,7 @@ def _add_lists(app: FastAPI, service: Service) -> None:
     def details() -> Json:
         return {"format": "", "family": "", "parameter_size": "", "quantization_level": ""}
 
-    @app.get("/api/tags")
+    @app.get("/api/tags", responses=OLLAMA_FAULTS)
     async def tags() -> dict[str, Any]:
         made = datetime.fromtimestamp(service.started, UTC).isoformat()
         return {
@@ -170,12 +170,12 @@ def _add_lists(app: FastAPI, service: Service) -> None:
             ]
         }  # fmt: skip
 
-    @app.get("/api/ps")
+    @app.get("/api/ps", responses=OLLAMA_FAULTS)
     async def running() -> dict[str, Any]:
         known = (await tags())["models"]
         return {"models": [{**one, "expires_at": NEVER, "size_vram": 0} for one in known]}
 
-    @app.post("/api/show")
+    @app.post("/api/show", responses=OLLAMA_FAULTS)
     async def show(body: ShowBody) -> dict[str, Any]:
         name_of(service, body.model or body.name or service.settings.served_model_names[0])
         abilities = ["completion", "tools"]
@@ -190,7 +190,7 @@ def _add_lists(app: FastAPI, service: Service) -> None:
             "capabilities": abilities,
         }
 
-    @app.get("/api/version")
+    @app.get("/api/version", responses=OLLAMA_FAULTS)
     async def version() -> dict[str, str]:
         return {"version": service.settings.version}
 

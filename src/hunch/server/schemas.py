@@ -335,6 +335,18 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
+class OllamaErrorBody(BaseModel):
+    """Ollama's: a sentence."""
+
+    error: str
+
+
+OLLAMA_FAULTS: dict[int | str, dict[str, Any]] = {
+    status: {"model": OllamaErrorBody}
+    for status in (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
+}
+
+
 def _joined(content: str | list[TextPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
