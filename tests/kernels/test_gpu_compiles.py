@@ -15,11 +15,12 @@ pytest.importorskip("triton")
 TESTS = Path(__file__).parents[1]
 
 
-def compiled(*tests: str) -> int:
-    """How many kernels these tests launch, all of which must compile."""
+def compiled(*tests: str, capability: int = 90) -> int:
+    """How many kernels these tests launch, all of which must compile, and fit on such a GPU."""
     command = [sys.executable, "-m", "pytest", "-p", "compile_only", "-q", "--tb=no", *tests]
     paths = os.pathsep.join([str(TESTS.parent / "src"), str(TESTS)])
     env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": paths, "PYTEST_ADDOPTS": ""}
+    env["COMPILE_FOR"] = str(capability)
     done = subprocess.run(command, cwd=TESTS.parent, env=env, capture_output=True, text=True)
     found = re.search(r"compiled (\d+) kernels, refused (\d+)", done.stdout)
     assert found is not None, done.stdout[-2000:] + done.stderr[-2000:]
@@ -41,6 +42,13 @@ def test_one_of_each_kind() -> None:
 )
 def test_those_of_every_kernel_test(path: str) -> None:
     compiled(f"tests/kernels/{path}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("path", ["test_gpu_kernels.py", "test_gpu_quant.py"])
+def test_those_of_a_gpu_with_less_shared_memory(path: str) -> None:
+    compiled(f"tests/kernels/{path}", capability=89)
 
 
 @pytest.mark.slow

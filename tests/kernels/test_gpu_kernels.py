@@ -15,6 +15,7 @@ from hunch.kernels import (
     gpu_gemm,
     gpu_inputs,
     gpu_join,
+    gpu_launch,
     gpu_tiling,
 )
 from hunch.kernels.activation import ACTIVATIONS, gated_ref
@@ -310,3 +311,14 @@ def test_attention_over_a_long_context(
     gpu_attention.attention(q, k, v, attn, 0.1, out, tiling=tiling)
     close(out, attention_ref(q, k, v, attn, 0.1, None))
     assert not space.count.any()
+
+
+@pytest.mark.parametrize(
+    ("kilobytes", "stages"),
+    [(227, {1: 1, 2: 2, 4: 4, 6: 6}), (163, {1: 1, 3: 2, 4: 2, 6: 4}), (99, {1: 1, 3: 2, 6: 2})],
+)
+def test_a_gpu_with_less_shared_memory_holds_fewer_tiles(
+    kilobytes: int, stages: dict[int, int], monkeypatch
+) -> None:
+    monkeypatch.setattr(gpu_launch, "SHARED_BYTES", kilobytes * 1024)
+    assert {wanted: gpu_launch.stages_for(wanted) for wanted in stages} == stages

@@ -13,12 +13,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hunch.kernels import gpu_launch
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
 from hunch.kernels.gpu_step import slots_in
 from hunch.kernels.gpu_tiling import NUM_SMS, SPLIT, Tiling, parts_of
 
 TILE = 64  # positions per step of the walk
+WIDE_BYTES = 128 * 1024  # of shared memory, with which wide heads are read ahead
 LOG2E = 1.4426950408889634
 
 
@@ -348,6 +350,7 @@ def _options(
     if rows >= 64:
         num_warps = 8 if rows >= 128 else 4
     is_ahead = num_warps == 2 and head <= 64
+    has_room = head <= 128 or gpu_launch.SHARED_BYTES >= WIDE_BYTES
     if head > 256:
-        return options(8, 2 if is_latent else 1)
-    return options(tiling.num_warps or num_warps, 3 if is_ahead else 2)
+        return options(8, 2 if is_latent and has_room else 1)
+    return options(tiling.num_warps or num_warps, 3 if is_ahead else 2 if has_room else 1)

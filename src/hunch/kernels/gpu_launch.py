@@ -16,24 +16,42 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 IS_INTERPRETED = triton.knobs.runtime.interpret
+USUAL_BYTES = 227 * 1024  # of shared memory, for which tiles were chosen: an H100's or H200's
 
 
 def options(num_warps: int, num_stages: int = 1) -> dict[str, object]:
-    """Launch options. Multiply-add contraction is off: it could differ from tile to tile."""
+    """Launch options. Multiply-add contraction is off: it could differ from tile to tile.
+
+    Stages are tiles that a program holds or has asked for. A GPU with less shared memory than
+    they were chosen for gets fewer.
+    """
     if IS_INTERPRETED:
         return {"num_warps": num_warps, "num_stages": num_stages}
     return {
         "num_warps": num_warps,
-        "num_stages": num_stages,
+        "num_stages": stages_for(num_stages),
         "launch_pdl": HAS_EARLY_START,
         "enable_fp_fusion": False,
     }
+
+
+def stages_for(num_stages: int) -> int:
+    return max(num_stages * SHARED_BYTES // USUAL_BYTES, min(num_stages, 2))
+
+
+def _shared_bytes() -> int:
+    """Shared memory that one program may have."""
+    if not torch.cuda.is_available():
+        return USUAL_BYTES
+    found = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return int(found.shared_memory_per_block_optin)
 
 
 def _has_early_start() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
 
 
+SHARED_BYTES = min(_shared_bytes(), USUAL_BYTES)
 HAS_EARLY_START = not IS_INTERPRETED and _has_early_start()
 HAS_BULK_COPIES = IS_INTERPRETED or _has_early_start()  # of the same GPUs
 EARLY = tl.constexpr(HAS_EARLY_START)  # known when a kernel is compiled
