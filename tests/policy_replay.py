@@ -46,7 +46,6 @@ class Drafter:
     """A device drafter of given shapes, as far as the policy asks it."""
 
     name, is_guided, network = "auto", False, object()
-    chance: float | None = None
 
     def __init__(self, *shapes: StepShape, margin: float = 0.0, num_levels: int = 5) -> None:
         self.shapes, self.margin, self.num_levels = shapes, margin, num_levels

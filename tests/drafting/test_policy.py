@@ -16,10 +16,8 @@ from hunch.drafting.costs import (
     DraftSource,
     FixedCurve,
     StepShape,
-    StepShapes,
     chains_of,
 )
-from hunch.drafting.gains import SourceGains
 from hunch.drafting.host_policy import HostPolicy, best_count, share_nodes
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.policy import (
@@ -750,20 +748,3 @@ def test_where_the_host_is_late_it_is_no_slower_than_plain_decoding(interval):
     found = open_load({**FIXED, **fixed, "auto": LOOKUPS}, SMALL, interval, **how)
     assert found["auto"] < min(found.values()) * 1.04
     assert found["auto"] < found["off"] / 0.98
-
-
-def test_a_network_begins_with_what_training_measured_of_it() -> None:
-    shapes = [StepShape(0), StepShape(3, 1), StepShape(15, 2)]
-    drafter, told = Drafter(*shapes), Drafter(*shapes)
-    told.chance = 0.75
-    both: list[Any] = [drafter, told]
-    unknown, known = (SourceGains(one, StepShapes(shapes), 1).network for one in both)
-    (chain,), (tree,) = (known.gains([0], (3,), source)[0] for source in (1, 2))
-    assert chain == pytest.approx(0.75 + 0.75**2 + 0.75**3, rel=0.02)
-    assert tree > 1.05 * chain
-    assert known.hope_left(1) == 0.0 < unknown.hope_left(1)
-    for estimate in (known, unknown):  # and a first miss says less of it
-        before = estimate.common_first
-        estimate.learn(0, 0, 1, 1)
-        assert estimate.common_first < before
-    assert known.common_first > unknown.common_first

@@ -81,7 +81,6 @@ class DeviceWithLookups(DeviceDrafter):
                 (matches.num_nodes, model.num_nodes, *map(max, self.tree_sizes.values()))
             ),
             margin=matches.margin,
-            chance=model.chance,
         )
 
     @property

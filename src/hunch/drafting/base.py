@@ -126,7 +126,6 @@ class DeviceDrafter:
     is_adaptive: bool = True  # fewer nodes, or none, where they do not pay
     margin: float = 0.0  # share by which checking nodes must promise to beat plain decoding
     sources: dict[str, RowSource] = field(default_factory=dict)  # methods that a request may name
-    chance: float | None = None  # that a guess of its network is right, where that was measured
 
     def __post_init__(self) -> None:
         self.num_nodes = self.num_nodes or self.num_levels * self.level_size

@@ -29,7 +29,6 @@ from hunch.kernels.attention import AttnInputs, row_spans
 from hunch.kernels.kv_store import KVCache
 from hunch.models.decoder import Hidden
 from hunch.models.heads.draft_model import (
-    GUESS_CHANCE,
     MAX_SHARE,
     Columns,
     byte_share,
@@ -80,7 +79,6 @@ class DraftModelDrafter:
         self.context, self.is_adaptive, self.path = context, self.options.adaptive, path
         weights = open_weights(path)
         self.shape = self.options.shape(context)
-        self.chance: float | None = weights.config.get(GUESS_CHANCE)
         self.model, self.columns = self.load_network(path)
         self.ids_C = self.columns.ids_C
         if not comes_with_hunch(path):
@@ -147,7 +145,6 @@ class DraftModelDrafter:
             ids_C=self.ids_C,
             max_len=self.window.limit,
             is_adaptive=self.options.adaptive,
-            chance=self.chance,
             **device_shape(shape, only_chains=context.only_chains),
         )
 

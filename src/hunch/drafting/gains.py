@@ -8,12 +8,11 @@ from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.costs import SURE, DraftSource, StepShapes
 from hunch.drafting.policy import (
     HOPE,
-    MEASURED,
+    NETWORK_PRIORS,
     NEW_MATCH,
     OWN_TEXT,
     WITH_PHRASES,
     AcceptanceEstimate,
-    network_prior,
     of_either,
 )
 
@@ -35,15 +34,13 @@ class SourceGains:
             by_match=prior.by_match,
             doubt=prior.doubt,
         )
-        chance = None if drafter is None else drafter.chance
         self.network = AcceptanceEstimate(
             num_rows,
-            {source: network_prior(source, chance) for source in sources},
+            {source: NETWORK_PRIORS[source] for source in sources},
             rate=0.06,
-            hope=HOPE if chance is None else 0.0,
+            hope=HOPE,
             num_levels={s: self.levels(s, _largest(shapes, s)) for s in sources},
         )
-        self.network.num_heard = 0.0 if chance is None else MEASURED
 
     def levels(self, source: int, num_nodes: int) -> int:
         """Levels that a network drafts in a step that checks so many nodes."""

@@ -43,23 +43,6 @@ NETWORK_PRIORS = {
     DraftSource.TREE: (0.65, 0.65),
     DraftSource.MERGED: (0.7, 0.68),
 }
-MEASURED = 24.0  # guesses that what training measured of a network counts as
-
-
-def network_prior(source: int, chance: float | None) -> tuple[float, float]:
-    """Chances of a network's first guess and of a further one, until it was heard.
-
-    chance: of any guess of its chains, where training measured that. Its trees are as much better
-    as they usually are.
-    """
-    found = NETWORK_PRIORS[DraftSource(source)]
-    if chance is None:
-        return found
-    chance = min(max(chance, LOW), HIGH)
-    chains = NETWORK_PRIORS[DraftSource.CHAIN]
-    odds = [log_odds(own) - log_odds(of) for own, of in zip(found, chains, strict=True)]
-    first, further = (1.0 / (1.0 + exp(-more - log_odds(chance))) for more in odds)
-    return first, further
 
 
 class LookupPrior(NamedTuple):

@@ -34,7 +34,6 @@ _HARMLESS = re.compile(
     r"|projector_.*|multimodal_projector_bias|spatial_merge_size|vision_feature_.*"
     r"|aux_loss_alpha|seq_aux|ep_size|use_parallel_embedding"
     r"|mm_tokens_per_image|pretraining_tp|from_gguf|cut_from|cut_layers|unit_share|abreast|draft_vocab_size"
-    r"|guess_chance"
     r"|draft_layers|drafts_for"
     r"|num_nextn_predict_layers|mtp_.*|num_mtp_.*|speculators_.*|model_max_length"
     r"|attention_softmax_in_fp32|scale_attention_softmax_in_fp32|reorder_and_upcast_attn"

@@ -16,7 +16,7 @@ from hunch.config import read_options
 from hunch.errors import ConfigError, TrainingError
 from hunch.hub import resolve as find_files
 from hunch.models.decoder import Decoder
-from hunch.models.heads.draft_model import CUT_FROM, DRAFTS_FOR, GUESS_CHANCE
+from hunch.models.heads.draft_model import CUT_FROM, DRAFTS_FOR
 from hunch.models.load import load_decoder
 from hunch.models.native import ID_MAP
 from hunch.models.source import EXPAND
@@ -333,8 +333,6 @@ def _select(
 
 def write_student(job: Job, settings: Settings, student: Student, folder: Path) -> None:
     config, tensors = student.files()
-    if student.chance is not None and job.method == "draft":
-        config[GUESS_CHANCE] = round(student.chance, 3)  # what `auto` begins with
     tokenizer = getattr(settings.recipe, "from_", "") or job.target
     write_drafter(
         folder,

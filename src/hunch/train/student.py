@@ -76,7 +76,6 @@ class Student:
         self.target, self.columns = target, columns
         self.width = target.spec.width  # of the output matrix
         self.tensors: dict[str, Tensor] = {}
-        self.chance: float | None = None  # that a guess is right on held-out answers, once measured
 
     def start(self, tensors: Mapping[str, Tensor]) -> None:
         """Begin from these values."""

@@ -240,21 +240,14 @@ def train(
     loop.run(learn, held, show)
     if loop.kept is not None:
         run.kept[asks] = loop.kept
-    replay = loop.test(held)
-    student.chance = _chance(replay)
-    return student, replay
-
-
-def _chance(replay: Replay) -> float:
-    """That a guess is right, by what was replayed."""
-    return chance_of(replay.tokens_per_pass, len(replay.tried))
+    return student, loop.test(held)
 
 
 def promised(run: Run, size: Size, replay: Replay, growth: float = 1.0) -> Draft:
     """The best draft, and its speed, of a drafter with these guesses, grown so much."""
     costs, device = run.plan.costs, device_of(run.asked)
     node = node_seconds(*run.parts(size), size)
-    chance = min(growth * _chance(replay), 0.95)
+    chance = min(growth * chance_of(replay.tokens_per_pass, len(replay.tried)), 0.95)
     return best_draft(costs, chance, node, METHODS[size.method], device)
 
 

@@ -49,7 +49,6 @@ log = logging.getLogger("hunch")
 
 CUT_FROM = "cut_from"
 DRAFTS_FOR = "drafts_for"  # the target, where the draft was cut from another model
-GUESS_CHANCE = "guess_chance"  # that a guess is right, where training measured it
 MAX_SHARE = 0.2  # of the bytes a target reads per token, above which a draft model rarely pays
 _MAX_NAMED = 3  # differing tokens an error names
 _REMEDY = (
