@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from hunch.drafting.captured_policy import CapturedPolicy
 from hunch.drafting.costs import StepShape
-from hunch.drafting.step_policy import Policy
 from hunch.kernels.step import CHECKED, FIRST, KNOWN, MATCHED, REASON, TOKENS
 from hunch.step.rows import RowBuffers
 from hunch.types import Capacity
@@ -180,7 +180,7 @@ class Replay:
 
     @property
     def has_lookup(self) -> bool:
-        return isinstance(self.policy, Policy) and self.policy.shapes.has_lookup
+        return isinstance(self.policy, CapturedPolicy) and self.policy.shapes.has_lookup
 
     def run(self) -> float:
         """Tokens per millisecond."""

@@ -14,7 +14,7 @@ import pytest
 from scipy.stats import chisquare, kstest
 
 from hunch import LLM, SamplingParams
-from hunch.drafting.choosing import Children, TokenChooser
+from hunch.drafting.token_chooser import Children, TokenChooser
 from hunch.kernels import noise
 from hunch.registry import LOSSY, VERIFIERS
 from hunch.sampling.state import SamplingState

@@ -16,8 +16,8 @@ from head_files import Study
 from hunch import LLM, SamplingParams
 from hunch.drafting.beside_steps import Flow
 from hunch.drafting.block import BlockTree
-from hunch.drafting.choosing import Level, TreeShape
 from hunch.drafting.costs import FixedCurve
+from hunch.drafting.token_chooser import Level, TreeShape
 from hunch.drafting.trees import best_first
 from plain_blocks import PlainBlocks
 from tiny_models import write_llama

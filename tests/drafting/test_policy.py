@@ -11,6 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hunch.drafting.acceptance import (
+    NETWORK_PRIORS,
+    AcceptanceEstimate,
+    best_rate,
+)
+from hunch.drafting.captured_policy import PAUSE, TIRED, CapturedPolicy
 from hunch.drafting.costs import (
     CostCurve,
     DraftSource,
@@ -20,12 +26,6 @@ from hunch.drafting.costs import (
 )
 from hunch.drafting.host_policy import HostPolicy, best_count, share_nodes
 from hunch.drafting.lookup import DeviceLookup
-from hunch.drafting.policy import (
-    NETWORK_PRIORS,
-    AcceptanceEstimate,
-    best_rate,
-)
-from hunch.drafting.step_policy import PAUSE, TIRED, Policy
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 from policy_replay import (
     LARGE,
@@ -302,10 +302,10 @@ DEAR = {StepShape(0): 1.0, StepShape(3): 2.0, StepShape(7): 4.0}
 
 def new_policy(
     seconds: dict[StepShape, float], num_rows: int = 8, drafter: Any = None, **options: float
-) -> Policy:
+) -> CapturedPolicy:
     rows = buffers(max(num_rows, 8))
     rows.known[:], rows.end[:] = 100, 200
-    policy = Policy(drafter or Drafter(*SHAPES, **options), rows)
+    policy = CapturedPolicy(drafter or Drafter(*SHAPES, **options), rows)
     count = 1
     while count <= num_rows:
         for shape, took in seconds.items():
@@ -319,7 +319,7 @@ def new_policy(
 
 
 def step(
-    policy: Policy,
+    policy: CapturedPolicy,
     is_right: list[bool],
     matched: list[int] | None = None,
     num_nodes: int = 0,
@@ -338,11 +338,11 @@ def step(
     return policy.learn(np.arange(count), result_RC.tolist(), graph)
 
 
-def choose(policy: Policy, num_rows: int) -> StepShape:
+def choose(policy: CapturedPolicy, num_rows: int) -> StepShape:
     return policy.choose(np.arange(num_rows))
 
 
-def settled(policy: Policy, num_rows: int) -> StepShape:
+def settled(policy: CapturedPolicy, num_rows: int) -> StepShape:
     """What is chosen once it has been the better choice for a while."""
     return [choose(policy, num_rows) for _ in range(60)][-1]
 
@@ -571,7 +571,7 @@ def test_a_host_that_is_late_with_other_requests_does_not_stop_drafts():
 def test_assumed_costs_give_the_same_choices_whatever_steps_took():
     chosen = []
     for slow in (1.0, 7.0):
-        policy = Policy(Drafter(*SHAPES), buffers(8), is_measured=False)
+        policy = CapturedPolicy(Drafter(*SHAPES), buffers(8), is_measured=False)
         policy.start([0])
         for _ in range(40):
             step(policy, [True], num_nodes=3)
@@ -604,7 +604,7 @@ def speedup(
         return Replay(texts, policy, rows, seconds, num_rows, arrivals).run()
 
     rows = buffers(num_rows)
-    policy = Policy(drafter, rows)
+    policy = CapturedPolicy(drafter, rows)
     size = 1
     while size <= num_rows:
         for shape in policy.shapes.to_capture(size):
@@ -704,7 +704,7 @@ def open_load(
         rows = buffers(num_rows)
         policy = drafter
         if not isinstance(drafter, Fixed):
-            policy = Policy(drafter, rows)
+            policy = CapturedPolicy(drafter, rows)
             for size in (1, 2, 4, 8, 16, 32, 64, 128):
                 for shape in policy.shapes.to_capture(size):
                     policy.captured(SimpleNamespace(

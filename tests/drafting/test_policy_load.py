@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from hunch.bench.loads import Load
-from hunch.drafting import step_policy
+from hunch.drafting import captured_policy
+from hunch.drafting.captured_policy import CapturedPolicy
 from hunch.drafting.costs import DraftSource, StepShape
 from hunch.drafting.lookup import DeviceLookup
-from hunch.drafting.step_policy import Policy
 from policy_replay import UNDER_LOAD, Drafter, Fixed, Replay, Text, buffers, seconds_of, text
 
 LENGTH, MAX_ROWS = 64, 128
@@ -76,9 +76,9 @@ def some_texts(kind: str, count: int) -> list[Text]:
     return [made[place % 27].with_levels(7) for place in range(count)]
 
 
-def new_policy(target: Target, num_rows: int = MAX_ROWS) -> tuple[Policy, Any]:
+def new_policy(target: Target, num_rows: int = MAX_ROWS) -> tuple[CapturedPolicy, Any]:
     rows = buffers(num_rows)
-    policy, seconds = Policy(target.drafter, rows), seconds_of(target.costs, 0.11, 7)
+    policy, seconds = CapturedPolicy(target.drafter, rows), seconds_of(target.costs, 0.11, 7)
     size = 1
     while size <= num_rows:
         for shape in policy.shapes.to_capture(size):
@@ -137,16 +137,16 @@ def test_while_requests_come_and_go_not_every_step_is_thought_about(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The host's time for it is the device's where prompts are read beside every step."""
-    target, best = TARGETS["7B"], Policy._best
+    target, best = TARGETS["7B"], CapturedPolicy._best
     policy, rows = new_policy(target)
     asked: list[int] = []
 
-    def note(self: Policy, row_R: np.ndarray, num_rows: int, extras: int) -> StepShape:
+    def note(self: CapturedPolicy, row_R: np.ndarray, num_rows: int, extras: int) -> StepShape:
         asked.append(len(row_R))
         return best(self, row_R, num_rows, extras)
 
-    monkeypatch.setattr(Policy, "_best", note)
+    monkeypatch.setattr(CapturedPolicy, "_best", note)
     waited(target, policy, rows, "good", 96, 0)
     steps = [counts["steps"] for counts in policy.counts.report()["shapes"].values()]
-    many = [num_rows for num_rows in asked if num_rows >= step_policy.MANY]
+    many = [num_rows for num_rows in asked if num_rows >= captured_policy.MANY]
     assert len(many) < sum(steps) / 2

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hunch.drafting.captured_policy import CapturedPolicy
 from hunch.drafting.costs import DraftSource, StepShape, StepShapes, chains_of
 from hunch.drafting.lookup import DeviceLookup
-from hunch.drafting.sides import Trees
-from hunch.drafting.step_policy import Policy
+from hunch.drafting.network_use import Trees
 from hunch.drafting.trials import Trials
 from policy_replay import Drafter, Fixed, Replay, Text, buffers, text
 
@@ -107,9 +107,9 @@ def replay(
     num_rows: int,
 ) -> Replay:
     rows = buffers(num_rows)
-    policy = drafter if isinstance(drafter, Fixed) else Policy(drafter, rows)
+    policy = drafter if isinstance(drafter, Fixed) else CapturedPolicy(drafter, rows)
     size = 1
-    while size <= num_rows and isinstance(policy, Policy):
+    while size <= num_rows and isinstance(policy, CapturedPolicy):
         for shape in policy.shapes.to_capture(size):
             policy.captured(SimpleNamespace(
                 num_rows=size, num_nodes=shape.num_nodes, source=shape.source,

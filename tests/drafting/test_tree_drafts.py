@@ -13,9 +13,9 @@ from torch import Tensor
 import head_files
 from hunch import LLM, SamplingParams, Speculation
 from hunch.draft import Draft
-from hunch.drafting.choosing import Feed, Level, TreeShape
 from hunch.drafting.grow import grow
 from hunch.drafting.medusa import parse_choices, rank_tree
+from hunch.drafting.token_chooser import Feed, Level, TreeShape
 from hunch.errors import ConfigError
 from tiny_models import write_llama
 

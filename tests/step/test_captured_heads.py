@@ -287,10 +287,10 @@ def test_a_head_that_is_left_drafts_again_for_later_requests(world: World) -> No
         runner = llm.engine.runner
         assert isinstance(runner, Runner)
         assert runner.captured is not None
-        sides = runner.captured.policy.sides
+        network_use = runner.captured.policy.network_use
         for num_steps, is_asked in ((10_000, False), (3, False), (0, True)):
             before = _accepted(llm, "eagle3")
-            sides._num_steps_left = num_steps
+            network_use._num_dropped_steps = num_steps
             assert tokens(llm, world.prompts, PARAMS["greedy"]) == world.plain["greedy"]
             assert (_accepted(llm, "eagle3") > before) == is_asked
 

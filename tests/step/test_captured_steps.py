@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("triton")
 
 from hunch import LLM, SamplingParams
+from hunch.drafting.captured_policy import CapturedPolicy
 from hunch.drafting.costs import StepShape
 from hunch.drafting.lookup import DeviceLookup
-from hunch.drafting.step_policy import Policy
 from hunch.errors import ModelFormatError
 from hunch.models.decoder import Hidden
 from hunch.step.batch import Batch
@@ -200,7 +200,7 @@ def test_the_runner_knows_whether_requests_keep_coming(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        Policy, "choose", lambda *_, **__: StepShape(0)
+        CapturedPolicy, "choose", lambda *_, **__: StepShape(0)
     )  # so that equal answers end together
     long, short = (replace(PARAMS["greedy"], max_tokens=count) for count in (60, 12))
     with LLM(str(model), speculate="suffix:adaptive=true", max_num_seqs=2, **SMALL) as llm:

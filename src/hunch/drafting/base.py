@@ -23,7 +23,7 @@ from hunch.sampling.state import SamplingState
 from hunch.types import TextCodec
 
 if TYPE_CHECKING:
-    from hunch.drafting.choosing import TreeShape
+    from hunch.drafting.token_chooser import TreeShape
     from hunch.kernels.step import Draws, RowState, StepRows
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from hunch.draft import Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
-from hunch.drafting.choosing import Array, TreeShape
 from hunch.drafting.options import GrowOptions, can_capture, device_shape
+from hunch.drafting.token_chooser import Array, TreeShape
 from hunch.drafting.window import MAX_PASS, KvWindow, RowArrays, covered, host
 from hunch.kernels.kv_store import KVCache
 from hunch.sampling.state import SamplingState

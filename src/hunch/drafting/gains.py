@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from math import log2
 
-from hunch.drafting.base import DeviceDrafter
-from hunch.drafting.costs import SURE, DraftSource, StepShapes
-from hunch.drafting.policy import (
+from hunch.drafting.acceptance import (
     HOPE,
     NETWORK_PRIORS,
     NEW_MATCH,
@@ -15,6 +13,8 @@ from hunch.drafting.policy import (
     AcceptanceEstimate,
     of_either,
 )
+from hunch.drafting.base import DeviceDrafter
+from hunch.drafting.costs import SURE, DraftSource, StepShapes
 
 SURE_MATCH = log2(1 + SURE)
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hunch.draft import Draft
-from hunch.drafting.choosing import Array, Children, Feed, Level, TokenChooser, TreeShape
+from hunch.drafting.token_chooser import Array, Children, Feed, Level, TokenChooser, TreeShape
 
 KEEP = 1e6  # added to the key of the path that is always kept
 

@@ -8,9 +8,9 @@ from time import perf_counter
 from typing import NamedTuple
 
 from hunch.draft import Draft, Rows, TargetStep
+from hunch.drafting.acceptance import AcceptanceEstimate
 from hunch.drafting.base import Drafter, DrafterContext, GrowsLevels
 from hunch.drafting.host_policy import HostPolicy
-from hunch.drafting.policy import AcceptanceEstimate
 
 READS = 4  # tokens worth reading to a network for one that a row may still get
 FEW = 16  # tokens a row may lack in a pass whose time says what a level costs

@@ -1,6 +1,6 @@
 """The policy of steps that the host leads: each row checks as many nodes as pay for it.
 
-Estimate and chooser are those of `policy`.
+The estimate and the chooser are in `acceptance`.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from hunch.drafting.acceptance import OF_OWN_NODES, AcceptanceEstimate, best_rate, gain_of_rows
 from hunch.drafting.beside_steps import Flow
 from hunch.drafting.costs import CostCurve, DraftSource
-from hunch.drafting.policy import OF_OWN_NODES, AcceptanceEstimate, best_rate, gain_of_rows
 
 
 def best_count(

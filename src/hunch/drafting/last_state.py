@@ -20,10 +20,10 @@ from torch import Tensor
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
-from hunch.drafting.choosing import Array, Feed, TokenChooser, TreeShape
 from hunch.drafting.costs import levels_after
 from hunch.drafting.grow import grow
 from hunch.drafting.options import GrowOptions, can_capture
+from hunch.drafting.token_chooser import Array, Feed, TokenChooser, TreeShape
 from hunch.drafting.window import host
 from hunch.models.decoder import Hidden
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from hunch.config import read_options
 from hunch.draft import Draft
 from hunch.drafting.base import DrafterContext
-from hunch.drafting.choosing import Array, Feed, Level, TokenChooser
 from hunch.drafting.last_state import Guesses, LastStateDrafter
 from hunch.drafting.options import GrowOptions, need_path
+from hunch.drafting.token_chooser import Array, Feed, Level, TokenChooser
 from hunch.drafting.trees import best_first
 from hunch.errors import ConfigError
 from hunch.models.heads.medusa import load_medusa

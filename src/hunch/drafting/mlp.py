@@ -14,9 +14,9 @@ from torch import Tensor
 
 from hunch.config import read_options
 from hunch.drafting.base import DrafterContext
-from hunch.drafting.choosing import Feed, Level
 from hunch.drafting.last_state import Guesses, LastStateDrafter
 from hunch.drafting.options import GrowOptions, need_path
+from hunch.drafting.token_chooser import Feed, Level
 from hunch.models.heads.mlp import load_mlp
 
 

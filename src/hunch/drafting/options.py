@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hunch.drafting.base import DrafterContext
-from hunch.drafting.choosing import TreeShape
+from hunch.drafting.token_chooser import TreeShape
 from hunch.errors import ConfigError
 from hunch.registry import RECIPES
 

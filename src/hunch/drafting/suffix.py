@@ -21,10 +21,10 @@ from torch import Tensor
 
 from hunch.config import read_options
 from hunch.draft import Draft, Rows, TargetStep
+from hunch.drafting.acceptance import log_odds
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.host_policy import best_count
 from hunch.drafting.lookup import Chances, DeviceLookup, LookupDrafter, LookupRow
-from hunch.drafting.policy import log_odds
 from hunch.drafting.trees import Node, ReusedChain, best_first
 from hunch.errors import ConfigError
 from hunch.kernels.guided import GuidedLookup

@@ -41,19 +41,20 @@ class Trials:
         return PER_STEP_LOST * max(self._lost.get(num_rows, 0.0), 0.0)
 
 
-class TwoSides(Protocol):
-    """The network's side and the other."""
+class NetworkSteps(Protocol):
+    """Tells steps with a network from steps without it."""
 
-    trials: Trials  # of the network's side
+    trials: Trials  # of steps with it
 
     def is_network(self, shape: StepShape) -> bool: ...
 
 
 class SourceTrials:
-    """Lookups against plain decoding, and the network's side against what would be done without."""
+    """Lookups against plain decoding, and a network against what would be done without it."""
 
-    def __init__(self, sides: TwoSides) -> None:
-        self.sides, self.by_lookup, self.by_network = sides, Trials(), sides.trials
+    def __init__(self, network_use: NetworkSteps) -> None:
+        self.network_use = network_use
+        self.by_lookup, self.by_network = Trials(), network_use.trials
         self.instead = StepShape(0)  # what would have been chosen last without the network
         self._usual = 1.0  # tokens that a lookup would have brought in the network's steps, of late
 
@@ -68,7 +69,7 @@ class SourceTrials:
         asked = [1.0 + trials.margin(num_rows) for trials in (self.by_lookup, self.by_network)]
         found, most = [], 0.0
         for shape, gain, took in zip(shapes, tokens, seconds, strict=True):
-            is_network = self.sides.is_network(shape)
+            is_network = self.network_use.is_network(shape)
             found.append(gain / asked[is_network] if is_network or shape.num_nodes else gain)
             if not is_network and found[-1] / took > most:
                 most, self.instead = found[-1] / took, shape
@@ -76,7 +77,7 @@ class SourceTrials:
 
     def is_one(self, shape: StepShape) -> bool:
         """Whether a step is more than plain decoding."""
-        return shape.num_nodes > 0 or self.sides.is_network(shape)
+        return shape.num_nodes > 0 or self.network_use.is_network(shape)
 
     def rest(self, num_rows: int) -> None:
         """A plain step went by."""
@@ -96,7 +97,7 @@ class SourceTrials:
         What a lookup would have guessed after its right guesses nobody knows: as much as of late.
         """
         took, plain, other = seconds
-        if not self.sides.is_network(shape):
+        if not self.network_use.is_network(shape):
             lost = took / plain - sum(tokens) / len(tokens)
             self.by_lookup.used(num_rows, lost)
             self.by_network.unused(num_rows)

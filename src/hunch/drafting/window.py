@@ -22,7 +22,7 @@ from hunch.kernels.attention import AttnInputs, Span
 from hunch.kernels.kv_store import KVCache, slots_at
 
 if TYPE_CHECKING:
-    from hunch.drafting.choosing import Level, TreeShape
+    from hunch.drafting.token_chooser import Level, TreeShape
 
 MAX_PASS = 512  # tokens one catching-up pass of a drafter takes
 

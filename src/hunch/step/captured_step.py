@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from hunch.drafting.base import DeviceDrafter, WorksOnDevice
+from hunch.drafting.captured_policy import CapturedPolicy
 from hunch.drafting.costs import StepShape
-from hunch.drafting.step_policy import Policy
 from hunch.kernels.step import FIRST, Draws
 from hunch.models.target import FusedTarget
 from hunch.step.parts import RunnerParts
@@ -86,7 +86,8 @@ class CapturedSteps:
         self.device_rows = DeviceRows(self.rows, width, device)
         found = host_drafter.on_device() if isinstance(host_drafter, WorksOnDevice) else None
         self.drafter: DeviceDrafter | None = found
-        self.policy = Policy(found, self.rows, is_measured=parts.cost.is_measured)
+        self.policy = CapturedPolicy(found, self.rows, is_measured=parts.cost.is_measured)
+        self.network_use = self.policy.network_use
         self.steps = StepGraphs(
             parts.target,
             parts.kv[0],
@@ -192,11 +193,11 @@ class CapturedSteps:
     def observes(self, rows: list[int]) -> bool:
         """Whether the host's drafter must see what the target did for these rows.
 
-        What drafts on the device finds there all it needs, and a head that was left needs nothing.
+        What drafts on the device has all it needs there, and a head that was dropped needs nothing.
         """
         if self.drafter is None or not self._is_served[rows].all():
             return True
-        if self.policy.sides.is_left(rows).all():
+        if self.network_use.is_dropped(rows).all():
             return False
         return self.drafter.needs_host(self.rows.view(rows))
 
@@ -208,9 +209,9 @@ class CapturedSteps:
         return self._is_served[rows] & (True if is_ready_R is None else is_ready_R)
 
     def _is_ready(self, rows: list[int], drafter: DeviceDrafter) -> np.ndarray | None:
-        """For which rows the drafter is ready, or was left; None: for all."""
+        """For which rows the drafter is ready or was dropped; None: for all."""
         is_ready_R = drafter.is_ready(self.rows.view(rows))
-        return None if is_ready_R is None else is_ready_R | self.policy.sides.is_left(rows)
+        return None if is_ready_R is None else is_ready_R | self.network_use.is_dropped(rows)
 
     def after_host_step(self, result: StepResult) -> None:
         """The host led a step: its rows changed, and a draft model may have to read them."""
@@ -223,12 +224,11 @@ class CapturedSteps:
         if self.reader is None:
             return
         began = perf_counter()
-        rows = [row.row for row in result.rows if self.rows.requests[row.row] is not None]
-        rows = [row for row in rows if self._is_decoding[row] and self._is_served[row]]
-        others = np.flatnonzero(self._is_decoding & self._is_served).tolist()
-        others = [row for row in others if self.rows.requests[row] is not None]
+        served = np.flatnonzero(self._is_decoding & self._is_served).tolist()
+        running = {row for row in served if self.rows.requests[row] is not None}
+        rows = [row.row for row in result.rows if row.row in running]
         with torch.inference_mode():
-            self.policy.read(rows, self.reader, others)
+            self.policy.read(rows, self.reader, running)
         seconds = perf_counter() - began
         result.draft_seconds += seconds
         self._host_seconds += seconds
@@ -358,13 +358,14 @@ class CapturedSteps:
         assert pending.received is not None
         result_RC, lines, seconds, since, host_seconds, here, checked = pending.received
         graph, group, drafter = pending.graph, pending.group, self.drafter
-        columns = graph.columns
         named, sources = self.extras.take_sources(group, lines), None
         if drafter is not None:
             sources = self.policy.learn(group.row_R, lines, graph)
         if sources is not None:
             sources = [named.get(place, name) for place, name in enumerate(sources)]
         writes_kv = drafter is not None and drafter.writes_kv(graph.source)
+        can_drop = self.network_use.can_drop
+        is_dropped_R = self.network_use.is_dropped(group.ids) if can_drop else None
         tokens, results = apply_rows(
             self.rows,
             group.ids,
@@ -373,14 +374,13 @@ class CapturedSteps:
             pending.requests,
             sources,
             writes_kv=writes_kv,
-            is_left_R=self.policy.sides.is_left(group.ids) if self.policy.sides.can_leave else None,
+            is_dropped_R=is_dropped_R,
             is_traced=group.is_traced,
         )
         for row in checked.taken_back:
             self.device_rows.mark_cut(row)
-        scores = None
-        if group.num_best != NO_SCORES:
-            scores = columns.scores(result_RC, group.num_best_R)
+        is_scored = group.num_best != NO_SCORES
+        scores = graph.columns.scores(result_RC, group.num_best_R) if is_scored else None
         tokens, results = self.extras.complete(group, here, checked, scores, tokens, results)
         # On the same stream: what the host ran waited for a step like this one.
         reading = max(host_seconds - seconds, 0.0)

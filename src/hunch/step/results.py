@@ -181,7 +181,7 @@ def apply_rows(
     sources: list[str] | None,
     *,
     writes_kv: bool,
-    is_left_R: np.ndarray | None = None,
+    is_dropped_R: np.ndarray | None = None,
     is_traced: list[bool] | None = None,
 ) -> tuple[list[int], list[RowResult]]:
     """Commit the rows' tokens, and say what each row got, as a `StepResult` does.
@@ -192,7 +192,7 @@ def apply_rows(
     that of rows which it left has holes, and does not count.
     `sources` are who drafted what was checked; rows that are traced always get a whole result.
     """
-    _commit(rows, ids, result_RC, lines, requests, writes_kv, is_left_R)
+    _commit(rows, ids, result_RC, lines, requests, writes_kv, is_dropped_R)
     is_whole = [writes_kv] * len(ids) if is_traced is None or writes_kv else is_traced
     single_tokens: list[int] = []
     results: list[RowResult] = []
@@ -266,7 +266,7 @@ def _commit(
     lines: list[list[int]],
     requests: list[Request | None],
     writes_kv: bool,
-    is_left_R: np.ndarray | None,
+    is_dropped_R: np.ndarray | None,
 ) -> None:
     """Write the tokens behind those known, and how many tokens of each row have KV."""
     trios = zip(map(rows.requests.__getitem__, ids), requests, lines, strict=True)
@@ -274,7 +274,7 @@ def _commit(
     if not all(is_there):
         ids, lines = list(compress(ids, is_there)), list(compress(lines, is_there))
         result_RC = result_RC[is_there]
-        is_left_R = None if is_left_R is None else is_left_R[is_there]
+        is_dropped_R = None if is_dropped_R is None else is_dropped_R[is_there]
         if not ids:
             return
     row_R, known_R = np.array(ids), result_RC[:, KNOWN]
@@ -286,8 +286,8 @@ def _commit(
     rows.known[row_R] = known_R
     rows.computed[0, row_R] = known_R - 1
     if writes_kv and len(rows.computed) > 1:
-        if is_left_R is not None:
-            row_R, known_R = row_R[~is_left_R], known_R[~is_left_R]
+        if is_dropped_R is not None:
+            row_R, known_R = row_R[~is_dropped_R], known_R[~is_dropped_R]
         rows.computed[1:, row_R] = np.maximum(rows.computed[1:, row_R], known_R - 1)
 
 

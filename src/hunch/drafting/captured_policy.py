@@ -1,7 +1,7 @@
 """The policy of captured steps: how many nodes the next one checks, and who drafts in it.
 
 All rows of a captured step check the same number of nodes, and the host chooses a step before it
-has read the result of the one before. Estimate and chooser are those of `policy`.
+has read the result of the one before. The estimate and the chooser are in `acceptance`.
 
 Shape letters: R rows of the step.
 """
@@ -9,11 +9,12 @@ Shape letters: R rows of the step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from time import perf_counter
 
 import numpy as np
 
+from hunch.drafting.acceptance import OF_LOOKUPS, OF_NETWORKS, best_rate, gain_of_rows
 from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.beside_steps import Flow, HostTime, PromptLoad
 from hunch.drafting.costs import (
@@ -26,8 +27,7 @@ from hunch.drafting.costs import (
     target_seconds,
 )
 from hunch.drafting.gains import SourceGains
-from hunch.drafting.policy import OF_LOOKUPS, OF_NETWORKS, best_rate, gain_of_rows
-from hunch.drafting.sides import Reader, RowLengths, Sides, Trees
+from hunch.drafting.network_use import NetworkUse, Reader, RowLengths, Trees
 from hunch.drafting.step_counts import StepCounts
 from hunch.drafting.trials import SourceTrials
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
@@ -43,7 +43,7 @@ MANY, HELD, TAUGHT, FIRST_STEPS = 16, 4, 3, 8
 LITTLE_HOPE = 0.05  # log-odds: less changes nothing
 
 
-class Policy:
+class CapturedPolicy:
     """Chooses the shapes of captured steps, and learns from their results."""
 
     def __init__(
@@ -65,7 +65,7 @@ class Policy:
         self.margin = 0.0 if drafter is None else drafter.margin
         self.gains = SourceGains(drafter, self.shapes, num_rows)
         self.lookup, self.network = self.gains.lookup, self.gains.network
-        self.sides = Sides(drafter, self.shapes, rows)
+        self.network_use = NetworkUse(drafter, self.shapes, rows)
         self.guesses: list[list[int]] = [[]] * num_rows  # by lookup, that wait to be compared
         self.trees = Trees(drafter, self.shapes, num_rows)
         self.drafted = [(0, 0)] * num_rows  # source and match of the draft that waits,
@@ -75,7 +75,7 @@ class Policy:
         self.flow = Flow(num_rows)
         self.load = PromptLoad()
         self._host: defaultdict[int, HostTime] = defaultdict(HostTime)  # by what rows ask for
-        self.trials = SourceTrials(self.sides)
+        self.trials = SourceTrials(self.network_use)
         self.counts = StepCounts()
         self._num_learned = self._num_tokens = 0  # rows and tokens of the step that was read last
         self._num_plain = self._num_pause = 0
@@ -96,7 +96,7 @@ class Policy:
         if is_first:
             self._held, self._num_steps = None, 0
             self._num_plain = self._num_pause = 0
-        self.sides.start(ids, is_first=is_first)
+        self.network_use.start(ids, is_first=is_first)
         self.lookup.start(ids)
         self.network.start(ids)
         self.trees.start(ids, is_first=is_first)
@@ -136,7 +136,7 @@ class Policy:
         """The best shape now, or the one that was chosen for as many rows a few steps ago."""
         if not self._is_spared(len(row_R)):
             return self._best(row_R, num_rows, extras)
-        rows = num_rows, extras, int(self.sides.has_read[row_R].all())
+        rows = num_rows, extras, int(self.network_use.is_current[row_R].all())
         if self._held is not None and self._held[0] == rows:
             _, shape, num_left = self._held
             self._held = (rows, shape, num_left - 1) if num_left > 1 else None
@@ -157,8 +157,8 @@ class Policy:
             tokens = self._without_unnamed(row_R, shapes, tokens)
         if costs.is_measured and not shapes[0].num_nodes:
             tokens = self.trials.discounted(num_rows, shapes, tokens, seconds)
-        if self.sides.can_miss or self.sides.can_leave:
-            shapes, tokens, seconds = self.sides.choose(
+        if self.network_use.can_catch_up or self.network_use.can_drop:
+            shapes, tokens, seconds = self.network_use.choose(
                 row_R, shapes, tokens, seconds, is_flowing=self.flow.is_on
             )
         if self.trees.sources:
@@ -211,7 +211,7 @@ class Policy:
 
     def is_ready(self, shape: StepShape, row_R: np.ndarray) -> bool:
         """Whether a step of these rows can have this shape without the host."""
-        is_ready = self.sides.is_ready(shape, row_R)
+        is_ready = self.network_use.is_ready(shape, row_R)
         self.counts.num_changes += not is_ready
         return is_ready
 
@@ -220,26 +220,25 @@ class Policy:
         if self.drafter is None or not self.network.priors:
             return shape
         shape = self.trees.launch(shape, row_R)
-        self.sides.launch(shape, row_R)
+        self.network_use.launch(shape, row_R)
         return shape
 
-    def read(self, ids: list[int], reader: Reader, others: Sequence[int] = ()) -> None:
-        """Where a network is to draft for these rows, let it see what it has not seen.
+    def read(self, ids: list[int], reader: Reader, running: Collection[int] = ()) -> None:
+        """Let the network catch up on these rows, if it will draft for them.
 
-        Whether it is depends on the `others` too, that are in the same steps: of many rows none may
-        be drafted for.
+        Whether it will depends on all `running` rows, as they share steps.
         """
         assert self.drafter is not None
         if not ids or not self.drafter.can_follow(self.rows.view(ids)):
             return
-        row_R = np.array(sorted({*ids, *others}))
-        self.sides.has_read[ids] = True  # the host leads: reading them now is no change of plan
+        row_R = np.array(sorted({*ids, *running}))
+        self.network_use.is_current[ids] = True  # `choose` is asked what it would do then
         if self.drafter.writes_kv(self.choose(row_R).source):
             began = perf_counter()
             reader.read(ids)
             self.counts.num_read += len(ids)
             self.counts.read_seconds += perf_counter() - began
-        self.sides.has_read[ids] = self.rows.computed[-1, ids] >= self.rows.known[ids]
+        self.network_use.is_current[ids] = self.rows.computed[-1, ids] >= self.rows.known[ids]
 
     # --- after a step -----------------------------------------------------------------------------
 
@@ -330,7 +329,7 @@ class Policy:
             return
         steps = (shape, StepShape(0), self.trials.instead)
         seconds = [self._seconds(graph.extras, num_rows, len(tokens), one) for one in steps]
-        by_network = self.sides.is_network(shape)
+        by_network = self.network_use.is_network(shape)
         lost = self.trials.learn(num_rows, shape, seconds, tokens, runs or [0] * len(tokens))
         self.counts.lost["network" if by_network else "lookup"] += lost
 

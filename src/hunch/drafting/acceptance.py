@@ -3,9 +3,8 @@
 One estimate says how many tokens guesses will bring: log-odds of a row's first guess and of a
 further one after a right one, each with a term of the row, learned while its request runs, and a
 term that all requests share. One chooser takes what promises the most tokens per second by the
-measured costs; zero nodes is an ordinary answer. Captured steps, all of whose rows check the same
-number of nodes, ask both in `step_policy`; steps that the host leads, where each row checks as many
-as pay for it, in `host_policy`.
+measured costs; zero nodes is an ordinary answer. Two policies use both: `captured_policy`, where
+all rows of a step check the same number of nodes, and `host_policy`, where each has its own number.
 
 All of it is scalar Python: steps have few rows, and for 8 of them numpy took twice as long.
 """
