@@ -1,5 +1,9 @@
 """Arguments that vLLM's and SGLang's users already have in their scripts."""
 
+import copy
+import pickle
+from typing import Any
+
 import pytest
 
 import hunch
@@ -203,8 +207,56 @@ def test_values_of_sampling_parameters_as_vllm_takes_them() -> None:
     assert (params.logprobs, params.prompt_logprobs) == (1, 1)
     assert params.logit_bias == {5: 1.0, 6: -1}
     assert SamplingParams(detokenize=False, skip_clone=True) == SamplingParams()
-    with pytest.raises(AttributeError, match=r"replace\(params, max_tokens=9\)"):
-        params.max_tokens = 9  # type: ignore[misc]
+
+
+def test_sampling_parameters_change_under_the_checks_of_their_construction() -> None:
+    params = SamplingParams(temperature=0.5)
+    params.max_tokens, params.seed, params.stop = 9, -1, "end"
+    params.logit_bias, params.stop_token_ids = {"5": 1.0}, [7]
+    params.guided_decoding = {"choice": ["a"]}
+    params.speculation = {"mode": "off"}
+    params.output_kind, params.detokenize = 0, False  # vLLM's alone
+    made = SamplingParams(
+        temperature=0.5, max_tokens=9, stop=["end"], logit_bias={5: 1.0}, stop_token_ids=[7],
+        structured_outputs={"choice": ["a"]}, speculation={"mode": "off"},
+    )  # fmt: skip
+    assert params == made
+    wrong: list[tuple[str, Any, str]] = [
+        ("temperature", -1, "0 or more"),
+        ("seed", 1.5, "whole number"),
+        ("logit_bias", {5: 1000}, "from -100 to 100"),
+        ("structured_outputs", 3, "a dict of its fields"),
+        ("speculation", {"mod": "off"}, "did you mean 'mode'"),
+        ("use_beam_search", True, "no beam search"),
+        ("max_token", 5, "did you mean 'max_tokens'"),
+    ]
+    for name, value, word in wrong:
+        with pytest.raises(RequestError, match=word):
+            setattr(params, name, value)
+    assert params == made  # what was refused changed nothing
+
+
+def test_limits_of_sampling_parameters_may_be_changed_in_any_order() -> None:
+    params = SamplingParams()
+    params.min_tokens = 20  # above max_tokens, for now
+    with pytest.raises(RequestError, match="min_tokens=20 is above max_tokens=16"):
+        params.clone()
+    params.max_tokens = 50
+    assert params.clone() == SamplingParams(min_tokens=20, max_tokens=50)
+
+
+def test_copies_of_sampling_parameters_are_their_own() -> None:
+    params = SamplingParams(stop="x", logit_bias={5: 1.0}, seed=3)
+    for other in (copy.copy(params), copy.deepcopy(params), params.clone(),
+                  pickle.loads(pickle.dumps(params))):  # fmt: skip
+        assert other == params
+        other.seed = 4
+        assert params.seed == 3
+
+
+def test_structured_outputs_do_not_change() -> None:
+    with pytest.raises(AttributeError, match=r"replace\(params, regex='a'\)"):
+        hunch.StructuredOutputsParams(json={}).regex = "a"  # type: ignore[misc]
 
 
 def test_names_of_vllm_that_are_missing_say_what_to_do() -> None:

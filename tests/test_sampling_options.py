@@ -114,6 +114,19 @@ def test_a_sampling_parameter_has_its_effect(llm: LLM, name: str) -> None:
     assert EFFECTS[name](llm)
 
 
+def test_one_object_may_be_changed_between_calls_and_during_them(llm: LLM) -> None:
+    params = SamplingParams(**HOT)
+    for seed in (1, 2, 3):
+        params.seed, params.max_tokens = seed, 4 + seed
+        new = SamplingParams(temperature=1.0, max_tokens=4 + seed, seed=seed)
+        assert ids(llm.generate(PROMPT, params)[0]) == ids(llm.generate(PROMPT, new)[0])
+    whole = ids(llm.generate(PROMPT, params)[0])
+    begun = llm.stream(PROMPT, params)
+    params.seed, params.max_tokens, params.temperature = 9, 1, 0
+    *_, last = begun
+    assert ids(last) == whole
+
+
 @pytest.mark.parametrize(
     "given",
     [

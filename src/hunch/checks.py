@@ -29,7 +29,7 @@ VLLMS_SAMPLING: dict[str, tuple[tuple[Any, ...], str]] = {
     "length_penalty": ((1.0,), _BEAMS),
     "early_stopping": ((False,), _BEAMS),
     "detokenize": ((True, False), "answers always have their text"),
-    "skip_clone": ((True, False), "parameters are never changed"),
+    "skip_clone": ((True, False), "a call always copies what it is given"),
     "repetition_detection": ((None,), "repetition_penalty and stop strings keep texts from it"),
     "spaces_between_special_tokens": ((True,), "texts are as the tokenizer decodes them"),
     "logits_processors": ((None, ()), "logit_bias, bad_words, allowed_token_ids and "
@@ -73,31 +73,18 @@ def takes_vllms_names(
 
         @functools.wraps(make)
         def __init__(self: T, **given: Any) -> None:  # noqa: N807
-            make(self, **known_names(what, cls, plain_only(what, _in_our_types(given), others)))
+            make(self, **known_names(what, cls, plain_only(what, given, others)))
 
         def __setattr__(self: T, name: str, value: Any) -> None:  # noqa: N807
             instead = f"dataclasses.replace(params, {name}={value!r}) gives changed ones"
             raise FrozenInstanceError(f"{cls.__name__} cannot be changed: {instead}")
 
         cls.__init__ = __init__  # type: ignore[assignment, method-assign]
-        cls.__setattr__ = __setattr__  # type: ignore[assignment, method-assign]
+        if cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+            cls.__setattr__ = __setattr__  # type: ignore[assignment, method-assign]
         return cls
 
     return extend
-
-
-def _in_our_types(given: dict[str, Any]) -> dict[str, Any]:
-    """True log-probabilities are one, and token ids may be written as text, as JSON has them."""
-    for name in ("logprobs", "prompt_logprobs"):
-        if given.get(name) is True:
-            given[name] = 1
-    bias = given.get("logit_bias")
-    if isinstance(bias, Mapping):
-        given["logit_bias"] = {
-            int(token) if isinstance(token, str) and token.isdecimal() else token: value
-            for token, value in bias.items()
-        }
-    return given
 
 
 def known_names(what: str, kind: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -169,33 +156,73 @@ def is_text_or_ids(value: Any) -> bool:
     return value is None or isinstance(value, str) or are_ids(value)
 
 
-SAMPLING_RULES: list[tuple[str, Callable[[Any], bool], str]] = [
-    ("n", lambda v: is_whole(v, 1), "a whole number, 1 or more"),
-    ("temperature", lambda v: is_number(v) and v >= 0, "0 or more (0 means greedy)"),
-    ("top_p", lambda v: is_number(v) and 0 < v <= 1, "above 0 and at most 1"),
-    ("top_k", lambda v: is_whole(v, 0), "a whole number: -1, 0 (all tokens) or more"),
-    ("min_p", lambda v: is_number(v) and 0 <= v <= 1, "from 0 to 1"),
-    ("repetition_penalty", lambda v: is_number(v) and 0.01 <= v <= 100, "from 0.01 to 100"),
-    ("presence_penalty", lambda v: is_number(v) and -2 <= v <= 2, "from -2 to 2"),
-    ("frequency_penalty", lambda v: is_number(v) and -2 <= v <= 2, "from -2 to 2"),
-    ("max_tokens", lambda v: v is None or is_whole(v, 1), "a whole number, 1 or more"),
-    ("min_tokens", lambda v: is_whole(v, 0), "a whole number, 0 or more"),
-    ("logprobs", lambda v: v is None or is_whole(v, -1), "a whole number, or -1 for all tokens"),
-    ("prompt_logprobs", lambda v: v is None or is_whole(v, -1), "a whole number, or -1 for all"),
-    ("seed", lambda v: v is None or is_whole(v, 0), "a whole number from 0 to 2**63 - 1"),
-    ("seed", lambda v: v is None or v <= MAX_SEED, "a whole number from 0 to 2**63 - 1"),
-    ("stop", are_texts, "strings that are not empty"),
-    ("bad_words", are_texts, "strings that are not empty"),
-    ("stop_token_ids", are_ids, "token ids"),
-    (
-        "allowed_token_ids",
-        lambda v: v is None or (v and are_ids(v)),
-        "token ids, not none",
-    ),
-    ("prediction", is_text_or_ids, "a text, or token ids"),
-    ("logit_bias", lambda v: v is None or isinstance(v, Mapping), "a dict of token ids to bias"),
-    ("include_stop_str_in_output", is_flag, "true or false"),
-    ("skip_special_tokens", is_flag, "true or false"),
-    ("ignore_eos", is_flag, "true or false"),
-    ("pooling", lambda v: v in (None, *POOLINGS), "one of " + ", ".join(POOLINGS)),
-]
+def is_seed(value: Any) -> bool:
+    return value is None or (is_whole(value, 0) and value <= MAX_SEED)
+
+
+def _number_of_scores(value: Any) -> Any:
+    return 1 if value is True else value
+
+
+def _bias(value: Any) -> Any:
+    """Token ids may be written as text, as JSON has them."""
+    if not isinstance(value, Mapping):
+        return value
+    return {
+        int(token) if isinstance(token, str) and token.isdecimal() else token: bias
+        for token, bias in value.items()
+    }
+
+
+_IN_OUR_TYPES: dict[str, Callable[[Any], Any]] = {
+    "top_k": lambda v: 0 if v == -1 else v,
+    "seed": lambda v: None if v == -1 else v,
+    "logprobs": _number_of_scores,
+    "prompt_logprobs": _number_of_scores,
+    "logit_bias": _bias,
+    "stop": lambda v: (v,) if isinstance(v, str) else as_row(v or ()),
+    "bad_words": lambda v: as_row(v or ()),
+    "stop_token_ids": lambda v: as_row(v or ()),
+    "allowed_token_ids": as_row,
+    "prediction": as_row,
+}
+_SAMPLING_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "n": (lambda v: is_whole(v, 1), "a whole number, 1 or more"),
+    "temperature": (lambda v: is_number(v) and v >= 0, "0 or more (0 means greedy)"),
+    "top_p": (lambda v: is_number(v) and 0 < v <= 1, "above 0 and at most 1"),
+    "top_k": (lambda v: is_whole(v, 0), "a whole number: -1, 0 (all tokens) or more"),
+    "min_p": (lambda v: is_number(v) and 0 <= v <= 1, "from 0 to 1"),
+    "repetition_penalty": (lambda v: is_number(v) and 0.01 <= v <= 100, "from 0.01 to 100"),
+    "presence_penalty": (lambda v: is_number(v) and -2 <= v <= 2, "from -2 to 2"),
+    "frequency_penalty": (lambda v: is_number(v) and -2 <= v <= 2, "from -2 to 2"),
+    "max_tokens": (lambda v: v is None or is_whole(v, 1), "a whole number, 1 or more"),
+    "min_tokens": (lambda v: is_whole(v, 0), "a whole number, 0 or more"),
+    "logprobs": (lambda v: v is None or is_whole(v, -1), "a whole number, or -1 for all tokens"),
+    "prompt_logprobs": (lambda v: v is None or is_whole(v, -1), "a whole number, or -1 for all"),
+    "seed": (is_seed, "a whole number from 0 to 2**63 - 1"),
+    "stop": (are_texts, "strings that are not empty"),
+    "bad_words": (are_texts, "strings that are not empty"),
+    "stop_token_ids": (are_ids, "token ids"),
+    "allowed_token_ids": (lambda v: v is None or (v and are_ids(v)), "token ids, not none"),
+    "prediction": (is_text_or_ids, "a text, or token ids"),
+    "logit_bias": (lambda v: v is None or isinstance(v, Mapping), "a dict of token ids to bias"),
+    "include_stop_str_in_output": (is_flag, "true or false"),
+    "skip_special_tokens": (is_flag, "true or false"),
+    "ignore_eos": (is_flag, "true or false"),
+    "pooling": (lambda v: v in (None, *POOLINGS), "one of " + ", ".join(POOLINGS)),
+}
+
+
+def sampling_value(name: str, value: Any) -> Any:
+    """What a field of the sampling parameters holds once it was given this."""
+    if convert := _IN_OUR_TYPES.get(name):
+        value = convert(value)
+    if rule := _SAMPLING_RULES.get(name):
+        is_good, allowed = rule
+        if not is_good(value):
+            raise RequestError(f"{name}={value!r} must be {allowed}")
+    if name == "logit_bias":
+        for token, bias in (value or {}).items():
+            if not (is_whole(token, 0) and is_number(bias) and -100 <= bias <= 100):
+                raise RequestError(f"logit_bias[{token!r}]={bias!r} must be from -100 to 100")
+    return value

@@ -116,7 +116,7 @@ def _read_params(params: OneParams) -> SamplingParams:
         raise RequestError(
             f"params: {_kind(params)} given, not SamplingParams or a dict of its fields"
         )
-    return params
+    return params.clone()  # the caller may go on to change its own
 
 
 @contextmanager

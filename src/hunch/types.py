@@ -7,17 +7,15 @@ from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Protocol, Self
 
 from hunch.checks import MAX_SEED as MAX_SEED
+from hunch.checks import USUAL_SAMPLING as USUAL_SAMPLING
 from hunch.checks import (
-    SAMPLING_RULES,
     VLLMS_FORMS,
     VLLMS_SAMPLING,
-    as_row,
-    is_number,
     is_whole,
     known_names,
+    sampling_value,
     takes_vllms_names,
 )
-from hunch.checks import USUAL_SAMPLING as USUAL_SAMPLING
 from hunch.checks import plain_only as plain_only
 from hunch.checks import recommended as recommended
 from hunch.errors import RequestError
@@ -26,6 +24,7 @@ from hunch.outputs import RequestMetrics as RequestMetrics
 from hunch.outputs import RequestOutput as RequestOutput
 
 
+@takes_vllms_names("speculation", {})
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speculation:
     """A request's wish about drafting. It can change the time an answer takes, never its text."""
@@ -88,10 +87,16 @@ class StructuredOutput:
         return cls(**given)
 
 
+_PARTS: dict[str, Any] = {"structured_outputs": StructuredOutput, "speculation": Speculation}
+
+
 @takes_vllms_names("sampling parameters", VLLMS_SAMPLING)
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(kw_only=True, slots=True)
 class SamplingParams:
-    """How tokens are chosen. Names and meanings are vLLM's; all of them hold at drafted nodes."""
+    """How tokens are chosen. Names and meanings are vLLM's; all of them hold at drafted nodes.
+
+    Fields may be changed, and are checked then too. A call takes a copy as it begins.
+    """
 
     n: int = 1
     temperature: float = 1.0
@@ -120,29 +125,30 @@ class SamplingParams:
     prediction: str | Sequence[int] | None = None  # the answer as expected: text, or token ids
     pooling: str | None = None  # last or mean: the prompt's states come back as one, see LLM.embed
 
-    def __post_init__(self, guided_decoding: StructuredOutput | Mapping[str, Any] | None) -> None:
-        def put(name: str, value: Any) -> None:
-            object.__setattr__(self, name, value)
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in SamplingParams.__dataclass_fields__:
+            what = "sampling parameters"
+            known_names(what, SamplingParams, plain_only(what, {name: value}, VLLMS_SAMPLING))
+            return  # it is vLLM's alone, and asks for nothing
+        name = "structured_outputs" if name == "guided_decoding" else name
+        if kind := _PARTS.get(name):
+            if isinstance(value, Mapping):
+                value = kind(**value)
+            is_missing = value is None and kind is StructuredOutput
+            if not is_missing and not isinstance(value, kind):
+                kinds = f"a {kind.__name__} or a dict of its fields"
+                raise RequestError(f"{name}={value!r} must be {kinds}")
+        object.__setattr__(self, name, sampling_value(name, value))
 
-        put("stop", (self.stop,) if isinstance(self.stop, str) else as_row(self.stop or ()))
-        put("bad_words", as_row(self.bad_words or ()))
-        put("stop_token_ids", as_row(self.stop_token_ids or ()))
-        put("allowed_token_ids", as_row(self.allowed_token_ids))
-        put("prediction", as_row(self.prediction))
+    def __post_init__(self, guided_decoding: StructuredOutput | Mapping[str, Any] | None) -> None:
         if guided_decoding is not None:
             if self.structured_outputs is not None:
                 raise RequestError("give either structured_outputs or guided_decoding, not both")
-            put("structured_outputs", guided_decoding)
-        if isinstance(self.structured_outputs, Mapping):
-            put("structured_outputs", StructuredOutput(**self.structured_outputs))
-        if isinstance(self.speculation, Mapping):
-            given = known_names("speculation", Speculation, self.speculation)
-            put("speculation", Speculation(**given))
-        if self.top_k == -1:
-            put("top_k", 0)
-        if self.seed == -1:
-            put("seed", None)
-        self._check()
+            self.guided_decoding = guided_decoding
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise RequestError(
+                f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}"
+            )
 
     @classmethod
     def from_optional(cls, **given: Any) -> Self:
@@ -151,27 +157,8 @@ class SamplingParams:
         return cls(**asked)
 
     def clone(self) -> Self:
-        """A copy, as vLLM's has it; `dataclasses.replace` makes one with changes."""
+        """A copy, all of it checked; `dataclasses.replace` makes one with changes."""
         return replace(self)
-
-    def _check(self) -> None:
-        for name, is_good, allowed in SAMPLING_RULES:
-            value = getattr(self, name)
-            if not is_good(value):
-                raise RequestError(f"{name}={value!r} must be {allowed}")
-        for name, kind in (("structured_outputs", StructuredOutput), ("speculation", Speculation)):
-            value = getattr(self, name)
-            is_missing = value is None and kind is StructuredOutput
-            if not is_missing and not isinstance(value, kind):
-                kinds = f"a {kind.__name__} or a dict of its fields"
-                raise RequestError(f"{name}={value!r} must be {kinds}")
-        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise RequestError(
-                f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}"
-            )
-        for token, bias in (self.logit_bias or {}).items():
-            if not (is_whole(token, 0) and is_number(bias) and -100 <= bias <= 100):
-                raise RequestError(f"logit_bias[{token!r}]={bias!r} must be from -100 to 100")
 
 
 @dataclass(kw_only=True, slots=True)

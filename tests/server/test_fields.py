@@ -273,10 +273,10 @@ def test_a_prompt_is_cut_to_its_end(server: LiveServer) -> None:
 
 def test_usage_in_every_chunk(server: LiveServer) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
-    chunks = events(server, CHAT, messages=HELLO, max_tokens=9, stream_options=options)
+    chunks = events(server, CHAT, messages=HELLO, max_tokens=90, stream_options=options)
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert counts == sorted(counts)
-    assert counts[-1] == 9
+    assert counts[-1] == 90
     assert len(set(counts)) > 1
 
 
