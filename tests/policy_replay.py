@@ -205,7 +205,7 @@ class Replay:
                 shape = StepShape(0, shape.source)
             shape = self.policy.launch(shape, row_R)
             done = self._step(shape, row_R)
-            if pending is not None:  # the host reads it after what it led beside this one
+            if pending is not None:  # the host reads it after what it ran beside this one
                 *known, since, reading = pending
                 self._learn(*known, since - reading + done[-1], done[-1])
             pending = done
@@ -231,15 +231,14 @@ class Replay:
             self.while_full = self.num_tokens, self.now
         if came:
             self.policy.start(came)
-            reader = SimpleNamespace(read=self._read)
-            self.policy.read(came, reader, sorted(self.place))
+            self.policy.catch_up(came, self._read, sorted(self.place))
 
     def _read(self, ids: list[int]) -> None:
         self.rows.computed[-1, ids] = self.rows.known[ids]
         self.now += 0.3
 
     def _host_step(self, row_R: np.ndarray) -> None:
-        """Reads rows to the network: a step without drafts that the host leads."""
+        """Reads rows to the network: a step without drafts that the host runs."""
         self.now += 1.3 * self.seconds(_bucket(len(row_R)), SimpleNamespace(num_nodes=0, source=-1))
         self.shapes.append(None)
         for row in row_R.tolist():
@@ -248,7 +247,7 @@ class Replay:
             self.rows.known[row] = PROMPT + self.place.get(row, 0)
         ids = [row for row in row_R.tolist() if row in self.place]
         if ids:
-            self.policy.read(ids, SimpleNamespace(read=self._read))
+            self.policy.catch_up(ids, self._read)
 
     def _say(self, row: int, count: int) -> None:
         self.num_tokens += count
@@ -320,9 +319,9 @@ class Fixed:
 
     def start(self, ids: list[int]) -> None: ...
 
-    def read(self, ids: list[int], reader: Any, others: Sequence[int] = ()) -> None:
+    def catch_up(self, ids: list[int], run: Any, running: Sequence[int] = ()) -> None:
         if self.shape.source > 0:
-            reader.read(ids)
+            run(ids)
 
     def learn(self, row_R: np.ndarray, result_RC: np.ndarray, graph: Any) -> None: ...
 

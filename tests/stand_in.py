@@ -227,12 +227,12 @@ def process(
 
 
 def lead_by_host(runner: Any) -> None:
-    """From here on, the host leads every step of this runner."""
+    """From here on, the host runs every step of this runner."""
     runner.captured = runner.host.captured = None
 
 
 def lead_noted(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
-    """Plans of which the host leads a part, from here on."""
+    """Plans of which the host runs a part, from here on."""
     by_host: list[StepPlan] = []
     lead = HostStep.run
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hunch.drafting.acceptance import (
     NETWORK_PRIORS,
     AcceptanceEstimate,
-    best_rate,
 )
 from hunch.drafting.captured_policy import PAUSE, TIRED, CapturedPolicy
 from hunch.drafting.costs import (
@@ -24,6 +23,7 @@ from hunch.drafting.costs import (
     StepShape,
     chains_of,
 )
+from hunch.drafting.goodput import best_rate
 from hunch.drafting.host_policy import HostPolicy, best_count, share_nodes
 from hunch.drafting.lookup import DeviceLookup
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
@@ -139,9 +139,9 @@ def test_what_a_match_foretold_says_nothing_of_the_row():
             chance = 1.0 / (1.0 + 9.0 / (1.0 + matched) ** 1.4427)
             run = int(rng.random() < chance)
             estimate.learn(row, run, 1)
-            estimate.hear(row, matched)
+            estimate.note_match(row, matched)
     hinted = [gain for (gain,) in estimate.gains([0, 1], (7,))]
-    estimate.miss([0, 1])
+    estimate.clear_match([0, 1])
     plain = [gain for (gain,) in estimate.gains([0, 1], (7,))]
     assert hinted[1] > 2 * hinted[0]
     assert max(plain) < 2 * min(plain)
@@ -503,7 +503,7 @@ def test_rows_a_network_has_not_read_wait_for_the_host():
         read.extend(ids)
         policy.rows.computed[-1, ids] = policy.rows.known[ids]
 
-    policy.read([0], SimpleNamespace(read=see))
+    policy.catch_up([0], see)
     assert read == [0]
     assert policy.is_ready(chain, row_R)
     policy.launch(StepShape(3), row_R)
@@ -518,10 +518,9 @@ def test_rows_a_network_has_not_read_wait_for_the_host():
 def test_a_new_prompt_is_not_read_to_a_network_that_will_not_draft_for_it():
     """Beside so many others that no node is checked, though it alone would be drafted for."""
     policy, read = new_policy(MEASURED, num_rows=256, drafter=Drafter(*NETWORK)), list[int]()
-    reader = SimpleNamespace(read=read.extend)
-    policy.read([0], reader, range(256))
+    policy.catch_up([0], read.extend, range(256))
     assert read == []
-    policy.read([0], reader)
+    policy.catch_up([0], read.extend)
     assert read == [0]
 
 

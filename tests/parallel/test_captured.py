@@ -1,4 +1,4 @@
-"""Captured steps of a target over two ranks: the text of steps led by the host.
+"""Captured steps of a target over two ranks: the text of steps run by the host.
 
 The device's kernels are replaced by their specification, and its memory by messages;
 tests/kernels/test_gpu_exchange.py holds what passes through shared memory.
@@ -65,7 +65,7 @@ def llm(model: str) -> Iterator[LLM]:
 
 @pytest.fixture(scope="module")
 def plain(llm: LLM) -> list[list[int]]:
-    """Every step led by the host."""
+    """Every step run by the host."""
     runner: Any = llm.engine.runner
     captured = runner.captured
     lead_by_host(runner)

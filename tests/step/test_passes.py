@@ -39,7 +39,7 @@ def test_passes(known: list[int], sizes: list[int], monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(passes, "pack_known", lambda rows, parts: parts)
     nothing: Any = None
     ids = list(range(len(known)))
-    passes.Reader(nothing, nothing, rows, nothing).read(ids)
+    passes.CatchUp(nothing, nothing, rows, nothing).run(ids)
     assert [sum(stop - start for _, start, stop in parts) for parts in seen] == sizes
     at = [1] * len(known)
     for row, start, stop in (part for parts in seen for part in parts):

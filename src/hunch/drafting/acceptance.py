@@ -1,10 +1,8 @@
-"""What to draft and how much: the most tokens per second, by what is accepted and what steps take.
+"""The acceptance estimate: how many of a row's guesses the target will accept.
 
-One estimate says how many tokens guesses will bring: log-odds of a row's first guess and of a
-further one after a right one, each with a term of the row, learned while its request runs, and a
-term that all requests share. One chooser takes what promises the most tokens per second by the
-measured costs; zero nodes is an ordinary answer. Two policies use both: `captured_policy`, where
-all rows of a step check the same number of nodes, and `host_policy`, where each has its own number.
+It holds two log-odds: of a row's first guess, and of a further one after a right one. Each is the
+sum of a prior, a term of the row, learned while its request runs, and a term that all requests
+share.
 
 All of it is scalar Python: steps have few rows, and for 8 of them numpy took twice as long.
 """
@@ -13,30 +11,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from math import exp, inf, log, log2
+from math import exp, log, log2
 from typing import NamedTuple
 
 from hunch.drafting.costs import DraftSource
 
-# --- the acceptance estimate ----------------------------------------------------------------------
-
-COMMON_RATE = 0.003  # of the shared terms, once many guesses taught them;
-DOUBTED = 12.0  # and so many are as good as the priors: the first to teach count for more
-HEARD = 16.0  # guesses after which half of the hope for a source is gone;
-HOPED_ROWS = 4  # and rows of a step: in a step of many a trial costs much and teaches at once
-# Tokens expected of guesses that were checked are compared with those that came: how many steps
-# count, and as how many tokens it counts that estimates were right before any was.
-CALIBRATED, FORGIVEN, TRUSTED, MAX_WRONG = 60.0, 500.0, 4.0, 2.0
-LOW, HIGH = 0.02, 0.98  # chances are never thought beyond
-FINE = 8  # steps of log-odds that chances are looked up by
-FLOOR = 0.05  # least p (1 - p) that an error is divided by, so that chances move by the rate
-UNUSED, COMMON_UNUSED = 0.003, 0.001  # what row and shared terms lose with a step without guesses
-FORGOTTEN = 0.002  # share of what was heard that counts no more after a step without guesses
+COMMON_RATE = 0.003  # at which the shared terms learn, once many guesses were seen
+PRIOR_GUESSES = 12.0  # guesses that count as much as the priors: the first ones teach more
+HOPE_GUESSES = 16.0  # guesses after which half of the hope for a source is left
+HOPE_ROWS = 4  # hope falls with the rows of a step: with many, a trial costs more, teaches faster
+# Expected tokens are compared with accepted ones (`calibrate`): steps that the means cover,
+# steps after which an unused source counts as right again, tokens that both means start with, and
+# the largest correction.
+CALIBRATED_STEPS, RECALIBRATED_STEPS, CALIBRATED_TOKENS, MAX_CALIBRATION = 60.0, 500.0, 4.0, 2.0
+MIN_CHANCE, MAX_CHANCE = 0.02, 0.98  # bounds of chances
+FINE = 8  # log-odds are rounded to one part in this many, so that chances can be cached
+FLOOR = 0.05  # errors are divided by p (1 - p), or by this if it is more
+FADE, COMMON_FADE = 0.003, 0.001  # what row and shared terms lose in a step without guesses
+LEARNED_FADE = 0.002  # share of the learned guesses that a step without guesses forgets
 DOUBT_FADE = 0.03
-NEW_MATCH = 1.0  # doublings of the match taken for a row of which nothing was heard
+NEW_MATCH = 1.0  # doublings of the match that is assumed for a new row
 
-HOPE = 0.8  # log-odds that a network is given until it was tried
-# Of a merged tree what the network guesses: a lookup's guesses beside it have an estimate already.
+HOPE = 0.8  # log-odds added for a network that was not tried yet
+# Chances of a network's first guess and of a further one. For MERGED without the lookup's guesses,
+# which have an estimate of their own.
 NETWORK_PRIORS = {
     DraftSource.CHAIN: (0.5, 0.6),
     DraftSource.TREE: (0.65, 0.65),
@@ -45,14 +43,14 @@ NETWORK_PRIORS = {
 
 
 class LookupPrior(NamedTuple):
-    """What lookups are thought to be worth until they have taught.
+    """What is assumed of lookups before anything was learned.
 
-    How long the last match was says most of it: over 1,200 answers the first guess was right 10% of
-    the time where nothing had matched, 24% after one token, 53% after three, 95% after sixteen.
+    The length of the last match says most: over 1,200 answers the first guess was right 10% of the
+    time without a match, 24% after a match of one token, 53% after three, 95% after sixteen.
     """
 
-    chances: tuple[float, float]  # of the first guess and of a further one, nothing matched
-    by_match: tuple[float, float]  # log-odds that both gain with each doubling of the match
+    chances: tuple[float, float]  # of the first guess and of a further one, without a match
+    by_match: tuple[float, float]  # log-odds that each gains with every doubling of the match
     rate: float = 0.04
     doubt: float = 0.3
 
@@ -62,23 +60,23 @@ WITH_PHRASES = LookupPrior((0.25, 0.45), (0.75, 0.65))
 
 
 class AcceptanceEstimate:
-    """How many of a row's guesses will be accepted.
+    """How many of a row's guesses will be accepted, by source.
 
-    Sources differ by their priors alone: what is learned of one holds for the others, or the noise
-    of two estimates would choose between them. What is known of a row's next guesses (how long a
-    match they go on) may shift its log-odds; then its terms are what is learned beside that.
+    Sources differ in their priors alone: what is learned from one holds for all, as the noise of
+    separate estimates would decide between them. The length of the match behind a row's next
+    guesses may shift its log-odds; the learned terms are then what remains.
     """
 
     def __init__(
         self,
         num_rows: int,
-        priors: Mapping[int, tuple[float, float]],  # by source: of the first guess, a further one
+        priors: Mapping[int, tuple[float, float]],  # by source: of the first and a further guess
         *,
         rate: float,
         num_levels: int | Mapping[int, int],  # by source
-        by_match: tuple[float, float] = (0.0, 0.0),  # what both gain with a doubling of the match
-        doubt: float = 0.0,  # log-odds that a new row is thought to lack, see `gains`
-        hope: float = 0.0,  # and that a source is given of which nothing was heard
+        by_match: tuple[float, float] = (0.0, 0.0),  # log-odds for every doubling of the match
+        doubt: float = 0.0,  # log-odds taken off for a new row, see `gains`
+        hope: float = 0.0,  # log-odds added for a source that was not tried yet
     ) -> None:
         self.priors = {
             source: (log_odds(first), log_odds(further))
@@ -90,46 +88,46 @@ class AcceptanceEstimate:
         )
         self.first, self.further = [0.0] * num_rows, [0.0] * num_rows  # terms of the rows
         self.doubts = [doubt] * num_rows
-        # Doublings of the match last heard of (0 tokens: none, 1: one, 3: two) and of the one
-        # before it, after which the guesses were made that are compared next.
+        # Doublings of the last match (0 tokens: none, 1: one, 3: two), behind the new guesses,
+        # and of the one before it, behind the guesses that are compared next.
         self.match, self.before = [NEW_MATCH] * num_rows, [NEW_MATCH] * num_rows
         self.common_first = self.common_further = 0.0
-        self.num_heard = 0.0  # guesses that taught the shared terms
-        # By source: tokens expected of guesses that were checked of late, and those that came.
-        self.checked = dict.fromkeys(priors, (TRUSTED, TRUSTED))
+        self.num_learned = 0.0  # guesses that the shared terms have learned from
+        # By source: tokens expected of recently checked guesses, and tokens accepted.
+        self.checked = dict.fromkeys(priors, (CALIBRATED_TOKENS, CALIBRATED_TOKENS))
 
     def start(self, rows: Sequence[int]) -> None:
-        """Requests came into these rows."""
+        """New requests have these rows."""
         for row in rows:
             self.first[row] = self.further[row] = 0.0
             self.doubts[row] = self.doubt
-        self.miss(rows)
+        self.clear_match(rows)
 
-    def miss(self, rows: Sequence[int]) -> None:
-        """Nothing is known of the next guesses for these rows."""
+    def clear_match(self, rows: Sequence[int]) -> None:
+        """Nothing is known of these rows' next guesses."""
         for row in rows:
             self.match[row] = self.before[row] = NEW_MATCH
 
-    def hear(self, row: int, matched: int) -> None:
-        """The row's new guesses go on a match of so many tokens."""
+    def note_match(self, row: int, matched: int) -> None:
+        """The row's new guesses follow a match of `matched` tokens."""
         self.before[row], self.match[row] = self.match[row], log2(1.0 + matched)
 
     def learn(
         self,
         row: int,
-        run: int,
-        compared: int,
+        run: int,  # leading guesses that were right
+        compared: int,  # leading guesses that are known to be right or wrong
         source: int = DraftSource.LOOKUP,
         weight: float = 1.0,  # for the shared terms: one over the rows of the step
-        num_checked: int = 0,  # of its guesses, by the target
+        num_checked: int = 0,  # nodes of the source that the target checked
         *,
         is_most: bool = False,
         num_levels: int | None = None,
     ) -> None:
-        """So many of the row's guesses were right in a row, of so many that could be compared.
+        """Learn from one row's guesses.
 
-        is_most: or fewer, as others were checked beside them that were right as far.
-        num_levels: of the guesses that are the source's own; all that were right are its gain.
+        is_most: `run` is an upper bound, as another source's guesses were right as far.
+        num_levels: levels that the source itself drafted, if not the usual number.
         """
         self.doubts[row] *= 1.0 - DOUBT_FADE
         if not compared:
@@ -148,8 +146,8 @@ class AcceptanceEstimate:
             right, num_further, asked = _up_to(odds, again, min(run, levels))
         step = self.rate * scale * (right - chance)
         self.first[row] += step
-        self.num_heard += 1.0
-        common = max(weight * COMMON_RATE, 1.0 / (DOUBTED + self.num_heard)) / self.rate
+        self.num_learned += 1.0
+        common = max(weight * COMMON_RATE, 1.0 / (PRIOR_GUESSES + self.num_learned)) / self.rate
         self.common_first += common * step
         if asked:
             step = self.rate * further_scale * (num_further - asked * further)
@@ -157,30 +155,30 @@ class AcceptanceEstimate:
             self.common_further += common * step
 
     def odds(self, row: int, source: int, match: float, more: float = 0.0) -> tuple[int, int]:
-        """Log-odds in steps of a row's first guess after such a match, and of a further one."""
+        """Log-odds (times FINE) of a row's first guess after this match, and of a further one."""
         (first, further), (by_first, by_further) = self.priors[source], self.by_match
         first += by_first * match + self.common_first + self.first[row] + more
         further += by_further * match + self.common_further + self.further[row] + more
         return round(FINE * first), round(FINE * further)
 
     def calibrate(self, source: int, gain: float, came: float, weight: float) -> None:
-        """So many tokens were expected of guesses of this source, and so many came."""
+        """Of this source's guesses `gain` tokens were expected, and `came` were accepted."""
         for other, (expected, was) in self.checked.items():
             if other == source:
-                kept = 1.0 - weight / CALIBRATED
+                kept = 1.0 - weight / CALIBRATED_STEPS
                 self.checked[source] = kept * expected + weight * gain, kept * was + weight * came
-            elif expected != was:  # what is not in use is slowly thought right again
-                kept = 1.0 - weight / FORGIVEN
+            elif expected != was:  # an unused source slowly counts as right again
+                kept = 1.0 - weight / RECALIBRATED_STEPS
                 self.checked[other] = expected, kept * was + (1.0 - kept) * expected
 
     def fade(self, rows: Sequence[int]) -> None:
-        """Nobody guessed for these rows: what was learned is slowly forgotten, and tried again."""
+        """Forget a little, after a step without guesses: so an unused source is tried again."""
         for row in rows:
-            self.first[row] *= 1.0 - UNUSED
-            self.further[row] *= 1.0 - UNUSED
-        self.common_first *= 1.0 - COMMON_UNUSED
-        self.common_further *= 1.0 - COMMON_UNUSED
-        self.num_heard *= 1.0 - FORGOTTEN
+            self.first[row] *= 1.0 - FADE
+            self.further[row] *= 1.0 - FADE
+        self.common_first *= 1.0 - COMMON_FADE
+        self.common_further *= 1.0 - COMMON_FADE
+        self.num_learned *= 1.0 - LEARNED_FADE
 
     def gains(
         self,
@@ -191,10 +189,10 @@ class AcceptanceEstimate:
         is_doubtful: bool = False,
         is_hopeful: bool = True,
     ) -> list[tuple[float, ...]]:
-        """Tokens that so many guesses would bring each row.
+        """Expected tokens of each row, for each number of guesses in `sizes`.
 
-        Rows of a step wait for one another, and of many whose texts are not known yet some will
-        gain little: so a new row may be doubted, the more the more rows the step has.
+        Rows of a step wait for one another, and of many new rows some will gain little. So with
+        `is_doubtful` new rows are expected to gain less, the more rows the step has.
         """
         (by_first, by_further), prior = self.by_match, self.priors[source]
         hope = self.hope_left(len(rows)) if is_hopeful else 0.0
@@ -203,7 +201,7 @@ class AcceptanceEstimate:
         most, right = self.num_levels[source], self.calibration(source)
         firsts, furthers, matches, doubts = self.first, self.further, self.match, self.doubts
         gains = []
-        for row in rows:  # lean, as it runs for every row at every step
+        for row in rows:  # no calls in here: this runs for every row in every step
             match, doubt = matches[row], doublings * doubts[row]
             odds = round(FINE * (first + by_first * match + firsts[row] - doubt))
             again = round(FINE * (further + by_further * match + furthers[row] - doubt))
@@ -216,13 +214,15 @@ class AcceptanceEstimate:
         ]
 
     def hope_left(self, num_rows: int) -> float:
-        """Log-odds that a source is given as little was heard of it."""
-        return self.hope / (1.0 + self.num_heard / HEARD) / (1.0 + (num_rows - 1) / HOPED_ROWS)
+        """Log-odds added for the source, which fall as it is tried."""
+        return (
+            self.hope / (1.0 + self.num_learned / HOPE_GUESSES) / (1.0 + (num_rows - 1) / HOPE_ROWS)
+        )
 
     def calibration(self, source: int) -> float:
-        """Tokens that came for one that was expected."""
+        """Accepted tokens per expected one."""
         expected, came = self.checked[source]
-        return min(max(came / expected, 1.0 / MAX_WRONG), MAX_WRONG)
+        return min(max(came / expected, 1.0 / MAX_CALIBRATION), MAX_CALIBRATION)
 
 
 def log_odds(chance: float) -> float:
@@ -231,22 +231,22 @@ def log_odds(chance: float) -> float:
 
 @lru_cache(maxsize=1 << 12)
 def _chance(odds: int) -> tuple[float, float]:
-    """Of log-odds in steps; and what an error is worth, so that the chance moves by the rate."""
-    chance = min(max(1.0 / (1.0 + exp(-odds / FINE)), LOW), HIGH)
+    """The chance of (rounded) log-odds, and the factor that makes it move by the learning rate."""
+    chance = min(max(1.0 / (1.0 + exp(-odds / FINE)), MIN_CHANCE), MAX_CHANCE)
     return chance, 1.0 / max(chance * (1.0 - chance), FLOOR)
 
 
 @lru_cache(maxsize=1 << 16)
 def _gains(odds: int, again: int, sizes: tuple[int, ...], most: int) -> tuple[float, ...]:
-    """Tokens that so many guesses bring; those past `most` bring none."""
+    """Expected tokens for each number of guesses; those past `most` add none."""
     (first, _), (further, _) = _chance(odds), _chance(again)
     return tuple([first * (1.0 - further ** min(size, most)) / (1.0 - further) for size in sizes])
 
 
 @lru_cache(maxsize=1 << 12)
 def _up_to(odds: int, again: int, most: int) -> tuple[float, float, float]:
-    """Of guesses of which at most so many were right: first ones and further ones expected right,
-    and further ones compared."""
+    """What to learn if at most `most` guesses were right: the expected number of right first ones,
+    of right further ones, and of further ones that were compared."""
     (first, _), (further, _) = _chance(odds), _chance(again)
     shares = [1.0 - first, *(first * (1.0 - further) * further**n for n in range(most))]
     total = sum(shares)
@@ -257,56 +257,10 @@ def _up_to(odds: int, again: int, most: int) -> tuple[float, float, float]:
 
 @lru_cache(maxsize=1 << 14)
 def of_either(one: tuple[int, int], most: int, other: tuple[int, int], other_most: int) -> float:
-    """Tokens that two drafts bring which are checked beside each other, by their log-odds."""
+    """Expected tokens of two drafts that are checked beside each other, by their log-odds."""
     missed = [1.0] * max(most, other_most)  # by level: chances that neither is right so far
     for (odds, again), levels in ((one, most), (other, other_most)):
         (first, _), (further, _) = _chance(odds), _chance(again)
         for level in range(levels):
             missed[level] *= 1.0 - first * further**level
     return len(missed) - sum(missed)
-
-
-# --- the chooser ----------------------------------------------------------------------------------
-
-
-def best_rate(tokens: Sequence[float], seconds: Sequence[float], margin: float = 0.0) -> int:
-    """Which has the most tokens per second; the first is plain decoding, to be beaten by margin."""
-    best, most = 0, tokens[0] / seconds[0] * (1.0 + margin)
-    for place in range(1, len(tokens)):
-        rate = tokens[place] / seconds[place]
-        if rate > most:
-            best, most = place, rate
-    return best
-
-
-class MeanCounts(NamedTuple):
-    """What part counts of what the mean of a step's rows gains beyond the row that gains least.
-
-    Each row of a step waits for what the others check, and requests that came together are done
-    when the last of them is: the row that gains least decides. While requests keep coming, the next
-    one has the use of what a fast row gains.
-    """
-
-    together: float  # of requests that came together
-    flowing: float
-    max_more: float = 1.0  # tokens of which a part counts for those that came together
-
-
-# Replayed, eight that came together lose 4% of plain decoding's speed on texts of which half can be
-# guessed, if the mean counts alone. Of a network's rows it knows the least less well: at 0.2, 64
-# requests lost 4% with one.
-OF_LOOKUPS, OF_NETWORKS = MeanCounts(0.2, 0.5), MeanCounts(0.35, 0.5)
-# Where each row checks as many nodes as pay for it: replayed on answers of three models, eight that
-# came together lose 5% if the mean counts alone and 1% at most at 0.35, and with 0.2 four gain half
-# as much. While requests keep coming, eight have 1.29 times plain decoding's speed if the mean
-# counts alone, and 1.20 at 0.5.
-OF_OWN_NODES = MeanCounts(0.35, 1.0, inf)
-
-
-def gain_of_rows(gains: Sequence[float], counts: MeanCounts, *, is_flowing: bool) -> float:
-    """As what a step counts whose rows gain so many tokens."""
-    least = min(gains)
-    more = sum(gains) / len(gains) - least  # that the mean gains
-    if is_flowing:
-        return least + counts.flowing * more
-    return least + counts.together * min(more, counts.max_more)

@@ -1,7 +1,8 @@
 """The policy of captured steps: how many nodes the next one checks, and who drafts in it.
 
 All rows of a captured step check the same number of nodes, and the host chooses a step before it
-has read the result of the one before. The estimate and the chooser are in `acceptance`.
+has read the result of the one before. `acceptance` estimates the tokens that a step gains, `costs`
+the seconds that it takes, and `goodput` chooses by both.
 
 Shape letters: R rows of the step.
 """
@@ -9,12 +10,11 @@ Shape letters: R rows of the step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from time import perf_counter
 
 import numpy as np
 
-from hunch.drafting.acceptance import OF_LOOKUPS, OF_NETWORKS, best_rate, gain_of_rows
 from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.beside_steps import Flow, HostTime, PromptLoad
 from hunch.drafting.costs import (
@@ -27,20 +27,21 @@ from hunch.drafting.costs import (
     target_seconds,
 )
 from hunch.drafting.gains import SourceGains
-from hunch.drafting.network_use import NetworkUse, Reader, RowLengths, Trees
+from hunch.drafting.goodput import OF_LOOKUPS, OF_NETWORKS, best_rate, gain_of_rows
+from hunch.drafting.network_use import NetworkUse, RowLengths, Trees
 from hunch.drafting.step_counts import StepCounts
 from hunch.drafting.trials import SourceTrials
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 
-# Plain steps after which lookups of many rows pause, and steps of a pause: with 64 rows, looking up
-# in every step took 1% of the device's time and made the host late.
+# After TIRED plain steps, the lookups of many rows pause for PAUSE steps: with 64 rows, lookups in
+# every step took 1% of the device's time and made the host late.
 TIRED, PAUSE = 8, 32
-# With so many rows a choice holds for so many steps, and one of so many is learned from: choosing
-# and learning in each took a third of a small target's step (16 rows, 135M, H200), while the mean
-# of many rows moves slowly. Requests that come together are all new at once: of their first steps
-# each is chosen and learned from, or a source that does not pay is tried for as much longer.
+# From MANY rows on, a choice is kept for HELD steps, and the policy learns from one step in TAUGHT:
+# doing both in every step took a third of a small target's step (16 rows, 135M, H200), and the mean
+# of many rows changes slowly. The first FIRST_STEPS steps of requests that came together are all
+# chosen and learned from: else a source that does not pay would be tried for longer.
 MANY, HELD, TAUGHT, FIRST_STEPS = 16, 4, 3, 8
-LITTLE_HOPE = 0.05  # log-odds: less changes nothing
+LITTLE_HOPE = 0.05  # log-odds below which hope makes no difference
 
 
 class CapturedPolicy:
@@ -59,17 +60,17 @@ class CapturedPolicy:
             (StepShape(0),) if drafter is None else drafter.shapes,
             can_pause=drafter is None or not drafter.writes_kv(DraftSource.NOBODY),
         )
-        # Of steps whose rows ask for tokens alone.
+        # Costs of steps whose rows ask for nothing but tokens, and of others by what they ask for.
         self.costs = StepCosts(is_measured=is_measured)
-        self._other_costs: dict[int, StepCosts] = {}  # by what else they ask for
+        self._other_costs: dict[int, StepCosts] = {}
         self.margin = 0.0 if drafter is None else drafter.margin
         self.gains = SourceGains(drafter, self.shapes, num_rows)
         self.lookup, self.network = self.gains.lookup, self.gains.network
         self.network_use = NetworkUse(drafter, self.shapes, rows)
-        self.guesses: list[list[int]] = [[]] * num_rows  # by lookup, that wait to be compared
+        self.guesses: list[list[int]] = [[]] * num_rows  # of lookups, to be compared with tokens
         self.trees = Trees(drafter, self.shapes, num_rows)
-        self.drafted = [(0, 0)] * num_rows  # source and match of the draft that waits,
-        self.drafted_in = [0] * num_rows  # and the nodes that the step checked which made it
+        self.drafted = [(0, 0)] * num_rows  # source and match of the waiting draft,
+        self.drafted_in = [0] * num_rows  # and how many nodes the step checked that drafted it
         # Whether a row's request names a network or a lookup; None: it names neither.
         self.by_network: list[bool | None] = [None] * num_rows
         self.flow = Flow(num_rows)
@@ -77,20 +78,20 @@ class CapturedPolicy:
         self._host: defaultdict[int, HostTime] = defaultdict(HostTime)  # by what rows ask for
         self.trials = SourceTrials(self.network_use)
         self.counts = StepCounts()
-        self._num_learned = self._num_tokens = 0  # rows and tokens of the step that was read last
+        self._num_learned = self._num_tokens = 0  # rows and tokens of the last result
         self._num_plain = self._num_pause = 0
-        self._held: tuple[tuple[int, ...], StepShape, int] | None = None  # for whom, what, how long
-        self._num_steps = 0  # with guesses, since requests came that nobody was there before
+        self._held: tuple[tuple[int, ...], StepShape, int] | None = None  # rows, shape, steps
+        self._num_steps = 0  # with guesses, since requests came while none were running
 
     def drafts_at(self, num_rows: int) -> bool:
-        """Whether the drafter has a part in it: where none checks nodes, KV must be kept up."""
+        """Whether steps of this many rows run the drafter, to draft or to keep up its KV."""
         writes_kv = self.drafter is not None and self.drafter.writes_kv(0)
         return self.shapes.checks_at(num_rows) or writes_kv
 
     # --- before a step ----------------------------------------------------------------------------
 
     def start(self, ids: list[int]) -> None:
-        """Requests came into these rows, together."""
+        """Requests came into these rows at the same time."""
         self.load.start(len(ids))
         is_first = self.flow.start(ids, self.rows.requests)
         if is_first:
@@ -100,16 +101,16 @@ class CapturedPolicy:
         self.lookup.start(ids)
         self.network.start(ids)
         self.trees.start(ids, is_first=is_first)
-        self._silence(ids)
+        self._clear_guesses(ids)
 
-    def _silence(self, ids: list[int]) -> None:
-        """Nothing was guessed for these rows."""
+    def _clear_guesses(self, ids: list[int]) -> None:
+        """No guesses were made for these rows."""
         for row in ids:
             self.guesses[row], self.drafted[row] = [], (0, 0)
-        self.lookup.miss(ids)
+        self.lookup.clear_match(ids)
 
     def costs_of(self, extras: int) -> StepCosts:
-        """Of steps whose rows ask for this beyond tokens."""
+        """The costs of steps whose rows ask for these extras."""
         if not extras:
             return self.costs
         if extras not in self._other_costs:
@@ -118,7 +119,7 @@ class CapturedPolicy:
         return self._other_costs[extras]
 
     def choose(self, row_R: np.ndarray, *, extras: int = 0) -> StepShape:
-        """The shape with the most tokens per second, whatever draft the rows wait with."""
+        """The shape of the next step: the one with the most expected tokens per second."""
         num_rows = 1 << (len(row_R) - 1).bit_length()
         shapes, can_pause = self.shapes.at(num_rows), self.shapes.can_pause(num_rows)
         if len(shapes) == 1:
@@ -133,8 +134,8 @@ class CapturedPolicy:
         return shape
 
     def _choice(self, row_R: np.ndarray, num_rows: int, extras: int) -> StepShape:
-        """The best shape now, or the one that was chosen for as many rows a few steps ago."""
-        if not self._is_spared(len(row_R)):
+        """The best shape now or, with many rows, the one chosen a few steps ago."""
+        if not self._skips_steps(len(row_R)):
             return self._best(row_R, num_rows, extras)
         rows = num_rows, extras, int(self.network_use.is_current[row_R].all())
         if self._held is not None and self._held[0] == rows:
@@ -145,8 +146,8 @@ class CapturedPolicy:
         self._held = rows, shape, HELD - 1
         return shape
 
-    def _is_spared(self, num_rows: int) -> bool:
-        """Whether the host does not think about every step of so many rows."""
+    def _skips_steps(self, num_rows: int) -> bool:
+        """Whether the policy skips choosing and learning in most steps of this many rows."""
         return num_rows >= MANY and self._num_steps > FIRST_STEPS
 
     def _best(self, row_R: np.ndarray, num_rows: int, extras: int) -> StepShape:
@@ -165,20 +166,22 @@ class CapturedPolicy:
             shapes, tokens, seconds = self.trees.choose(row_R, (list(shapes), tokens, seconds))
         shape = shapes[best_rate(tokens, seconds, self.margin * (shapes[0].num_nodes == 0))]
         if shape.source > 0 and self.network.hope_left(len(row_R)) > LITTLE_HOPE:
-            shape = self._soberly(row_R, num_rows, dict(zip(shapes, seconds, strict=True)))
+            shape = self._best_without_hope(
+                row_R, num_rows, dict(zip(shapes, seconds, strict=True))
+            )
         return shape
 
-    def _soberly(
+    def _best_without_hope(
         self, row_R: np.ndarray, num_rows: int, seconds: dict[StepShape, float]
     ) -> StepShape:
-        """Which of a network's shapes: hope says that it is asked, not for how much."""
+        """The network's best shape: hope decides that the network drafts, not how much."""
         tokens = self._tokens(row_R, num_rows, is_hopeful=False)
         pairs = zip(self.shapes.at(num_rows), tokens, strict=True)
         some = [(one, gain) for one, gain in pairs if one.source > 0 and one.num_nodes]
         return max((gain / seconds[one], one) for one, gain in some if one in seconds)[1]
 
     def _seconds(self, extras: int, num_rows: int, num_here: int, shape: StepShape) -> float:
-        """From one step of so many rows to the next, prompts and the host's work included."""
+        """Seconds from one step to the next, with prompts and the host's work."""
         costs = self.costs_of(extras)
         seconds = costs.seconds(num_rows, shape)
         if not costs.is_measured:
@@ -186,22 +189,22 @@ class CapturedPolicy:
         return self.load.with_reading(max(seconds, self._host[extras].seconds(num_here, shape)))
 
     def _tokens(self, row_R: np.ndarray, num_rows: int, *, is_hopeful: bool = True) -> list[float]:
-        """Tokens that a row gets in a step of each shape."""
+        """Expected tokens of a row in a step of each shape."""
         ids, is_flowing = row_R.tolist(), self.flow.is_on
         by_shape: dict[tuple[int, int], float] = {}
         for source, sizes in self.shapes.sizes_at(num_rows).items():
             gains = self.gains.of_rows(
                 ids, sizes, source, is_doubtful=not is_flowing, is_hopeful=is_hopeful
             )
-            counts = OF_NETWORKS if source > 0 else OF_LOOKUPS
+            weights = OF_NETWORKS if source > 0 else OF_LOOKUPS
             for size, some in zip(sizes, zip(*gains, strict=True), strict=True):
-                by_shape[size, source] = 1.0 + gain_of_rows(some, counts, is_flowing=is_flowing)
+                by_shape[size, source] = 1.0 + gain_of_rows(some, weights, is_flowing=is_flowing)
         return [by_shape.get(shape, 1.0) for shape in self.shapes.at(num_rows)]
 
     def _without_unnamed(
         self, row_R: np.ndarray, shapes: Sequence[StepShape], tokens: list[float]
     ) -> list[float]:
-        """Where all rows' requests name a network, or all a lookup, the other brings nothing."""
+        """If all requests name a network, or all a lookup: no tokens for the other."""
         named = {self.by_network[row] for row in row_R.tolist()}
         if len(named) > 1 or None in named:
             return tokens
@@ -210,21 +213,23 @@ class CapturedPolicy:
         return [gain if (shape.source > 0) == by_network else 1.0 for shape, gain in pairs]
 
     def is_ready(self, shape: StepShape, row_R: np.ndarray) -> bool:
-        """Whether a step of these rows can have this shape without the host."""
+        """Whether a step of these rows can have this shape without catching up first."""
         is_ready = self.network_use.is_ready(shape, row_R)
         self.counts.num_changes += not is_ready
         return is_ready
 
     def launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
-        """The step is launched so; a tree that waits can only be checked as a tree."""
+        """A step of this shape is launched; returns the shape without nodes if it drops trees."""
         if self.drafter is None or not self.network.priors:
             return shape
         shape = self.trees.launch(shape, row_R)
         self.network_use.launch(shape, row_R)
         return shape
 
-    def read(self, ids: list[int], reader: Reader, running: Collection[int] = ()) -> None:
-        """Let the network catch up on these rows, if it will draft for them.
+    def catch_up(
+        self, ids: list[int], run: Callable[[list[int]], None], running: Collection[int] = ()
+    ) -> None:
+        """Let the network catch up on these rows (by `run`), if it will draft for them.
 
         Whether it will depends on all `running` rows, as they share steps.
         """
@@ -232,10 +237,10 @@ class CapturedPolicy:
         if not ids or not self.drafter.can_follow(self.rows.view(ids)):
             return
         row_R = np.array(sorted({*ids, *running}))
-        self.network_use.is_current[ids] = True  # `choose` is asked what it would do then
+        self.network_use.is_current[ids] = True  # to ask what `choose` would do then
         if self.drafter.writes_kv(self.choose(row_R).source):
             began = perf_counter()
-            reader.read(ids)
+            run(ids)
             self.counts.num_read += len(ids)
             self.counts.read_seconds += perf_counter() - began
         self.network_use.is_current[ids] = self.rows.computed[-1, ids] >= self.rows.known[ids]
@@ -243,7 +248,7 @@ class CapturedPolicy:
     # --- after a step -----------------------------------------------------------------------------
 
     def captured(self, graph: CapturedStep) -> bool:
-        """Take in what a step took when it was captured; True: it was new."""
+        """A step was captured and timed; True: that is new."""
         shape = StepShape(graph.num_nodes, graph.source)
         costs = self.costs_of(graph.extras)
         return costs.capture(graph.num_rows, shape, graph.seconds, graph.draft_seconds)
@@ -255,12 +260,12 @@ class CapturedPolicy:
         since: float | None = None,
         reading: float = 0.0,
     ) -> tuple[float, float]:
-        """What a step took: the target's seconds, and what a plain step would have taken.
+        """A step was timed; returns the target's seconds, and those of a plain step instead.
 
-        since: seconds since the step before was read, if one was under way then.
-        reading: seconds of what the host led beside it, prompts mostly.
+        since: seconds since the last result, if this step was already running then.
+        reading: seconds of what the host ran beside it, mostly prompts.
         """
-        if self.drafter is None:  # all steps are plain, and nothing is to be chosen
+        if self.drafter is None:  # all steps are plain: there is nothing to choose
             return seconds, seconds
         num_rows, shape = graph.num_rows, StepShape(graph.num_nodes, graph.source)
         target = target_seconds(seconds, graph.draft_seconds)
@@ -283,20 +288,20 @@ class CapturedPolicy:
     def learn(
         self, row_R: np.ndarray, lines: list[list[int]], graph: CapturedStep
     ) -> list[str] | None:
-        """Take in a step's result, a line per row; who had drafted what it checked, if it did."""
+        """Learn from a step's result, a line per row; returns who drafted what it checked."""
         assert self.drafter is not None
         ids: list[int] = row_R.tolist()
         self._num_learned, self._num_tokens = len(ids), sum([line[TOKENS] for line in lines])
         self.flow.step(row_R)
         can_guess = graph.source != DraftSource.NOBODY and self.shapes.checks_at(graph.num_rows)
         if not (graph.num_nodes or can_guess):
-            self._silence(ids)
+            self._clear_guesses(ids)
             return None
         drafted_by = None
         if graph.num_nodes:
             drafted_by = [self.drafter.drafted_by(*self.drafted[row]) for row in ids]
         self._num_steps += 1
-        if self._is_spared(len(ids)) and self._num_steps % TAUGHT:
+        if self._skips_steps(len(ids)) and self._num_steps % TAUGHT:
             self._note(ids, lines, graph)
             return drafted_by
         runs = self._learn_lookup(ids, lines, graph.num_nodes) if self.shapes.has_lookup else []
@@ -307,25 +312,25 @@ class CapturedPolicy:
         return drafted_by
 
     def _note(self, ids: list[int], lines: list[list[int]], graph: CapturedStep) -> None:
-        """What now waits to be compared, of a step that is not learned from."""
+        """Keep the new guesses of a step that is not learned from."""
         first = FIRST + graph.num_nodes + 1
         end = first + self.shapes.max_nodes
         for row, line in zip(ids, lines, strict=True):
             if self.shapes.has_lookup:
-                self.lookup.hear(row, line[MATCHED])
+                self.lookup.note_match(row, line[MATCHED])
                 self.guesses[row] = line[first:end]
             if self.network.priors:
-                self._hear(row, line, graph)
+                self._note_draft(row, line, graph)
 
-    def _hear(self, row: int, line: list[int], graph: CapturedStep) -> None:
-        """Of the draft that now waits for a row."""
+    def _note_draft(self, row: int, line: list[int], graph: CapturedStep) -> None:
+        """Remember who made the row's new draft."""
         self.drafted[row], self.drafted_in[row] = (graph.source, line[MATCHED]), graph.num_nodes
 
     def _try(self, tokens: list[int], runs: list[int], graph: CapturedStep) -> None:
-        """Whether the step was better than the best without its source would have been."""
+        """Count what the step lost or gained against the best choice without its source."""
         num_rows, shape = graph.num_rows, StepShape(graph.num_nodes, graph.source)
-        if not self.trials.is_one(shape):
-            self.trials.rest(num_rows)
+        if not self.trials.is_speculative(shape):
+            self.trials.plain_step(num_rows)
             return
         steps = (shape, StepShape(0), self.trials.instead)
         seconds = [self._seconds(graph.extras, num_rows, len(tokens), one) for one in steps]
@@ -334,7 +339,7 @@ class CapturedPolicy:
         self.counts.lost["network" if by_network else "lookup"] += lost
 
     def _learn_lookup(self, ids: list[int], lines: list[list[int]], num_nodes: int) -> list[int]:
-        """All guesses teach, checked or not; returns how many of each row's were right."""
+        """Learn from all guesses, checked or not; returns how many of each row's were right."""
         lookup, weight, runs = self.lookup, 1.0 / len(ids), list[int]()
         guesses_at, num_guesses = FIRST + num_nodes + 1, self.shapes.max_nodes
         for row, line in zip(ids, lines, strict=True):
@@ -344,7 +349,7 @@ class CapturedPolicy:
                 run += 1
             checked = num_nodes if self.drafted[row][0] <= 0 else 0
             lookup.learn(row, run, run + (run < most), weight=weight, num_checked=checked)
-            lookup.hear(row, line[MATCHED])
+            lookup.note_match(row, line[MATCHED])
             self.guesses[row] = line[guesses_at : guesses_at + num_guesses]
             runs.append(run)
         return runs
@@ -352,13 +357,13 @@ class CapturedPolicy:
     def _learn_network(
         self, ids: list[int], lines: list[list[int]], runs: list[int], graph: CapturedStep
     ) -> None:
-        """Of a network's guesses those teach that were checked."""
+        """Learn from the network's guesses that were checked."""
         assert self.drafter is not None
         network, weight = self.network, 1.0 / len(ids)
         for place, (row, line) in enumerate(zip(ids, lines, strict=True)):
             (source, matched), run = self.drafted[row], line[TOKENS] - 1
             made = self.drafted_in[row]
-            # Of a row that ended nobody knows what would have come.
+            # If the row ended, it is not known what would have come next.
             is_missed = not line[REASON] and run < graph.num_nodes
             checked = graph.num_nodes if is_missed or run == graph.num_nodes else 0
             if line[CHECKED] <= 0 or source <= 0:
@@ -373,6 +378,6 @@ class CapturedPolicy:
             elif not (runs and matched >= SURE):
                 levels, seen = self.gains.levels(source, made), run + is_missed
                 network.learn(row, run, seen, source, weight, checked, num_levels=levels)
-            self._hear(row, line, graph)
+            self._note_draft(row, line, graph)
         if graph.source <= 0:
             network.fade(ids)

@@ -1,4 +1,4 @@
-"""The shapes that steps may have, and the seconds that steps of each were measured to take."""
+"""The shapes that steps may have, and the seconds that each was measured to take."""
 
 from __future__ import annotations
 
@@ -10,33 +10,32 @@ from itertools import accumulate
 from math import exp, log
 from typing import NamedTuple, Protocol
 
-MAX_CHECKED = 256  # packed tokens up to which a step may check nodes; beyond, they do not pay
-MIN_CHECKED = 16  # packed tokens a product takes at once; below, one node takes as long as three
-# Shapes in which a network drafts chains, alone and beside lookups, and in which it drafts trees:
-# captures take time.
+MAX_CHECKED = 256  # packed tokens of a step with nodes; in larger steps nodes do not pay
+MIN_CHECKED = 16  # packed tokens of one tile: up to there, three nodes take no longer than one
+# Shapes per source of a network, alone and beside lookups: few, as each takes time to capture.
 NUM_ALONE, NUM_BESIDE = 3, 3
-CHAIN_SIZES = (1, 3, 5)  # nodes checked of a network's chains, where they have as many
-SURE = 4  # tokens a match must have to be taken before a network's guess
+CHAIN_SIZES = (1, 3, 5)  # nodes checked of a network's chains, besides whole chains
+SURE = 4  # tokens of a match from which on a lookup goes before a network
 BEGINNING = 7  # levels drafted after a step that checked none
-MIN_PAUSE = 32  # rows from which on lookups may pause
+MIN_PAUSE = 32  # rows with which lookups may pause
 WINDOW = 15  # passes remembered per size
 MAX_SINGLE = 16  # sizes up to this are remembered one by one
-COMMON, OWN = 0.1, 0.1  # shares of a surprise that all captured shapes take in, and its own
-FADE = 0.001  # by which a shape not in use is thought less different with each step
-MAX_SURPRISE = 0.3  # as a logarithm: a pause is no cost
-MAX_LATE = 0.5  # of a step's seconds that the host may have kept the device waiting
+COMMON, OWN = 0.1, 0.1  # shares of an error by which all shapes are corrected, and the shape itself
+FADE = 0.001  # share of its own correction that an unused shape loses with each step
+MAX_SURPRISE = 0.3  # largest error that counts, as a logarithm: a pause is no cost
+MAX_LATE = 0.5  # share of a step's seconds that counts at most as waiting for the host
 TOKEN, FIXED_TOKEN, FIXED_LEVEL = 0.05, 0.01, 0.1  # assumed costs, in passes over one token
 
 
 class DraftSource(IntEnum):
     """Who drafts in a captured step."""
 
-    LOOKUP_ALONE = -2  # and a head that follows the target's states does not: it lags behind
+    LOOKUP_ALONE = -2  # and a head does not follow the target's states: it was dropped
     NOBODY = -1
     LOOKUP = 0
-    CHAIN = 1  # a network
-    TREE = 2  # the same
-    MERGED = 3  # a tree of the same, and a lookup's chain beside it
+    CHAIN = 1  # of a network
+    TREE = 2  # of a network
+    MERGED = 3  # a network's tree, and a lookup's chain beside it
 
 
 class StepShape(NamedTuple):
@@ -47,7 +46,7 @@ class StepShape(NamedTuple):
 
 
 class CapturedStep(Protocol):
-    """A captured step, and what it took when it was captured."""
+    """A captured step, and how long it took when it was captured."""
 
     @property
     def num_rows(self) -> int: ...
@@ -61,11 +60,11 @@ class CapturedStep(Protocol):
     def draft_seconds(self) -> float: ...
     @property
     def extras(self) -> int:
-        """What its rows ask for beyond tokens; 0: nothing. Such steps have costs of their own."""
+        """What its rows ask for besides tokens, which changes its costs; 0: nothing."""
 
 
 def chains_of(num_levels: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
-    """Shapes of a drafter that is a network alone: some of its levels are checked, or none."""
+    """Shapes of a drafter that is a network alone: steps check some of its levels, or none."""
     if not is_adaptive:
         return (StepShape(num_levels, DraftSource.CHAIN),)
     sizes = sorted({min(size, num_levels) for size in (*CHAIN_SIZES, num_levels)})
@@ -73,9 +72,9 @@ def chains_of(num_levels: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
 
 
 def lookups_of(num_nodes: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
-    """Shapes of a drafter without a network: some of its nodes are checked, or none.
+    """Shapes of a drafter without a network: steps check some of its nodes, or none.
 
-    A step takes as long for 2, 4, 8 or 16 tokens as for a few less.
+    With the root these are 2, 4, 8 or 16 tokens: a step takes as long for a few less.
     """
     if not is_adaptive:
         return (StepShape(num_nodes),)
@@ -84,9 +83,10 @@ def lookups_of(num_nodes: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
 
 
 def levels_after(num_tokens: int, most: int) -> int:
-    """Levels worth drafting in a step that could commit so many tokens.
+    """Levels worth drafting in a step that could commit `num_tokens` tokens.
 
-    The next step will most likely check as many as this one; one that checks none is a beginning.
+    The next step will most likely check as many as this one. After one that checked none, drafting
+    begins.
     """
     return min(most, num_tokens - 1) or min(most, BEGINNING)
 
@@ -97,7 +97,7 @@ class StepShapes:
     def __init__(self, shapes: Sequence[StepShape], *, can_pause: bool = True) -> None:
         self.all, self._can_pause = tuple(sorted(shapes)), can_pause
         self.max_nodes = max(shape.num_nodes for shape in self.all)
-        # Most nodes of a lookup's chain that a step checks; drafts may have more.
+        # Most nodes of a lookup's chain that a step checks; a draft may have more.
         self.max_looked_up = max((s.num_nodes for s in self.all if s.source <= 0), default=0)
         self.has_lookup = any(shape.num_nodes for shape in self.all if not shape.source)
         self.network_sources = sorted({DraftSource(s.source) for s in self.all if s.source > 0})
@@ -105,7 +105,7 @@ class StepShapes:
         self._sizes: dict[int, dict[int, tuple[int, ...]]] = {}
 
     def at(self, num_rows: int) -> list[StepShape]:
-        """Those of a step of so many rows, plain decoding first where it is one of them."""
+        """The shapes of steps of `num_rows` rows; plain decoding, if among them, comes first."""
         if num_rows not in self._at:
             few = [shape for shape in self.all if num_rows * (1 + shape.num_nodes) <= MAX_CHECKED]
             if 2 * num_rows < MIN_CHECKED and StepShape(3) in few:
@@ -118,7 +118,7 @@ class StepShapes:
         return self._at[num_rows]
 
     def sizes_at(self, num_rows: int) -> dict[int, tuple[int, ...]]:
-        """Numbers of nodes that such a step may check, by source."""
+        """The numbers of nodes that steps of `num_rows` rows may check, by source."""
         if num_rows not in self._sizes:
             sizes = self._sizes[num_rows] = {}
             for num_nodes, source in self.at(num_rows):
@@ -127,16 +127,16 @@ class StepShapes:
         return self._sizes[num_rows]
 
     def checks_at(self, num_rows: int) -> bool:
-        """Whether a step of so many rows may check nodes."""
+        """Whether steps of `num_rows` rows may check nodes."""
         return bool(self.sizes_at(num_rows))
 
     def can_pause(self, num_rows: int) -> bool:
-        """Whether its lookups may, as nothing else must be done in every step."""
+        """Whether lookups may pause with this many rows."""
         is_many = num_rows >= MIN_PAUSE and len(self.at(num_rows)) > 1
         return is_many and self._can_pause and self.has_lookup
 
     def to_capture(self, num_rows: int) -> list[StepShape]:
-        """Those of such a step, and the steps that begin drafting."""
+        """The shapes to capture for this many rows: also those in which drafting begins."""
         shapes = self.at(num_rows)
         first = [StepShape(0, source) for source in sorted({shape.source for shape in shapes})]
         if self.can_pause(num_rows):
@@ -152,11 +152,11 @@ class CostCurve:
     sizes the curve is a straight line; beyond them it keeps its last slope. Before anything is
     measured, a pass costs one unit and every further token `prior` units.
 
-    Passes take longer the longer the texts are. What the sizes in use gain or lose, the others are
-    taken to have gained or lost too, so that old measurements stay comparable with new ones.
+    Passes take longer as texts grow. The sizes in use show by how much, and those measured
+    earlier are corrected by the same factor, so that all stay comparable.
     """
 
-    is_measured = True  # else seconds are assumed: choices are the same on every machine and day
+    is_measured = True  # False: seconds are assumed, so that choices do not depend on the machine
 
     def __init__(self, prior: float = TOKEN) -> None:
         self.prior = prior
@@ -164,8 +164,8 @@ class CostCurve:
         self._estimates: dict[int, float] = {}
         self._sizes: list[int] = []
         self._seconds: list[float] = []  # non-decreasing, beside _sizes
-        self._level = 1.0  # moves with the sizes in use
-        self._levels: dict[int, float] = {}  # where it stood at each size's last pass
+        self._level = 1.0  # how much longer passes take now; follows the sizes in use
+        self._levels: dict[int, float] = {}  # its value at each size's last pass
         self._known: dict[int, float] = {}  # answers given since the curve last changed
 
     def record(self, num_tokens: int, seconds: float) -> None:
@@ -213,9 +213,9 @@ class CostCurve:
 
 
 class FixedCurve(CostCurve):
-    """Costs that are assumed, not measured: choices follow what was accepted and nothing else.
+    """Costs that are assumed, not measured: choices follow acceptance alone.
 
-    With `prior` 0 any pass costs the same and every guess pays, for checks that want many of them.
+    With `prior` 0 all passes cost the same, and every guess pays: for tests that want many.
     """
 
     is_measured = False
@@ -225,19 +225,19 @@ class FixedCurve(CostCurve):
 
 
 class StepCosts:
-    """Seconds of captured steps by rows and shape; drafting is part of them.
+    """Seconds of captured steps, drafting included, by rows and shape.
 
-    A capture is timed over short texts, later steps see longer ones. What the shapes in use take
-    more than when they were captured, the others are taken to take more too: only so can they be
-    compared. What a shape takes apart from that is learned while it is in use, and so is how long
-    the host keeps the device waiting after it. A shape whose capture was disturbed would never be
-    used, and so never be corrected: one that was timed above the next larger one is thought to lie
-    on the line between its neighbours. Shapes that were not captured are read off a curve by packed
-    tokens.
+    Steps are timed when they are captured, over short texts; over longer texts they take longer. By
+    how much is learned from the shapes in use and applied to all, so that they stay comparable.
+    Beside that, each shape in use has a correction of its own, which includes the time that the
+    device waits for the host. If a capture was disturbed and timed above the next larger shape, its
+    shape would never be used and so never be corrected: it is put on the line between its
+    neighbours. Shapes that were not captured are estimated from a curve by packed tokens.
 
-    Steps whose rows ask for more than tokens (rules, masks, scores) have costs of their own beside
-    the `free` ones. They are captured as they come: until then a shape is thought to take what a
-    free one does, and as much more per packed token as those that are known.
+    Steps whose rows ask for more than tokens (rules, masks, scores) have costs of their own; `free`
+    are those of steps without. Such steps are captured when they are first needed. Until then a
+    shape is assumed to take as long as a free one, and as much more per packed token as the known
+    ones do.
     """
 
     def __init__(
@@ -251,15 +251,15 @@ class StepCosts:
         self.is_measured = is_measured
         self._captured: dict[tuple[int, StepShape], float] = {}  # the target's part
         self._drafting: dict[tuple[int, StepShape], float] = {}
-        self._common: float | None = None  # log of a step's seconds over its capture's
+        self._common: float | None = None  # correction of all shapes, as a logarithm
         self._own: dict[tuple[int, StepShape], float] = {}
         self._num_timed: dict[tuple[int, StepShape], int] = {}
-        self._more: float | None = None  # seconds per packed token beyond a free step's
+        self._more: float | None = None  # seconds per packed token more than a free step
 
     def capture(
         self, num_rows: int, shape: StepShape, seconds: float, draft_seconds: float = 0.0
     ) -> bool:
-        """A step was timed when it was captured; only the first time counts, and is answered."""
+        """A step was timed when it was captured; True: for the first time, which counts."""
         key = num_rows, shape
         if key in self._drafting or not self.is_measured:
             return False
@@ -272,7 +272,7 @@ class StepCosts:
         return True
 
     def _compare(self, key: tuple[int, StepShape], target: float) -> None:
-        """What such a step takes beyond a free one, per packed token."""
+        """Learn how much longer such a step takes than a free one, per packed token."""
         if self.free is None:
             return
         num_rows, shape = key
@@ -294,7 +294,7 @@ class StepCosts:
     def record(
         self, num_rows: int, shape: StepShape, seconds: float, since: float | None = None
     ) -> None:
-        """A step took so long on the device, and `since` the step before it was read."""
+        """A step took `seconds` on the device, and `since` seconds since the last result."""
         key = num_rows, shape
         late = 0.0 if since is None else min(max(since - seconds, 0.0), MAX_LATE * seconds)
         target = target_seconds(seconds, self._drafting.get(key, 0.0)) + late
@@ -307,7 +307,7 @@ class StepCosts:
             self._common = ratio
         own = self._own.get(key, 0.0)
         surprise, part = ratio - self._common - own, OWN
-        if self.free is not None:  # its capture knew nothing of what the host adds: masks
+        if self.free is not None:  # its capture did not include the host's work for masks
             self._num_timed[key] = count = self._num_timed.get(key, 0) + 1
             part = max(OWN, 1.0 / count)
         if part < 0.5:
@@ -318,7 +318,7 @@ class StepCosts:
         self._own[key] = own + part * surprise
 
     def seconds(self, num_rows: int, shape: StepShape, *, is_target: bool = False) -> float:
-        """Of a step, or of the target's part of it."""
+        """Seconds of a step, or of the target's part of it."""
         key = num_rows, shape
         if key in self._captured:
             target = self._captured[key] * exp((self._common or 0.0) + self._own.get(key, 0.0))
@@ -333,7 +333,7 @@ class StepCosts:
         if not self.is_measured:
             return FIXED_LEVEL * min(shape.num_nodes, 5) * (shape.source > 0)
         size = num_rows
-        while size:  # one that was not captured drafts as the one below it
+        while size:  # if this size was not captured: as the next smaller one
             seconds = self._drafting.get((size, shape))
             if seconds is not None:
                 return seconds
@@ -342,7 +342,7 @@ class StepCosts:
 
 
 def target_seconds(seconds: float, draft_seconds: float) -> float:
-    """Of a step's seconds; what drafting takes was timed at another moment, so never nothing."""
+    """The target's part of a step's seconds; drafting was timed apart, so it is bounded."""
     return max(seconds - draft_seconds, 0.1 * seconds)
 
 

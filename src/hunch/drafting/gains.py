@@ -1,4 +1,4 @@
-"""How many tokens each source's guesses would bring rows of a captured step."""
+"""How many tokens each source's guesses would gain in a captured step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SURE_MATCH = log2(1 + SURE)
 
 
 class SourceGains:
-    """The estimates of lookups and of a network, and what both bring together."""
+    """The acceptance estimates of lookups and of a network, and of both together."""
 
     def __init__(self, drafter: DeviceDrafter | None, shapes: StepShapes, num_rows: int) -> None:
         self.has_lookup = shapes.has_lookup
@@ -43,7 +43,7 @@ class SourceGains:
         )
 
     def levels(self, source: int, num_nodes: int) -> int:
-        """Levels that a network drafts in a step that checks so many nodes."""
+        """Levels that a network drafts in a step that checks `num_nodes` nodes."""
         assert self.drafter is not None
         return self.drafter.levels(source, num_nodes)
 
@@ -56,10 +56,10 @@ class SourceGains:
         is_doubtful: bool,
         is_hopeful: bool,
     ) -> list[tuple[float, ...]]:
-        """Tokens that so many guesses of a source bring each row.
+        """Expected tokens of each row, for each number of nodes in `sizes`.
 
-        Beside lookups, a network's step takes long matches as theirs does, and drafts itself for
-        rows whose match has just ended.
+        Beside lookups, a step of the network takes the lookup's guesses for rows with a long match,
+        and the network's when such a match has just ended.
         """
         if source <= 0:
             return self.lookup.gains(ids, sizes, is_doubtful=is_doubtful)
@@ -88,7 +88,7 @@ class SourceGains:
         return gains
 
     def of_both(self, row: int, match: float, num_nodes: int, hope: float = 0.0) -> float:
-        """Tokens that a network's tree brings with a lookup's guesses checked beside it."""
+        """Expected tokens of a network's tree with a lookup's guesses beside it."""
         network, lookup, source = self.network, self.lookup, DraftSource.MERGED
         return of_either(
             network.odds(row, source, NEW_MATCH, hope),

@@ -1,6 +1,7 @@
-"""The policy of steps that the host leads: each row checks as many nodes as pay for it.
+"""The policy of steps run by the host: each row checks as many nodes as pay for it.
 
-The estimate and the chooser are in `acceptance`.
+`acceptance` estimates how many guesses are accepted, `costs` the seconds of a pass, and `goodput`
+chooses by both.
 """
 
 from __future__ import annotations
@@ -8,15 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from hunch.drafting.acceptance import OF_OWN_NODES, AcceptanceEstimate, best_rate, gain_of_rows
+from hunch.drafting.acceptance import AcceptanceEstimate
 from hunch.drafting.beside_steps import Flow
 from hunch.drafting.costs import CostCurve, DraftSource
+from hunch.drafting.goodput import OF_OWN_NODES, best_rate, gain_of_rows
 
 
 def best_count(
     chances: Sequence[float], cost: CostCurve, num_rows: int = 1, margin: float = 0.0
 ) -> int:
-    """How many nodes to check, best first; `num_rows` rows get one token each in any case."""
+    """How many of the nodes to check, best first; each of `num_rows` rows gets a token anyway."""
     tokens = list(accumulate(chances, initial=float(num_rows)))
     return best_rate(tokens, [cost.seconds(num_rows + n) for n in range(len(tokens))], margin)
 
@@ -29,9 +31,9 @@ def share_nodes(
     *,
     is_flowing: bool = False,
 ) -> list[int]:
-    """How many leading nodes of each row to check, for the most tokens per second overall.
+    """How many of each row's nodes to check, for the most tokens per second of all rows.
 
-    A row's chances fall, so the best nodes over all rows are leading ones of each.
+    The chances of a row's nodes fall, so the best nodes of all rows are the first ones of each.
     """
     num_rows = len(chances)
     if num_rows == 1:
@@ -43,7 +45,7 @@ def share_nodes(
     )
     counts = [0] * num_rows
     best = best_count([-chance for chance, _ in ranked], cost, num_rows, margin)
-    # Where even the mean of the rows gains nothing, and where any guess pays, that is the answer.
+    # If the mean of the rows gains something, the row that gains least may still decide otherwise.
     if best and cost.is_measured and not is_flowing:
         gains, tokens = [0.0] * num_rows, [1.0]
         for chance, row in ranked:
@@ -57,12 +59,12 @@ def share_nodes(
 
 
 HOST_PRIOR = (0.6, 0.7)  # chances of a network's first guess and of a further one
-FEW_TIMES = 4  # drafts before their times are believed: a first one waits for memory
-NETWORK_MARGIN = 0.05  # share by which asking a network must promise to beat doing without
+FEW_TIMES = 4  # drafts before their times count: the first ones wait for memory
+NETWORK_MARGIN = 0.05  # share by which using a network must beat doing without it
 
 
 class HostPolicy:
-    """For which rows the host asks a network, and for how many levels, beside what lookups have."""
+    """Which rows a network on the host drafts for, and how many levels."""
 
     def __init__(
         self,
@@ -71,14 +73,14 @@ class HostPolicy:
         num_rows: int,
         max_nodes: int,
         num_levels: int,
-        share: float,  # of a pass that a level is taken to cost until it was timed
-        is_adaptive: bool,  # False: all levels, wherever no lookup promises more
+        share: float,  # of a pass: the assumed cost of a level until it was timed
+        is_adaptive: bool,  # False: all levels, for all rows whose lookup does not promise more
         flow: Flow | None = None,
     ) -> None:
         self.cost, self.share, self.is_adaptive = cost, share, is_adaptive
         self.flow = Flow(num_rows) if flow is None else flow
         is_chain = max_nodes == num_levels
-        # Nodes and levels that may be asked for: a chain of any length, or the whole tree.
+        # Sizes that may be drafted, as nodes and levels: chains of any length, or the whole tree.
         whole = [(max_nodes, num_levels)]
         self.sizes = [(n, n) for n in range(1, num_levels + 1)] if is_chain else whole
         self.estimate = AcceptanceEstimate(
@@ -88,7 +90,7 @@ class HostPolicy:
         self._num_timed = 0
 
     def timed(self, num_rows: int, num_levels: int, seconds: float) -> None:
-        """Drafting so many levels for so many rows took so long."""
+        """Drafting `num_levels` levels for `num_rows` rows took this long."""
         if self.cost.is_measured:
             self._num_timed += 1
             self.level_cost.record(num_rows, seconds / num_levels)
@@ -96,9 +98,10 @@ class HostPolicy:
     def plan(
         self, ids: Sequence[int], limits: Sequence[int], others: Sequence[tuple[int, float]]
     ) -> tuple[list[int], int]:
-        """Rows to ask the network for, as places in `ids`, and the levels; limit 0: never.
+        """The rows that the network drafts for, as places in `ids`, and how many levels.
 
-        `others` says what each row has without it: nodes, and tokens they promise.
+        limits: most nodes of each row; 0: the network does not draft for it.
+        others: what each row has without the network: nodes, and expected tokens.
         """
         levels = tuple(level for _, level in self.sizes)
         places = [place for place, limit in enumerate(limits) if limit]

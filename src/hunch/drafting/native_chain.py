@@ -16,7 +16,7 @@ from hunch.drafting.base import DrafterContext
 from hunch.drafting.token_chooser import TreeShape
 from hunch.drafting.trees import ReusedChain
 from hunch.drafting.window import KvWindow, RowArrays
-from hunch.kernels.kv_store import KVCache, put_slots
+from hunch.kernels.kv_store import KVCache, write_slots
 from hunch.kernels.native import NativeNetwork
 from hunch.kernels.native_draft import NativeChain
 from hunch.kernels.noise import TARGET
@@ -39,7 +39,7 @@ class ChainDrafts:
         self.context, self.window, self.temperature = context, window, temperature
         self.chain = NativeChain(network, ids_C, num_columns)
         self._offset, self._slot = np.arange(0), np.arange(0)
-        self._slots_at = 0
+        self._slots_address = 0
         self._placed: tuple[Tensor | None, KVCache | None] = (None, None)
         self._columns = [column.numpy() for column in context.sampling.columns_X]
         self._request: Request | None = None  # whom it chooses for
@@ -84,7 +84,7 @@ class ChainDrafts:
             state_1D=state_1D,
             known=arrays.address(row, first),
             num_known=num_known,
-            slots=self._slots_at,
+            slots=self._slots_address,
             first_pos=first - int(self.window.first_X[row]),
             position=position,
             num_tokens=limit,
@@ -97,9 +97,9 @@ class ChainDrafts:
         assert arrays.rows is not None
         if len(self._slot) < count:
             self._offset, self._slot = np.arange(2 * count), np.arange(2 * count)
-            self._slots_at = self._slot.ctypes.data
+            self._slots_address = self._slot.ctypes.data
         table_B, size = arrays.table_XB[row], arrays.rows.block_size
-        put_slots(table_B, first, size, self._offset, self._slot[:count])
+        write_slots(table_B, first, size, self._offset, self._slot[:count])
 
     def _place(self, rows: Rows, row: int) -> None:
         """Tell the kernels where the KV is, if that changed; a window that moved always has."""

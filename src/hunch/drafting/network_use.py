@@ -43,12 +43,6 @@ class RowLengths(Protocol):
     def view(self, rows: list[int]) -> Rows: ...
 
 
-class Reader(Protocol):
-    """Runs a network over the tokens of rows that it has not seen."""
-
-    def read(self, ids: list[int]) -> None: ...
-
-
 Choices = tuple[list[StepShape], list[float], list[float]]  # shapes, their tokens and seconds
 
 

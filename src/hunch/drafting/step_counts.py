@@ -24,9 +24,9 @@ class StepCounts:
 
     def __init__(self) -> None:
         self._shapes: defaultdict[tuple[int, StepShape], ShapeCounts] = defaultdict(ShapeCounts)
-        self.prompt_seconds = 0.0  # of what the host led beside steps
+        self.prompt_seconds = 0.0  # of what the host ran beside steps
         self.num_read, self.read_seconds = 0, 0.0  # rows read to a network, and the host's seconds
-        self.num_changes = 0  # steps that the host led, as a network had missed tokens
+        self.num_changes = 0  # steps that the host ran, as a network had missed tokens
         self.lost = {"lookup": 0.0, "network": 0.0}  # plain steps that a source lost; < 0: gained
 
     def step(

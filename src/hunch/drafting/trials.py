@@ -1,8 +1,8 @@
-"""What sources lost or gained against the best choice without them, by what steps brought and took.
+"""The time that each source of drafts has lost or gained against the best choice without it.
 
-Estimates may be wrong in a source's favour for a long time: what is chosen by them is what they
-think too well of. A source that lost time must promise more to be chosen again, until its loss is
-a small share of all time.
+An estimate may favour a source wrongly for a long time, since the sources that are chosen are those
+that it overestimates. So a source that has lost time must promise more to be chosen again, until
+its loss is a small share of all time.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Protocol
 
 from hunch.drafting.costs import StepShape
 
-# What a source lost is forgotten by this share of a plain step with each step it is not used in;
-# for a plain step lost it must promise so much more; what it gained counts up to so many steps.
+# In plain steps: the loss that is forgotten in a step without the source, the share by which
+# it must promise more for each step lost, and the largest gain that is remembered.
 REPAID, PER_STEP_LOST, MOST_GAINED = 0.005, 0.1, 16.0
-# Of the newest step in what a lookup would have brought beside a network; longer runs tell nothing
-# of what comes after them.
+# Weight of the newest step in `_usual`, and the longest run that counts there: what would have come
+# after a long run is not known.
 USUAL, MAX_USUAL = 0.03, 3
 
 
@@ -24,20 +24,20 @@ class Trials:
     """Time that a source lost against the best choice without it."""
 
     def __init__(self) -> None:
-        self._lost: dict[int, float] = {}  # plain steps, by the rows that steps have room for
+        self._lost: dict[int, float] = {}  # in plain steps, by the rows of a step
 
     def used(self, num_rows: int, lost: float) -> None:
-        """A step with the source lost so many plain steps; below 0: it gained."""
+        """A step with the source lost `lost` plain steps; below 0: it gained."""
         self._lost[num_rows] = max(self._lost.get(num_rows, 0.0) + lost, -MOST_GAINED)
 
     def unused(self, num_rows: int) -> None:
-        """A step went by without it."""
+        """A step without the source."""
         lost = self._lost.get(num_rows, 0.0)
         if lost > 0.0:
             self._lost[num_rows] = max(lost - REPAID, 0.0)
 
     def margin(self, num_rows: int) -> float:
-        """Share by which it must promise more than what it is compared with."""
+        """Share by which the source must promise more than the others."""
         return PER_STEP_LOST * max(self._lost.get(num_rows, 0.0), 0.0)
 
 
@@ -55,8 +55,8 @@ class SourceTrials:
     def __init__(self, network_use: NetworkSteps) -> None:
         self.network_use = network_use
         self.by_lookup, self.by_network = Trials(), network_use.trials
-        self.instead = StepShape(0)  # what would have been chosen last without the network
-        self._usual = 1.0  # tokens that a lookup would have brought in the network's steps, of late
+        self.instead = StepShape(0)  # what would have been chosen without the network
+        self._usual = 1.0  # tokens of a lookup in the network's steps, mean over recent ones
 
     def discounted(
         self,
@@ -65,7 +65,7 @@ class SourceTrials:
         tokens: Sequence[float],
         seconds: Sequence[float],
     ) -> list[float]:
-        """Tokens, less what sources must promise more."""
+        """Expected tokens, divided by what each source must promise more."""
         asked = [1.0 + trials.margin(num_rows) for trials in (self.by_lookup, self.by_network)]
         found, most = [], 0.0
         for shape, gain, took in zip(shapes, tokens, seconds, strict=True):
@@ -75,12 +75,12 @@ class SourceTrials:
                 most, self.instead = found[-1] / took, shape
         return found
 
-    def is_one(self, shape: StepShape) -> bool:
-        """Whether a step is more than plain decoding."""
+    def is_speculative(self, shape: StepShape) -> bool:
+        """Whether a step does more than plain decoding."""
         return shape.num_nodes > 0 or self.network_use.is_network(shape)
 
-    def rest(self, num_rows: int) -> None:
-        """A plain step went by."""
+    def plain_step(self, num_rows: int) -> None:
+        """A step of plain decoding."""
         self.by_lookup.unused(num_rows)
         self.by_network.unused(num_rows)
 
@@ -88,13 +88,14 @@ class SourceTrials:
         self,
         num_rows: int,
         shape: StepShape,
-        seconds: Sequence[float],  # of the step, of a plain one, and of what was instead
+        seconds: Sequence[float],  # of the step, of a plain one, and of `instead`
         tokens: Sequence[int],  # of each row
         runs: Sequence[int],  # right guesses of its lookup, whether or not they were checked
     ) -> float:
-        """What a step brought; returns the plain steps that its source lost (below 0: gained).
+        """Learn from a step; returns how many plain steps its source lost (below 0: gained).
 
-        What a lookup would have guessed after its right guesses nobody knows: as much as of late.
+        What a lookup would have guessed after its right guesses is not known; its recent mean is
+        assumed.
         """
         took, plain, other = seconds
         if not self.network_use.is_network(shape):

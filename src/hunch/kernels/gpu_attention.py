@@ -16,7 +16,7 @@ from torch import Tensor
 from hunch.kernels import gpu_launch
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
-from hunch.kernels.gpu_step import slots_in
+from hunch.kernels.gpu_step import slots_at
 from hunch.kernels.gpu_tiling import NUM_SMS, SPLIT, Tiling, parts_of
 
 TILE = 64  # positions per step of the walk
@@ -108,7 +108,7 @@ def _own_keys(table_ptr, tree_ptr, p, token, tok_R, pos_R, base_R, tree_stride,
     pos = tl.max(tl.where(tok_R == token, pos_R, -1), axis=0)
     is_key = p <= pos
     in_table = is_key & (p < base)
-    slot = slots_in(table_ptr, p, in_table, BLOCK_SIZE)
+    slot = slots_at(table_ptr, p, in_table, BLOCK_SIZE)
     node = tl.load(tree_ptr + token.to(tl.int64) * tree_stride + (p - base),
                    mask=is_key & (p >= base), other=0).to(tl.int64)  # fmt: skip
     return tl.where(in_table, slot, node), is_key
@@ -137,7 +137,7 @@ def _walk(
     for p0 in range(first, shared, TILE):
         p = p0 + offs_p
         is_key = p < last
-        slot_P = slots_in(table_ptr, p, is_key, BLOCK_SIZE)
+        slot_P = slots_at(table_ptr, p, is_key, BLOCK_SIZE)
         is_pair = (p[None, :] <= pos_R[:, None]) & (p[None, :] >= low_R[:, None])
         m1, z1, acc1 = _attend(q, q_tail, k_ptr, v_ptr, k_scale_ptr, v_scale_ptr, slot_P, is_key,
                                is_pair, m1, z1, acc1, scale, cap, offs_h, offs_t, kv_stride, HEAD,

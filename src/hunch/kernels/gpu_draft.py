@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
-from hunch.kernels.gpu_step import C_TOKENS, slots_of
+from hunch.kernels.gpu_step import C_TOKENS, live_slots
 from hunch.kernels.step import RowState, StepRows
 
 
@@ -33,7 +33,7 @@ def _known_kernel(
     where = tl.load(known_ptr + row) - width + place
     is_live = is_row & is_in & (where >= 0)
     token = tl.load(history_ptr + row * history_stride + where, mask=is_live, other=0)
-    slot = slots_of(table_ptr + row * table_stride, where, is_live, BLOCK_SIZE)
+    slot = live_slots(table_ptr + row * table_stride, where, is_live, BLOCK_SIZE)
     tl.store(packed_ptr + at, token, mask=is_in)
     tl.store(pos_ptr + at, tl.where(is_live, where, 0), mask=is_in)
     tl.store(slot_ptr + at, slot, mask=is_in)
@@ -60,7 +60,7 @@ def _committed_kernel(
     at = r * width + place
     where = tl.load(known_ptr + row) - count + place
     token = tl.load(history_ptr + row * history_stride + where, mask=is_live, other=0)
-    slot = slots_of(table_ptr + row * table_stride, where - 1, is_live, BLOCK_SIZE)
+    slot = live_slots(table_ptr + row * table_stride, where - 1, is_live, BLOCK_SIZE)
     tl.store(packed_ptr + at, token, mask=is_in)
     tl.store(pos_ptr + at, tl.where(is_live, where - 1, 0), mask=is_in)
     tl.store(slot_ptr + at, slot, mask=is_in)

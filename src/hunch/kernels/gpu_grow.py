@@ -24,7 +24,7 @@ from hunch.kernels.gpu_filters import ID_BITS, edges, rank_of
 from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
 from hunch.kernels.gpu_process import process_level
 from hunch.kernels.gpu_sampling import scores_of
-from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED, slots_of
+from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED, live_slots
 from hunch.kernels.step import Draws, RowState, StepRows
 
 CHUNK = 1024  # columns of one program: many small ones finish sooner than a few large ones
@@ -156,7 +156,7 @@ def _next_inputs(
         known -= 1
     at = r * GROWN + place
     pos = known + depth + place * 0
-    slot = slots_of(table_ptr, known + first_node + place, is_live, BLOCK_SIZE)
+    slot = live_slots(table_ptr, known + first_node + place, is_live, BLOCK_SIZE)
     tl.store(packed_ptr + at, tl.where(is_live, token, 0), mask=is_in)
     tl.store(pos_ptr + at, tl.where(is_live, pos, 0), mask=is_in)
     tl.store(slot_ptr + at, slot, mask=is_in)
@@ -168,7 +168,7 @@ def _next_inputs(
         up = tl.where(is_live, parent, -1)  # of earlier launches from here on
         for i in range(depth):
             is_up = up >= 0
-            slot = slots_of(table_ptr, known + up, is_up, BLOCK_SIZE)
+            slot = live_slots(table_ptr, known + up, is_up, BLOCK_SIZE)
             tl.store(tree_ptr - 1 - i, slot, mask=is_up)
             up = tl.load(parents_ptr + up, mask=is_up, other=-1)
 

@@ -1,6 +1,6 @@
-"""Pack, commit and compact on the device: a step that never asks the host.
+"""Pack, commit and compact on the device, without the host.
 
-`kernels.step` has the state, and says in plain Python what each of these does.
+`kernels.step` holds the state, and the plain Python form of each of these kernels.
 
 Shape letters: R rows of the step, X rows of the engine, N nodes of a step's draft, G nodes a draft
 can have, K tokens one step can commit (N + 1), M rows of logits (R times K), L longest sequence, B
@@ -56,16 +56,16 @@ def now():
 
 
 @triton.jit
-def slots_in(table_ptr, where, is_live, BLOCK_SIZE: tl.constexpr):
-    """The slots of a row's positions; any, for those that are padding."""
+def slots_at(table_ptr, where, is_live, BLOCK_SIZE: tl.constexpr):
+    """The slots of a row's positions; for padding, any slot."""
     block = tl.load(table_ptr + where // BLOCK_SIZE, mask=is_live, other=0).to(tl.int64)
     return block * BLOCK_SIZE + where % BLOCK_SIZE
 
 
 @triton.jit
-def slots_of(table_ptr, where, is_live, BLOCK_SIZE: tl.constexpr):
-    """The same, -1 for padding."""
-    return tl.where(is_live, slots_in(table_ptr, where, is_live, BLOCK_SIZE), -1)
+def live_slots(table_ptr, where, is_live, BLOCK_SIZE: tl.constexpr):
+    """The slots of a row's positions; for padding, -1."""
+    return tl.where(is_live, slots_at(table_ptr, where, is_live, BLOCK_SIZE), -1)
 
 
 @triton.jit(do_not_specialize=["num_nodes", "max_depth"])
@@ -99,7 +99,7 @@ def _pack_kernel(
     tl.store(packed_ptr + at, tl.where(place == 0, last, token), mask=is_in)
     p = tl.maximum(known - 1, 0) + place
     table_ptr += row * table_stride
-    tl.store(slot_ptr + at, slots_of(table_ptr, p, is_live, BLOCK_SIZE), mask=is_in)
+    tl.store(slot_ptr + at, live_slots(table_ptr, p, is_live, BLOCK_SIZE), mask=is_in)
     tl.store(seq_ptr + at, (place * 0).to(tl.int64) + row, mask=is_in)
     if IS_TREE:
         parents_ptr += row * draft_stride
@@ -114,8 +114,11 @@ def _pack_kernel(
         node = tl.where(is_live, place - 1, -1).to(tl.int64)
         for i in range(max_depth):
             is_up = node >= 0
-            tl.store(tree_ptr + at * max_depth + depth - 1 - i,
-                     slots_of(table_ptr, known + node, is_up, BLOCK_SIZE), mask=is_up)  # fmt: skip
+            tl.store(
+                tree_ptr + at * max_depth + depth - 1 - i,
+                live_slots(table_ptr, known + node, is_up, BLOCK_SIZE),
+                mask=is_up,
+            )
             node = tl.load(parents_ptr + node, mask=is_up, other=-1)
     else:
         tl.store(pos_ptr + at, tl.where(is_live, p, 0), mask=is_in)
@@ -123,11 +126,11 @@ def _pack_kernel(
 
 
 def pack(state: RowState, step: StepRows, num_nodes: int, ids_T: Tensor, attn: AttnInputs) -> None:
-    """A step of N + 1 tokens per row into given buffers: the row's last known token, its nodes.
+    """Fill the buffers of a step of N + 1 tokens per row: its last known token, then its nodes.
 
     Places past a row's nodes, and rows that ended, are padding (slot -1). seq_T names rows of the
-    engine, so table_XB is the step's table as it is. Without tree_TP the draft is a chain. A step
-    whose first row is padding has no rows and does not count as a step.
+    engine, so the step's block table is table_XB itself. Without tree_TP the draft is a chain. A
+    step whose first row is padding has no rows, and is not counted.
     """
     tree_TP = attn.tree_TP
     _pack_kernel[(len(step.ids_R),)](
@@ -151,7 +154,7 @@ def _commit_kernel(
     num_nodes, draft_stride, history_stride, result_stride, num_stops,
     BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """One row: walk the draft while it says what the target chose; append; look for the end."""
+    """One row: walk the draft while it agrees with the target, append tokens, look for the end."""
     r = tl.program_id(0).to(tl.int64)
     wait_for_inputs()
     let_next_start()
@@ -195,9 +198,9 @@ def _commit_kernel(
 
 
 def commit(state: RowState, step: StepRows, choice_M: Tensor, num_nodes: int) -> None:
-    """Append what each row decided; choice_M holds the target's token after root and nodes.
+    """Append each row's tokens; choice_M holds the target's token after the root and each node.
 
-    Tokens after a stop id or past the end are not committed. The waiting draft is used up.
+    Tokens after a stop id or past the end are not committed. The row then has no draft.
     """
     num_stops = state.stop_XS.shape[1]
     _commit_kernel[(len(step.ids_R),)](
@@ -215,8 +218,10 @@ def _compact_kernel(
     k_ptr, v_ptr, path_ptr, result_ptr, slot_ptr, layer_stride, num_nodes, result_stride,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Row r, layer l: node path[i] moves to the slot after the root's by i. In order of i, as a
-    node never stands before its place."""
+    """Row r, layer l: the KV of node path[i] moves to node i's slot.
+
+    In order of i: path[i] >= i, so that nothing is overwritten before it was moved.
+    """
     r, layer = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     wait_for_inputs()
     let_next_start()

@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 
 
 def slots_at(table_SB: Any, seq: Any, positions: Any, block_size: int) -> Any:
-    """The KV slots of positions, by the blocks of their sequences; of tensors or of arrays."""
+    """The KV slots of positions of sequences; for tensors and for arrays."""
     return table_SB[seq, positions // block_size] * block_size + positions % block_size
 
 
-def put_slots(
+def write_slots(
     table_B: np.ndarray, first: int, block_size: int, positions: np.ndarray, slot_T: np.ndarray
 ) -> None:
-    """The slots of the few positions of a step from `first` on: they lie in a block or two.
+    """Write the slots of positions `first`, `first` + 1, ... into slot_T, one block at a time.
 
-    `positions` are 0, 1, 2, ... Past the table, where nothing is written, its last block is named.
+    `slots_at` for the few tokens of one row, whose blocks are one or two. `positions` are 0, 1, 2,
+    ... A position past the table, whose KV is never written, gets a slot of its last block.
     """
     done, last = 0, len(table_B) - 1
     while done < len(slot_T):
@@ -67,11 +68,11 @@ class KVCache:
     states: RowStates | None = None  # what recurrent layers remember of rows
     scales: KVCache | None = None  # of codes of 8 bits: a float32 per slot and head, [L, C, M, 1]
     others: KVCache | None = None  # the last layers, where their heads are of another shape
-    # Who holds the other heads of the same slots, and must move them too.
+    # Called with each move: other ranks hold the other heads of the same slots.
     on_move: list[Callable[[Tensor, Tensor], None]] = field(default_factory=list)
 
     def move(self, source_P: Tensor, target_P: Tensor) -> None:
-        """Copy what slots hold to others; an accepted path goes where its positions are."""
+        """Copy the KV of slots to other slots: that of accepted nodes to their positions'."""
         self.k_LCMH[:, target_P] = self.k_LCMH[:, source_P]
         if self.v_LCMH is not self.k_LCMH:
             self.v_LCMH[:, target_P] = self.v_LCMH[:, source_P]
@@ -82,7 +83,7 @@ class KVCache:
             tell(source_P, target_P)
 
     def compact(self, source: np.ndarray, target: np.ndarray) -> None:
-        """`move` by slots that the host knows; those that stay where they are take no time."""
+        """`move`, leaving out slots that stay where they are."""
         moved = source != target
         if moved.any():
             device = self.k_LCMH.device
@@ -126,13 +127,13 @@ def zero_kv(
 
 
 def has_scales(dtype: torch.dtype) -> bool:
-    """Whether keys and values of a precision are codes, which a scale per slot and head makes
-    numbers."""
+    """Whether keys and values of a precision are codes, with a scale per slot and head."""
     return dtype.itemsize == 1
 
 
 def codes_ref(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Codes and scales of heads, [..., H] to [..., H] and [..., 1]: the largest has the highest."""
+    """Codes and scales of heads, [..., H] to [..., H] and [..., 1]; the largest number of a head
+    has the largest code."""
     most = 127.0 if dtype == torch.int8 else torch.finfo(dtype).max
     scale = x.float().abs().amax(-1, keepdim=True) / most
     scale = torch.where(scale > 0, scale, 1.0)

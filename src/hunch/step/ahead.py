@@ -1,10 +1,9 @@
 """The first start on a machine: all its kernels are compiled at once, before graphs are captured.
 
-A start goes on as ever until Triton compiles a kernel that its cache does not have. Then the rest
-of the start is rehearsed, to see which kernels it will launch, and these are compiled on all cores.
-Kernels that only some requests need (rules, masks, scores, predictions) are compiled after them, in
-the background: no start waits for these. Where all of the start's are in the cache, nothing here
-takes any time.
+When Triton first compiles a kernel that its cache does not have, the rest of the start is
+rehearsed, to see which kernels it will launch, and these are compiled on all cores. Kernels that
+only some requests need (rules, masks, scores, predictions) are compiled after that in the
+background. A start whose kernels are all in the cache takes no longer than without this.
 """
 
 from __future__ import annotations
@@ -28,26 +27,26 @@ if TYPE_CHECKING:  # needs Triton
 log = logging.getLogger("hunch")
 
 Bar = Callable[[int, bool | None, str], AbstractContextManager[Callable[[], None]]]
-FEW = 4  # kernels that are compiled as fast one after the other
-# Of torch; or of another Triton, which has other words for what it is asked.
+FEW = 4  # kernels: fewer are not worth starting processes for
+# What torch raises, and what a Triton raises whose interface is not the one used here.
 COMPILE_ERRORS = (RuntimeError, TypeError, AttributeError, LookupError)
 
 
 class Ahead:
-    """Compiles ahead, once in a start, from the first kernel that was missing."""
+    """Compiles the missing kernels of a start, once, when the first of them is seen."""
 
     def __init__(self, num_workers: int) -> None:
         self._num_workers = num_workers  # 0: kernels are compiled as they are launched
         self._workers: CompileWorkers | None = None
         self._is_over = num_workers == 0
-        self._is_behind = False  # workers compile what no start waits for
+        self._is_behind = False  # workers still compile in the background
 
     @property
     def is_due(self) -> bool:
         return self._workers is not None and not self._is_over
 
     def missed(self) -> None:
-        """A kernel was compiled: more will be, and processes for them take a while to start."""
+        """A kernel was not in the cache: start worker processes, as more will be missing."""
         if self._is_over or self._workers is not None:
             return
         from hunch.kernels.gpu_compile import CompileWorkers
@@ -58,9 +57,9 @@ class Ahead:
             self._give_up(error)
 
     def prepare(self, runner: Runner, bar: Bar, *, is_greedy: bool) -> None:
-        """All of the runner's preparations, with what they launch compiled before."""
+        """Do the runner's preparations; compile what they launch as soon as a kernel is missing."""
         todo, done = runner.preparations(is_greedy=is_greedy), 0
-        # Other processes would have to be told.
+        # Ranks in other processes would have to rehearse too.
         self._is_over |= isinstance(runner.target, OverProcesses | LeadsSteps)
         while done < len(todo):
             if self.is_due:
@@ -77,7 +76,7 @@ class Ahead:
     def _compile(
         self, rest: list[Callable[[], Any]], later: list[Callable[[], Any]], bar: Bar
     ) -> None:
-        """What the rest of a start launches, and in the background what comes later."""
+        """Compile what the rest of a start launches, and in the background what comes later."""
         from hunch.kernels.gpu_compile import in_turn
 
         assert self._workers is not None
@@ -127,7 +126,7 @@ class Ahead:
         say_once(f"kernels are compiled one after the other, as they are launched: {error}")
 
     def close(self) -> None:
-        """Nothing is compiled from here on, but what is under way in the background."""
+        """The start is over; workers in the background finish what they have."""
         self._is_over = True
         if self._workers is None:
             return
@@ -138,7 +137,7 @@ class Ahead:
 
 
 class _Rehearsal:
-    """Runs preparations whose launches are only noted, each kernel once."""
+    """Runs preparations without launching kernels, and notes each kernel once."""
 
     def __init__(self) -> None:
         from hunch.kernels.gpu_compile import Noter
@@ -147,7 +146,7 @@ class _Rehearsal:
         self._note: Callable[[Job], None]
 
     def run(self, todo: list[Callable[[], Any]], note: Callable[[Job], None]) -> None:
-        """`note` is told what is missing of the kernels that `todo` will launch."""
+        """Call `note` for each kernel that `todo` would launch and that is not in the cache."""
         from hunch.step.capture import rehearsed
 
         self._note = note
@@ -160,13 +159,13 @@ class _Rehearsal:
 
 @contextmanager
 def compiling_ahead(device: torch.device) -> Iterator[Ahead]:
-    """While a model is loaded and prepared on this device."""
+    """For the time in which a model is loaded and prepared on this device."""
     if device.type != "cuda":
         yield Ahead(0)
         return
     try:
         from hunch.kernels import gpu_compile
-    except ImportError:  # no Triton: torch's own kernels, or another one
+    except ImportError:  # no Triton, or another version of it
         yield Ahead(0)
         return
     if not gpu_compile.is_possible():

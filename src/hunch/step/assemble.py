@@ -90,7 +90,7 @@ def assemble(
 def _capacity(
     config: Config, context: DrafterContext, needs: Needs, shapes: list[KVShape]
 ) -> Capacity:
-    """What fits, and what a request may ask for."""
+    """How much the engine can hold, and what a request may ask for."""
     target, block_size, is_beside = context.target, config.cache.block_size, needs.kv is not None
     here = shapes if context.draft_device in (None, target.device) else shapes[:1]
     num_blocks = _count_blocks(config, target, here, context.max_len, needs.max_nodes)
@@ -146,7 +146,7 @@ def _draft_device(asked: str | None, target: Target) -> torch.device | None:
 
 
 def _depth(asked: int | None, max_under_way: int, captures: bool) -> int:
-    """Steps that are launched ahead of results: of the same rows, or one for each stage."""
+    """How many steps are launched before a result is read: one, or one per pipeline stage."""
     if max_under_way > 1:
         return max_under_way - 1
     return int(captures) if asked is None else asked
@@ -187,9 +187,9 @@ def _count_blocks(
 
 
 def _num_snapshots(config: Config) -> int:
-    """Recurrent states to keep for texts that begin alike.
+    """How many recurrent states to keep for prompts that begin alike.
 
-    In stages none: the first is at a row's next tokens when the last could keep a state.
+    None with pipeline stages: the first stage has gone on by the time the last could keep a state.
     """
     if not config.cache.enable_prefix_caching or config.parallel.pipeline_parallel_size > 1:
         return 0
@@ -197,7 +197,7 @@ def _num_snapshots(config: Config) -> int:
 
 
 def _states(target: Target, num_rows: int, num_snapshots: int, max_nodes: int) -> RowStates | None:
-    """Of rows, and after them those that are kept."""
+    """Recurrent states: those of the rows, then the ones that are kept (snapshots)."""
     shape = target.states_of(num_rows + num_snapshots, max_nodes)
     if shape is not None:
         words = f"up to {num_snapshots} prefixes" if num_snapshots else "no prefixes"

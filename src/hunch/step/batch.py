@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hunch.draft import Draft
 from hunch.kernels.attention import AttnInputs, Span
-from hunch.kernels.kv_store import put_slots
+from hunch.kernels.kv_store import write_slots
 from hunch.step.rows import MAX_STAGED, NOTHING, Nodes, RowBuffers, Stage
 from hunch.types import RowWork
 
@@ -66,7 +66,7 @@ class Batch:
     parts: list[RowPart]  # in the order of the plan's work; rows with nothing to do are left out
 
     def to(self, device: torch.device) -> Batch:
-        """The tensors where the target reads them; what the host knows stays."""
+        """The same batch with its tensors on the target's device."""
         if device.type == "cpu":
             return self
         tensors = ("pos_T", "slot_T", "seq_T", "table_SB", "base_T", "tree_TP", "row_S")
@@ -77,7 +77,7 @@ class Batch:
         return Batch(self.ids_T.to(device), replace(self.attn, **moved), self.parts)
 
     def copy(self) -> Batch:
-        """The same in memory of its own, which the next packed step does not write over."""
+        """A copy, which the next packed step does not overwrite."""
         attn = self.attn
         columns = ("pos_T", "slot_T", "seq_T", "table_SB", "base_T")
         copied = {name: getattr(attn, name).clone() for name in columns}
@@ -99,7 +99,7 @@ class Batch:
 
 
 def _add_draws(draft: Draft, parts: list[RowPart]) -> None:
-    """What nodes were drawn from, where a drafter said so."""
+    """Add the distributions that nodes were drawn from, where the drafter gave them."""
     some = next((part.nodes.q_NV for part in parts if part.nodes.q_NV is not None), None)
     if some is None:
         return
@@ -113,7 +113,7 @@ def _add_draws(draft: Draft, parts: list[RowPart]) -> None:
 
 
 def pack(rows: RowBuffers, work: list[RowWork]) -> Batch:
-    """Pack what the plan asks for; a row that is behind the plan's guess gives what it has."""
+    """Pack a plan's work; a row with fewer known tokens than the plan assumed packs those."""
     parts: list[RowPart] = []
     first = 0
     for item in work:
@@ -130,7 +130,7 @@ def pack(rows: RowBuffers, work: list[RowWork]) -> Batch:
 
 
 def pack_known(rows: RowBuffers, spans: list[tuple[int, int, int]]) -> Batch:
-    """Known tokens alone: (row, start, stop) each, whoever processed them before."""
+    """Pack known tokens alone, given as (row, start, stop), for a drafter's network."""
     parts: list[RowPart] = []
     first = 0
     for row, start, stop in spans:
@@ -179,7 +179,7 @@ def _pack(rows: RowBuffers, parts: list[RowPart], num_tokens: int) -> Batch:
 
 
 def _pack_chain(rows: RowBuffers, parts: list[RowPart], stage: Stage) -> Batch:
-    """The same for one row that decodes: nothing is made that is there already."""
+    """`_pack` for a single row without a tree: it only fills buffers that exist already."""
     (part,) = parts
     ids_T, pos_T, slot_T, seq_T, base_T = stage.arrays
     row, start, num_known = part.row, part.start, part.num_known
@@ -187,7 +187,7 @@ def _pack_chain(rows: RowBuffers, parts: list[RowPart], stage: Stage) -> Batch:
     ids_T[:num_known] = rows.tokens[row, start : start + num_known]
     ids_T[num_known:] = part.nodes.tokens_N
     pos_T[:] = rows.positions[start:stop]
-    put_slots(rows.table[row], start, rows.block_size, rows.positions, slot_T)
+    write_slots(rows.table[row], start, rows.block_size, rows.positions, slot_T)
     seq_T[:] = 0
     base_T[:] = stop
     ids, pos, slot, seq, base = stage.tensors

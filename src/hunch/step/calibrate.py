@@ -14,7 +14,7 @@ from hunch.types import Request, RowStart, RowWork, SamplingParams
 
 SIZES = (1, 2, 4, 8, 16, 32)
 SPREAD = 7919  # from one token id to the next
-MAX_SECONDS = 0.5  # a slow model learns the rest of its curve while it serves
+MAX_SECONDS = 0.5  # then the rest of the curve is left to be measured while serving
 
 
 @torch.inference_mode()
@@ -33,9 +33,9 @@ def calibrate(runner: Runner) -> None:
 
 @torch.inference_mode()
 def is_finite(runner: Runner) -> bool:
-    """Whether a pass over two tokens comes to numbers; with damaged weights it does not.
+    """Whether the logits of a short pass are finite; with damaged weights they may not be.
 
-    Captured passes have padding after the tokens, whose numbers mean nothing.
+    Only those of real tokens count: a captured pass also has padding.
     """
     size = min(2, runner.capacity.block_size, runner.capacity.max_len)
     _, logits_TV = _pass(runner, size, 1)
@@ -44,7 +44,7 @@ def is_finite(runner: Runner) -> bool:
 
 def _pass(runner: Runner, size: int, num_blocks: int) -> tuple[float, Tensor]:
     """The seconds that a pass over this many tokens takes, and the logits after them."""
-    # All different: tokens that are alike would ask the same few experts.
+    # All different: equal tokens would use the same few experts.
     ids = [(SPREAD * i + 1) % runner.target.spec.vocab_size for i in range(size)]
     request = Request(id="", prompt_ids=ids, params=SamplingParams(), seed=0)
     start = RowStart(

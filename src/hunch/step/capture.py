@@ -1,6 +1,6 @@
-"""CUDA graphs: a body captured once and replayed. No other file knows them.
+"""CUDA graphs: a function captured once and replayed. No other file uses torch's graphs.
 
-Where there is no GPU (in tests) a graph simply runs its body.
+Without a GPU (in tests) a graph simply calls its function, the body.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 
 from hunch.step.collector import without_collector
 
-TIMED = 5  # replays behind a graph's cost
+TIMED = 5  # replays by which a graph is timed
 
-# How bodies of graphs that nobody will replay are run; None: graphs are captured.
+# In a rehearsal: how bodies are run instead of being captured.
 _rehearse: ContextVar[Callable[[Callable[[], Any]], Any] | None] = ContextVar(
     "rehearse", default=None
 )
@@ -25,7 +25,7 @@ _rehearse: ContextVar[Callable[[Callable[[], Any]], Any] | None] = ContextVar(
 
 @contextmanager
 def rehearsed(run: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
-    """Graphs that are made meanwhile only have their bodies run, by `run`."""
+    """In this context graphs are not captured: `run` runs their bodies once."""
     token = _rehearse.set(run)
     try:
         yield
@@ -53,7 +53,7 @@ class Graph:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             self._graph = torch.cuda.CUDAGraph()
-            # To collect a graph of an engine that is gone would end a capture.
+            # Collecting the graph of another engine would break this capture.
             with without_collector(), torch.cuda.graph(self._graph, pool=pool):
                 self.outputs = body()
 
@@ -68,7 +68,7 @@ class Graph:
 
 
 def seconds_of(graph: Graph, device: torch.device) -> float:
-    """What replaying this takes on the device, as noise only ever adds; 0 where there is none."""
+    """Seconds of a replay on the device, the least of a few; 0 without a GPU."""
     if device.type != "cuda" or _rehearse.get() is not None:
         return 0.0
     events = [torch.cuda.Event(enable_timing=True) for _ in range(TIMED + 1)]  # type: ignore[no-untyped-call]
@@ -82,5 +82,5 @@ def seconds_of(graph: Graph, device: torch.device) -> float:
 
 
 def new_pool(device: torch.device) -> Any:
-    """Memory that all graphs share: one of them runs at a time."""
+    """A memory pool that all graphs share, as only one of them runs at a time."""
     return torch.cuda.graph_pool_handle() if device.type == "cuda" else None

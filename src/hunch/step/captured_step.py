@@ -1,9 +1,8 @@
 """Captured steps of rows that decode: launched ahead of their results, read one step late.
 
-A step is two graphs. `forward` needs nothing from the host. Where rows follow a grammar, the host
-receives the step before while `forward` runs, fills in what may follow each drafted node, and only
-then launches `finish`; otherwise both are launched at once. All that masks do not need of a result
-is read after `finish` was launched.
+A step is two graphs, `forward` and `finish`. Without grammars both are launched at once. Where rows
+have grammars, the host receives the step before while `forward` runs, fills in the masks (what may
+follow each drafted node), and then launches `finish`. The rest of a result is applied after that.
 
 Shape letters: R rows of the step, C columns of a result, X rows of the engine.
 """
@@ -26,7 +25,7 @@ from hunch.drafting.costs import StepShape
 from hunch.kernels.step import FIRST, Draws
 from hunch.models.target import FusedTarget
 from hunch.step.parts import RunnerParts
-from hunch.step.passes import Reader
+from hunch.step.passes import CatchUp
 from hunch.step.results import NO_SCORES, apply_rows, merge_results, take_back
 from hunch.step.row_extras import CheckedResult, Group, RowExtras, with_extras
 from hunch.step.step_graphs import (
@@ -49,28 +48,28 @@ MAX_PREPARED = 256  # rows up to which steps are captured at the start
 class Received(NamedTuple):
     """What a step did, and which of its requests are still in their rows."""
 
-    result_RC: np.ndarray  # good until the buffer's next turn
-    lines: list[list[int]]  # of it, without scores; what was taken back is not in them
+    result_RC: np.ndarray  # valid until the buffer is used again
+    lines: list[list[int]]  # the same without scores, and without tokens that were taken back
     seconds: float
-    since: float | None  # seconds since the result before, if the device was busy all the time
-    host_seconds: float  # seconds of steps that the host led meanwhile
+    since: float | None  # seconds since the last result, if the device was busy all the time
+    host_seconds: float  # seconds of steps that the host ran meanwhile
     here: list[Request | None]
     checked: CheckedResult
 
 
 @dataclass(slots=True)
 class PendingStep:
-    """A captured step whose result nobody has read."""
+    """A captured step that was launched, and whose result was not applied yet."""
 
     group: Group
     requests: list[Request | None]
     graph: StepGraph
     buffer: int  # of the download, where its result will be
-    num_masked: dict[int, int]  # of rows that choose before their grammar is asked: their masks
+    num_masked: dict[int, int]  # masks of each row that chooses before its grammar is asked
     void: set[int]  # rows that began it after a token that was taken back
     plan_id: int = 0
-    received: Received | None = None  # its result is there, and grammars went on by it
-    order: list[RowWork] | None = None  # all of the plan's work, where the host did a part
+    received: Received | None = None  # its result, once grammars have consumed its tokens
+    order: list[RowWork] | None = None  # all of the plan's work, if the host did a part of it
     others: StepResult | None = None  # what the host did
 
 
@@ -100,12 +99,12 @@ class CapturedSteps:
             pool,
             scores_processed=parts.scores_processed,
         )
-        self.reader: Reader | None = None
+        self.catch_up: CatchUp | None = None
         if found is not None and found.network is not None:
             assert isinstance(found.network.model, FusedTarget)
-            self.reader = Reader(found.network.model, found.network.kv, self.rows, pool)
-        self._is_served = np.zeros(capacity.max_rows, dtype=np.bool_)  # once it is caught up
-        self._is_decoding = np.zeros(capacity.max_rows, dtype=np.bool_)  # caught up once
+            self.catch_up = CatchUp(found.network.model, found.network.kv, self.rows, pool)
+        self._is_served = np.zeros(capacity.max_rows, dtype=np.bool_)  # captured steps can
+        self._is_decoding = np.zeros(capacity.max_rows, dtype=np.bool_)  # its prompt is computed
         self.extras = RowExtras(
             self.rows,
             parts.grammars,
@@ -116,10 +115,10 @@ class CapturedSteps:
             can_take_back=not parts.scores_processed and not capacity.has_states,
         )
         self._last: tuple[list[RowWork], Group] | None = None  # all work, and its captured part
-        # When the last result was read, if a further step was under way then.
+        # When the last result was received, if another step was pending then.
         self._received_at: float | None = None
-        self._host_seconds = 0.0  # seconds of steps that the host led since then
-        self._num_pending = 0  # steps launched and not read
+        self._host_seconds = 0.0  # seconds of steps that the host ran since then
+        self._num_pending = 0  # steps launched and not received
         self.capacity = replace(
             capacity,
             max_draft_rows=self._max_draft_rows(capacity.max_rows),
@@ -127,7 +126,7 @@ class CapturedSteps:
         )
 
     def _max_draft_rows(self, max_rows: int) -> int | None:
-        """Rows with which a step still drafts; None: with any number."""
+        """The most rows with which a step drafts; None: any number."""
         num_rows = bucket(max_rows)
         if self.drafter is None or self.policy.shapes.checks_at(num_rows):
             return None
@@ -138,20 +137,20 @@ class CapturedSteps:
     def preparations(
         self, *, is_greedy: bool = False, is_rehearsal: bool = False
     ) -> list[Callable[[], Any]]:
-        """Capture steps of every power of two; rare kinds are captured as they come.
+        """Calls that capture the usual steps, for every power of two of rows.
 
-        A rehearsal goes on with kinds that have extras.
+        Other kinds are captured when they are first needed; a rehearsal includes the common ones.
         """
         step = self.steps.blank().rehearse if is_rehearsal else self._step
         todo: list[Callable[[], Any]] = []
-        if self.reader is not None:
-            todo += self.reader.preparations(is_rehearsal=is_rehearsal)
+        if self.catch_up is not None:
+            todo += self.catch_up.preparations(is_rehearsal=is_rehearsal)
         kinds = self.usual_kinds(is_greedy=is_greedy)
         kinds += with_extras(kinds) if is_rehearsal else []
         return todo + [partial(step, kind) for kind in kinds]
 
     def usual_kinds(self, *, is_greedy: bool = False) -> list[StepKind]:
-        """Those that are captured at the start."""
+        """The kinds of steps that are captured at the start."""
         all_draws = (Draws.GREEDY,) if is_greedy else tuple(Draws)
         kinds, num_rows = list[StepKind](), 1
         while num_rows <= bucket(min(self.capacity.max_rows, MAX_PREPARED)):
@@ -163,13 +162,13 @@ class CapturedSteps:
     def _step(self, kind: StepKind) -> StepGraph:
         graph = self.steps.step(kind)
         if self.policy.captured(graph):
-            self._received_at = None  # the step under way did not take that long: capturing did
+            self._received_at = None  # else capturing would count as time of the pending step
         return graph
 
     # --- who takes part ---------------------------------------------------------------------------
 
     def start(self, starts: list[RowStart]) -> None:
-        """Requests came into rows."""
+        """New requests have rows."""
         self._last = None
         self.policy.start([start.row for start in starts])
         for start in starts:
@@ -186,7 +185,7 @@ class CapturedSteps:
         mode, drafter = params.speculation.mode, self.drafter
         if mode == "off" or not self.capacity.max_nodes or params.speculation.max_nodes == 0:
             return True
-        if drafter is None:  # its drafts are made by the host
+        if drafter is None:  # the host makes its drafts
             return False
         return mode in ("default", "auto", drafter.name) or mode in drafter.sources
 
@@ -214,21 +213,21 @@ class CapturedSteps:
         return None if is_ready_R is None else is_ready_R | self.network_use.is_dropped(rows)
 
     def after_host_step(self, result: StepResult) -> None:
-        """The host led a step: its rows changed, and a draft model may have to read them."""
+        """The host ran a step: its rows changed, and a draft model may have to catch up on them."""
         self._last = None
         self._host_seconds += result.target_seconds + result.draft_seconds
         for row in result.rows:
             self.device_rows.mark_stale(row.row)
             self._is_decoding[row.row] |= bool(row.tokens)
             self.extras.forget_draft(row.row)
-        if self.reader is None:
+        if self.catch_up is None:
             return
         began = perf_counter()
         served = np.flatnonzero(self._is_decoding & self._is_served).tolist()
         running = {row for row in served if self.rows.requests[row] is not None}
         rows = [row.row for row in result.rows if row.row in running]
         with torch.inference_mode():
-            self.policy.read(rows, self.reader, running)
+            self.policy.catch_up(rows, self.catch_up.run, running)
         seconds = perf_counter() - began
         result.draft_seconds += seconds
         self._host_seconds += seconds
@@ -236,9 +235,9 @@ class CapturedSteps:
     # --- before a step ----------------------------------------------------------------------------
 
     def launch(self, work: list[RowWork], receive: Callable[[], set[int]]) -> PendingStep | None:
-        """Start a step of the rows that can take one; None: the host must lead all of them.
+        """Launch a step of the rows that can take one; None: the host must run them all.
 
-        `receive` receives the steps before it, and returns the rows that took tokens back.
+        `receive` receives the steps before it, and returns the rows whose tokens were taken back.
         """
         group = self._group(work)
         if group is not None and self.drafter is not None:
@@ -254,7 +253,7 @@ class CapturedSteps:
             return None
         self._upload(group, graph)
         requests = [self.rows.requests[row] for row in group.ids]
-        if not self._num_pending:  # nobody was waiting for the device since the last one was read
+        if not self._num_pending:  # the device was idle: the time since then is not a step's
             self._received_at, self._host_seconds = None, 0.0
         self._num_pending += 1
         graph.forward.replay()
@@ -270,7 +269,7 @@ class CapturedSteps:
         return PendingStep(group, requests, graph, buffer, num_masked, void)
 
     def _group(self, work: list[RowWork]) -> Group | None:
-        """The rows that take part; mostly the same, with the same work, as in the step before."""
+        """The rows that take part; mostly the group of the step before, which is kept."""
         if self._last is not None and self._last[0] == work:
             return self._last[1]
         rows = [item.row for item in work]
@@ -282,7 +281,7 @@ class CapturedSteps:
         return self._last[1]
 
     def _ready(self, group: Group, drafter: DeviceDrafter) -> Group | None:
-        """The rows that the drafter is ready for; none, while the result of one is not read."""
+        """The rows that the drafter is ready for; None while the result of another is pending."""
         is_ready_R = self._is_ready(group.ids, drafter)
         if is_ready_R is None or is_ready_R.all():
             return group
@@ -293,28 +292,28 @@ class CapturedSteps:
         return Group(ready, self.extras) if ready else None
 
     def _shape(self, group: Group) -> StepShape | None:
-        """The step's shape, if the rows' network has seen enough for it."""
+        """The step's shape; None: a draft model must catch up first, which the host runs."""
         shape = StepShape(0)
         if group.is_drafting:
             shape = self.policy.choose(group.row_R, extras=group.extras)
         return shape if self.policy.is_ready(shape, group.row_R) else None
 
     def _graph(self, group: Group, shape: StepShape) -> StepGraph | None:
-        """The group's step of this shape; None: there is no memory to capture it."""
+        """The captured step of this shape; None: there is no memory to capture it."""
         num_best = NO_SCORES if group.num_best == NO_SCORES else best_size(group.num_best)
         kind = StepKind(len(group.ids), *shape, group.draws, group.extras, num_best)
         try:
             graph = group.graphs[shape] = self._step(kind)
         except torch.OutOfMemoryError:
             num_rows = len(group.ids)
-            log.warning("no GPU memory to capture a step of %d rows: the host leads it", num_rows)
+            log.warning("no GPU memory to capture a step of %d rows: the host runs it", num_rows)
             return None
         return graph
 
     def _upload(self, group: Group, graph: StepGraph) -> None:
         max_checked = self.extras.max_checked(group)
         renewed = self.device_rows.update(group.ids, max_checked, group.max_draft, graph.num_rows)
-        if renewed:  # from here on the device drafts; what the host held is out of date
+        if renewed:  # now the device drafts, and the host's draft is out of date
             self.host_drafter.forget(renewed)
             for row in renewed:
                 self.rows.drafts[row] = None
@@ -322,9 +321,9 @@ class CapturedSteps:
     # --- after a step -----------------------------------------------------------------------------
 
     def receive(self, pending: PendingStep) -> set[int]:
-        """Wait for a step, and let grammars go on by it: what the next step's masks need.
+        """Wait for a step's result, and let grammars consume its tokens, for the next masks.
 
-        Returns the rows that had no mask and chose a token that their grammar does not take.
+        Returns the rows that chose a token without a mask, which their grammar then refused.
         """
         if pending.received is not None:
             return pending.received.checked.taken_back
@@ -382,7 +381,7 @@ class CapturedSteps:
         is_scored = group.num_best != NO_SCORES
         scores = graph.columns.scores(result_RC, group.num_best_R) if is_scored else None
         tokens, results = self.extras.complete(group, here, checked, scores, tokens, results)
-        # On the same stream: what the host ran waited for a step like this one.
+        # On the same stream: what the host ran first waited for a step like this one.
         reading = max(host_seconds - seconds, 0.0)
         target_seconds, plain_seconds = self.policy.timed(graph, seconds, since, reading)
         result = StepResult(

@@ -1,4 +1,4 @@
-"""Python's garbage collector, kept away from what it would disturb."""
+"""Python's garbage collector, switched off where it would disturb."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """What is garbage now is collected later."""
+    """Garbage of this context is collected after it."""
     was_collecting = gc.isenabled()
     gc.disable()
     try:

@@ -32,25 +32,25 @@ def _masks() -> ModuleType:
     return masks
 
 
-# Tokens for which a row's drafted nodes are not checked: the first ones, and where it did not pay.
+# Tokens for which a row's drafted nodes are not checked: at the start, and after that did not pay.
 PAUSE = 8
-HOPE = 0.25  # tokens that checking is thought to bring before it was tried
-RATE = 0.25  # of the newest step, in what it brought
+HOPE = 0.25  # tokens per step that checking is assumed to gain until it was tried
+RATE = 0.25  # weight of the newest step in the mean
 
 
-class _Worth:
-    """Whether a row that chooses before its grammar is asked does well to check drafted nodes.
+class _NodeGain:
+    """Whether checking drafted nodes pays for a row that chooses before its grammar is asked.
 
-    Nodes have no masks there, and a refused choice costs a pass more. A model that does not know
-    yet what the grammar wants chooses what it refuses, later hardly ever.
+    Such nodes have no masks, and a refused choice costs another pass. Refusals are common at the
+    start, while the model does not know the form that the grammar wants, and rare later.
     """
 
     def __init__(self) -> None:
         self.num_left = PAUSE  # tokens before nodes are checked
-        self._mean = HOPE  # tokens that a step brought beyond a plain one's
+        self._mean = HOPE  # tokens that a step gains over a plain one
 
     def note(self, num_tokens: int) -> None:
-        """How many tokens a step committed; one that followed a refused choice, none."""
+        """A step committed this many tokens; 0: it followed a refused choice."""
         if self.num_left:
             self.num_left = max(self.num_left - num_tokens, 0)
             return
@@ -60,16 +60,16 @@ class _Worth:
 
 
 class RowGrammars:
-    """The matchers of the rows; each stands after its row's committed tokens.
+    """The matchers of the rows; each has consumed its row's committed tokens.
 
-    In captured steps, some rows choose first: their grammars are asked about the tokens when the
-    host has received them, and what they refuse is taken back. Such a row has a mask for the first
-    choice of a step at most, none for those after drafted nodes.
+    In captured steps some rows choose first: when the host receives their tokens, it asks the
+    grammar, and tokens that it refuses are taken back. Such a row has a mask for the first choice
+    of a step or none at all, and no masks for drafted nodes.
     """
 
     def __init__(self) -> None:
         self.matchers: dict[int, Matcher] = {}
-        self._asked_later: dict[int, _Worth] = {}  # of rows that choose first
+        self._asked_later: dict[int, _NodeGain] = {}  # rows that choose first
 
     def start(self, start: RowStart) -> None:
         request = start.request
@@ -85,10 +85,10 @@ class RowGrammars:
         self._asked_later.pop(row, None)
 
     def ask_later(self, row: int) -> bool:
-        """Let the row choose first; False: its grammar must be asked before a choice."""
+        """Let the row choose first; False: its grammar must be asked before each choice."""
         if self.matchers[row].grammar.budget is not None:
             return False
-        self._asked_later[row] = _Worth()
+        self._asked_later[row] = _NodeGain()
         return True
 
     def max_checked(self, row: int, num_nodes: int) -> int:
@@ -97,7 +97,7 @@ class RowGrammars:
         return num_nodes if worth is None or not worth.num_left else 0
 
     def masks(self, parts: list[RowPart], vocab_size: int) -> Tensor | None:
-        """What may follow every root and node; None where no row follows a grammar."""
+        """The tokens that may follow each root and node; None: no row has a grammar."""
         if not self.matchers:
             return None
         counts = [1 + part.num_nodes for part in parts]
@@ -123,16 +123,15 @@ class RowGrammars:
         drafts: Mapping[int, tuple[list[int], list[int]]],  # tokens and parents, by row
         counts: Sequence[int],
         num_k: int,
-        void: Collection[int],  # rows whose choice will not count
+        void: Collection[int],  # rows whose choices will be dropped
         mask_MW: np.ndarray,
         is_masked_M: np.ndarray,
     ) -> dict[int, int]:
-        """The same as words of bits, for a captured step of rows with `num_k` masks each.
+        """Write the masks of a captured step as words of bits, `num_k` masks per row.
 
-        `counts`: nodes of each row's draft that are checked, from the first on. A mask that nobody
-        fills in allows nothing.
-        Returns rows that choose first, with how many masks they have: one, or none where the choice
-        can wait for its grammar.
+        `counts`: how many nodes of each row's draft are checked. A mask that is not written allows
+        nothing. Returns how many masks each row has that chooses first: one, or none where a
+        refusal is unlikely (`Matcher.can_wait`).
         """
         masks = _masks()
         jobs: list[Job] = []
@@ -160,7 +159,7 @@ class RowGrammars:
         return num_masked
 
     def commit(self, row: int, tokens: list[int]) -> tuple[int, str | None]:
-        """How many of the tokens follow the grammar; if not all, why it cannot go on."""
+        """Consume tokens; returns how many the grammar takes and, if not all, why it refuses."""
         matcher = self.matchers.get(row)
         if matcher is None:
             return len(tokens), None
@@ -170,10 +169,10 @@ class RowGrammars:
     def consume(
         self, row: int, tokens: list[int], num_masked: int | None
     ) -> tuple[int, str | None]:
-        """Go on by the row's tokens of a captured step; how many the grammar takes.
+        """Consume a row's tokens of a captured step; returns how many the grammar takes.
 
-        `num_masked`: of a row that chooses first, how many of them had masks. If one of these is
-        refused: why the row cannot go on.
+        `num_masked`: how many of the tokens had masks, for a row that chooses first. If one of
+        these is refused, the second value says why the row cannot go on.
         """
         matcher, count = self.matchers.get(row), len(tokens)
         if matcher is None:
@@ -188,9 +187,9 @@ class RowGrammars:
         return taken, None
 
     def fit(self, row: int, nodes: Nodes | None, max_nodes: int) -> Nodes | None:
-        """The row's draft without what the grammar forbids, with what it forces at its ends.
+        """The row's draft without forbidden nodes, and with forced tokens added at its ends.
 
-        Nodes that were drawn stay: leaving one out for its value would bias who weighs the draws.
+        Drawn nodes stay: leaving one out because of its value would bias verifiers that use q.
         """
         matcher = self.matchers.get(row)
         if matcher is None:
@@ -213,7 +212,7 @@ class _Fit:
         for node, parent in enumerate(nodes.parents_N.tolist()):
             self.children[parent + 1].append(node)
         self.kept: list[int] = []
-        self.forced: list[tuple[int, list[int]]] = []  # after which kept node, which tokens
+        self.forced: list[tuple[int, list[int]]] = []  # kept nodes, and the tokens after each
 
     def nodes(self) -> Nodes | None:
         self._visit(-1)
@@ -238,7 +237,7 @@ class _Fit:
         )
 
     def _visit(self, node: int) -> None:
-        """Below a node the matcher stands at."""
+        """Visit the children of a node; the matcher has consumed the path to it."""
         is_leaf = True
         for child in self.children[node + 1]:
             token = self.tokens[child]

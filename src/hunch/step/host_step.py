@@ -1,4 +1,4 @@
-"""A step that the host leads: pack, target forward, verify, commit, observe, propose.
+"""A step run by the host: pack, target forward, verify, commit, observe, propose.
 
 Shape letters: T packed tokens, M rows of logits, R rows of the step, D model width, V vocabulary.
 """
@@ -30,7 +30,7 @@ log = logging.getLogger("hunch")
 
 
 class HostStep:
-    """Steps that the host leads: on a GPU those that read prompts, or draft on the host."""
+    """Steps run by the host: on a GPU prompts, and what captured steps cannot do."""
 
     def __init__(self, parts: RunnerParts) -> None:
         self.capacity, self.target, self.kv = parts.capacity, parts.target, parts.kv
@@ -40,22 +40,22 @@ class HostStep:
         self.logits = StepLogits(parts.target)
         self.device: torch.device = parts.target.device
         self._is_host = self.device.type == "cpu"
-        self.has_stages = parts.capacity.max_under_way > 1  # a pass begins before others end
+        self.has_stages = parts.capacity.max_under_way > 1  # of a pipeline: passes overlap
         self._prepares = None if self.has_stages else parts.prepares
         self._last_end = 0.0  # when the last step's tokens were committed
         self.passes: Passes | None = None  # captured passes, on a GPU
         self._over_processes = parts.target if isinstance(parts.target, OverProcesses) else None
-        self.captured: CapturedRows | None = None  # which of them captured steps take, on a GPU
+        self.captured: CapturedRows | None = None  # which rows take captured steps, on a GPU
 
     def run(self, plan: StepPlan) -> StepResult:
-        """All of a plan's work, in one pass over its rows' tokens."""
+        """Do all of a plan's work, in one pass over its rows' tokens."""
         return self.finish(self.begin(plan))
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> BegunStep:
-        """Pack a plan's rows, and let a target that has stages begin with them.
+        """Pack a plan's rows; with pipeline stages, start the pass too.
 
-        A row may be in several such steps while all but the last of them only catch up in part.
+        A row that is catching up may be in several begun steps, one chunk in each.
         """
         started = perf_counter()
         for work in plan.work:
@@ -72,7 +72,7 @@ class HostStep:
 
     @torch.inference_mode()
     def finish(self, begun: BegunStep) -> StepResult:
-        """The rest of a step. Its time is what it takes beyond the step before."""
+        """Do the rest of a step. Its seconds count from the end of the step before."""
         plan, batch = begun.plan, begun.batch
         started = max(begun.started, self._last_end)
         outcomes = [Outcome(part, RowResult(row=part.row)) for part in batch.parts]
@@ -85,7 +85,7 @@ class HostStep:
         checked = [outcome for outcome in outcomes if outcome.part.is_caught_up]
         logits_MV = self._decide(batch, hidden, checked) if hidden and checked else None
         if self._over_processes is not None:
-            self._over_processes.check_alive()  # results after a rank died must not be used
+            self._over_processes.check_alive()  # without all ranks the result is wrong
         if self._prepares is not None:
             self._prepares.settle()
         self._commit(outcomes)
@@ -95,7 +95,7 @@ class HostStep:
         return self._result(plan, batch, outcomes, committed - started, drafting)
 
     def _prepare(self, parts: list[RowPart]) -> None:
-        """Let a drafter that can go on while the target checks these rows' drafts."""
+        """Let a drafter that can guess on while the target checks these rows' drafts."""
         deciding = [part for part in parts if part.is_caught_up]
         if self._prepares is not None and deciding:
             rows = self.rows.view([part.row for part in deciding])
@@ -104,9 +104,9 @@ class HostStep:
     def _draft(
         self, batch: Batch, hidden: Hidden, outcomes: list[Outcome], logits_MV: Tensor | None
     ) -> float:
-        """Let the drafter see what was committed, and guess on; without memory, go on without.
+        """Let the drafter observe what was committed, and propose; without memory, no drafts.
 
-        Returns the seconds that plain decoding does not need.
+        Returns the seconds that it took.
         """
         rows = [outcome.part.row for outcome in outcomes]
         if self.captured is not None and not self.captured.observes(rows):
@@ -123,7 +123,7 @@ class HostStep:
             return perf_counter() - began
 
     def _forward(self, batch: Batch, under_way: BegunPass | None) -> Hidden:
-        """The target's pass, which may have begun."""
+        """The target's pass, or the rest of it if it was begun."""
         if under_way is not None and self._over_processes is not None:
             return self._over_processes.finish(under_way)
         return self.forward(batch)
@@ -138,13 +138,13 @@ class HostStep:
         return self.target.forward(batch.ids_T, batch.attn, self.kv[0], layers)
 
     def _decide(self, batch: Batch, hidden: Hidden, checked: list[Outcome]) -> Tensor:
-        """Logits at every root and node, and the verifier's word on them."""
+        """Compute the logits of every root and node, and let the verifier decide."""
         parts = [outcome.part for outcome in checked]
         num_checked = sum(1 + part.num_nodes for part in parts)
         hidden_MD = hidden.last_TD
         if num_checked < hidden_MD.shape[0]:
             index = np.concatenate([np.arange(p.root, p.root + 1 + p.num_nodes) for p in parts])
-            # The pass goes on while what reads its result is launched.
+            # Without waiting for the device.
             hidden_MD = hidden_MD[torch.from_numpy(index).to(self.device, non_blocking=True)]
         logits_MV = self.logits(hidden_MD)
         mask_MV = None
@@ -175,7 +175,7 @@ class HostStep:
     def _walk_rows(
         self, batch: Batch, parts: list[RowPart], logits_MV: Tensor, mask_MV: Tensor | None
     ) -> list[tuple[list[int], list[int]]]:
-        """The same where all of it is in the host's memory: row by row, no tensors in between."""
+        """`_verify` on a CPU: row by row, without tensors in between."""
         assert self.verify.walk is not None
         target = TargetChoices(logits_MV, self.sampling, mask_MV, self.logits.array(logits_MV))
         decided, first = [], 0
@@ -194,7 +194,7 @@ class HostStep:
         return decided
 
     def _score(self, checked: list[Outcome], logits_MV: Tensor, mask_MV: Tensor | None) -> None:
-        """Log-probabilities of the decided tokens, of all rows that ask for as many at once."""
+        """Log-probabilities of the decided tokens; rows that want as many go together."""
         same: dict[int, list[tuple[Outcome, list[int]]]] = {}
         first = 0
         for outcome in checked:
@@ -221,7 +221,7 @@ class HostStep:
     def _process(
         self, part: RowPart, logits_KV: Tensor, tokens: list[int], mask_KV: Tensor | None
     ) -> Tensor:
-        """The logits the tokens were chosen by: each with the ones before it as history."""
+        """The processed logits that tokens were chosen by, each with those before it as history."""
         count, device = len(tokens), logits_KV.device
         path = [tokens[:k] + [-1] * (count - k) for k in range(count)]
         pos_K = part.start + part.num_known + torch.arange(count, device=device)
@@ -230,7 +230,7 @@ class HostStep:
         return self.sampling.process(logits_KV, row_K, pos_K, path_KP, mask_KV)
 
     def _commit(self, outcomes: list[Outcome]) -> None:
-        """Write the decided tokens, settle their KV, and say which rows are done."""
+        """Write the decided tokens, move the accepted nodes' KV, and find out which rows end."""
         rows: list[int] = []
         tokens: list[list[int]] = []
         for outcome in outcomes:
@@ -252,7 +252,7 @@ class HostStep:
                     accepted=outcome.accepted,
                     method=part.nodes.method,
                 )
-            if part.num_levels is not None and outcome.accepted:  # a chain's are in place
+            if part.num_levels is not None and outcome.accepted:  # a chain's KV is in place
                 nodes = np.asarray(outcome.accepted)
                 slots = self.rows.slots(part.row, known, known + part.num_nodes)
                 self.kv[0].compact(slots[nodes], slots[: len(nodes)])
@@ -290,7 +290,7 @@ class HostStep:
             outcome.result.prompt_logprobs = scores
 
     def _pool(self, last_TD: Tensor, outcomes: list[Outcome]) -> None:
-        """States of prompts that are asked for: the last one, or the sum of those in this step."""
+        """States for embeddings: a prompt's last one, or the sum of those in this step."""
         for outcome in outcomes:
             part, request = outcome.part, self.rows.requests[outcome.part.row]
             assert request is not None
@@ -330,7 +330,7 @@ class HostStep:
         return step
 
     def _propose(self, running: list[Outcome]) -> float:
-        """Ask for drafts where the plan allows them and one could be used; the seconds it took."""
+        """Ask for drafts where the plan allows them and a row can use one; returns seconds."""
         if self.captured is not None and running:
             is_captured_R = self.captured.drafts_for([outcome.part.row for outcome in running])
             pairs = zip(running, is_captured_R.tolist(), strict=True)
@@ -366,7 +366,7 @@ class HostStep:
         by_row = {outcome.part.row: outcome.result for outcome in outcomes}
         for outcome in outcomes:
             part, computed = outcome.part, self.rows.computed[:, outcome.part.row].tolist()
-            if not part.is_caught_up:  # later steps may be at more of it
+            if not part.is_caught_up:  # later steps may have begun with more of the row
                 computed[0] = part.start + part.num_known
             outcome.result.computed = tuple(computed)
         num_tokens = sum(part.num_tokens for part in batch.parts)
@@ -383,10 +383,10 @@ class HostStep:
 
 
 def _plain_seconds(cost: CostCurve, num_known: int, num_tokens: int, seconds: float) -> float:
-    """What a pass would have taken without its drafted nodes.
+    """Seconds that a pass would have taken without its drafted nodes.
 
-    What made it slower than the curve has it, other work on the machine say, would have made a
-    shorter pass slower by the same share.
+    If it took longer than the curve says (because of other work on the machine, say), the shorter
+    pass is assumed to have taken longer by the same factor.
     """
     if num_known == num_tokens:
         return seconds

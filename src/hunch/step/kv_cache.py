@@ -22,7 +22,7 @@ from hunch.kernels.delta import RowStates, StatesShape
 from hunch.kernels.kv_store import KVCache, has_scales
 from hunch.models.target import Target
 
-GRAPHS = 2**28  # captured steps keep their logits and inputs
+GRAPHS = 2**28  # bytes for captured steps: their logits and inputs
 RULES = 9  # bytes per row and token of `kernels.process.ProcessTables`
 
 
@@ -44,9 +44,9 @@ def count_blocks(
     working_bytes: int = 0,
     num_sharing: int = 1,
 ) -> int:
-    """How many blocks the budget holds, and no more than all rows at full length could use.
+    """How many blocks fit into memory, at most as many as all rows at full length could use.
 
-    `num_sharing` processes take their KV from the same memory.
+    `num_sharing`: processes that take their KV from the same memory.
     """
     cache, max_rows = config.cache, config.schedule.num_rows
     if cache.num_blocks is not None:
@@ -93,7 +93,7 @@ def _pair(
 def allocate_states(
     shape: StatesShape | None, dtype: torch.dtype, device: torch.device
 ) -> RowStates | None:
-    """Room for what recurrent layers remember; on a CPU, too, it is taken only as it is used."""
+    """Recurrent states of rows; on a CPU memory is taken only as it is used."""
     try:
         return RowStates.create(shape, dtype, device, _zeros)
     except (RuntimeError, MemoryError, OSError) as error:
@@ -105,18 +105,18 @@ def allocate_states(
 
 
 def _zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, as masked products must not meet a NaN; on a CPU pages come only as they are used."""
+    """Zeros (masked products must not meet a NaN); on a CPU memory is taken as it is used."""
     if device.type != "cpu" or not hasattr(mmap, "MADV_NOHUGEPAGE"):
         return torch.zeros(size, dtype=dtype, device=device)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     pages = mmap.mmap(-1, math.prod(size) * dtype.itemsize, flags=flags)
-    # Huge pages, which large zeros get otherwise, would take 2 MB per layer for the first token.
+    # With huge pages the first token would take 2 MB per layer.
     pages.madvise(mmap.MADV_NOHUGEPAGE)
     return torch.frombuffer(pages, dtype=dtype).view(size)
 
 
 def _free_memory(device: torch.device, utilization: float, num_engines: int = 1) -> int:
-    """What KV may take: the rest of a GPU's share, or a quarter of what a machine has free."""
+    """Bytes that KV may take: the rest of a GPU's share, or a quarter of the free memory."""
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         rest = int(total * utilization) - (total - free)
@@ -134,7 +134,7 @@ def _free_ram(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
                 if line.startswith("MemAvailable:"):
                     free = int(line.split()[1]) * 1024
     except OSError:
-        pass  # another system: half of the machine's memory
+        pass  # not Linux: half of the machine's memory
     try:
         limit, used = ((cgroup / f"memory.{name}").read_text() for name in ("max", "current"))
         return free if limit.strip() == "max" else max(min(free, int(limit) - int(used)), 0)
@@ -144,8 +144,10 @@ def _free_ram(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 @torch.inference_mode()
 def working_bytes(target: Target, num_tokens: int, num_rows: int) -> int:
-    """What a GPU must keep free beside weights and KV: measured by one largest pass over nobody,
-    with `num_tokens` and the logits of `num_rows`."""
+    """Bytes that a GPU must keep free beside weights and KV.
+
+    Measured by one pass over padding, with `num_tokens` tokens and the logits of `num_rows`.
+    """
     device: torch.device = target.device
     if device.type != "cuda":
         return 0

@@ -1,4 +1,4 @@
-"""What steps are made of: the parts of a runner, a step that was begun, a row's outcome."""
+"""Types that steps share: the parts of a runner, a step that was begun, a row's outcome."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Outcome:
-    """One row's step in the making."""
+    """One row's result while its step runs."""
 
     part: RowPart
     result: RowResult
@@ -39,7 +39,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class BegunStep:
-    """A step whose rows are packed; where the target has stages, the first ones are at it."""
+    """A step whose rows are packed; with pipeline stages, its pass has started."""
 
     plan: StepPlan
     batch: Batch
@@ -53,7 +53,7 @@ class BegunStep:
 
 @dataclass(slots=True, kw_only=True)
 class RunnerParts:
-    """What a runner is made of; steps led by the host and captured ones share it."""
+    """The parts of a runner, shared by steps run by the host and captured ones."""
 
     capacity: Capacity
     target: Target
@@ -63,8 +63,8 @@ class RunnerParts:
     sampling: SamplingState
     cost: CostCurve
     flow: Flow
-    prepares: Prepares | None = None  # who drafts while the target is busy
-    scores_processed: bool = False  # log-probabilities are of what tokens are drawn from
+    prepares: Prepares | None = None  # a drafter that works while the target is busy
+    scores_processed: bool = False  # log-probabilities are of processed logits
     rows: RowBuffers = field(init=False)
     grammars: RowGrammars = field(default_factory=RowGrammars)
 
@@ -73,16 +73,16 @@ class RunnerParts:
 
 
 class Passes(Protocol):
-    """Captured passes over what the host packs."""
+    """Captured passes over batches that the host packs."""
 
     def forward(self, batch: Batch) -> Hidden:
-        """The target's states of the batch's tokens; what stands after them is padding."""
+        """The target's states of the batch's tokens; those after them are padding."""
 
     def prepare(self, size: int, depth: int = 0) -> None:
-        """Capture a pass of this many tokens, unless it is there."""
+        """Capture a pass of this many tokens, unless that was done."""
 
     def rehearse(self, size: int) -> None:
-        """Run what would be captured, and keep nothing of it."""
+        """Run what would be captured, and keep nothing."""
 
 
 class Piece(IntEnum):
@@ -93,15 +93,15 @@ class Piece(IntEnum):
 
 
 class Lead(FusedTarget, Protocol):
-    """The target of steps that several ranks take together: rank 0's side."""
+    """Rank 0's part in captured steps that several ranks take together."""
 
     def before(
         self, piece: Piece, size: tuple[int, int, int], table_XB: Tensor, block_size: int
     ) -> Callable[[], None]:
-        """What must be called each time before a graph of this size runs here."""
+        """A function to call each time before a graph of this size runs here."""
 
     def share_path(self, rows: StepRows) -> None:
-        """The others need the accepted nodes, as their KV moves too."""
+        """Tell the other ranks the accepted nodes, as they move KV too."""
 
     def check_alive(self) -> None:
         """Raise if a rank has died: the step's results must not be used."""
@@ -109,10 +109,10 @@ class Lead(FusedTarget, Protocol):
 
 @runtime_checkable
 class LeadsSteps(Protocol):
-    """A target over ranks: all of them must be told of captured passes and steps."""
+    """A target over ranks, which all take part in captured passes and steps."""
 
     def step_lead(self, kv: KVCache) -> Lead:
-        """What captured steps take for their target."""
+        """The target that captured steps use."""
 
     def new_passes(
         self,
@@ -122,11 +122,11 @@ class LeadsSteps(Protocol):
         block_size: int,
         pool: Any,
     ) -> Passes | None:
-        """Captured passes of all ranks; None: ranks would choose different paddings."""
+        """Captured passes of all ranks; None: ranks would pad differently."""
 
 
 class CapturedRows(Protocol):
-    """Rows that captured steps go on with once they are caught up."""
+    """Knows which rows take captured steps once their prompts are computed."""
 
     def observes(self, rows: list[int]) -> bool:
         """Whether the host's drafter must see what the target did for these rows."""

@@ -1,4 +1,4 @@
-"""Captured passes over a packed batch: the target's, and those that read rows to a draft model.
+"""Captured passes over a packed batch: the target's, and those that let a draft model catch up.
 
 Shape letters: T packed tokens, P tree depth, X rows of the engine, B blocks of a table, I tiles.
 """
@@ -23,7 +23,7 @@ from hunch.step.batch import Batch, pack_known
 from hunch.step.capture import Graph
 from hunch.step.rows import RowBuffers
 
-MAX_PASS = 2048  # tokens of the largest captured pass; beyond, launching is not what takes time
+MAX_PASS = 2048  # tokens of the largest captured pass; in larger ones launches take little time
 SPARE_TILES = 16  # sequences whose last tile may be partly filled; of large passes size / 16
 SMALL, LARGE = 512, 2048  # tokens of a pass; a large one only where there are as many
 PASSES = (16, 32, 64, 128, 256, SMALL, LARGE)  # captured at the start
@@ -48,7 +48,7 @@ class PassGraphs:
         self._passes: dict[tuple[int, int], tuple[Graph, Tensor, AttnInputs]] = {}
 
     def forward(self, batch: Batch) -> Hidden:
-        """Hidden states of the batch's tokens; what stands after them is padding."""
+        """Hidden states of the batch's tokens; those after them are padding."""
         num_tokens, attn = len(batch.ids_T), batch.attn
         size = max(16, 1 << (num_tokens - 1).bit_length())
         if size > 256:
@@ -82,12 +82,12 @@ class PassGraphs:
         return hidden
 
     def prepare(self, size: int, depth: int = 0) -> None:
-        """Capture a pass of this size, unless it is there."""
+        """Capture a pass of this size, unless that was done."""
         if (size, depth) not in self._passes:
             self._passes[size, depth] = self._capture(size, depth)
 
     def rehearse(self, size: int) -> None:
-        """What capturing a pass of this size runs; nothing is kept."""
+        """Run what capturing a pass of this size would run, and keep nothing."""
         self._capture(size, 0)
 
     def _max_tiles(self, size: int) -> int:
@@ -109,8 +109,8 @@ class PassGraphs:
         return Graph(body, self.device, self.pool), packed_5T, attn
 
 
-class Reader:
-    """The network's KV catches up with what is known; the drafter's is the last KV group."""
+class CatchUp:
+    """Runs a draft model over tokens that it has not seen; its KV group is the last one."""
 
     def __init__(self, model: FusedTarget, kv: KVCache, rows: RowBuffers, pool: Any) -> None:
         self.rows = rows
@@ -121,8 +121,8 @@ class Reader:
         prepare = self.passes.rehearse if is_rehearsal else self.passes.prepare
         return [partial(prepare, size) for size in PASSES]
 
-    def read(self, ids: list[int]) -> None:
-        """All that these rows know and the network has not seen."""
+    def run(self, ids: list[int]) -> None:
+        """Run it over all known tokens of these rows that have no KV in its group."""
         rows = self.rows
         parts: list[tuple[int, int, int]] = []
         left = int((rows.known[ids] - rows.computed[-1, ids]).sum())

@@ -1,4 +1,4 @@
-"""What captured steps leave behind: lines of numbers on the host, turned into the engine's results.
+"""Results of captured steps: lines of numbers on the host, turned into the engine's results.
 
 Shape letters: Q buffers, W room of a buffer, R rows of the step, C columns of a result, K tokens of
 a row, S scored tokens, E numbers of a scored token, G KV groups but the target's.
@@ -31,19 +31,19 @@ from hunch.sampling.stop import REASONS, finish
 from hunch.step.rows import RowBuffers
 from hunch.types import Logprob, Request, RowResult, RowWork, StepResult
 
-NUM_BUFFERS = 4  # more than the steps under way at a time: two at most
-ALIGNED = 16  # numbers: buffers and lines that start so are written in wide pieces
+NUM_BUFFERS = 4  # more than the pending steps, which are two at most
+ALIGNED = 16  # numbers, of buffers and lines, so that they are written in wide pieces
 NO_SCORES = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Where things stand in a result's line, after the fixed columns of `kernels.gpu_step`."""
+    """The columns of a result's line after the fixed ones of `kernels.step`."""
 
     num_tokens: int  # tokens the step can commit, from FIRST on
-    num_guesses: int  # guesses of the next draft's lookup, after them
+    num_guesses: int  # guesses of the lookup for the next draft, after them
     num_best: int  # tokens scored beside each committed one; NO_SCORES: none is scored
-    draft: int  # tokens of the next draft, then the parents of its nodes, where they are asked for
+    draft: int  # tokens of the next draft, then the parents of its nodes, if the step returns it
     scores_at: int  # per committed token its rank, then (id, logprob) of it and of the best ones
     end: int
 
@@ -52,7 +52,7 @@ class Columns:
         draft = FIRST + num_tokens + num_guesses
         scores = draft + 2 * num_guesses * has_draft
         end = scores if num_best == NO_SCORES else scores + num_tokens * _entry(num_best)
-        end = -(-end // ALIGNED) * ALIGNED  # kernels are compiled once for all lines
+        end = -(-end // ALIGNED) * ALIGNED  # so that one compiled kernel serves all lines
         return Columns(num_tokens, num_guesses, num_best, draft, scores, end)
 
     @property
@@ -60,13 +60,13 @@ class Columns:
         return self.scores_at + self.num_tokens * _entry(self.num_best)
 
     def draft_of(self, line: list[int]) -> tuple[list[int], list[int]]:
-        """Tokens and parents of the draft that now waits."""
+        """Tokens and parents of the row's new draft."""
         first, count = self.draft, line[DRAFTED]
         second = first + self.num_guesses
         return line[first : first + count], line[second : second + count]
 
     def scores(self, result_RC: np.ndarray, num_best_R: np.ndarray) -> Scores:
-        """Those of the committed tokens; each row says how many of the best it wants."""
+        """Scores of the committed tokens; each row has its own number of best tokens."""
         num_R, size = result_RC[:, TOKENS] * (num_best_R != NO_SCORES), _entry(self.num_best)
         scored = result_RC[:, self.scores_at : self.scores_end]
         scored = scored.reshape(-1, self.num_tokens, size)
@@ -82,7 +82,7 @@ class Columns:
 
 
 def write_drafts(state: RowState, rows: StepRows, columns: Columns) -> None:
-    """Tokens and parents of the drafts that now wait, into the result."""
+    """Write tokens and parents of the new drafts into the result."""
     row_R, count = rows.ids_R.clamp(min=0), columns.num_guesses
     at = columns.draft
     rows.result_RC[:, at : at + count] = state.draft_XG[row_R, :count]
@@ -90,7 +90,7 @@ def write_drafts(state: RowState, rows: StepRows, columns: Columns) -> None:
 
 
 def write_scores(logits_MV: Tensor, rows: StepRows, num_best: int, columns: Columns) -> None:
-    """Log-probabilities of the committed tokens and of the best ones beside them."""
+    """Write log-probabilities of the committed tokens and of the best ones beside them."""
     num_rows, num_k = rows.path_RK.shape
     at_S, token_S = (rows.ids_R.new_empty(num_rows * num_k) for _ in range(2))
     committed(rows, at_S, token_S)
@@ -99,15 +99,15 @@ def write_scores(logits_MV: Tensor, rows: StepRows, num_best: int, columns: Colu
 
 
 class Scores(NamedTuple):
-    """Log-probabilities of a step's tokens; each token's own entry stands first."""
+    """Log-probabilities of a step's tokens; each token's own entry comes first."""
 
-    begins: list[int]  # of each row's
+    begins: list[int]  # where each row's begin
     entries: list[dict[int, Logprob]]
 
     def of_singles(
         self, tokens: list[int], is_scored: list[bool]
     ) -> list[dict[int, Logprob] | None]:
-        """Of rows that said one token, where they want it."""
+        """Scores of rows with one token, where they want them."""
         rows = zip(tokens, self.begins, is_scored, strict=True)
         return [self.entries[at] if is_in and token >= 0 else None for token, at, is_in in rows]
 
@@ -119,15 +119,15 @@ def _entry(num_best: int) -> int:
 class Download:
     """Buffers in the host's memory, filled by the device in turn (`kernels.gpu_transfer.deliver`).
 
-    Device and host count the steps apart from each other. Both count a step with rows, once, and no
-    other, so the runs that compile and time a graph, which have no rows, leave them in step.
+    Device and host each count the steps to know whose turn it is. Only steps with rows count: the
+    runs that compile and time a graph have none.
     """
 
     def __init__(self, room: int, device: torch.device) -> None:
         """`room`: numbers of an ordinary result."""
         self._room, self._is_cuda = room, device.type == "cuda"
         self._buffers: dict[int, tuple[Tensor, np.ndarray]] = {}  # by their room
-        # They only say that a step is over: what it took stands in its buffer.
+        # They only say that a step is over: its seconds are in its buffer.
         self._done: list[Any] = [
             torch.cuda.Event() if self._is_cuda else None  # type: ignore[no-untyped-call]
             for _ in range(NUM_BUFFERS)
@@ -136,7 +136,7 @@ class Download:
         self.buffers(room)
 
     def buffers(self, num_numbers: int) -> Tensor:
-        """Those that a result fits in, [Q, W]; for long ones they are made with the first."""
+        """The buffers for results of this size, [Q, W]; long ones are made when needed."""
         room = room_of(num_numbers, self._room)
         if room not in self._buffers:
             width = -(-(room + 1) // ALIGNED) * ALIGNED
@@ -156,9 +156,9 @@ class Download:
     def receive(
         self, buffer: int, num_rows: int, num_columns: int, num_numbers: int
     ) -> tuple[np.ndarray, float]:
-        """Wait for the step; what it did, good until the buffer's next turn, and its seconds.
+        """Wait for a step; its result, valid until the buffer is used again, and its seconds.
 
-        Its result has `num_numbers`, of which the first rows count.
+        The result has `num_numbers` numbers, of which the first `num_rows` lines count.
         """
         if self._done[buffer] is not None:
             self._done[buffer].synchronize()
@@ -168,7 +168,7 @@ class Download:
 
 
 def room_of(num_numbers: int, usual: int) -> int:
-    """The room for a result: the usual one, or the next power of two where it is longer."""
+    """Numbers in the buffer of a result: the usual size, or a power of two for a longer one."""
     return usual if num_numbers <= usual else 1 << (num_numbers - 1).bit_length()
 
 
@@ -184,13 +184,13 @@ def apply_rows(
     is_dropped_R: np.ndarray | None = None,
     is_traced: list[bool] | None = None,
 ) -> tuple[list[int], list[RowResult]]:
-    """Commit the rows' tokens, and say what each row got, as a `StepResult` does.
+    """Commit the rows' tokens; returns the tokens of rows that got just one, and other results.
 
-    `lines` are those of `result_RC`, which say the same.
-    `requests` sat in the rows when the step began; one that left since then changes no row, as
-    another may sit there now. With `writes_kv` the drafter wrote its own KV beside the target's;
-    that of rows which it left has holes, and does not count.
-    `sources` are who drafted what was checked; rows that are traced always get a whole result.
+    `lines` are the lines of `result_RC` as lists.
+    `requests` were in the rows when the step began; the result of one that has left since then
+    changes no row, as another request may be there now. With `writes_kv` the drafter wrote its own
+    KV in the step, except for rows that its head was dropped for.
+    `sources` names who drafted what was checked; rows that are traced always get a whole result.
     """
     _commit(rows, ids, result_RC, lines, requests, writes_kv, is_dropped_R)
     is_whole = [writes_kv] * len(ids) if is_traced is None or writes_kv else is_traced
@@ -239,7 +239,7 @@ def _result(
 
 
 def take_back(line: list[int], num_kept: int) -> None:
-    """Leave a row's first `num_kept` tokens in its result; it goes on after them, undrafted."""
+    """Take all but the first `num_kept` tokens out of a row's result, and its new draft."""
     line[KNOWN] -= line[TOKENS] - num_kept
     line[TOKENS] = num_kept
     line[REASON] = line[DRAFTED] = 0
@@ -248,7 +248,7 @@ def take_back(line: list[int], num_kept: int) -> None:
 
 
 def end_at_stop(line: list[int], request: Request) -> None:
-    """End a row's result at the first stop id in it, of more than the device knows."""
+    """End a row's result at its first stop id, for a row with more than the device knows."""
     num_tokens, num_known = line[TOKENS], line[KNOWN]
     num_output = num_known - num_tokens - len(request.prompt_ids)
     tokens = line[FIRST : FIRST + num_tokens]
@@ -268,7 +268,7 @@ def _commit(
     writes_kv: bool,
     is_dropped_R: np.ndarray | None,
 ) -> None:
-    """Write the tokens behind those known, and how many tokens of each row have KV."""
+    """Append the tokens to the host's rows, and set how many tokens of each row have KV."""
     trios = zip(map(rows.requests.__getitem__, ids), requests, lines, strict=True)
     is_there = [held is request and line[TOKENS] > 0 for held, request, line in trios]
     if not all(is_there):
@@ -294,7 +294,7 @@ def _commit(
 def merge_results(
     ids: list[int], order: list[RowWork], one: StepResult, other: StepResult
 ) -> StepResult:
-    """A captured step of the rows `ids` and what the host did beside it, in the plan's order."""
+    """The results of a captured step of the rows `ids` and of the host, in the plan's order."""
     assert one.single_tokens is not None
     found = dict(zip(ids, one.single_tokens, strict=True))
     scores = dict(zip(ids, one.single_scores or [], strict=False))

@@ -1,4 +1,4 @@
-"""The extras of captured steps, asked for beside tokens: rules, masks, scores, traces, drafters.
+"""What requests ask of captured steps besides tokens: rules, masks, scores, traces, drafters.
 
 Shape letters: R rows of the step, X rows of the engine.
 """
@@ -33,19 +33,19 @@ from hunch.step.step_graphs import (
 from hunch.step.upload import StepMasks, StepSources
 from hunch.types import DraftTrace, Request, RowResult, RowWork
 
-# Extras that requests usually ask for, each with the number of best tokens: what is asked for
-# together launches no further kernels.
+# Usual extras, each with its number of best tokens. A combination launches no other kernels than
+# its parts.
 USUAL_EXTRAS = (
     (RULES, NO_SCORES),
     (MASKS | DRAFTS, NO_SCORES),
     (SOURCES, NO_SCORES),
     *((SCORES, size) for size in SCORE_SIZES if size <= USUAL_SCORES),
 )
-HELD = 4  # steps of the same rows that check as much of each row's draft
+HELD = 4  # steps for which the numbers of checked nodes are kept
 
 
 def with_extras(kinds: list[StepKind]) -> list[StepKind]:
-    """The same kinds with each of the extras that requests usually ask for."""
+    """These kinds, each with each of the usual extras."""
     return [
         kind._replace(extras=extras, num_best=num_best)
         for extras, num_best in USUAL_EXTRAS
@@ -54,7 +54,7 @@ def with_extras(kinds: list[StepKind]) -> list[StepKind]:
 
 
 class Group:
-    """The rows of a captured step, and what they ask of it."""
+    """The rows of a captured step, and what they ask for."""
 
     def __init__(self, work: list[RowWork], rows: RowExtras) -> None:
         self.work = work
@@ -72,20 +72,20 @@ class Group:
         self.is_traced: list[bool] | None = is_traced if any(is_traced) else None
         self.draws = rows.sampling.draws(self.row_R)
         self.graphs: dict[StepShape, StepGraph] = {}  # by the shapes that its steps had
-        self.checked: list[int] = []  # nodes that are worth checking of each row, for a few steps
-        self.num_held = 0  # steps for which that still holds
+        self.checked: list[int] = []  # nodes worth checking of each row, kept for a few steps
+        self.num_held = 0  # steps for which they are still kept
 
 
 WaitingDraft = tuple[list[int], list[int]]  # tokens and parents
 
 
 class CheckedResult(NamedTuple):
-    """What was found in a step's result before it is applied."""
+    """What grammars say of a step's result, before it is applied."""
 
     drafts: dict[int, WaitingDraft]  # drafts that the step checked, by row
-    taken_back: set[int]  # rows whose choice had no mask, and is none that a grammar takes
-    refused: dict[int, tuple[list[int], str]]  # by place: what a grammar took, why no more
-    is_cut: bool  # a line of the result has less in it than the device wrote
+    taken_back: set[int]  # rows that chose without a mask what their grammar refused
+    refused: dict[int, tuple[list[int], str]]  # by place: tokens the grammar took, why it ended
+    is_cut: bool  # a line of the result was shortened
 
 
 class RowExtras:
@@ -96,11 +96,11 @@ class RowExtras:
         rows: RowBuffers,
         grammars: RowGrammars,
         sampling: SamplingState,
-        mark_stale: Callable[[int], None],  # says that the host changed a row
-        sources: Mapping[str, RowSource] | None,  # methods a request may name; None: nobody drafts
+        mark_stale: Callable[[int], None],  # to be called when the host changed a row
+        sources: Mapping[str, RowSource] | None,  # methods a request may name; None: no drafter
         row_sources: Callable[[], StepSources],
         *,
-        can_take_back: bool,  # nothing but tokens would have to be taken back
+        can_take_back: bool,  # a step changes nothing but tokens and KV
     ) -> None:
         num_rows = len(rows.known)
         self.rows, self.grammars, self.sampling = rows, grammars, sampling
@@ -110,10 +110,10 @@ class RowExtras:
         self.num_best_X = np.full(num_rows, NO_SCORES)
         self._can_take_back = can_take_back
         self.is_traced_X = np.zeros(num_rows, dtype=np.bool_)
-        # Tokens and parents of the drafts that wait, of rows with a grammar or a trace.
+        # Tokens and parents of the waiting drafts of rows with a grammar or a trace.
         self._drafts: dict[int, WaitingDraft] = {}
-        self._source: list[RowSource | None] = [None] * num_rows  # that the row's request names
-        self._is_predicted = np.zeros(num_rows, dtype=np.bool_)  # the draft that waits
+        self._source: list[RowSource | None] = [None] * num_rows  # named by the row's request
+        self._is_predicted = np.zeros(num_rows, dtype=np.bool_)  # the waiting draft
         self._with_more_stops: set[int] = set()  # rows with more stop ids than the device knows
 
     def start(self, row: int, request: Request) -> None:
@@ -127,8 +127,8 @@ class RowExtras:
         if self.sampling.flags_X[row] & HISTORY:
             extras |= RULES
         if request.grammar is not None:
-            # Without a mask the best score wins among more tokens: if it is allowed, it wins among
-            # those as well. Filters would keep others of the allowed tokens; rules count tokens.
+            # The best of all tokens, if allowed, is also the best of the allowed ones. With filters
+            # or rules that is not so: they depend on which tokens there are.
             has_others = extras & RULES or self.sampling.flags_X[row] & FILTERED
             can_wait = self._can_take_back and not has_others and self.grammars.ask_later(row)
             extras |= MASKS if can_wait else MASKS | DRAFTS
@@ -154,7 +154,7 @@ class RowExtras:
             self.extras_X[row] = 0
 
     def by_network(self, row: int) -> bool | None:
-        """Whether a network drafts for the row, as its request says; None: as for the others."""
+        """Whether the row's request names a network (True) or a lookup; None: it names neither."""
         source = self._source[row]
         return None if source is None else source.by_network
 
@@ -163,9 +163,9 @@ class RowExtras:
         self._is_predicted[row] = False
 
     def take_sources(self, group: Group, lines: list[list[int]]) -> dict[int, str]:
-        """Who drafted what a step checked, by place, of rows with sources of their own.
+        """Who drafted what a step checked, by place, for rows whose requests name a method.
 
-        What the step says of the drafts it made is kept for the next.
+        Also notes which of the step's new drafts come from predictions.
         """
         if not group.extras & SOURCES:
             return {}
@@ -182,9 +182,9 @@ class RowExtras:
         return names
 
     def max_checked(self, group: Group) -> list[int]:
-        """How many nodes of each row's draft the next step checks at most.
+        """How many nodes of each row's draft the next step may check.
 
-        Where grammars decide, it changes every few steps, as each change is an upload.
+        With grammars it changes every few steps at most, as each change is an upload.
         """
         if not (group.extras & MASKS and group.has_waiting):
             return group.max_checked
@@ -198,7 +198,7 @@ class RowExtras:
     def fill_masks(
         self, group: Group, num_rows: int, num_nodes: int, masks: StepMasks, void: set[int]
     ) -> dict[int, int]:
-        """What grammars allow after roots and nodes that a step checks; see `RowGrammars.fill`."""
+        """Fill in the masks of a step's roots and nodes; see `RowGrammars.fill`."""
         num_k, drafts = num_nodes + 1, (self._drafts, group.max_checked)
         write = partial(self.grammars.fill, group.ids, *drafts, num_k, void)
         return masks.fill(num_rows * num_k, write)
@@ -211,9 +211,9 @@ class RowExtras:
         columns: Columns,
         num_masked: dict[int, int],
     ) -> CheckedResult:
-        """Keep the drafts that now wait, and let grammars go on by what was committed.
+        """Keep the new drafts, and let grammars consume the committed tokens.
 
-        What they do not take of choices without a mask is taken out of the result.
+        Tokens chosen without a mask that a grammar refuses are taken out of the result.
         """
         checked_drafts: dict[int, WaitingDraft] = {}
         if group.extras & DRAFTS and columns.num_guesses:
@@ -253,7 +253,7 @@ class RowExtras:
         tokens: list[int],
         results: list[RowResult],
     ) -> tuple[list[int], list[RowResult]]:
-        """Tokens and results of a step, with what its rows asked for."""
+        """Add what rows asked for to the tokens and results of a step."""
         if results and (scores is not None or group.is_traced is not None):
             whole = iter(results)
             for place, token in enumerate(tokens):
@@ -282,7 +282,7 @@ class RowExtras:
     def _end(
         self, row: int, result: RowResult | None, tokens: list[int], problem: str
     ) -> RowResult:
-        """A row that cannot go on: what it keeps, and why it ends."""
+        """The result of a row that its grammar ends: the tokens it keeps, and the problem."""
         if result is None:
             computed = tuple(self.rows.computed[:, row].tolist())
             result = RowResult(row=row, num_processed=1, computed=computed)

@@ -23,7 +23,7 @@ MAX_STAGED = 64  # tokens of a step whose columns are kept for the next one
 
 
 class Nodes(NamedTuple):
-    """One row's draft: parents stand before their children, so its first nodes are a draft too."""
+    """One row's draft. Parents come before children, so that its first nodes are a draft too."""
 
     tokens_N: np.ndarray
     parents_N: np.ndarray
@@ -42,7 +42,7 @@ class Nodes(NamedTuple):
         )
 
     def chain(self) -> Nodes:
-        """The first node, its first child, and so on: what a target with states can check."""
+        """The first node, its first child, and so on: all that a recurrent target can check."""
         path: list[int] = []
         for node, parent in enumerate(self.parents_N.tolist()):
             if parent == (path[-1] if path else -1):
@@ -95,7 +95,7 @@ class RowBuffers:
         self.num_blocks = [0] * num_rows
         self.requests: list[Request | None] = [None] * num_rows  # None: free, or finished
         self.drafts: list[Nodes | None] = [None] * num_rows
-        self.tables_1B = list(state.table_XB[:, None])  # one row's each
+        self.tables_1B = list(state.table_XB[:, None])  # one per row
         self.rows_1 = list(torch.arange(num_rows)[:, None]) if self.has_states else []
         self.positions = np.arange(room)
         self._view: tuple[list[int], Rows] | None = None  # of the step before
@@ -107,7 +107,7 @@ class RowBuffers:
         self.known[row] = num_known
         self.prompt_X[row] = len(request.prompt_ids)
         self.end[row] = len(request.prompt_ids) + request.max_tokens
-        stops = list(request.stop_ids)[:MAX_STOPS]  # further ones are seen when a step is received
+        stops = list(request.stop_ids)[:MAX_STOPS]  # the host looks for further ones
         self.stops[row, : len(stops)], self.stops[row, len(stops) :] = stops, -1
         self.is_done[row] = 0
         self.computed[:, row] = start.num_computed
@@ -139,7 +139,7 @@ class RowBuffers:
         return np.asarray(slots_at(self.table, row, positions, self.block_size))
 
     def stage(self, num_tokens: int) -> Stage:
-        """Columns for `num_tokens`; those of a small step are written again by the next."""
+        """Columns for `num_tokens`; the next small step of the same size overwrites them."""
         if num_tokens > MAX_STAGED:
             return Stage(num_tokens)
         if num_tokens not in self._stages:
@@ -147,7 +147,7 @@ class RowBuffers:
         return self._stages[num_tokens]
 
     def view(self, rows: list[int]) -> Rows:
-        """What drafters and verifiers see; the rows of the step before are mostly the same."""
+        """What drafters and verifiers see of these rows; kept for a next step of the same rows."""
         if self._view is not None and self._view[0] == rows:
             return self._view[1]
         view = Rows(
@@ -194,7 +194,7 @@ class RowBuffers:
         return counts
 
     def _put_arrays(self, row: int, draft: Draft) -> int:
-        """The draft of a step's only row, where no tensor need be asked."""
+        """Keep the draft of a step's only row, without reading tensors."""
         assert draft.arrays is not None
         tokens_N, parents_N = draft.arrays[0]
         assert len(tokens_N) <= self.max_draft[row], "a draft over its limit"
@@ -204,7 +204,7 @@ class RowBuffers:
         return len(nodes.tokens_N)
 
     def take_draft(self, row: int, max_nodes: int) -> Nodes:
-        """The pending draft, cut to its first `max_nodes` nodes."""
+        """The waiting draft, cut to its first `max_nodes` nodes."""
         pending = self.drafts[row]
         self.drafts[row] = None
         if pending is None or max_nodes == 0:

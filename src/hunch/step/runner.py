@@ -1,7 +1,7 @@
-"""The device side of the engine: takes plans, runs their steps, and hands out what they did.
+"""The runner: takes the engine's plans, runs their steps, and returns the results.
 
-On a GPU the rows that decode take captured steps, whose results the host reads one step late; all
-other work is led by the host, beside them. On a CPU the host leads every step.
+On a GPU the rows that decode take captured steps, whose results the host reads one step late; the
+host runs all other work beside them. On a CPU the host runs every step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # needs Triton
 
 log = logging.getLogger("hunch")
 
-# Tokens of passes captured at the start: capturing one later makes everybody wait.
+# Tokens of passes captured at the start: capturing one later would delay all requests.
 PASSES = (16, 32, 64, 128, *range(256, 2049, 256))
 NO_MEMORY = (
     "the GPU is out of memory for this request alone: give a smaller gpu_memory_utilization or "
@@ -36,7 +36,7 @@ NO_MEMORY = (
 
 
 class Runner:
-    """Runs steps in this process; with depth 1 a result may be read after the next step began."""
+    """Runs steps in this process; depth: steps that may begin before a result is collected."""
 
     def __init__(self, parts: RunnerParts, *, depth: int = 0, captures: bool = False) -> None:
         """`captures`: the target's kernels can be captured."""
@@ -49,10 +49,10 @@ class Runner:
         if captures:
             self._capture(parts, is_exact=parts.verify is exact)
         self._queue: deque[StepResult | PendingStep | BegunStep] = deque()
-        self.on_close: Callable[[], None] | None = None  # ends what was started for the target
+        self.on_close: Callable[[], None] | None = None  # ends the target's other processes
 
     def _capture(self, parts: RunnerParts, *, is_exact: bool) -> None:
-        """Passes that the host packs are captured; whole steps too where it need not verify."""
+        """Capture passes that the host packs, and whole steps too with the `exact` verifier."""
         from hunch.step.capture import new_pool
         from hunch.step.captured_step import CapturedSteps
         from hunch.step.passes import PassGraphs
@@ -71,16 +71,16 @@ class Runner:
 
     @property
     def is_host_drafting(self) -> bool:
-        """Whether the host needs to know what passes cost, as it decides how much to draft."""
+        """Whether the host decides how much to draft, and must know what passes cost."""
         is_captured = self.captured is not None and self.captured.drafter is not None
         return self.capacity.max_nodes > 0 and not is_captured
 
     def preparations(
         self, *, is_greedy: bool = False, is_rehearsal: bool = False
     ) -> list[Callable[[], Any]]:
-        """What is worth doing before the first request, bit by bit.
+        """Calls to make before the first request.
 
-        A rehearsal of it leaves nothing. It goes on with what requests may need later.
+        A rehearsal keeps nothing, and has further calls at its end: for what requests may need.
         """
         todo: list[Callable[[], Any]] = []
         if (passes := self.host.passes) is not None:
@@ -101,7 +101,7 @@ class Runner:
         if self.captured is not None:
             pending = self.captured.launch(plan.work, self._receive_pending)
         if pending is None:
-            # Rows that took captured steps until now go on by the host, which must know all.
+            # The host goes on with rows that took captured steps, and must know their tokens.
             self._apply_pending()
             self._queue.append(self._run(plan))
             return
@@ -113,18 +113,18 @@ class Runner:
             pending.order, pending.others = plan.work, self._run(replace(plan, work=rest))
 
     def _begin(self, plan: StepPlan) -> None:
-        """Let the target's first stages begin; the rest follows when the step is collected."""
+        """Start the pass of a target with pipeline stages; `collect` does the rest of the step."""
         changed = {*plan.freed_rows, *(start.row for start in plan.starts)}
         if any(isinstance(item, BegunStep) and item.rows & changed for item in self._queue):
-            self._apply_pending()  # of a request that was aborted or preempted meanwhile
+            self._apply_pending()  # a request in it was aborted or preempted
         self._enter(plan)
         self._queue.append(self.host.begin(plan))
 
     def _enter(self, plan: StepPlan) -> None:
-        """Who leaves and who comes, and what rows get, before the step."""
+        """Before the step: free rows, start requests in rows, add blocks."""
         freed, requests = plan.freed_rows, self.rows.requests
         if any(row in self.grammars.matchers and requests[row] for row in freed):
-            self._receive_pending()  # before a grammar goes whose row comes back later
+            self._receive_pending()  # a preempted row's grammar must have seen all its tokens
         for row in freed:
             self.rows.leave(row)
             self.sampling.leave(row)
@@ -147,13 +147,13 @@ class Runner:
             self.captured.start(plan.starts)
 
     def _run(self, plan: StepPlan) -> StepResult:
-        """A step led by the host."""
+        """A step run by the host."""
         try:
             result = self.host.run(plan)
         except torch.OutOfMemoryError:
             result = self._run_apart(plan)
         for work in plan.work:
-            if work.snapshot >= 0:  # the row stands where others may begin
+            if work.snapshot >= 0:  # keep its state here for prompts that begin alike
                 self._copy_state(work.row, self.capacity.max_rows + work.snapshot)
         if self.captured is not None:
             self.captured.after_host_step(result)
@@ -161,18 +161,18 @@ class Runner:
 
     @torch.inference_mode()
     def _copy_state(self, source: int, target: int) -> None:
-        """Of a row, or of what is kept of rows, which stands after them."""
+        """Copy a recurrent state: numbers are rows, and after them snapshots."""
         states = self.host.kv[0].states
         assert states is not None
         states.copy(source, target)
 
     def _run_apart(self, plan: StepPlan) -> StepResult:
-        """The same row by row, as all rows together need more memory than there is.
+        """`_run`, row by row, after all rows together ran out of memory.
 
-        A row that does not fit alone ends with an error; the others lose time and nothing else.
+        A row that does not fit alone ends with an error; the others only lose time.
         """
         whole = StepResult(id=plan.id, rows=[])
-        if self.capacity.has_states:  # some of them went on, and cannot go back
+        if self.capacity.has_states:  # some states have changed, and cannot be restored
             whole.rows = [self._give_up(work) for work in plan.work]
             return whole
         log.warning("out of GPU memory in a step of %d rows: they go one by one", len(plan.work))
@@ -205,9 +205,9 @@ class Runner:
         return self.captured.apply(pending)
 
     def _receive_pending(self) -> set[int]:
-        """Wait for every captured step that is under way, and leave the rest for later.
+        """Receive the result of every pending captured step, without applying it.
 
-        Returns the rows that took tokens back.
+        Returns the rows whose tokens were taken back.
         """
         rows: set[int] = set()
         for item in self._queue:
@@ -216,7 +216,7 @@ class Runner:
         return rows
 
     def _apply_pending(self) -> None:
-        """Read every step that is under way; the results wait to be collected."""
+        """Apply the result of every pending step; the results wait to be collected."""
         self._queue = deque(
             item if isinstance(item, StepResult) else self._finish(item) for item in self._queue
         )
@@ -226,7 +226,7 @@ class Runner:
             self.drafter.clear()
 
     def check_alive(self) -> None:
-        """Raise where a process that the target needs is gone."""
+        """Raise if a process of the target has ended."""
         if isinstance(self.target, OverProcesses):
             self.target.check_alive()
 

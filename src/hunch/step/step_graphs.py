@@ -52,13 +52,13 @@ DRAFTS = 4  # the new draft itself comes back to the host, for masks and traces
 SCORES = 8  # log-probabilities
 SOURCES = 16  # a method that the request names, or a prediction, drafts for the row
 MANY_SCORES = 32  # of more than the usual number of best tokens
-# Best tokens a captured step scores beside each chosen one; the room for more than the usual is
-# made with the first step that scores them.
+# Best tokens a captured step scores beside each chosen one; memory for more than the usual number
+# is allocated with the first step that scores them.
 SCORE_SIZES, USUAL_SCORES = (0, 5, 20, 50, 100, 200, 500, 1000), 20
 
 
 class StepKind(NamedTuple):
-    """What tells captured steps apart."""
+    """What a captured step depends on: there is one for each kind."""
 
     num_rows: int  # rows it has room for
     num_nodes: int  # nodes it checks of each row
@@ -111,7 +111,7 @@ class StepBuffers:
 
 
 class StepGraphs:
-    """Captured steps by their kind; steps that differ only in what follows share the forward."""
+    """Captured steps by their kind; kinds of one size share the `forward` graph."""
 
     def __init__(
         self,
@@ -125,9 +125,9 @@ class StepGraphs:
         drafts_at: Callable[[int], bool],  # whether steps of this many rows draft
         pool: Any,
         *,
-        scores_processed: bool = False,  # log-probabilities are of what tokens are drawn from
+        scores_processed: bool = False,  # log-probabilities are of processed logits
     ) -> None:
-        # Of a target over ranks: who shares the step with the others.
+        # Of a target over ranks: tells the others about each step.
         self.lead: Lead | None = None
         if isinstance(target, LeadsSteps):
             self.target: FusedTarget = (lead := target.step_lead(kv))
@@ -144,20 +144,20 @@ class StepGraphs:
         self.device = target.device
         self.num_guesses = 0 if drafter is None else drafter.num_nodes
         self.layers = () if drafter is None else drafter.feature_layers
-        # What the host reads after a step: those of all kinds share the room.
+        # Results of all kinds share memory.
         most = StepKind(inputs_3R.shape[1], self.num_guesses, 0, Draws.GREEDY, DRAFTS, USUAL_SCORES)
         self._usual_room = most.num_rows * self.columns(most).end
-        self._results: dict[int, Tensor] = {}  # by their room
+        self._results: dict[int, Tensor] = {}  # by their size
         self.download = Download(self._usual_room, self.device)
         self.masks: StepMasks | None = None  # made with the first grammar
-        self.sources: StepSources | None = None  # made with the first row that has one of its own
+        self.sources: StepSources | None = None  # made with the first request that names one
         self._buffers: dict[tuple[int, int, int], StepBuffers] = {}
         self._forwards: dict[tuple[int, int, int], tuple[Graph, float]] = {}
         self._drafting: dict[StepKind, float] = {}  # seconds
         self._steps: dict[tuple[StepKind, int], StepGraph] = {}
 
     def blank(self) -> StepGraphs:
-        """The same, with nothing captured yet; what its extras read takes no memory of a GPU."""
+        """A copy with nothing captured, for rehearsals; its extras take no memory of the GPU."""
         other = copy(self)
         other._results, other._buffers, other._forwards = {}, {}, {}
         other._drafting, other._steps = {}, {}
@@ -166,14 +166,14 @@ class StepGraphs:
         return other
 
     def rehearse(self, kind: StepKind) -> None:
-        """Make a step that nobody will take, to see which kernels it launches."""
+        """Run what capturing a step would run, to see which kernels it launches."""
         with self.rules.without_memory():
             self.step(kind)
 
     def step(self, kind: StepKind) -> StepGraph:
         """The step of this kind, captured now if it is the first."""
         kind = kind._replace(num_rows=bucket(kind.num_rows))
-        # Tables of rules that were replaced make a captured step useless.
+        # A captured step reads the tables of rules: if they were replaced, it is captured again.
         key = kind, self._generation(kind)
         if key not in self._steps:
             waiting_3R = self.inputs_3R.clone()
@@ -184,14 +184,14 @@ class StepGraphs:
         return self._steps[key]
 
     def _generation(self, kind: StepKind) -> int:
-        """Of the tables of rules that a captured step reads, as far as it reads any."""
+        """A number that changes when the tables of rules are replaced, if this kind reads them."""
         if not kind.extras & (RULES | MASKS):
             return 0
-        assert self.rules.tables is not None  # made now, if they were not there
+        assert self.rules.tables is not None  # made on first use
         return self.rules.generation
 
     def columns(self, kind: StepKind) -> Columns:
-        """Where things stand in a line of the step's result."""
+        """The columns of a line of the step's result."""
         return Columns.of(
             kind.num_nodes + 1,
             self.num_guesses,
@@ -200,7 +200,7 @@ class StepGraphs:
         )
 
     def _capture(self, kind: StepKind) -> StepGraph:
-        self.inputs_3R.fill_(-1)  # nobody there: running a body to compile it changes nothing
+        self.inputs_3R.fill_(-1)  # no rows: running a body to compile it changes nothing
         drafter = self.drafter
         if drafter is None or not (self.drafts_at(kind.num_rows) and drafter.works(kind.source)):
             drafter = None
@@ -208,7 +208,7 @@ class StepGraphs:
         size = kind.num_rows, kind.num_nodes, depth
         buffers = self._buffers_of(size)
         forward, forward_seconds = self._forward_of(size, buffers)
-        # As `forward` leaves it where there are no rows; it may not run here.
+        # As `forward`, which may not run here, leaves it without rows.
         buffers.rows.num_checked_R.fill_(-1)
         columns, state = self.columns(kind), self.state
         result_RC = self._result_of(kind.num_rows, columns.end)
@@ -257,7 +257,7 @@ class StepGraphs:
     def _seconds_of_drafting(
         self, kind: StepKind, draft: Callable[[Hidden], None], num_tokens: int
     ) -> float:
-        """Timed alone, once for all kinds of steps that draft alike."""
+        """Seconds of drafting alone, timed once for all kinds that draft alike."""
         kind = kind._replace(extras=kind.extras & (RULES | SOURCES), num_best=NO_SCORES)
         if kind not in self._drafting:
             alone = Graph(partial(draft, self._states(num_tokens)), self.device, self.pool)
@@ -265,13 +265,13 @@ class StepGraphs:
         return self._drafting[kind]
 
     def _before(self, piece: Piece, size: tuple[int, int, int]) -> Callable[[], None] | None:
-        """What other ranks are told before a graph runs; None: there are none."""
+        """A call that tells other ranks before a graph runs; None: there are none."""
         if self.lead is None:
             return None
         return self.lead.before(piece, size, self.state.table_XB, self.block_size)
 
     def _forward_of(self, size: tuple[int, int, int], buffers: StepBuffers) -> tuple[Graph, float]:
-        """Pack and run the target; every kind of step of this size goes on from its states."""
+        """The `forward` graph of this size and its seconds: pack, and run the target."""
         if size not in self._forwards:
             ids_T, rows, attn = buffers.ids_T, buffers.rows, buffers.attn
 
@@ -286,13 +286,13 @@ class StepGraphs:
         return self._forwards[size]
 
     def _states(self, num_tokens: int) -> Hidden:
-        """Any will do to time what is made of them."""
+        """States to time drafting with, whatever their values."""
         size = num_tokens, self.target.spec.width
         state_TD = torch.zeros(size, dtype=self.target.dtype, device=self.device)
         return Hidden(state_TD, (state_TD,) * len(self.layers))
 
     def _ruled(self, logits_MV: Tensor, rows: StepRows, attn: AttnInputs, kind: StepKind) -> Tensor:
-        """What the rows' rules and grammars leave of the target's logits."""
+        """The target's logits after the rows' rules and masks."""
         if not kind.extras & (RULES | MASKS):
             return logits_MV
         path_MP = drafted_paths(self.state, rows, kind.num_nodes)
@@ -302,7 +302,7 @@ class StepGraphs:
         return process(logits_MV, *place, self.rules.tables, *masks)
 
     def _filtered(self, logits_MV: Tensor, attn: AttnInputs, kind: StepKind) -> Tensor:
-        """What tokens are drawn from: logits by the rows' temperatures, without what is removed."""
+        """What tokens are drawn from: logits divided by temperature, without filtered tokens."""
         if kind.draws == Draws.GREEDY:
             return logits_MV
         return filtered(logits_MV.float(), attn.seq_T, *self.sampling.filters_X)
@@ -318,7 +318,7 @@ class StepGraphs:
         )  # fmt: skip
 
     def _result_of(self, num_rows: int, num_columns: int) -> Tensor:
-        """Lines for a step's result; one step after another writes to the same memory."""
+        """Lines for a step's result, in memory that all steps share."""
         size = num_rows * num_columns
         room = room_of(size, self._usual_room)
         if room not in self._results:
@@ -326,7 +326,7 @@ class StepGraphs:
         return self._results[room][:size].view(num_rows, num_columns)
 
     def step_masks(self) -> StepMasks:
-        """The masks of grammars; made with the first one."""
+        """The masks of grammars, made on first use."""
         if self.masks is None:
             self.masks = self._new_masks(self.device)
         return self.masks
@@ -336,7 +336,7 @@ class StepGraphs:
         return StepMasks(most, self.target.spec.vocab_size, device)
 
     def row_sources(self) -> StepSources:
-        """The sources of rows whose requests name one; made with the first of them."""
+        """The sources that requests name, made on first use."""
         if self.sources is None:
             self.sources = self._new_sources(self.device)
         return self.sources
@@ -371,7 +371,7 @@ class StepGraphs:
 
 
 def bucket(num_rows: int) -> int:
-    """The next size a step is captured for: few, as each takes a moment to capture."""
+    """The number of rows a step is captured for: the next power of two."""
     return 1 << (num_rows - 1).bit_length()
 
 
@@ -384,5 +384,5 @@ def drafted_paths(state: RowState, rows: StepRows, num_nodes: int) -> Tensor:
 
 
 def best_size(num_best: int) -> int:
-    """The next number of best tokens that steps are captured for."""
+    """The number of best tokens that a step is captured for."""
     return next(size for size in SCORE_SIZES if size >= num_best)

@@ -1,4 +1,4 @@
-"""Where a step's logits are kept: small steps on the CPU's kernels write to the same memory.
+"""The memory of a step's logits: small steps on a CPU share it.
 
 Shape letters: M rows of logits, D model width, V vocabulary.
 """
@@ -12,11 +12,11 @@ from torch import Tensor
 from hunch.models.native import NativeDecoder
 from hunch.models.target import Target
 
-MAX_KEPT = 16  # rows of logits up to which they are written over by the next step's
+MAX_KEPT = 16  # rows of logits up to which the next step overwrites them
 
 
 class StepLogits:
-    """The target's logits; nobody may hold them past the step."""
+    """The target's logits, valid until the next step."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -35,7 +35,7 @@ class StepLogits:
         return self._network.logits(hidden_MD, kept[0])
 
     def array(self, logits_MV: Tensor) -> np.ndarray:
-        """The same as float32 on the host, where they are there."""
+        """The logits as a float32 array on the host."""
         for tensor, array in self._kept.values():
             if tensor is logits_MV:
                 return array

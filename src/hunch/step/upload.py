@@ -1,7 +1,6 @@
 """What the host writes for captured steps: rows that changed, grammars' masks, sources of drafts.
 
-The rows' state has one layout on both sides, so that a change is a place and the value that stands
-there.
+Host and device hold the rows' state in the same layout, so that a change is a place and a value.
 
 Shape letters: R rows of the step, X rows of the engine, C columns of a table, N changes, W room of
 a buffer, words of a mask, M rows of logits, E tokens of a prediction.
@@ -20,13 +19,13 @@ from hunch.kernels.gpu_transfer import update
 from hunch.kernels.step import MAX_STOPS, RowSources
 from hunch.step.rows import RowBuffers
 
-PINNED = 4096  # changes that fit the buffers which the device reads where they lie
-RING = 4  # buffers in turn: a step reads its own until the one after the next is written
-MAX_EXPECTED = 16384  # tokens of a prediction that captured steps look in
+PINNED = 4096  # changes that fit the pinned buffers, which the device reads directly
+RING = 4  # buffers in turn, as a step may still read its own when later ones are written
+MAX_EXPECTED = 16384  # tokens of a prediction that captured steps search
 
 
 class DeviceRows:
-    """Rows change on the host when requests come and go; while they decode, on the device alone."""
+    """The rows' state on the device. While rows decode, the device changes it; else the host."""
 
     def __init__(self, rows: RowBuffers, width: int, device: torch.device) -> None:
         self.rows, self.device = rows, device
@@ -34,9 +33,9 @@ class DeviceRows:
         self._host_state = rows.state.flat.numpy()
         num_rows = len(rows.known)
         self._stale = set(range(num_rows))
-        self._cut: set[int] = set()  # rows of which the host took tokens back
+        self._cut: set[int] = set()  # rows whose last tokens the host took back
         self._num_blocks = [0] * num_rows  # of each row's table, on the device
-        # What a step's rows are and may do, for up to `width` of them.
+        # A step's rows, and how many nodes each may check and draft, for up to `width` rows.
         self.inputs_3R = torch.empty(3, width, dtype=torch.int64, device=device)
         self._sent: tuple[object, ...] = ()  # the inputs that the device holds
         room = 3 * width + 2 * PINNED
@@ -46,22 +45,22 @@ class DeviceRows:
         ]
         self._buffers = [(buffer_W, buffer_W.numpy()) for buffer_W in pinned]
         self._turn = 0
-        self.update([], [], [], 0)  # so that the kernel is there when it is needed
+        self.update([], [], [], 0)  # compiles the kernel
 
     def mark_stale(self, row: int) -> None:
-        """The host changed more of the row than its blocks: all of it is to be uploaded again."""
+        """The host changed more of the row than its blocks: all of it must be uploaded again."""
         self._stale.add(row)
 
     def mark_cut(self, row: int) -> None:
-        """The host took back the row's last tokens: the device goes on from before them."""
+        """The host took back the row's last tokens: its length must be uploaded again."""
         self._cut.add(row)
 
     def is_stale(self, row: int) -> bool:
-        """Whether the host has changed it since its last captured step, or it had none."""
+        """Whether the host changed the row after its last captured step, or it had none."""
         return row in self._stale
 
     def is_known(self, row: int) -> bool:
-        """Whether the host knows all of it, as it is stale or cut."""
+        """Whether the host knows all of the row's tokens, as it is stale or cut."""
         return row in self._stale or row in self._cut
 
     def update(
@@ -91,9 +90,9 @@ class DeviceRows:
         return stale
 
     def _places(self, stale: list[int]) -> list[np.ndarray]:
-        """Where the state of these rows lies; their blocks follow, from the first one on."""
+        """The places of these rows' state, without their blocks, which count as new."""
         state, here_R = self.rows.state, self._here(stale)
-        for row in stale:  # whoever sat there before may have had more
+        for row in stale:  # the request before may have had more
             self._num_blocks[row] = 0
         self._stale.difference_update(here_R.tolist())
         none_R, stops_R = np.zeros_like(here_R), np.full_like(here_R, MAX_STOPS)
@@ -105,7 +104,7 @@ class DeviceRows:
         ]
 
     def _lengths(self, rows: list[int]) -> list[np.ndarray]:
-        """Where it lies how far these rows are, and that no draft waits."""
+        """The places of these rows' lengths and of the sizes of their drafts."""
         state, here_R = self.rows.state, self._here(rows)
         return [
             int(state.is_done_X.storage_offset()) + np.array(rows),
@@ -114,12 +113,12 @@ class DeviceRows:
         ]
 
     def _here(self, rows: list[int]) -> np.ndarray:
-        """Rows with a request: others ended in a step that the engine has not read yet."""
+        """The rows with a request: the others ended, which the engine does not know yet."""
         requests = self.rows.requests
         return np.array([row for row in rows if requests[row] is not None], dtype=np.int64)
 
     def _new_blocks(self, row: int) -> np.ndarray:
-        """Where the row's blocks lie that the device does not know."""
+        """The places of the row's blocks that the device does not have."""
         table_XB, have, want = self.rows.state.table_XB, self._num_blocks, self.rows.num_blocks
         first = int(table_XB.storage_offset()) + row * table_XB.shape[1]
         place_N = np.arange(first + have[row], first + want[row])
@@ -155,7 +154,7 @@ class DeviceRows:
 def _spans(
     table_XC: Tensor, ids_R: np.ndarray, first_R: np.ndarray, end_R: np.ndarray
 ) -> np.ndarray:
-    """Where the columns of each row lie, from its first to before its end."""
+    """The places of each row's columns [first, end)."""
     num_R = end_R - first_R
     past_R = np.cumsum(num_R)
     column_N = np.arange(num_R.sum()) + np.repeat(first_R - (past_R - num_R), num_R)
@@ -164,10 +163,10 @@ def _spans(
 
 
 class StepMasks:
-    """What a grammar allows after each root and node: written by the host, read by `finish`.
+    """The tokens that may follow each root and node: written by the host, read by `finish`.
 
-    The device reads the host's memory: copies would take longer, and few of the masks are in use.
-    The host writes those of a step after it has received the step before.
+    The device reads them in the host's memory: few are used, and copies would take longer. The host
+    writes a step's masks after it has received the step before.
     """
 
     def __init__(self, num_logits: int, vocab_size: int, device: torch.device) -> None:
@@ -177,20 +176,20 @@ class StepMasks:
         self._words, self._flags = self._mask_MW.numpy(), self._is_masked_M.numpy()
 
     def of(self, num_logits: int) -> tuple[Tensor, Tensor]:
-        """The masks of the first `num_logits` rows of logits, and which of them have one."""
+        """The masks of the first `num_logits` rows of logits, and which of these have one."""
         return self._mask_MW[:num_logits], self._is_masked_M[:num_logits]
 
     def fill(
         self, num_logits: int, write: Callable[[np.ndarray, np.ndarray], dict[int, int]]
     ) -> dict[int, int]:
-        """Let `write` fill in words, and which rows of logits they hold for."""
+        """Let `write` fill in the words of masks, and which rows of logits have one."""
         flags_M = self._flags[:num_logits]
         flags_M[...] = False
         return write(self._words[:num_logits], flags_M)
 
 
 class StepSources:
-    """What rows are drafted from where their requests say so: written by the host as they come."""
+    """The sources of drafts that requests name: written by the host when requests start."""
 
     def __init__(self, num_rows: int, room: int, device: torch.device) -> None:
         self.tables = RowSources.create(num_rows, min(room, MAX_EXPECTED), device)
@@ -200,7 +199,7 @@ class StepSources:
     def put(
         self, row: int, source: RowSource | None, expected: Sequence[int], num_prompt: int
     ) -> None:
-        """The row's request names a method (None: it does not), or says what it expects."""
+        """The row's request names a method (None: it does not), or brings a prediction."""
         rules_XW, expected_XE = self.tables.rules_XW, self.tables.expected_XE
         expected = expected[: expected_XE.shape[1]]
         source = source or RowSource(name="")
@@ -212,7 +211,7 @@ class StepSources:
         self._is_own[row] = True
 
     def clear(self, row: int) -> None:
-        """The row's request is drafted for as the others are."""
+        """The row's request names no source."""
         if self._is_own[row]:
             self.tables.rules_XW[row] = self._usual_W
             self._is_own[row] = False
