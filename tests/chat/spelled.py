@@ -114,7 +114,8 @@ def apertus(calls: Calls) -> str:
 
 
 def dsml(section: str) -> Callable[[Calls], str]:
-    mark = "｜DSML｜"
+    mark = "｜DSML｜" + " " * section.startswith(" ")
+    section = section.strip()
     return keyed(
         f'<{mark}invoke name="NAME">\n',
         f'<{mark}parameter name="KEY" string="IS_TEXT">VALUE</{mark}parameter>\n',
@@ -123,6 +124,39 @@ def dsml(section: str) -> Callable[[Calls], str]:
         f"<{mark}{section}>\n",
         f"\n</{mark}{section}>",
     )
+
+
+def kimi_k3(calls: Calls) -> str:
+    types = {str: "string", int: "number", dict: "object"}
+    said = []
+    for number, (name, values) in enumerate(calls, 1):
+        pairs = [
+            f'<|open|>argument key="{key}" type="{types[type(value)]}"<|sep|>{bare(value)}'
+            "<|close|>argument<|sep|>"
+            for key, value in values.items()
+        ]
+        head = f'<|open|>call tool="{name}" index="{number}"<|sep|>'
+        said.append(head + "".join(pairs) + "<|close|>call<|sep|>")
+    return f"<|open|>tools<|sep|>{''.join(said)}<|close|>tools<|sep|>"
+
+
+def minimax_m3(calls: Calls) -> str:
+    sign = "]<]minimax[>["
+
+    def said(value: Any) -> str:
+        if isinstance(value, dict):
+            return "".join(f"{sign}<{key}>{said(v)}{sign}</{key}>" for key, v in value.items())
+        if isinstance(value, list):
+            return "".join(f"{sign}<item>{said(part)}{sign}</item>" for part in value)
+        return bare(value)
+
+    one = [f'{sign}<invoke name="{name}">{said(values)}{sign}</invoke>\n' for name, values in calls]
+    return f"{sign}<tool_call>\n{''.join(one)}{sign}</tool_call>"
+
+
+def command_r(calls: Calls) -> str:
+    one = [f'{{"tool_name": "{name}", "parameters": {as_json(v)}}}' for name, v in calls]
+    return "Action:\n```json\n[\n    " + ",\n    ".join(one) + "\n]```"
 
 
 HY = ":opensource>"
@@ -140,7 +174,20 @@ SPELLED: dict[str, Callable[[Calls], str]] = {
     "deepseek_v31": deepseek_v31,
     "deepseek_v32": dsml("function_calls"),
     "deepseek_v4": dsml("tool_calls"),
+    "deepseek_v41": dsml(" calls"),
     "kimi_k2": kimi,
+    "kimi_k3": kimi_k3,
+    "minimax_m3": minimax_m3,
+    "command_r": command_r,
+    "functionary_v32": lambda calls: "".join(f">>>{n}\n{as_json(v)}" for n, v in calls),
+    "dots": keyed(
+        '<invoke name="NAME">\n',
+        '<parameter name="KEY">VALUE</parameter>\n',
+        "</invoke>",
+        "\n",
+        "<dots_function_call>\n",
+        "\n</dots_function_call>",
+    ),
     "pythonic": lambda calls: f"[{python_calls(calls)}]",
     "lfm2": lambda calls: f"<|tool_call_start|>[{python_calls(calls)}]<|tool_call_end|>",
     "olmo3": lambda calls: f"<function_calls>\n{python_calls(calls, chr(10))}\n</function_calls>",

@@ -138,9 +138,10 @@ def test_the_table_spells_every_form() -> None:
     assert [name for name, form in TOOL_FORMS.items() if id(form) not in spelled] == []
 
 
-# vLLM's own names, of its release in August 2026; what is not read is refused by name.
+# vLLM's own names, of its release 0.33; what is not read is refused by name.
 VLLM_TOOLS = [
-    "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "cohere_command3",
+    "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "cohere_command3", "dots",
+    "deepseek_v41", "cohere_command4", "kimi_k3", "minimax_m3", "qwen3_json", "step5",
     "ernie45", "glm45", "glm47", "ling3", "granite-20b-fc", "granite", "granite4", "hermes",
     "poolside_v1", "hunyuan_a13b", "hy_v3", "internlm", "jamba", "lfm2", "kimi_k2",
     "llama3_json", "llama4_json", "llama4_pythonic", "longcat", "mimo", "minimax_m2",
@@ -150,6 +151,7 @@ VLLM_TOOLS = [
 ]  # fmt: skip
 VLLM_REASONING = [
     "deepseek_r1", "deepseek_v3", "deepseek_v4", "poolside_v1", "cohere_command3",
+    "deepseek_v41", "cohere_command4", "granite_thinking_parser", "kimi_k3", "minicpmv", "step5",
     "ernie45", "gemma4", "glm45", "glm47", "ling3", "openai_gptoss", "granite", "holo2",
     "hunyuan_a13b", "hy_v3", "kimi_k2", "mimo", "minimax_m2", "minimax_m2_append_think",
     "minimax_m3", "mistral", "nemotron_v3", "olmo3", "qwen3", "seed_oss", "step3", "step3p5",
@@ -162,6 +164,30 @@ def test_names_of_vllm_are_taken() -> None:
     for name in VLLM_REASONING:
         assert ChatFormat("", {}, reasoning_parser=name).reasoning_parser == name
         assert name in REASONING_FORMS
+
+
+SGLANG_TOOLS = [
+    "apertus2509", "cohere_command4", "deepseekv3", "deepseekv31", "deepseekv32", "deepseekv4",
+    "dots", "glm", "glm45", "glm47", "gpt-oss", "kimi_k2", "kimi_k3", "lfm2", "llama3", "mimo",
+    "minicpm5", "mistral", "poolside_v1", "pythonic", "qwen", "qwen25", "qwen3_coder", "step3",
+    "step3p5", "minimax-m2", "minimax-m3", "trinity", "interns1", "hermes", "hunyuan",
+    "gigachat3", "gemma4",
+]  # fmt: skip
+SGLANG_REASONING = [
+    "apertus2509", "deepseek-r1", "deepseek-v3", "deepseek-v4", "dots", "glm45", "hunyuan",
+    "gpt-oss", "kimi", "kimi_k2", "kimi_k3", "mimo", "poolside_v1", "qwen3", "qwen3-thinking",
+    "minimax", "minimax-append-think", "minimax-m3", "step3", "step3p5", "mistral",
+    "nemotron_3", "interns1", "gemma4", "cohere_command4",
+]  # fmt: skip
+
+
+def test_names_of_sglang_are_taken() -> None:
+    for name in SGLANG_TOOLS:
+        assert ChatFormat("", {}, tool_parser=name).tool_parser in TOOL_FORMS
+    for name in SGLANG_REASONING:
+        assert ChatFormat("", {}, reasoning_parser=name).reasoning_parser in REASONING_FORMS
+    assert ChatFormat("", {}, tool_parser="llama3").tool_parser == "llama3_json"
+    assert ChatFormat("", {}, reasoning_parser="gpt-oss").reasoning_parser == "openai_gptoss"
 
 
 def test_the_template_says_which_form_of_a_family_a_name_means() -> None:
@@ -189,7 +215,18 @@ CALLED = [
 
 
 @pytest.mark.parametrize(
-    "parser", ["granite", "phi4_mini", "lfm2", "hermes", "glm45", "minimax_m2", "kimi_k2"]
+    "parser",
+    [
+        "granite",
+        "phi4_mini",
+        "lfm2",
+        "hermes",
+        "glm45",
+        "minimax_m2",
+        "minimax_m3",
+        "kimi_k2",
+        "kimi_k3",
+    ],
 )
 def test_a_template_that_leaves_calls_out_gets_them_as_text(parser: str) -> None:
     formatted = ChatFormat("{{ tools }}", {}, tool_parser=parser)
@@ -200,6 +237,97 @@ def test_a_template_that_leaves_calls_out_gets_them_as_text(parser: str) -> None
     assert (answer.text, calls_of(answer)) == ("I look.", [("get_weather", {"city": "Rome"})])
     shown = ChatFormat("{{ tools }} message.tool_calls", {}, tool_parser=parser)
     assert "tool_calls" in shown.prepare(CALLED, [])[0][0]
+
+
+SILENT = [{**CALLED[0], "content": None}]
+
+
+def test_a_message_that_only_calls_has_no_none_in_it() -> None:
+    """Of templates that test other names for none, too: gpt-oss's fails, MiniMax M2's writes it."""
+    calls = "{{ tools }} tool_calls {% if last_tool_call.name is none %}{% endif %}"
+    for template in (calls, calls + "{% if reasoning_content is none %}{% endif %}"):
+        assert ChatFormat(template, {}).prepare(SILENT, [])[0][0]["content"] == ""
+    asks = calls + "{% if message['content'] is none %}"
+    assert ChatFormat(asks, {}).prepare(SILENT, [])[0][0]["content"] is None
+
+
+def test_a_model_without_a_system_message_is_told_of_tools_by_the_user() -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    ask = [{"role": "user", "content": "What time is it?"}]
+    gemma = ChatFormat("{{ raise_exception('System role not supported') }}", {})
+    (message,), _ = gemma.prepare(ask, tools)
+    assert message["role"] == "user"
+    assert '{"name": "now"}' in message["content"]
+    assert message["content"].endswith("\n\nWhat time is it?")
+    assert [m["role"] for m in ChatFormat("", {}).prepare(ask, tools)[0]] == ["system", "user"]
+
+
+def test_functionarys_template_gets_arguments_as_text() -> None:
+    formatted = ChatFormat("{{ tools }} tool_calls >>>${recipient}", {})
+    assert formatted.tool_parser == "functionary_v32"
+    (message,), _ = formatted.prepare(CALLED, [])
+    assert message["tool_calls"][0]["function"]["arguments"] == '{"city": "Rome"}'
+
+
+def test_a_prompt_may_have_written_the_first_recipients_sign() -> None:
+    formatted = ChatFormat("", {}, tool_parser="functionary_v32")
+
+    def read(text: str, prompt: str) -> list[Answer]:
+        answers = []
+        for chunks in ([text], *streams(text)):
+            reader, answer = formatted.reader([WEATHER], prompt), Answer()
+            assert reader is not None
+            for chunk in chunks:
+                answer.add(reader.feed(chunk))
+            answer.add(reader.finish())
+            answers.append(answer)
+        assert all(answer == answers[0] for answer in answers)
+        return answers
+
+    text = 'all\nI look.>>>get_weather\n{"city": "Rome"}>>>get_weather\n{"city": "Oslo"}'
+    answer = read(text, "assistant\n\n>>>")[0]
+    cities = [{"city": "Rome"}, {"city": "Oslo"}]
+    assert answer.text == "I look."
+    assert calls_of(answer) == [("get_weather", city) for city in cities]
+    answer = read('get_weather\n{"city": "Rome"}', ">>>")[0]
+    assert (answer.text, calls_of(answer)) == ("", [("get_weather", cities[0])])
+    for said in ("It is >>> x = 1\nwarm.", "all of it\n>>>", "a\n\nb"):
+        assert read(said, ">>>")[0] == Answer(text=said)
+        assert read(said, "assistant\n")[0] == Answer(text=said)
+
+
+def test_nested_elements_are_what_the_schema_says() -> None:
+    point = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "at": {"$ref": "#/$defs/n"}},
+    }
+    tool = Tool("go", {
+        "properties": {
+            "stops": {"type": "array", "items": point}, "zip": {"type": "string"},
+            "none": {"type": "array", "items": {"type": "integer"}}, "any": {},
+            "all": {"anyOf": [{"type": "null"}, {"type": "string"}]},
+        },
+        "$defs": {"n": {"type": "string"}},
+    })  # fmt: skip
+    values = {
+        "stops": [{"name": "1", "at": "2"}, {"name": " a\nb "}], "zip": "018", "none": [],
+        "any": [1, "x"], "all": "7",
+    }  # fmt: skip
+    answer = read_in([SPELLED["minimax_m3"]([("go", values)])], "minimax_m3", [tool])
+    assert calls_of(answer) == [("go", values)]
+
+
+def test_channels_around_text_and_calls_are_not_text() -> None:
+    formatted = ChatFormat("", {}, tool_parser="kimi_k3", reasoning_parser="kimi_k3")
+    said = "<|open|>response<|sep|>I look.<|close|>response<|sep|>"
+    text = f"Hm.<|close|>think<|sep|>{said}{SPELLED['kimi_k3'](TWO)}<|close|>message<|sep|>"
+    for chunks in ([text], *streams(text)):
+        reader, answer = formatted.reader([WEATHER], "<|open|>think<|sep|>"), Answer()
+        assert reader is not None
+        for chunk in chunks:
+            answer.add(reader.feed(chunk))
+        answer.add(reader.finish())
+        assert (answer.text, answer.reasoning, calls_of(answer)) == ("I look.", "Hm.", TWO)
 
 
 def test_tools_reach_a_template_that_looks_for_them_in_a_message() -> None:
@@ -224,7 +352,12 @@ TEMPLATES: dict[str, tuple[str, str]] = {
     "'｜DSML｜' '<' + dsml_token + 'function_calls>' '<think>'": ("deepseek_v32", "qwen3"),
     "'｜DSML｜' '<' + dsml_token + 'tool_calls>'": ("deepseek_v4", "none"),
     "<|tool_calls_section_begin|>": ("kimi_k2", "none"),
-    "']<]minimax[>[' <tool_call> <mm:think>": ("json", "minimax_m3"),
+    "']<]minimax[>[' <tool_call> <mm:think>": ("minimax_m3", "minimax_m3"),
+    "'<|open|>' + tag '<|sep|>' '<|close|>' open_tag('think')": ("kimi_k3", "kimi_k3"),
+    "Respond in this format:\n>>>${recipient}\n${content}": ("functionary_v32", "none"),
+    '\nAction:\n```json\n[\n {\n "tool_name": "': ("command_r", "none"),
+    "<dots_function_call> <think>": ("dots", "qwen3"),
+    "Here are my reasoning steps:\n [BEGIN FINAL RESPONSE] <tool_calls>[\n": ("jamba", "apriel"),
     "'[TOOL_CALLS]' + name + '[ARGS]' + arguments": ("mistral_v11", "none"),
     "<|tool_call>call: <|channel>thought": ("gemma4", "gemma4"),
     "<|START_ACTION|>[ <|START_THINKING|>": ("cohere_command3", "cohere_command3"),
@@ -255,15 +388,22 @@ THOUGHTS: dict[str, tuple[str, str]] = {
     "hy_v3": ("<think:opensource>", "</think:opensource>"),
     "exaone_deep": ("<thought>\n", "\n</thought>\n\n"),
     "minimax_m3": ("<mm:think>", "</mm:think>"),
+    "kimi_k3": ("<|open|>think<|sep|>", "<|close|>think<|sep|><|open|>response<|sep|>"),
+    "kimi": ("◁think▷", "◁/think▷"),
+    "apriel": ("Here are my reasoning steps:\n", "\n[BEGIN FINAL RESPONSE]\n"),
     "mistral": ("[THINK]", "[/THINK]"),
     "gemma4": ("<|channel>thought\n", "\n<channel|>"),
-    "cohere_command3": ("<|START_THINKING|>", "<|END_THINKING|>"),
+    "cohere_command3": ("<|START_THINKING|>", "<|END_THINKING|><|START_RESPONSE|>"),
     "apertus": ("<|inner_prefix|>", "<|inner_suffix|>"),
     "granite": ("Here is my thought process: ", " Here is my response: "),
     "hunyuan_a13b": ("<think>\n", "\n</think>\n<answer>\n"),
     "ernie45": ("<think>\n", "\n</think>\n\n<response>\n"),
 }
-CLOSING = {"hunyuan_a13b": "\n</answer>", "ernie45": "\n</response>\n"}
+CLOSING = {
+    "kimi_k3": "<|close|>response<|sep|>",
+    "hunyuan_a13b": "\n</answer>",
+    "ernie45": "\n</response>\n",
+}
 
 
 def test_every_reasoning_form_is_spelled() -> None:

@@ -41,7 +41,8 @@ SPECIALS = ["<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|call|>", "<
             "<|role_sep|>", "<｜tool_calls_begin｜>", "<｜tool_call_begin｜>", "<｜tool_sep｜>",
             "<｜tool_call_end｜>", "<｜tool_calls_end｜>", "<minimax:tool_call>",
             "<seed:tool_call>", "</seed:tool_call>", "<arg_key:opensource>",
-            "</arg_value:opensource>", "<|channel>", "<channel|>", "[ARGS]"]  # fmt: skip
+            "</arg_value:opensource>", "<|open|>", "<|close|>", "<|sep|>", "]<]minimax[>[",
+            "<|channel>", "<channel|>", "[ARGS]"]  # fmt: skip
 WRITTEN = {name: spell([("get_weather", ARGUMENTS)]) for name, spell in SPELLED.items()}
 
 
@@ -296,3 +297,46 @@ def test_silent_schemas_are_closed() -> None:
     }
     assert "additionalProperties" not in closed({"properties": {}})
     assert closed({"properties": {"a": {}}, "additionalProperties": True})["additionalProperties"]
+
+
+@pytest.mark.parametrize("kind", ["plain", "special"])
+def test_channels_hold_text_and_then_calls(compilers: Any, kind: str) -> None:
+    tokenizer, compiler = compilers[kind]
+    formatted = chat_format(tokenizer, "kimi_k3", "kimi_k3")
+    call, end = SPELLED["kimi_k3"]([("get_weather", ARGUMENTS)]), "<|close|>message<|sep|>"
+    said = "I look.<|close|>response<|sep|>"
+    thought = f"Hm.<|close|>think<|sep|><|open|>response<|sep|>{said}"
+    for must_call in (False, True):
+        asked = formatted.structured([WEATHER, NOW], "<|open|>response<|sep|>", must_call=must_call)
+        assert takes(compiler, tokenizer, asked, f"<|close|>response<|sep|>{call}{end}")
+        for text in (f"{said}{end}", f"{said}{call}{end}", said + call):
+            assert takes(compiler, tokenizer, asked, text) is not must_call
+        wrong = call.replace('type="number"', 'type="string"')
+        assert not takes(compiler, tokenizer, asked, f"{said}{wrong}{end}")
+    asked = formatted.structured([WEATHER], "<|open|>think<|sep|>")
+    assert takes(compiler, tokenizer, asked, f"{thought}{call}{end}")
+
+
+def test_nested_elements_keep_to_the_schema(compilers: Any) -> None:
+    tokenizer, compiler = compilers["special"]
+    point = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    tool = Tool("go", {"properties": {"to": {"type": "array", "items": point}}, "required": ["to"]})
+    asked = chat_format(tokenizer, "minimax_m3").structured([tool], "", must_call=True)
+    spell = SPELLED["minimax_m3"]
+    for values in ({"to": [{"x": 1}, {"x": -2}]}, {"to": []}):
+        assert takes(compiler, tokenizer, asked, spell([("go", values)]))
+    for values in ({}, {"to": [{}]}, {"to": [{"x": "a"}]}, {"to": [{"y": 1}]}):
+        assert not takes(compiler, tokenizer, asked, spell([("go", values)]))
+
+
+def test_an_answer_that_the_prompt_opened_for_a_recipient(compilers: Any) -> None:
+    tokenizer, compiler = compilers["plain"]
+    formatted = chat_format(tokenizer, "functionary_v32")
+    call, both = 'get_weather\n{"city": "Rome"}', 'get_weather\n{"city": "Rome"}>>>now\n{}'
+    for must_call in (False, True):
+        asked = formatted.structured([WEATHER, NOW], ">>>", must_call=must_call)
+        for text in (call, both):
+            assert takes(compiler, tokenizer, asked, text)
+            assert takes(compiler, tokenizer, asked, f"all\nI look.>>>{text}") is not must_call
+        assert takes(compiler, tokenizer, asked, "all\nIt is warm.") is not must_call
+        assert not takes(compiler, tokenizer, asked, call.replace("weather", "whether"))

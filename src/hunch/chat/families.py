@@ -10,9 +10,12 @@ from hunch.chat import gemma, keyed
 from hunch.chat.harmony import HarmonyForm
 from hunch.chat.lark import Rules, quote
 from hunch.chat.named import DeepSeekForm, FunctionaryForm, KimiForm, MistralForm, MistralNamedForm
+from hunch.chat.nested import MINIMAX_M3, NestedForm
 from hunch.chat.pieces import NamedObject, Reader
 from hunch.chat.pythonic import PythonicForm
+from hunch.chat.recipients import RecipientForm
 from hunch.chat.tools import BareForm, ObjectForm, ObjectReader, Tool, ToolForm
+from hunch.chat.xtml import KIMI_K3
 
 
 class ApertusForm(ObjectForm):
@@ -62,9 +65,18 @@ _LINE = "\n    "
 HERMES = _marked("tool_call")
 LLAMA = BareForm(begin=("<|python_tag|>", "<|python_start|>"), arguments="parameters")
 PYTHONIC = PythonicForm(begin=("<|python_start|>",), end=("<|python_end|>",))
+COHERE = _listed(
+    "<|START_ACTION|>",
+    "<|END_ACTION|>",
+    _LINE,
+    head=f"{quote('{' + quote('tool_call_id') + ': ' + chr(34))} /[0-9]{{1,4}}/ "
+    + quote('", "tool_name": "'),
+    arguments="parameters",
+)
 TOOL_FORMS: dict[str, ToolForm] = {
     "hermes": HERMES,
     "qwen": HERMES,
+    "qwen3_json": HERMES,
     "ernie45": HERMES,
     "granite4": HERMES,
     "longcat": _marked("longcat_tool_call"),
@@ -77,7 +89,10 @@ TOOL_FORMS: dict[str, ToolForm] = {
     "deepseek_v31": DeepSeekForm(is_fenced=False),
     "deepseek_v32": keyed.DEEPSEEK_V32,
     "deepseek_v4": keyed.DEEPSEEK_V4,
+    "deepseek_v41": keyed.DEEPSEEK_V41,
+    "dots": keyed.DOTS,
     "kimi_k2": KimiForm(),
+    "kimi_k3": KIMI_K3,
     "pythonic": PYTHONIC,
     "llama4_pythonic": PYTHONIC,
     "gemma": PYTHONIC,
@@ -99,6 +114,7 @@ TOOL_FORMS: dict[str, ToolForm] = {
     "mimo": keyed.QWEN_CODER,
     "nemotron_v3": keyed.QWEN_CODER,
     "step3p5": keyed.QWEN_CODER,
+    "step5": keyed.QWEN_CODER,
     "step3": keyed.STEP_3,
     "seed_oss": keyed.SEED_OSS,
     "glm45": keyed.GLM_45,
@@ -106,6 +122,7 @@ TOOL_FORMS: dict[str, ToolForm] = {
     "ling3": keyed.GLM_47,
     "poolside_v1": keyed.GLM_47,
     "minimax_m2": keyed.MINIMAX_M2,
+    "minimax_m3": MINIMAX_M3,
     "minicpm5": keyed.MINICPM_5,
     "hy_v3": keyed.HUNYUAN_3,
     "hunyuan_a13b": _listed("<tool_calls>", "</tool_calls>"),
@@ -125,13 +142,10 @@ TOOL_FORMS: dict[str, ToolForm] = {
         arguments="parameters",
         is_repeated=True,
     ),
-    "cohere_command3": _listed(
-        "<|START_ACTION|>",
-        "<|END_ACTION|>",
-        _LINE,
-        head=f"{quote('{' + quote('tool_call_id') + ': ' + chr(34))} /[0-9]{{1,4}}/ "
-        + quote('", "tool_name": "'),
-        arguments="parameters",
+    "cohere_command3": COHERE,
+    "cohere_command4": COHERE,
+    "command_r": _listed(
+        "Action:\n```json\n", "```", _LINE, head=quote('{"tool_name": "'), arguments="parameters"
     ),
     "apertus": ApertusForm(
         begin=("<|tools_prefix|>",),
@@ -142,6 +156,7 @@ TOOL_FORMS: dict[str, ToolForm] = {
     ),
     "gigachat3": ObjectForm(begin=("function call<|role_sep|>\n", "<|function_call|>")),
     "functionary": FunctionaryForm(),
+    "functionary_v32": RecipientForm(),
     "xlam": BareForm(is_list=True),
     "json": BareForm(),
 }
@@ -149,7 +164,7 @@ TOOL_FORMS: dict[str, ToolForm] = {
 
 def spell(form: ToolForm, calls: Sequence[tuple[str, Any]]) -> str:
     """Calls of a history as text, for templates that show tools and leave calls out."""
-    if isinstance(form, PythonicForm | keyed.KeyedForm):
+    if isinstance(form, PythonicForm | keyed.KeyedForm | NestedForm):
         return form.spell(calls)
     form = form if isinstance(form, ObjectForm) else HERMES
     objects = [json.dumps({"name": name, form.arguments: values}) for name, values in calls]
@@ -159,15 +174,25 @@ def spell(form: ToolForm, calls: Sequence[tuple[str, Any]]) -> str:
     return f"{begin}[{', '.join(objects)}]{end}"
 
 
+SGLANGS_NAMES = {  # of what vLLM calls otherwise
+    "apertus2509": "apertus", "deepseekv3": "deepseek_v3", "deepseekv31": "deepseek_v31",
+    "deepseekv32": "deepseek_v32", "deepseekv4": "deepseek_v4", "glm": "glm45",
+    "gpt-oss": "openai", "hunyuan": "hunyuan_a13b", "interns1": "internlm",
+    "llama3": "llama3_json", "minimax-m2": "minimax_m2", "minimax-m3": "minimax_m3",
+    "qwen25": "hermes", "trinity": "hermes",
+}  # fmt: skip
 # What a template holds that asks for a family, the first that fits; all of a line must be there.
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("openai", ("<|channel|>", "<|message|>")),
-    ("json", ("]<]minimax[>[",)),  # MiniMax M3's, which nothing here reads
+    ("minimax_m3", ("]<]minimax[>[",)),
     ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
     ("deepseek_v32", ("｜DSML｜", "function_calls>")),
+    ("deepseek_v41", ("｜DSML｜ ", "calls>")),
     ("deepseek_v4", ("｜DSML｜",)),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
+    ("kimi_k3", ("<|open|>", "<|close|>", "<|sep|>")),
+    ("dots", ("<dots_function_call>",)),
     ("step3", ("<steptml:invoke",)),
     ("seed_oss", ("<seed:tool_call>",)),
     ("qwen3_coder", ("<parameter=",)),
@@ -203,6 +228,9 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("granite-20b-fc", ("<function_call>",)),
     ("gigachat3", ("function call", "<|role_sep|>")),
     ("functionary", ("<function=", "</function>")),
+    ("functionary_v32", (">>>${recipient}",)),
+    ("functionary_v32", (">>>all",)),
+    ("command_r", ("Action:", "```json", '"tool_name"')),
     ("llama3_json", ("<|python_tag|>",)),
     ("llama3_json", ('"parameters": dictionary',)),
     ("pythonic", ("[func_name1(",)),

@@ -5,22 +5,26 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hunch.chat import harmony
+from hunch.chat import families, harmony, reasoning
 from hunch.chat.families import TOOL_FORMS, nearer, spell, tools_of
 from hunch.chat.ids import CallIds
 from hunch.chat.lark import Rules, quote
 from hunch.chat.pieces import Reader, Tidy
 from hunch.chat.reasoning import REASONING_FORMS, ReasoningReader, reasoning_of
-from hunch.chat.tools import PlainReader, Tool
+from hunch.chat.recipients import RecipientForm
+from hunch.chat.tools import PlainReader, Tool, ToolForm
 from hunch.errors import ConfigError
 from hunch.types import StructuredOutput
 
 AUTO = "auto"
+ASKS_FOR_NONE = re.compile(r"(?<!\w)content(['\"]\])? is none")  # of a message that only calls
 ONE_CALL = "only supports single tool-calls"  # Llama 3's template fails on a history with two
+NO_SYSTEM = "System role not supported"  # Gemma's template fails on such a message
 IN_MESSAGE = "message['tools']"  # where Phi-4-mini's template looks for tools
 PREAMBLE = """You may call functions. They are given as JSON schemas between <tools> marks:
 <tools>
@@ -50,13 +54,14 @@ class ChatFormat:
         self.knows_tools = found is not None
         name = found
         if tool_parser != AUTO:
+            tool_parser = families.SGLANGS_NAMES.get(tool_parser, tool_parser)
             name = nearer(_known("tool_call_parser", tool_parser, TOOL_FORMS), found)
         self.tool_parser = name or "hermes"  # what is asked of a model whose template knows none
         self._tool_form = TOOL_FORMS[self.tool_parser]
         self.reasoning_parser = reasoning_of(self._template)
         if reasoning_parser != AUTO:
-            _known("reasoning_parser", reasoning_parser, REASONING_FORMS)
-            self.reasoning_parser = reasoning_parser
+            reasoning_parser = reasoning.SGLANGS_NAMES.get(reasoning_parser, reasoning_parser)
+            self.reasoning_parser = _known("reasoning_parser", reasoning_parser, REASONING_FORMS)
         elif found == "openai":
             self.reasoning_parser = "openai_gptoss"
         self._reasoning = REASONING_FORMS[self.reasoning_parser]
@@ -86,12 +91,16 @@ class ChatFormat:
         if not tools and not self.has_reasoning:
             return None
         specials = () if keeps_specials else self._dropped(tools)
-        form = self._tool_form if tools or self._is_harmony else None
+        form = self._form_after(prompt_end) if tools or self._is_harmony else None
         reader: Reader = form.reader(specials, tools) if form else PlainReader(specials)
         if self._reasoning is not None:
             is_open = self._reasoning.is_open(prompt_end)
             reader = ReasoningReader(self._reasoning, is_open=is_open, rest=reader)
         return Tidy(reader)
+
+    def _form_after(self, prompt_end: str) -> ToolForm:
+        form = self._tool_form
+        return form.after(prompt_end) if isinstance(form, RecipientForm) else form
 
     def _dropped(self, tools: Sequence[Tool]) -> set[str]:
         """Marks that are no text, and that nothing is read from."""
@@ -124,7 +133,7 @@ class ChatFormat:
             return asked
         if asked is not None and must_call:
             asked = None  # nothing but calls may come
-        start = self._start(rules, tools, asked, must_call, many)
+        start = self._start(rules, tools, asked, must_call, many, prompt_end)
         frame = rules.text(f"{before} ({start})" if before else start)
         whole = replace(asked, frame=frame) if asked else StructuredOutput(grammar=frame)
         if budget is None or not before:
@@ -138,6 +147,7 @@ class ChatFormat:
         asked: StructuredOutput | None,
         must_call: bool,
         many: bool,
+        prompt_end: str,
     ) -> str:
         text = "TEXT" if asked is None else "@body"
         if self._is_harmony:
@@ -146,7 +156,8 @@ class ChatFormat:
             return text
         must_call = must_call or asked is not None
         many = many and ONE_CALL not in self._template
-        calls = self._tool_form.write(rules, tools, must_call=must_call, many=many)
+        form = self._form_after(prompt_end)
+        calls = form.write(rules, tools, must_call=must_call, many=many)
         return f"{text} | {calls}" if asked is not None else calls
 
     def _before(self, rules: Rules, prompt_end: str) -> str:
@@ -191,8 +202,11 @@ class ChatFormat:
         if tools:
             lines = "\n".join(json.dumps(tool.get("function", tool)) for tool in tools)
             note = PREAMBLE.format(tools=lines)
-            if plain and plain[0]["role"] == "system":
-                plain[0] = {**plain[0], "content": f"{plain[0]['content']}\n\n{note}"}
+            first = plain[0] if plain else {}
+            if first.get("role") == "system":
+                plain[0] = {**first, "content": f"{first['content']}\n\n{note}"}
+            elif first.get("role") == "user" and NO_SYSTEM in self._template:
+                plain[0] = {**first, "content": f"{note}\n\n{first['content']}"}
             else:
                 plain.insert(0, {"role": "system", "content": note})
         return plain, None
@@ -212,12 +226,14 @@ class ChatFormat:
         if plain["role"] == "developer" and "developer" not in self._template:
             plain["role"] = "system"
         calls = plain.get("tool_calls")
-        if calls:
+        if calls and isinstance(self._tool_form, RecipientForm):
+            plain["tool_calls"] = [dict(call) for call in calls]  # its template takes JSON as text
+        elif calls:
             plain["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
         else:
             plain.pop("tool_calls", None)
         if "content" not in plain:
-            plain["content"] = None if calls and "is none" in self._template else ""
+            plain["content"] = None if calls and ASKS_FOR_NONE.search(self._template) else ""
         return plain
 
 

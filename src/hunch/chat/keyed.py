@@ -65,8 +65,10 @@ class KeyedForm:
         for pair in self.pair.finditer(text, found.end()):
             said = pair.groupdict()
             key = said["key"].strip()
-            kind = {"true": "string", "false": "other"}.get(said.get("kind") or "", types.get(key))
-            values[key] = value_of(said["value"], kind)
+            kind = said.get("kind")
+            if kind is not None:
+                kind = "string" if kind in ("true", "string") else "other"
+            values[key] = value_of(said["value"], kind or types.get(key))
         return name, values
 
     def spell(self, calls: Sequence[tuple[str, Any]]) -> str:
@@ -75,13 +77,16 @@ class KeyedForm:
         for name, values in calls:
             text = self.begin + layout.name + name + layout.after_name
             for key, value in values.items() if isinstance(values, Mapping) else ():
-                is_text = isinstance(value, str)
-                after = (layout.after_text_key if is_text else "") or layout.after_key
-                shown = value if is_text else json.dumps(value, ensure_ascii=False)
-                text += layout.key + key + after + shown + layout.after_value
+                text += self._spell_pair(key, value)
             said.append(text + layout.last + self.end)
         begin, end = self.section or ("", "")
         return begin + layout.opening + layout.between.join(said) + layout.closing + end
+
+    def _spell_pair(self, key: str, value: Any) -> str:
+        layout, is_text = self.layout, isinstance(value, str)
+        after = (layout.after_text_key if is_text else "") or layout.after_key
+        shown = value if is_text else json.dumps(value, ensure_ascii=False)
+        return layout.key + key + after + shown + layout.after_value
 
     def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
         layout = self.layout
@@ -100,21 +105,31 @@ class KeyedForm:
         return rules.sections(self.section[0], calls, must_call, many=False)
 
     def _pairs(self, rules: Rules, tool: Tool) -> str:
-        layout, pairs = self.layout, {}
-        for key, schema in properties_of(tool).items():
-            is_text = isinstance(schema, Mapping) and schema.get("type") == "string"
-            after = layout.after_text_key if is_text and layout.after_text_key else layout.after_key
-            value = f"{rules.value(schema, tool.parameters)} {rules.mark(layout.after_value)}"
-            if is_text:
-                choices = [
-                    *schema.get("enum", ()),
-                    *([schema["const"]] if "const" in schema else ()),
-                ]
-                known = " | ".join(quote(str(choice)) for choice in choices)
-                value = f"({known}) {rules.mark(layout.after_value)}" if known else ""
-            value = value or rules.after_text(layout.after_value)
-            pairs[key] = f"{rules.mark(layout.key + key + after)} {value}"
+        pairs = {
+            key: self._pair(rules, key, schema, tool) for key, schema in properties_of(tool).items()
+        }
         return rules.keys(pairs, required_of(tool))
+
+    def _pair(self, rules: Rules, key: str, schema: Any, tool: Tool) -> str:
+        layout, is_text = self.layout, is_text_schema(schema)
+        after = layout.after_text_key if is_text and layout.after_text_key else layout.after_key
+        value = (
+            text_value(rules, schema, layout.after_value)
+            if is_text
+            else f"{rules.value(schema, tool.parameters)} {rules.mark(layout.after_value)}"
+        )
+        return f"{rules.mark(layout.key + key + after)} {value}"
+
+
+def is_text_schema(schema: Any) -> bool:
+    return isinstance(schema, Mapping) and schema.get("type") == "string"
+
+
+def text_value(rules: Rules, schema: Mapping[str, Any], end: str) -> str:
+    """A string as it is, one of those that the schema names if it names some, and what ends it."""
+    choices = [*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())]
+    known = " | ".join(quote(str(choice)) for choice in choices)
+    return f"({known}) {rules.mark(end)}" if known else rules.after_text(end)
 
 
 def value_of(text: str, kind: str | None) -> Any:
@@ -214,6 +229,8 @@ GLM_45, GLM_47 = _glm("\n"), _glm("")
 MINIMAX_M2 = _invoke("minimax:tool_call")
 DEEPSEEK_V32 = _invoke("function_calls", tag="｜DSML｜", kind="string")
 DEEPSEEK_V4 = _invoke("tool_calls", tag="｜DSML｜", kind="string")
+DEEPSEEK_V41 = _invoke("calls", tag="｜DSML｜ ", kind="string")
+DOTS = _invoke("dots_function_call")
 STEP_3 = KeyedForm(
     section=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
     begin="<｜tool_call_begin｜>",

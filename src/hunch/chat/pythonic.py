@@ -39,9 +39,9 @@ class PythonicReader(MarkedReader):
 
     def finish(self) -> list[Piece]:
         start, self._start = self._start or "", None
-        pieces = super().feed(start)
+        pieces = [*super().feed(start), *super().finish()]
         calls = self._calls("".join(piece.text for piece in pieces)) if start else []
-        return [*(calls or pieces), *([] if calls else super().finish())]
+        return calls or pieces
 
     def _enter(self, mark: str) -> None:
         self._mark = mark

@@ -32,6 +32,13 @@ def _think(
 
 
 THINK = _think()
+COHERE = ReasoningForm(
+    ("<|START_THINKING|>",),
+    ("<|END_THINKING|>",),
+    ignored=tuple(
+        f"<|{edge}_{part}|>" for edge in ("START", "END") for part in ("RESPONSE", "TEXT")
+    ),
+)
 # vLLM's names. None: nothing is told apart. "openai_gptoss" is read with the calls (harmony).
 REASONING_FORMS: dict[str, ReasoningForm | None] = {
     "none": None,
@@ -40,12 +47,22 @@ REASONING_FORMS: dict[str, ReasoningForm | None] = {
     "deepseek_r1": _think(is_always_there=True),
     "deepseek_v3": THINK,
     "deepseek_v4": THINK,
+    "deepseek_v41": THINK,
+    "dots": THINK,
+    "granite_thinking_parser": THINK,
+    "minicpmv": THINK,
     "glm45": THINK,
     "glm47": THINK,
     "holo2": THINK,
     "hunyuan_a13b": _think(answer="answer"),
     "hy_v3": _think("think:opensource"),
     "kimi_k2": THINK,
+    "kimi_k3": ReasoningForm(
+        ("<|open|>think<|sep|>",),
+        ("<|close|>think<|sep|>",),
+        ignored=("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+    ),
+    "kimi": ReasoningForm(("◁think▷",), ("◁/think▷",)),
     "ling3": THINK,
     "mimo": THINK,
     "minimax_m2": THINK,
@@ -55,12 +72,19 @@ REASONING_FORMS: dict[str, ReasoningForm | None] = {
     "poolside_v1": THINK,
     "step3": _think(is_always_there=True),
     "step3p5": THINK,
+    "step5": _think(is_always_there=True),
     "ernie45": _think(answer="response"),
     "mistral": ReasoningForm(("[THINK]",), ("[/THINK]",)),
     "seed_oss": _think("seed:think"),
     "exaone_deep": _think("thought"),
     "gemma4": ReasoningForm(("<|channel>thought",), ("<channel|>",)),
-    "cohere_command3": ReasoningForm(("<|START_THINKING|>",), ("<|END_THINKING|>",)),
+    "cohere_command3": COHERE,
+    "cohere_command4": COHERE,
+    "apriel": ReasoningForm(
+        ("Here are my reasoning steps:",),
+        ("[BEGIN FINAL RESPONSE]",),
+        ignored=("[END FINAL RESPONSE]",),
+    ),
     "apertus": ReasoningForm(("<|inner_prefix|>",), ("<|inner_suffix|>",)),
     "granite": ReasoningForm(
         ("Here is my thought process:", "Here's my thought process:"),
@@ -69,6 +93,13 @@ REASONING_FORMS: dict[str, ReasoningForm | None] = {
     "granite3_3": _think(answer="response"),
     "openai_gptoss": None,
 }
+SGLANGS_NAMES = {  # of what vLLM calls otherwise
+    "apertus2509": "apertus", "deepseek-r1": "deepseek_r1", "deepseek-v3": "deepseek_v3",
+    "deepseek-v4": "deepseek_v4", "gpt-oss": "openai_gptoss", "hunyuan": "hunyuan_a13b",
+    "interns1": "qwen3", "minimax": "deepseek_r1", "minimax-m3": "minimax_m3",
+    "minimax-append-think": "minimax_m2_append_think", "nemotron_3": "nemotron_v3",
+    "qwen3-thinking": "deepseek_r1",
+}  # fmt: skip
 # What a template holds that asks for a form, the first that fits; all of a line must be there.
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("seed_oss", ("<seed:think>",)),
@@ -77,6 +108,9 @@ _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("apertus", ("<|inner_prefix|>",)),
     ("gemma4", ("<|channel>",)),
     ("minimax_m3", ("<mm:think>",)),
+    ("kimi_k3", ("<|open|>", "think", "<|sep|>")),
+    ("kimi", ("◁think▷",)),
+    ("apriel", ("[BEGIN FINAL RESPONSE]", "Here are my reasoning steps:")),
     ("hy_v3", ("hy_eos", "<think")),
     ("hunyuan_a13b", ("<think>", "<answer>")),
     ("hunyuan_a13b", ("<think>", "<|extra_0|>")),
