@@ -31,6 +31,13 @@ def test_a_part_says_what_it_takes(name: str) -> None:
     assert f"hunch bench part {name}" in found.output
 
 
+def test_a_parts_help_has_its_defaults_and_keeps_commands_on_lines_of_their_own() -> None:
+    lines = CliRunner().invoke(app, ["bench", "part", "streams", "--help"]).output.splitlines()
+    assert "    hunch serve --workers 4 --max-num-seqs 512 &" in lines
+    assert any(line.endswith("[1 16 64 200 500]") for line in lines)
+    assert any(line.endswith("processes that read [6]") for line in lines)
+
+
 def test_parts_are_listed_and_an_unknown_one_is_refused() -> None:
     listed = CliRunner().invoke(app, ["bench", "part"]).output
     assert all(name in listed for name in parts.PARTS)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hunch import CompletionOutput
+from hunch.cli import main
 from hunch.cli.generate import is_over_at_once
 from hunch.draft import Draft, Rows, Verdict
 from hunch.registry import VERIFIERS
@@ -198,7 +199,7 @@ def test_a_port_in_use(shell: Callable, model: str) -> None:
 
 
 def test_ctrl_c_while_modules_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from hunch.__main__ import main
+    from hunch.__main__ import main as hunch
 
     class Interrupted:
         def find_spec(self, name: str, path: object = None, target: object = None) -> None:
@@ -208,8 +209,46 @@ def test_ctrl_c_while_modules_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "hunch.cli")
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
     with pytest.raises(SystemExit) as left:
-        main()
+        hunch()
     assert left.value.code == 130
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("buffering", [1, 65536])
+def test_output_that_does_not_fit_the_disk_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, buffering: int
+) -> None:
+    with open("/dev/full", "w", buffering=buffering) as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as left:
+            main(["plan", "--list-gpus"])
+    assert left.value.code == 2
+    assert capsys.readouterr().err == "error: no room left on the disk for the output\n"
+
+
+def test_a_closed_output_is_no_fault(monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    monkeypatch.setattr(sys, "stdout", None)  # as Python has it after >&-
+    with pytest.raises(SystemExit) as left:
+        main(["generate", "the model", "--model", model, "--max-tokens", "2"])
+    assert not left.value.code
+    sys.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "usage"),
+    [
+        (("generate",), "generate [OPTIONS] PROMPT\n"),
+        (("chat",), "chat [OPTIONS] [MODEL]\n"),
+        (("train",), "train [OPTIONS] [METHOD] [KEY=VALUE]...\n"),
+        (("bench", "compare"), "bench compare [OPTIONS] BEFORE AFTER\n"),
+    ],
+)
+def test_usage_writes_arguments_in_capitals(
+    shell: Callable, command: tuple[str, ...], usage: str
+) -> None:
+    code, out, _ = shell(*command, "--help")
+    assert code == 0
+    assert usage in out
 
 
 def test_a_place_where_nothing_can_be_written(

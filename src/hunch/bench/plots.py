@@ -35,7 +35,7 @@ def check_installed() -> None:
         import matplotlib  # noqa: F401
     except ImportError:
         raise ConfigError(
-            "--html draws its plots with matplotlib: pip install 'hunch-llm[bench]'"
+            "--html draws its plots with matplotlib: pip install matplotlib"
         ) from None
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -53,15 +55,35 @@ def _version(
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; every flag is taken with '-' and with '_'."""
     words = [dashed(word) for word in (sys.argv[1:] if arguments is None else arguments)]
+    for name in ("stdout", "stderr"):  # None where the shell closed it (>&-)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         logging.basicConfig(format="hunch: %(message)s", level=_log_level())
-        app(words)
+        try:
+            app(words)
+        finally:
+            sys.stdout.flush()  # here, where what cannot be written is still told
     except HunchError as error:
-        typer.secho(f"error: {error}", fg="red", err=True)
-        raise SystemExit(2) from None
+        _leave(error)
     except BrokenPipeError:  # the reader (head, less) closed early: not a fault
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         raise SystemExit(1) from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _drop_output()
+        _leave(f"no room left on the disk for {error.filename or 'the output'}")
+
+
+def _leave(reason: object) -> NoReturn:
+    typer.secho(f"error: {reason}", fg="red", err=True)
+    raise SystemExit(2) from None
+
+
+def _drop_output() -> None:
+    """What is still in the buffer goes nowhere, else leaving would try to write it once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _log_level() -> str:

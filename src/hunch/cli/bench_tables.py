@@ -220,7 +220,7 @@ def soak(
         from hunch.bench.soak import Soak
         from hunch.bench.soak import soak as run_soak
     except ModuleNotFoundError as error:
-        raise ConfigError(f"soak needs {error.name}: pip install 'hunch-llm[bench]'") from None
+        raise ConfigError(f"soak needs {error.name}: pip install {error.name}") from None
     asked = Soak(
         url.rstrip("/"), model, seconds, warm_up, streams, requests, max_tokens, api_key, pid
     )

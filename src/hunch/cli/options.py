@@ -23,7 +23,7 @@ SAMPLING, ENGINE = "Sampling", "Engine"  # headings of the help
 Model = Annotated[
     str, typer.Option("--model", "-m", help="A known name, a directory, a .gguf file or a hub id.")
 ]
-ModelName = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="As --model.")]
+ModelName = Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model.")]
 Speculate = Annotated[
     str,
     typer.Option(
@@ -117,6 +117,10 @@ class Listed:
         (r"<(?:list\[)?str[^>]*>", "TEXT"),
     )
 
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        pieces = super().collect_usage_pieces(ctx)  # type: ignore[misc]
+        return [piece.strip("{}").upper() for piece in pieces]  # typer's own way is {prompt}
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):  # type: ignore[attr-defined]
@@ -127,6 +131,8 @@ class Listed:
             is_argument = param.param_type_name == "argument"
             for kind, word in self.VALUES:
                 flags = re.sub(kind, "" if is_argument else word, flags)
+            if is_argument:
+                flags = flags.strip("[] ").upper()
             usual = "Arguments" if is_argument else "Options"
             heading = getattr(param, "rich_help_panel", None) or usual
             sections.setdefault(heading, []).append((flags, text))

@@ -32,7 +32,10 @@ Drafter = Annotated[
     str | None,
     typer.Option(help="The draft model's, say 1B; default: lookups, which cost nothing."),
 ]
-GpuName = Annotated[str | None, typer.Option(help="A GPU's name; --list-gpus shows them.")]
+GpuName = Annotated[
+    str | None,
+    typer.Option(help="A GPU's name; --list-gpus shows them. Default: H100, or that of --from."),
+]
 Ranks = Annotated[int, typer.Option(help="GPUs that share every pass.", min=1)]
 Stages = Annotated[int, typer.Option(help="Stages of layers; with --link.", min=1)]
 WeightType = Annotated[str, typer.Option(help="Type of the weights: bf16, fp8, int8, int4.")]

@@ -90,9 +90,7 @@ class Publisher:
         try:
             import zmq
         except ModuleNotFoundError as error:
-            raise ConfigError(
-                "kv_events_config needs pyzmq: pip install hunch-llm[events]"
-            ) from error
+            raise ConfigError("kv_events_config needs pyzmq: pip install pyzmq") from error
         self._config, self._zmq = config, zmq
         self._queue: queue.Queue[tuple[int, list[Any]] | None] = queue.Queue(config.max_queue_size)
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)

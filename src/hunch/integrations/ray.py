@@ -7,7 +7,7 @@
 
 or `serve run hunch.integrations.ray:build_app model=smollm2-135m`. Arguments are those of
 `hunch.LLM`, and the ones of `Deployment`. With tensor_parallel_size=n each replica takes n GPUs of
-one node, and starts its ranks there by itself. Needs `pip install hunch-llm[ray]`. Ray Serve LLM
+one node, and starts its ranks there by itself. Needs the extra `ray`. Ray Serve LLM
 has a class of its own, in `hunch.integrations.ray_llm`.
 """
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
+import textwrap
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hunch.errors import ConfigError
 
@@ -46,3 +48,26 @@ def main_of(name: str) -> Callable[[Sequence[str]], None]:
         raise ConfigError(f"there is no part {name!r}: one of {', '.join(PARTS)}")
     found: Callable[[Sequence[str]], None] = import_module(f"{__name__}.{PARTS[name].module}").main
     return found
+
+
+class PartOptions(argparse.ArgumentParser):
+    """A part's options. Help keeps the paragraphs of its module's text, and shows defaults."""
+
+    def __init__(self, name: str, text: str | None) -> None:
+        super().__init__(f"hunch bench part {name}", description=text, formatter_class=_Paragraphs)
+
+    def add_argument(self, *names: Any, **how: Any) -> argparse.Action:
+        default = how.get("default")
+        if isinstance(default, list):
+            default = " ".join(map(str, default))
+        if default not in (None, "", argparse.SUPPRESS):
+            how["help"] = f"{how.get('help', '')} [{default}]".strip()
+        return super().add_argument(*names, **how)
+
+
+class _Paragraphs(argparse.HelpFormatter):
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        blocks = text.strip().split("\n\n")
+        return "\n\n".join(
+            block if block.startswith(" ") else textwrap.fill(block, width) for block in blocks
+        )

@@ -26,6 +26,7 @@ from urllib.request import Request, urlopen
 import numpy as np
 
 from hunch.bench.environment import cpu_seconds
+from hunch.bench.parts import PartOptions
 from hunch.bench.peers import Peer, serving
 from hunch.bench.readers import read_workloads
 from hunch.errors import EngineError
@@ -145,7 +146,7 @@ def measure(both: Sequence[Server], args: argparse.Namespace) -> tuple[float, li
 
 def main(words: Sequence[str]) -> None:
     """Print a table of both servers, and the ratio of each pair of requests."""
-    parser = argparse.ArgumentParser(prog="hunch bench part adapt", description=__doc__)
+    parser = PartOptions("adapt", __doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--speculate", default="draft", help="what drafts, and learns")
     parser.add_argument("--device", default="auto")

@@ -7,7 +7,6 @@ one request at a time, medians of interleaved runs.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hunch import LLM, SamplingParams
+from hunch.bench.parts import PartOptions
 
 QUESTIONS = Path(__file__).with_name("simple_questions.jsonl")
 WAYS: dict[str, dict[str, Any]] = {
@@ -45,7 +45,7 @@ def speed(llm: LLM) -> float:
 
 
 def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser("hunch bench part answers", description=__doc__)
+    parser = PartOptions("answers", __doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--limit", type=int, default=100, help="questions to ask, of all kinds")
     parser.add_argument("--max-tokens", type=int, default=48, help="of an answer")

@@ -6,13 +6,13 @@ norms and sampling are the same for both and left out.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from hunch.bench.parts import PartOptions
 from hunch.bench.parts.requests import load
 from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, num_parts
 from hunch.kernels.gpu_wide import MIN_ROWS, padded, product, product_parts
@@ -89,7 +89,7 @@ def _empty(x_MK: Tensor, w_NK: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser("hunch bench part exactness", description=__doc__)
+    parser = PartOptions("exactness", __doc__)
     parser.add_argument("--targets", default="small,7b")
     for target in parser.parse_args(words).targets.split(","):
         with load(target, "off", 1) as llm:

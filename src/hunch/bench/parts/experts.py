@@ -3,7 +3,6 @@ with --auto, drafting by `auto` beside plain decoding."""
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import time
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hunch import LLM, SamplingParams
+from hunch.bench.parts import PartOptions
 from hunch.bench.parts.kernels import WALL, RandomSource, graph_ms
 from hunch.kernels.attention import AttnInputs, Span
 from hunch.kernels.kv_store import KVCache
@@ -180,7 +180,7 @@ def compare(
 
 
 def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser("hunch bench part experts", description=__doc__)
+    parser = PartOptions("experts", __doc__)
     parser.add_argument("--geometry", choices=list(GEOMETRIES), default="qwen3-30b-a3b")
     parser.add_argument("--layers", type=int, help="fewer than the geometry has")
     parser.add_argument("--context", type=int, default=512, help="tokens before each row")

@@ -14,7 +14,6 @@ With --device cpu: the CPU's kernels, and llama.cpp's where it reads the format.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -31,6 +30,7 @@ from torch import Tensor
 from hunch.bench.device import gguf_blocks, published
 from hunch.bench.device.enlarged import in_blocks
 from hunch.bench.device.fidelity import PAGE, measure_kernels, scores
+from hunch.bench.parts import PartOptions
 from hunch.bench.peers import Peer, serving
 from hunch.config import DEFAULT_MODEL, Config, ModelConfig
 from hunch.errors import ConfigError
@@ -46,7 +46,7 @@ FORMATS = (*gguf_blocks.KINDS, *published.FORMATS, EXPERTS)
 
 
 def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser("hunch bench part fidelity", description=__doc__)
+    parser = PartOptions("fidelity", __doc__)
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--skip-llama", action="store_true")

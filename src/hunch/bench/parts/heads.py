@@ -8,7 +8,6 @@ attention as well. The first of each source is not counted.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from hunch.bench.parts import PartOptions
 from hunch.hub import resolve
 from hunch.kernels.attention import AttnInputs, Span
 from hunch.kernels.kv_store import KVCache
@@ -81,7 +81,7 @@ def wait(device: torch.device) -> None:
 
 @torch.inference_mode()
 def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser("hunch bench part heads", description=__doc__)
+    parser = PartOptions("heads", __doc__)
     parser.add_argument("--head", type=Path, required=True, help="an eagle3 head's directory")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")

@@ -8,7 +8,6 @@ every kernel it records; what it finds is an upper bound.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections import defaultdict
@@ -19,6 +18,7 @@ from typing import Any
 from torch.profiler import ProfilerActivity, profile
 
 from hunch import LLM, SamplingParams
+from hunch.bench.parts import PartOptions
 from hunch.bench.parts.requests import encode, load
 from hunch.bench.readers import read_workloads
 
@@ -87,7 +87,7 @@ def params(num_tokens: int) -> SamplingParams:
 
 
 def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser("hunch bench part idle", description=__doc__)
+    parser = PartOptions("idle", __doc__)
     parser.add_argument("--prompts", default="chat", help="[FORM:]PATH or a workload")
     parser.add_argument("--targets", default="small,7b")
     parser.add_argument("--method", default="off")

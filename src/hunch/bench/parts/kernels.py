@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
+from hunch.bench.parts import PartOptions
 from hunch.kernels.attention import AttnInputs, Span
 from hunch.kernels.kv_store import KVCache
 from hunch.layers.rope import RopeSpec
@@ -96,7 +96,7 @@ def last_tokens(lengths: Sequence[int], news: Sequence[int]) -> AttnInputs:
 
 @torch.inference_mode()
 def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser("hunch bench part kernels", description=__doc__)
+    parser = PartOptions("kernels", __doc__)
     parser.add_argument("--context", type=int, default=300, help="tokens before each row")
     parser.add_argument("--rows", default="1,8,32,64,128,256,512")
     parser.add_argument("--geometries", default="7B,135M")

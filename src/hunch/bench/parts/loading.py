@@ -6,7 +6,6 @@ are timed with the files out of the system's cache (cold) and in it (cached).
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
@@ -21,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hunch.bench.parts import PartOptions
 from hunch.models.load import load_decoder, tensor_shapes
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
@@ -101,7 +101,7 @@ def load(folder: Path, device: torch.device) -> tuple[float, int]:
 
 
 def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser("hunch bench part loading", description=__doc__)
+    parser = PartOptions("loading", __doc__)
     parser.add_argument("--layers", type=int, default=33, help="33 take 15.5 GB")
     parser.add_argument("--folder", help="where the files are written; default: the system's")
     asked = parser.parse_args(words)

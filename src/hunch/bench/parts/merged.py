@@ -6,10 +6,10 @@ figures are the same in every run. Texts are compared token for token.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from hunch import LLM, SamplingParams
+from hunch.bench.parts import PartOptions
 from hunch.bench.readers import read_workloads
 
 KINDS = ("chat", "math", "summary", "code", "rewrite", "retrieval")
@@ -17,7 +17,7 @@ METHODS = ("suffix:adaptive=false", "draft", "suffix+draft")
 
 
 def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser("hunch bench part merged", description=__doc__)
+    parser = PartOptions("merged", __doc__)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--each", type=int, default=3)
     given = parser.parse_args(words)

@@ -6,7 +6,6 @@ transformers in float32 on the same file and the same tokens.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hunch import LLM, SamplingParams
+from hunch.bench.parts import PartOptions
 
 WAYS: dict[str, dict[str, Any]] = {
     "8 bits": {"activation_bits": 8},
@@ -44,7 +44,7 @@ def of_transformers(path: Path, ids: list[int]) -> float:
 
 
 def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser("hunch bench part perplexity", description=__doc__)
+    parser = PartOptions("perplexity", __doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--text", type=Path, required=True, help="a file of text")
     parser.add_argument("--limit", type=int, default=900, help="tokens that are read")

@@ -6,7 +6,6 @@ llama.cpp's is its server's between two requests that differ by 32 tokens.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 import torch
 
 from hunch.bench.environment import cpu_seconds
+from hunch.bench.parts import PartOptions
 from hunch.bench.parts.fidelity import post, start_llama
 from hunch.errors import ConfigError
 from hunch.hub import resolve
@@ -25,7 +25,7 @@ from hunch.models.weights import open_weights
 
 
 def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser("hunch bench part quantised", description=__doc__)
+    parser = PartOptions("quantised", __doc__)
     parser.add_argument("file", help="a .gguf file, or a model's name")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rows", default="1,8", help="of a pass, commas between")

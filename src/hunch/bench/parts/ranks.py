@@ -9,7 +9,6 @@ measured while others had it is left out.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import statistics
@@ -28,6 +27,7 @@ import torch
 from torch import Tensor
 
 from hunch.bench.collectives import Network, Pipeline, fit, in_step
+from hunch.bench.parts import PartOptions
 from hunch.config import ModelConfig
 from hunch.errors import EngineError
 from hunch.hub import resolve
@@ -291,7 +291,7 @@ def measure_orders(ranks: Ranks) -> None:
 
 
 def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser("hunch bench part ranks", description=__doc__)
+    parser = PartOptions("ranks", __doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--stages", type=int, default=1)

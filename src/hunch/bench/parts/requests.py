@@ -11,7 +11,6 @@ waits for the device, that is the slower one.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -22,6 +21,7 @@ from typing import Any
 
 from hunch import LLM, SamplingParams, Speculation
 from hunch.bench.device.enlarged import enlarged
+from hunch.bench.parts import PartOptions
 from hunch.bench.readers import read_workloads
 from hunch.bench.workloads import Prompt, cycle
 from hunch.engine.engine import Engine
@@ -193,7 +193,7 @@ def _params(asked: dict[str, Any], free: dict[str, Any], place: int) -> Sampling
 
 
 def main(words: Sequence[str] = ()) -> None:
-    options = argparse.ArgumentParser("hunch bench part requests", description=__doc__)
+    options = PartOptions("requests", __doc__)
     options.add_argument(
         "--prompts", default="chat,code,summary,math", help="[FORM:]PATH or workloads"
     )

@@ -6,12 +6,12 @@ first answer must be the same at every number of requests. Then four prompts of 
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 
 from hunch import LLM, SamplingParams
 from hunch.bench.device.enlarged import enlarged
+from hunch.bench.parts import PartOptions
 
 TEXT = "Write a short story about a fox who learns to read maps and gets lost anyway."
 PARAMS = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
@@ -41,7 +41,7 @@ def prompt_rate(llm: LLM) -> float:
 
 
 def main(words: Sequence[str] = ()) -> None:
-    options = argparse.ArgumentParser("hunch bench part rounded", description=__doc__)
+    options = PartOptions("rounded", __doc__)
     options.add_argument("--dtypes", default="bfloat16,fp8,int4")
     options.add_argument("--concurrency", default="1,8,64")
     given = options.parse_args(words)

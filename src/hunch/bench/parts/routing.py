@@ -6,13 +6,13 @@ reading what the prefix cache does not have.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import time
 from collections.abc import Sequence
 
 from hunch import LLM, SamplingParams
+from hunch.bench.parts import PartOptions
 from hunch.server.routing import Router
 
 NUM_ENGINES, NUM_BEGINNINGS, NUM_REQUESTS, NUM_BLOCKS = 3, 6, 36, 64
@@ -26,7 +26,7 @@ def prefix_counts(engines: list[LLM]) -> tuple[int, int]:
 
 
 def main(words: Sequence[str] = ()) -> None:
-    argparse.ArgumentParser("hunch bench part routing", description=__doc__).parse_args(words)
+    PartOptions("routing", __doc__).parse_args(words)
     first = LLM(speculate="off", max_model_len=512, num_blocks=NUM_BLOCKS, threads=1)
     engines = [first, *(first.sibling("off") for _ in range(NUM_ENGINES - 1))]
     rng = random.Random(1)

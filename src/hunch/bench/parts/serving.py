@@ -7,7 +7,6 @@ count: what else the machine does falls out of the figures.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -22,6 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from hunch.bench.parts import PartOptions
 from hunch.config import Config, ModelConfig, ScheduleConfig
 from hunch.engine.engine import Engine
 from hunch.errors import EngineError
@@ -187,7 +187,7 @@ def measure(pid: int, port: int, num_streams: int, num_tokens: int) -> dict[str,
 
 
 def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser("hunch bench part serving", description=__doc__)
+    parser = PartOptions("serving", __doc__)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 200])
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)

@@ -9,7 +9,6 @@ hunch and the products of torch are taken off.
 
 from __future__ import annotations
 
-import argparse
 import cProfile
 import json
 import pstats
@@ -25,6 +24,7 @@ from safetensors.torch import save_file
 from torch.nn import functional
 
 from hunch import LLM, SamplingParams
+from hunch.bench.parts import PartOptions
 from hunch.kernels import native
 
 METHODS = [
@@ -169,7 +169,7 @@ def measure(
 
 
 def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser("hunch bench part steps", description=__doc__)
+    parser = PartOptions("steps", __doc__)
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--only", help="methods, with commas between them")
     parser.add_argument("--tokens", type=int, default=96)

@@ -9,7 +9,6 @@ streams is run once, shortly, before it is measured.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import resource
@@ -23,6 +22,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
+from hunch.bench.parts import PartOptions
 from hunch.errors import EngineError
 
 NAME = "hunch.bench.parts.streams"
@@ -151,7 +151,7 @@ def measure(
 
 
 def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser(prog="hunch bench part streams")
+    parser = PartOptions("streams", __doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8000")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64, 200, 500])
     parser.add_argument("--tokens", type=int, help="of each stream; default: by their number")
