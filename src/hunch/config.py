@@ -25,19 +25,14 @@ from hunch.registry import (
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8", "int4", "fp8")
 KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "int8")
-QUANTIZATIONS = {  # vLLM's names -> what a checkpoint calls it, or the dtype weights are rounded to
-    "awq": "awq",
-    "awq_marlin": "awq",
-    "gptq": "gptq",
-    "gptq_marlin": "gptq",
-    "compressed-tensors": "compressed-tensors",
-    "fbgemm_fp8": "fbgemm_fp8",
-    "fp8": "fp8",
-    "modelopt": "fp8",
-    "mxfp4": "mxfp4",
-    "gguf": "gguf",
-    "int8": "int8",
-    "int4": "int4",
+# vLLM's names -> the methods of checkpoints they mean, or the dtype weights are rounded to.
+QUANTIZATIONS = {
+    **{name: (name,) for name in ("awq", "gptq", "fp8", "fbgemm_fp8", "mxfp4", "gguf")},
+    **{name: (name,) for name in ("compressed-tensors", "int8", "int4")},
+    "awq_marlin": ("awq",),
+    "gptq_marlin": ("gptq",),
+    "modelopt": ("fp8",),
+    **dict.fromkeys(("auto-round", "inc", "moe_wna16"), ("gptq", "awq")),  # packed as one of them
 }
 DEFAULT_MODEL = "smollm2-135m"
 MERGE = "merge"  # several drafters, one tree

@@ -9,12 +9,15 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 from builders import tiny_config, tiny_weights
-from hunch.errors import ModelFormatError, UnsupportedModelError
+from hunch.config import ModelConfig
+from hunch.errors import ConfigError, ModelFormatError, UnsupportedModelError
 from hunch.hub.gguf_file import TYPES
 from hunch.kernels.quant import Quantised
-from hunch.models.load import load_decoder
+from hunch.models.load import dtype_of, load_decoder
 from hunch.models.weights import open_weights
 from hunch.models.weights.blocks import codes_of
 from published_files import FORMATS, quantised_copy, write
@@ -40,6 +43,31 @@ def test_numbers_are_those_of_the_format(form: str, size: tuple[int, int], tmp_p
     codes = packed.take(torch.tensor([3, 1])).codes()
     assert codes is not None
     assert torch.equal(codes.numbers(), numbers[[3, 1]])
+
+
+SAMPLES = Path(__file__).parent / "format_samples.safetensors"  # by tools/format_samples.py
+
+
+def samples() -> list[str]:
+    with safe_open(SAMPLES, "pt") as file:
+        return sorted(file.metadata())
+
+
+@pytest.mark.parametrize("form", samples())
+def test_numbers_are_those_of_other_tools(form: str, tmp_path: Path) -> None:
+    with safe_open(SAMPLES, "pt") as file:
+        settings = json.loads(file.metadata()[form])
+    start, tensors = f"{form}/", load_file(SAMPLES)
+    found = {name[len(start) :]: x for name, x in tensors.items() if name.startswith(start)}
+    numbers = found.pop("numbers")
+    stored = {f"a.q_proj.{name}": tensor for name, tensor in found.items()}
+    weights = open_weights(write(tmp_path, {**CONFIG, "quantization_config": settings}, stored))
+    assert torch.equal(weights.tensor("a.q_proj.weight").to(numbers.dtype), numbers)
+    packed = weights.packed("a.q_proj.weight")  # as a GPU keeps them
+    assert packed is not None
+    codes = packed.take(torch.tensor([3, 1])).codes()
+    assert codes is not None
+    assert torch.equal(codes.numbers().to(numbers.dtype), numbers[[3, 1]])
 
 
 def test_groups_are_as_large_as_the_file_says(tmp_path: Path) -> None:
@@ -194,3 +222,38 @@ def test_codes_without_settings_are_no_numbers(dtype: torch.dtype, tmp_path: Pat
     folder = write(tmp_path, CONFIG, {"a.weight": torch.ones(4, 8).to(dtype)})
     with pytest.raises(ModelFormatError, match="no quantization_config"):
         open_weights(folder).tensor("a.weight")
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "dtype"),
+    [
+        ("awq_marlin", "awq", "auto"),
+        ("auto-round", "awq", "auto"),
+        ("inc", "gptq", "auto"),
+        ("gptq_marlin", "gptq", "auto"),
+        ("moe_wna16", "gptq", "auto"),
+        ("compressed-tensors", "compressed int4", "auto"),
+        ("modelopt", "fp8", "auto"),
+        ("fbgemm_fp8", "fbgemm", "auto"),
+        ("fp8", None, "fp8"),
+        ("int4", None, "int4"),
+        ("fp8", "awq", None),
+        ("auto-round", "fp8", None),
+        ("awq", None, None),
+    ],
+)
+def test_quantization_by_vllms_names(
+    name: str, form: str | None, dtype: str | None, tmp_path: Path
+) -> None:
+    """None: the files are plain; they are something else, which is an error."""
+    settings, make = FORMATS["awq" if form is None else form]
+    tensors = {"weight": torch.ones(16, 64)} if form is None else make(16, 64)[0]
+    stored = {f"a.q_proj.{last}": tensor for last, tensor in tensors.items()}
+    config = CONFIG if form is None else {**CONFIG, "quantization_config": settings}
+    weights = open_weights(write(tmp_path, config, stored))
+    model = ModelConfig(quantization=name)
+    if dtype is not None:
+        assert dtype_of(model, weights) == dtype
+        return
+    with pytest.raises(ConfigError, match="Leave it out"):
+        dtype_of(model, weights)

@@ -113,10 +113,11 @@ def dtype_of(model: ModelConfig, weights: Weights) -> str:
     """The dtype a user asked for, by itself or as `quantization`; raises where files differ."""
     if model.quantization is None:
         return model.dtype
-    asked = QUANTIZATIONS[model.quantization]
+    meant = QUANTIZATIONS[model.quantization]
     there = getattr(weights, "method", "gguf" if weights.metadata else None)
-    if asked == there:
+    if there in meant:
         return model.dtype
+    asked = meant[0]
     if there is None and asked in HOLDS and model.dtype in ("auto", asked):
         return asked
     if there is None and asked in HOLDS:
