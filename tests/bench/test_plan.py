@@ -12,6 +12,7 @@ import pytest
 from bench.test_analysis import made
 from hunch.bench.gpus import GPUS, find, of_device
 from hunch.bench.plan import Choice, Planner, Workload, calibrate
+from hunch.bench.records import Answer, Report, Round, Run
 from hunch.bench.roofline import BYTES, Machine, Size
 from hunch.cli import main
 from hunch.errors import ConfigError, RequestError
@@ -136,6 +137,45 @@ def test_a_report_calibrates() -> None:
     assert seldom + seldom**2 + seldom**3 == pytest.approx(0.5, rel=1e-3)
     with pytest.raises(RequestError, match="concurrency"):
         calibrate(made({"off": (1.0,)}), H200, SEVEN)
+
+
+def run_on(machine: Machine, method: str, length: int, per_pass: float, rows: int) -> Run:
+    """40 tokens after a first one, in passes that check so many guesses."""
+    seconds = 40 * machine.step_seconds(SMALL, rows, 1 + length, 28.5) / per_pass
+    steps = 40 / per_pass
+    counts = {
+        "num_drafts": steps if length else 0, "steps": steps, "drafted": length * steps,
+        "accepted": (per_pass - 1) * steps,
+    }  # fmt: skip
+    answer = Answer("p", "chat", 8, 41, 0.0, 0.1, 0.1 + seconds, num_passes=round(steps))
+    return Run(method, {"concurrency": rows}, [Round(seconds, [answer], counts)])
+
+
+def test_what_a_further_token_costs_is_read_from_a_report() -> None:
+    slow = H200.calibrated(20.0, 200.0)
+    plain = [run_on(slow, "off", 0, 1.0, rows) for rows in (1, 4)]
+    checked = [run_on(slow, "suffix:num_nodes=3", 3, 2.0, rows) for rows in (1, 4)]
+    drafted = run_on(slow, "draft", 4, 3.2, 1)
+    wished = run_on(slow, "synthetic:tokens_per_pass=8", 7, 8.0, 1)
+    where = {"cpu": "hand", "size": asdict(SMALL)}
+    report = Report("sweep", {}, where, [*plain, *checked, drafted, wished])
+    machine, lookups = calibrate(report, H200, SMALL)
+    _, network = calibrate(report, H200, SMALL, has_draft=True)
+    assert machine.scale == pytest.approx(20, rel=0.2)
+    assert machine.token_cost == pytest.approx(200, rel=0.2)
+    for run in report.runs:  # the plan says what was measured
+        rows, counts = run.point["concurrency"], run.counts()
+        tokens = 1 + counts["drafted"] / counts["steps"]
+        seconds = run.rounds[0].seconds / counts["steps"]
+        assert machine.step_seconds(SMALL, rows, tokens, 28.5) == pytest.approx(seconds, rel=0.1)
+    # What was wished for tells nothing of guesses: lookups have x + x^2 + x^3 = 1 of them right.
+    assert lookups is not None
+    assert network is not None
+    assert lookups + lookups**2 + lookups**3 == pytest.approx(1.0, rel=1e-3)
+    assert network > lookups
+    work = Workload(8, 41)
+    here, there = (Planner(one, SMALL, None, lookups, work).best(4) for one in (machine, H200))
+    assert here.speedup < 1.3 < 1.8 < there.speedup
 
 
 def test_a_plan_from_a_report_is_for_the_model_that_was_measured(

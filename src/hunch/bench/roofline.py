@@ -90,6 +90,7 @@ class Machine:
     layer_seconds: float = LAYER_SECONDS
     kv_rate: float = KV_SHARE / BANDWIDTH_SHARE  # of reading KV, against that of weights
     scale: float = 1.0  # measured seconds over the roofline's, where a report told
+    token_cost: float = 1.0  # the same of what a further token adds
 
     @staticmethod
     def of(gpu: Gpu, num_gpus: int = 1, dtype: str = "bf16") -> Machine:
@@ -105,26 +106,26 @@ class Machine:
             num_gpus,
         )
 
-    def calibrated(self, scale: float) -> Machine:
-        return replace(self, scale=scale)
+    def calibrated(self, scale: float, token_cost: float = 1.0) -> Machine:
+        return replace(self, scale=scale, token_cost=token_cost)
 
     def step_seconds(self, size: Size, rows: float, tokens: float, context: float) -> float:
         """A pass over `tokens` tokens of each of `rows` sequences."""
         kv_bytes = rows * context * size.kv_bytes / self.kv_rate
         read = (size.weight_bytes + kv_bytes) / self.bytes_per_second
-        computed = 2 * size.params * rows * tokens / self.flops
+        computed = self.token_cost * 2 * size.params * rows * tokens / self.flops
         walked = size.num_layers * (self.layer_seconds + TOKEN_SECONDS * rows * tokens)
         parts = (read, computed, walked)
         return float(self.scale * sum(part**OVERLAP for part in parts) ** (1 / OVERLAP))
 
     def prefill_seconds(self, size: Size, tokens: float) -> float:
         """Reading this many tokens of prompts; never faster than a pass."""
-        computed = 2 * size.params * tokens / self.prefill_flops
+        computed = self.token_cost * 2 * size.params * tokens / self.prefill_flops
         return self.scale * max(computed, size.weight_bytes / self.bytes_per_second)
 
     def reading_seconds(self, size: Size, tokens: float) -> float:
         """A pass over a few prompts beside steps: weights are read, and tokens computed."""
-        computed = 2 * size.params * tokens / self.prefill_flops
+        computed = self.token_cost * 2 * size.params * tokens / self.prefill_flops
         return self.scale * (computed + size.weight_bytes / self.bytes_per_second)
 
     def most_rows(self, size: Size, context: float) -> int:

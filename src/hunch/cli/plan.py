@@ -147,10 +147,13 @@ def _read(path: Path | None, target: str | None) -> Report | None:
     report = load_report(path)
     if size_of(report) is None and target is None:
         raise ConfigError(f"{path} does not say how large its model is: give --target")
-    if not report.environment.get("gpu"):
+    if not report.environment.get("gpu") and not any(
+        run.counts().get("drafted") for run in report.runs
+    ):
         typer.echo(
-            "the report is a CPU's, where checking a guess costs more than on a GPU: expect less "
-            "of drafts, above all at several requests at once",
+            "the report is a CPU's, where checking a guess costs more than on a GPU, and checks "
+            "none that would tell how much: expect less of drafts, above all at several requests "
+            "at once, or measure a method too (hunch bench --speculate suffix --json)",
             err=True,
         )
     return report
@@ -182,7 +185,7 @@ def _planner(
     size = replace(size, num_layers=layers or size.num_layers, kv_bytes=kv_bytes or size.kv_bytes)
     measured = None
     if report is not None:
-        machine, measured = calibrate(report, machine, known or size)
+        machine, measured = calibrate(report, machine, known or size, has_draft=draft is not None)
     usual = LOOKUP_ACCEPTANCE if draft is None else ACCEPTANCE
     chance = acceptance if acceptance is not None else (measured or usual)
     drafter = None if draft is None else Size.parse(draft, dtype)
@@ -198,6 +201,7 @@ def _figures(planner: Planner, draft: str | None, price: float | None) -> dict[s
         "draft": draft,
         "acceptance": planner.acceptance,
         "scale": planner.machine.scale,
+        "token_cost": planner.machine.token_cost,
         "most_requests_at_once": planner.most_rows,
         "by_load": table(planner),
         "costs_from": {length: planner.inversion(length) for length in (3, 5, 7)},
