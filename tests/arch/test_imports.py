@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,67 @@ def test_a_method_never_imports_another_method() -> None:
         module = f"hunch.drafting.{path.stem}"
         if module in files and path.stem != "auto":  # the planner may hold the others
             assert not (set(imports_of(path)) & (files - {module})), path.name
+
+
+def at_start(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements that run when a module is imported; not what is for types or `python -m`."""
+    for node in body:
+        if isinstance(node, ast.If):
+            is_apart = "TYPE_CHECKING" in (test := ast.unparse(node.test)) or "__name__" in test
+            yield from at_start(node.orelse if is_apart else node.body + node.orelse)
+        elif isinstance(node, ast.Try):
+            yield from at_start(node.body)
+        else:
+            yield node
+
+
+def needed_at_start(files: dict[str, str]) -> dict[str, set[str]]:
+    """Modules that each one imports before it is whole; `files`: their texts by name."""
+    needed: dict[str, set[str]] = {}
+    for name, text in files.items():
+        needed[name] = set()
+        for node in at_start(ast.parse(text).body):
+            if isinstance(node, ast.Import):
+                needed[name] |= {alias.name for alias in node.names} & set(files)
+            elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+                found = {f"{node.module}.{alias.name}" for alias in node.names} & set(files)
+                needed[name] |= found or {node.module} & set(files)
+    return needed
+
+
+def in_cycles(needed: dict[str, set[str]]) -> set[str]:
+    """What is left when modules that need nothing more, or that nobody needs, are taken away."""
+    left = {name: others - {name} for name, others in needed.items()}
+    while True:
+        wanted = set().union(*left.values()) if left else set()
+        gone = {name for name, others in left.items() if not others & set(left)}
+        gone |= set(left) - wanted
+        if not gone:
+            return set(left)
+        left = {name: others - gone for name, others in left.items() if name not in gone}
+
+
+def test_no_modules_import_each_other() -> None:
+    files = {
+        ".".join(("hunch", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(
+            ".__init__"
+        ): path.read_text()
+        for path in modules()
+    }
+    assert in_cycles(needed_at_start(files)) == set()
+
+
+def test_modules_that_import_each_other_are_found() -> None:
+    files = {
+        "a": "import b",
+        "b": "from c import d",
+        "c.d": "try:\n    import a\nexcept ImportError: ...",
+        "c": "",
+        "e": "import a",
+        "f": "if TYPE_CHECKING:\n    import g",
+        "g": "import f",
+    }
+    assert in_cycles(needed_at_start(files)) == {"a", "b", "c.d"}
 
 
 def loaded_by(statement: str) -> set[str]:
