@@ -1,14 +1,13 @@
-"""Several methods as one drafter, and `auto`: who drafts for which row, how drafts go together.
+"""Several methods as one drafter, and `auto`: which method drafts for which row.
 
-Each row is drafted by one method, nodes are shared out together. A request that says what it
-expects is drafted from that while the answer keeps to it; everything else by the method that was
-named or, with `auto`, by suffix lookup, or by a network (a draft model or a head) where that
-promises more. A request may name one method. How much is drafted is up to the policy: nothing,
-where that is best.
+One method drafts for each row, and the policy shares nodes among all rows. A request with a
+prediction is drafted from it while the answer follows it. Other rows are drafted for by the method
+that the request or the config names or, with `auto`, by suffix lookup or by a network (a draft
+model or a head), whichever promises more.
 
-Guesses by lookup are compared with what the target chooses even while none are sent, so that a
-lookup falls silent on text it cannot guess and comes back when it can, and neither costs the target
-a row. A network is asked again, rarely, after it failed.
+A lookup's guesses are compared with the target's tokens even if they are not sent to it. So a
+lookup that cannot guess a text stops drafting, and starts again when it can, at no cost to the
+target. A network that failed is tried again now and then.
 """
 
 from __future__ import annotations
@@ -51,15 +50,15 @@ from hunch.registry import DRAFTERS, resolve
 
 log = logging.getLogger("hunch")
 
-ON_TRACK = 0.7  # chance of a prediction's first guess above which nobody else is asked
-# Gains below this drown in the noise of the measured costs; a GPU's steps are timed by its clock.
+ON_TRACK = 0.7  # chance of a prediction's first guess above which no other method is asked
+# Smaller gains are less than the noise of measured costs; a GPU's steps are timed by its clock.
 MARGIN, FUSED_MARGIN = 0.03, 0.01
 DRAFT = "draft"  # the option that names a network's files, and the method of a draft model
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Who may draft for a request: a lookup, the default, or the better of both."""
+    """What may draft for a request: a lookup, the default, or the better of both."""
 
     lookup: str | None = None
     has_default: bool = True
@@ -93,7 +92,7 @@ class RoutedDrafter:
         self.network_name = default if network is None else network.name
         self._routes: dict[int, Route] = {}
         self._routed: set[int] = set()  # rows that do not simply take the default
-        self._plain: tuple[Tensor, list[str]] | None = None  # rows of late, all of the default
+        self._plain: tuple[Tensor, list[str]] | None = None  # the last rows, if all are default
 
     def observe(self, step: TargetStep) -> None:
         for method in (self.lookup, self.network):
@@ -162,7 +161,7 @@ class RoutedDrafter:
         return draft
 
     def _choose(self, row: int) -> tuple[str, list[Node]]:
-        """Which lookup would draft for the row, and what."""
+        """The lookup that drafts for the row, and its draft."""
         route, tree = self._routes[row], []
         if route.lookup is not None:
             tree = self.lookups[route.lookup].look(row)
@@ -193,7 +192,7 @@ class RoutedDrafter:
         counts: list[int],
         limits: list[int],
     ) -> tuple[list[int], int]:
-        """Places of rows that the network drafts for, and its levels."""
+        """The places of the rows that the network drafts for, and how many levels."""
         if self.network is None:
             return [], 0
         wishes = [self._routes[row].wants_network for row in ids]
@@ -219,7 +218,7 @@ class RoutedDrafter:
                 method.forget(rows)
 
     def on_device(self) -> DeviceDrafter | None:
-        """There the default drafts; of a lookup and a network both."""
+        """The default method on the device; with a lookup and a network, both together."""
         network = None if self.network is None else _on_device(self.network.method)
         matches = _on_device(self.lookup)
         found: DeviceDrafter | None = network if self.lookup is None else matches
@@ -280,7 +279,7 @@ class AutoDrafter(RoutedDrafter):
     ) -> None:
         options = dict(options)
         draft = options.pop(DRAFT, "off")
-        # A draft that was measured beside this target is not turned away for its size.
+        # A draft model that was measured with this target is taken whatever its size.
         is_any_size = options.pop("any_size", "").lower() in ("true", "1", "yes", "on")
         size = {key: value for key, value in options.items() if key in ("num_nodes", "adaptive")}
         lookups = {name: _load(name, size, context) for name in (PREDICTION, "ngram")}
@@ -304,9 +303,9 @@ class AutoDrafter(RoutedDrafter):
 
 
 def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:
-    """The method a config names; predictions stand beside it where drafting needs the host."""
-    # With a verifier that weighs draws, text depends on how much is drafted: measured times, which
-    # differ from run to run, must not decide it.
+    """The method that a config names, with predictions beside it where the host drafts."""
+    # With a verifier that uses q, text depends on how much is drafted, so that must not depend on
+    # measured times, which differ from run to run.
     context.is_followed = context.cost.is_measured and spec.method != MERGE and not context.wants_q
     method = _build(spec.method, spec.options, spec.path, context)
     if not method.needs.max_nodes or method.needs.methods or spec.method == PREDICTION:
@@ -333,7 +332,7 @@ def _asked_where_it_pays(
     name: str, method: Drafter, context: DrafterContext, *, is_adaptive: bool = True
 ) -> NetworkDrafts:
     share = method.needs.weight_bytes / max(context.target.weight_bytes, 1)
-    share = min(share, MAX_SHARE)  # what was never asked would never be timed
+    share = min(share, MAX_SHARE)  # else it would never be used, and so never be timed
     is_adaptive &= isinstance(method, GrowsLevels) and method.is_adaptive and not context.wants_q
     return NetworkDrafts(name, method, context, share=share, is_adaptive=is_adaptive)
 
@@ -341,7 +340,7 @@ def _asked_where_it_pays(
 def _load_network(
     path: str, is_adaptive: bool, context: DrafterContext, max_share: float
 ) -> NetworkDrafts | None:
-    """The network of these files; no draft model every node of which would cost too much to pay."""
+    """The network of these files; None: a draft model that costs too much to ever pay."""
     name = detect(path)
     if name == DRAFT:
         share = byte_share(open_weights(path), context.target)
@@ -372,5 +371,5 @@ def _on_device(method: Drafter | None) -> DeviceDrafter | None:
 
 
 def _expected(tree: Sequence[Node]) -> float:
-    """Tokens a draft would bring."""
+    """The expected tokens of a draft."""
     return sum(node.chance for node in tree)

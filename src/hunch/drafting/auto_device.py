@@ -1,4 +1,4 @@
-"""Lookups and a network on a device, in one step: a long match goes first, or both are checked."""
+"""Lookups and a network on a device, in one step: one drafts for a row, or both are checked."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from hunch.models.decoder import Hidden
 if TYPE_CHECKING:
     from hunch.kernels.step import Draws, RowState, StepRows
 
-CHAIN_NODES = (1, 3, 7, 11)  # checked in steps of a network's chains, where it drafts as many
-SHORT_CHAIN = 3  # nodes that a model drafts before a phrase table goes on
+CHAIN_NODES = (1, 3, 7, 11)  # nodes checked of a network's chains, as far as it drafts so many
+SHORT_CHAIN = 3  # nodes that a model drafts at least before a phrase table continues its chain
 
 
 class TreeSize(NamedTuple):
@@ -37,9 +37,9 @@ class TreeSize(NamedTuple):
         return self.width * self.num_levels + self.num_beside
 
 
-# Alone, so that 16 packed tokens are checked at once, and with a lookup's guesses beside it. All
-# levels of a block come of one pass; of a draft model each takes one, so that width is cheaper than
-# depth, and only a model that is right most of the time goes deep.
+# Trees alone have 15 nodes, so that 16 packed tokens are checked; others have a lookup's guesses
+# beside them. All levels of a block take one pass. Each level of a draft model takes a pass, so
+# that width is cheaper than depth there.
 OF_BLOCKS = {
     DraftSource.TREE: (TreeSize(3, 5),),
     DraftSource.MERGED: (TreeSize(4, 7, 16),),
@@ -52,11 +52,11 @@ MAX_NODES = max(size.num_nodes for sizes in OF_BLOCKS.values() for size in sizes
 
 
 class DeviceWithLookups(DeviceDrafter):
-    """What lookups beside a network of any kind have in common.
+    """Lookups beside a network of any kind.
 
-    In steps of the network it guesses for every row, a chain or a small tree, and rows whose end
-    stood in their text before, for `SURE` tokens or more, take what followed. In merged steps a
-    larger tree stays and what followed is checked beside it, however short the match.
+    In steps of the network it drafts a chain or a small tree for every row, which rows with a match
+    of `SURE` tokens or more replace by the lookup's guesses. In merged steps the network's tree is
+    larger, and the lookup's guesses are added to it, however short the match.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class DeviceWithLookups(DeviceDrafter):
         return (*self.matches.shapes, *chains, *trees)
 
     def tree_of(self, source: int, num_nodes: int) -> TreeSize:
-        """The largest tree that so many nodes have room for, or the smallest of all."""
+        """The largest tree that fits into `num_nodes` nodes, or the smallest of all."""
         sizes = self.tree_sizes[source]
         return sizes[max((size for size in sizes if size <= num_nodes), default=min(sizes))]
 
@@ -108,13 +108,13 @@ class DeviceWithLookups(DeviceDrafter):
         return super().levels(source, num_nodes)
 
     def depth(self, source: int) -> int:
-        """A chain may be checked as a tree, as deep as it has nodes."""
+        """A lookup's chain may be checked as a tree, whose depth is its number of nodes."""
         return max(self.tree_sizes.get(source, (0,)))
 
     def add_matches(
         self, state: RowState, step: StepRows, source: int, drafted: tuple[int, int] = (0, 0)
     ) -> None:
-        """What lookups say, in place of what the network drafted, after it or beside it."""
+        """Put the lookup's guesses in place of the network's draft, after it or beside it."""
         from hunch.kernels.gpu_graft import graft
         from hunch.kernels.gpu_lookup import lookup
 
@@ -135,15 +135,15 @@ class DeviceWithLookups(DeviceDrafter):
 class DeviceAuto(DeviceWithLookups):
     """Lookups beside a draft model or Medusa's kind of heads.
 
-    The cheaper source of its steps is the lookup alone. Tokens that were accepted from a lookup
-    have no KV of a draft model's, so it processes anew as many tokens as the step could have
-    committed.
+    Some steps draft by lookup alone, which is cheaper. Tokens that were accepted from a lookup have
+    no KV of the draft model, so before it drafts it processes as many tokens again as the step
+    could have committed.
 
-    Where there is a phrase table, half of a long chain and a node more are the model's, and the
-    table goes on from there: its guesses cost nothing but the rows that check them. On answers of
-    the default model, 4 levels had 3.41 tokens per pass alone and 3.61 with two nodes of the table.
-    Short chains are all the model's, which is right more often: steps of many rows check those, and
-    there a node that is checked costs more than a level that is drafted.
+    With a phrase table, the model drafts half of a long chain and one node more, and the table
+    continues it: its guesses cost nothing but checking. On answers of the default model, 4 levels
+    gave 3.41 tokens per pass alone and 3.61 with two nodes of the table. Short chains are the
+    model's alone, which is right more often: steps of many rows use those, and there checking a
+    node costs more than drafting a level.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class DeviceAuto(DeviceWithLookups):
     ) -> None:
         has_trees = isinstance(model, DeviceDraftModel) and not only_chains
         super().__init__(matches, model, room, OF_MODELS if has_trees else {})
-        # Guesses of both stand in one place.
+        # Both write their guesses to the same columns.
         self.model = replace(model, num_nodes=self.num_nodes)
         self.trees: dict[TreeSize, DeviceDraftModel] = {}
         for size in {size for some in self.tree_sizes.values() for size in some.values()}:
@@ -167,11 +167,11 @@ class DeviceAuto(DeviceWithLookups):
 
     @property
     def goes_on(self) -> bool:
-        """Whether a phrase table goes on where the model's chains end."""
+        """Whether a phrase table continues the model's chains."""
         return self.matches.phrases is not None and isinstance(self.model, DeviceDraftModel)
 
     def _of_model(self, num_nodes: int) -> int:
-        """Levels of a chain that the model drafts."""
+        """How many nodes of a chain the model drafts."""
         of_model = max(num_nodes // 2 + 1, SHORT_CHAIN) if self.goes_on else num_nodes
         return min(of_model, num_nodes, self.num_levels)
 
@@ -218,10 +218,10 @@ class DeviceAuto(DeviceWithLookups):
 
 
 class DeviceAutoHead(DeviceWithLookups):
-    """The head keeps up with the states of every step, whoever drafted for it, or it is left.
+    """Lookups beside a head, which follows the target's states in every step until it is dropped.
 
-    In steps of the lookup it only keeps up. Where it does not pay, lookups go on without it: rows
-    of such a step are drafted for by lookups to their end.
+    In steps of the lookup it only follows. After it was dropped, lookups draft for the running rows
+    to their end.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class DeviceAutoHead(DeviceWithLookups):
     ) -> None:
         has_trees = isinstance(head, DeviceBlock) and not only_chains
         super().__init__(matches, head, room, OF_BLOCKS if has_trees else {})
-        # Guesses of both stand in one place.
+        # Both write their guesses to the same columns.
         self.head = replace(head, num_nodes=self.num_nodes)
         self.trees: dict[int, DeviceBlock] = {}
         for source, sizes in self.tree_sizes.items():

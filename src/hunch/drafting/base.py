@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from hunch.kernels.step import Draws, RowState, StepRows
 
 
-PREDICTION = "prediction"  # drafts from what a request expects; stands beside every other method
+PREDICTION = "prediction"  # drafts from a request's prediction, beside every other method
 
 
 def comes_with_hunch(path: str) -> bool:
-    """Whether a drafter's files are part of the package: their card says what to expect."""
+    """Whether a drafter's files are part of the package; their card says what it gains."""
     return Path(path).is_relative_to(Path(__file__).parents[1])
 
 
@@ -41,21 +41,21 @@ class Drafter(Protocol):
     needs: Needs
 
     def observe(self, step: TargetStep) -> None:
-        """What the target just committed: tokens, features, slots."""
+        """See what the target just committed: tokens, features, slots."""
 
     def propose(self, rows: Rows) -> Draft:
-        """A tree per row of rows.ids_R, at most rows.max_draft_X nodes each; zero nodes is fine."""
+        """A tree per row of rows.ids_R, with 0 to rows.max_draft_X nodes each."""
 
     def forget(self, rows: list[int]) -> None:
-        """Requests that left these rows; another may enter them next."""
+        """The requests of these rows have ended; other requests may get the rows."""
 
 
 @runtime_checkable
 class Clears(Protocol):
-    """A drafter that keeps something of requests that left."""
+    """A drafter that remembers something of requests that have ended."""
 
     def clear(self) -> None:
-        """Drop it."""
+        """Forget all of it."""
 
 
 @runtime_checkable
@@ -67,18 +67,17 @@ class TakesPhrases(Protocol):
 
 @runtime_checkable
 class GrowsLevels(Protocol):
-    """A drafter whose network is asked level by level."""
+    """A drafter whose network drafts level by level."""
 
     shape: TreeShape | None  # of its drafts; None: they are not grown
-    is_adaptive: bool  # fewer levels, or none, where they do not pay
+    is_adaptive: bool  # fewer levels, or none, if they do not pay
 
 
 class Prepares(Protocol):
-    """A drafter that goes on guessing while the target checks what it guessed before."""
+    """A drafter that guesses on while the target checks its last draft."""
 
     def prepare(self, rows: Rows, num_checked: list[int]) -> None:
-        """The target checks this many nodes of these rows now, which stay as they are until
-        `settle`."""
+        """The target now checks this many nodes of each row; rows do not change until `settle`."""
 
     def settle(self) -> None:
         """The rows are about to change."""
@@ -99,32 +98,31 @@ class RowSource:
     """How a device drafts for a row whose request names one of the drafter's methods."""
 
     name: str
-    sure: int = AS_OTHERS  # match from which on a lookup's guesses are taken before a network's
+    sure: int = AS_OTHERS  # shortest match with which a lookup goes before the network
     min_match: int = 1
     max_match: int = MAX_MATCH
-    has_table: bool = False  # its lookup asks the phrase table too
-    is_alone: bool = False  # the request's prediction, and nothing else
-    with_prediction: bool = True  # the request's prediction goes first, where it has one
+    has_table: bool = False  # its lookup uses the phrase table too
+    is_alone: bool = False  # only the request's prediction drafts
+    with_prediction: bool = True  # the request's prediction, if it has one, goes first
     by_network: bool | None = None  # always, never, or as for the other rows
 
 
 @dataclass(kw_only=True)
 class DeviceDrafter:
-    """Drafts by kernels alone, from rows kept on the device, so that a step can be captured.
+    """Drafts by kernels alone, from rows on the device, so that a step can be captured.
 
-    A method overrides what differs from a network that drafts chains and keeps nothing of its own
-    from step to step.
+    The defaults are those of a network that drafts chains and keeps no state between steps.
     """
 
     name: str
     num_levels: int = 0  # longest path of its network's drafts; 0: it has no network
     level_size: int = 1  # nodes of each level; 1: it drafts chains
-    width: int = 1  # of them that are grown on
+    width: int = 1  # nodes of a level that get children
     branch: int = 1  # children looked at per node
-    least: float | None = None  # log of the chance that a path must have to be followed
-    num_nodes: int = 0  # every draft has room for this many; 0: what its levels have
-    is_adaptive: bool = True  # fewer nodes, or none, where they do not pay
-    margin: float = 0.0  # share by which checking nodes must promise to beat plain decoding
+    least: float | None = None  # log of the least chance of a path
+    num_nodes: int = 0  # most nodes of a draft; 0: those of its levels
+    is_adaptive: bool = True  # fewer nodes, or none, if they do not pay
+    margin: float = 0.0  # share by which checking nodes must beat plain decoding
     sources: dict[str, RowSource] = field(default_factory=dict)  # methods that a request may name
 
     def __post_init__(self) -> None:
@@ -132,7 +130,7 @@ class DeviceDrafter:
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
-        """The shapes its steps may have; one without nodes is among them where that may be best."""
+        """The shapes its steps may have; if it is adaptive, one of them has no nodes."""
         if self.level_size == 1:
             return chains_of(self.num_levels, is_adaptive=self.is_adaptive)
         whole = StepShape(self.num_nodes, DraftSource.TREE)
@@ -140,12 +138,12 @@ class DeviceDrafter:
 
     @property
     def network(self) -> Network | None:
-        """What must have seen a row's tokens before it drafts for the row."""
+        """A model that must have seen all of a row's tokens before it drafts for the row."""
         return None
 
     @property
     def is_guided(self) -> bool:
-        """Whether its lookups ask a phrase table too."""
+        """Whether its lookups use a phrase table too."""
         return False
 
     @property
@@ -156,22 +154,22 @@ class DeviceDrafter:
     def draft(
         self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
     ) -> None:
-        """Put a draft for each row of the step into its state: kernels only, no host.
+        """Write a draft for each row of the step into its state, by kernels alone.
 
         hidden: the target's states of the step's packed tokens.
         draws: how the rows' tokens are drawn.
-        source: one of those its shapes name.
+        source: one of those that its shapes name.
         """
         raise NotImplementedError
 
     def levels(self, source: int, num_nodes: int) -> int:
-        """Levels that its network drafts in a step of this source that checks so many nodes."""
+        """Levels that its network drafts in a step of this source that checks `num_nodes`."""
         if self.level_size > 1:
             return self.num_levels
         return levels_after(num_nodes + 1, self.num_levels)
 
     def depth(self, source: int) -> int:
-        """Depth of the trees it drafts in this source; 0: it drafts chains."""
+        """Depth of the trees that it drafts as this source; 0: chains."""
         return self.num_levels if self.level_size > 1 and source == DraftSource.TREE else 0
 
     def works(self, source: int) -> bool:
@@ -179,7 +177,7 @@ class DeviceDrafter:
         return source > 0
 
     def writes_kv(self, source: int) -> bool:
-        """Whether a step of this source also writes the drafter's own KV of all known tokens."""
+        """Whether a step of this source also writes the drafter's KV of all known tokens."""
         return False
 
     def can_follow(self, rows: Rows) -> bool:
@@ -191,20 +189,20 @@ class DeviceDrafter:
         return False
 
     def is_ready(self, rows: Rows) -> np.ndarray | None:
-        """For which rows the device has everything that drafting needs; None: for all, always."""
+        """The rows for which the device has all that drafting needs; None: all rows, always."""
         return None
 
     def drafted_by(self, source: int, matched: int) -> str:
-        """The method behind a row's draft, by the source and the length of the lookup's match."""
+        """The method that made a row's draft, by source and length of the lookup's match."""
         return self.name
 
 
 @runtime_checkable
 class WorksOnDevice(Protocol):
-    """A drafter that also comes as a device drafter."""
+    """A drafter that also has a device form."""
 
     def on_device(self) -> DeviceDrafter | None:
-        """None: not with these options."""
+        """The device form; None: there is none with these options."""
 
 
 @dataclass(slots=True)
@@ -221,17 +219,17 @@ class DrafterContext:
     max_rows: int
     max_len: int
     vocab_size: int
-    # The verifier weighs draws: use noise of your own, and say what you drew from.
+    # The verifier uses q: draw with noise of your own, and say what you drew from.
     wants_q: bool = False
-    is_followed: bool = False  # a policy chooses how many levels of it are drafted at each step
+    is_followed: bool = False  # a policy chooses how many levels it drafts in each step
     vocab: dict[str, int] | None = None  # the target's tokens, for comparing vocabularies
     codec: TextCodec | None = None  # the target's tokenizer
     load_codec: Callable[[str], TextCodec] | None = None  # the tokenizer beside a drafter's files
     kv: KVCache | None = None
     group: int = 0  # index of its KV group in computed_GX
     draft_device: torch.device | None = None  # of draft models, where it is not the target's
-    beside: DrafterContext | None = None  # what a draft model there is built with
-    prepares: Prepares | None = None  # and who asks it while the target is busy
+    beside: DrafterContext | None = None  # the context of a draft model on that device,
+    prepares: Prepares | None = None  # and the drafter that uses it while the target is busy
     flow: Flow = field(init=False)  # whether requests keep coming
 
     def __post_init__(self) -> None:
@@ -244,5 +242,5 @@ class DrafterContext:
 
     @property
     def only_chains(self) -> bool:
-        """Whether the target checks no tree: its rows have recurrent states."""
+        """Whether the target can check chains alone, as its rows have recurrent states."""
         return self.target.spec.delta is not None

@@ -16,8 +16,9 @@ LATE, NOT_LATE, HOST_RATE, CHECKED_RATE, HOST_RISE = 1.1, 0.5, 0.1, 0.05, 2.0
 LOAD_RATE, READING_RATE = 0.02, 0.1  # weights of the newest step, and of the newest pass
 MAX_LOAD = 0.9  # the largest share of time that prompts are taken to use
 
-# Requests keep coming if one came beside others that had gone so many steps, and after one had
-# ended: of an arrival so much is left after each step, and it counts down to the least.
+# Requests keep coming if one arrived beside others that had made SETTLED steps, and after another
+# had ended. `level` is then 1, falls by the factor FLOW with each step, and counts while it is
+# above LEAST_FLOW.
 SETTLED, FLOW, LEAST_FLOW = 8, 0.98, 0.1
 
 

@@ -1,10 +1,10 @@
 """Block drafters (DFlash, DSpark, DFlash2): one pass of a small network guesses a block of tokens.
 
-The network reads the target's states of everything known, kept as keys and values of its own, and
-says for each of the next places what stands there. A chain takes one token per place; a tree
-(`tree=dynamic`) takes the likeliest paths through the places: best first, after DDTree (arXiv
-2604.12989). Either way the network runs once. They differ in their networks (models/heads/block.py)
-alone.
+The network reads the target's states of all known tokens, kept as keys and values of its own, and
+guesses the token at each of the next places. A chain takes one token per place; a tree
+(`tree=dynamic`) takes the likeliest paths through the places, best first, after DDTree (arXiv
+2604.12989). Either way the network runs once. The methods differ in their networks alone
+(models/heads/block.py).
 
 Shape letters: R rows of this step, Q those of them that are drafted for, X rows of the engine, M
 packed nodes, C columns of logits, B children of a node.
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BlockOptions(GrowOptions):
-    """dspark:PATH[:KEY=VALUE]..., and so for the others."""
+    """Options of `dspark:PATH[:KEY=VALUE]...` and of the other block methods."""
 
-    adapt: bool = False  # go on learning from the answers while they are served
+    adapt: bool = False  # keep learning from answers while serving
 
 
 class BlockDrafter(StateFollower):
@@ -73,7 +73,7 @@ class BlockDrafter(StateFollower):
             max_nodes=shape.num_nodes,
             feature_layers=net.feature_layers,
             kv=KVShape.of([net.kv_shape], net.kv_dtype),
-            # A position's KV is made of the target's state there, whatever token comes next.
+            # A position's KV depends on the target's state there, and not on the next token.
             group=GroupInfo(name=self.method, is_whole=context.is_fused),
             weight_bytes=net.weight_bytes + net.matrix_bytes,
         )
@@ -82,7 +82,7 @@ class BlockDrafter(StateFollower):
         return load_block(path, self.context.target, self.method)
 
     def take_network(self, network: BlockNet) -> None:
-        """Its KV stays: what was computed before is a little worse to guess from, never wrong."""
+        """Replace the network. KV computed by the old one stays: guesses may get a little worse."""
         if self.context.device.type == "cpu":
             self.net = network
         else:
@@ -117,7 +117,7 @@ class BlockDrafter(StateFollower):
         return side_by_side(len(ids_R), [(place_Q.tolist(), draft)])
 
     def _guess(self, rows: Rows, ids_Q: Array) -> BlockGuess:
-        """The network's pass: the last known token stands after the context."""
+        """The network's pass over each row's block, which starts with the last known token."""
         arrays, window = self.host.read(rows), self.window
         last_Q, first_Q = arrays.known_X[ids_Q] - 1, window.first_X[ids_Q]
         token_Q = self.put(arrays.tokens_XL[ids_Q, last_Q])
@@ -147,10 +147,9 @@ class BlockDrafter(StateFollower):
 class BlockTree:
     """The likeliest paths through each row's block.
 
-    Level by level, and only what can still be among the best: a child is never likelier than its
-    parent, so a node that is not among the best so far never will be, nor what comes after it. With
-    a confidence head, a place's best guess has the chance the head gives it, and its siblings
-    share the rest.
+    The tree grows level by level. A child is never likelier than its parent, so a node that is not
+    among the best so far is dropped with all that would follow it. With a confidence head, the best
+    guess of a place has the chance that the head gives it, and its siblings share the rest.
     """
 
     def __init__(
@@ -183,7 +182,7 @@ class BlockTree:
         return self._select()
 
     def _trusted(self, chance_MB: Array, place_M: Array, depth: int, token_M: Tensor) -> Array:
-        """Chances of children, by the confidence head where there is one."""
+        """Chances of children, by the confidence head if there is one."""
         odds_M = self.guess.confidences(self.drafter.put(place_M), depth, token_M)
         if odds_M is None or not self.chooser.sampling.is_plain(self._rows(place_M)):
             return chance_MB
@@ -191,7 +190,7 @@ class BlockTree:
         rest_M = np.maximum(1.0 - chance_MB[:, 0], 1e-9)
         shared_MB = chance_MB * ((1.0 - first_M) / rest_M)[:, None]
         shared_MB[:, 0] = first_M
-        # The best guess stays the best.
+        # The best guess must stay the best.
         return np.asarray(np.minimum(shared_MB, first_M[:, None]))
 
     def _rows(self, place_M: Array) -> Tensor:
@@ -200,7 +199,7 @@ class BlockTree:
     def _add(
         self, place_M: Array, parent_M: Array, token_MB: Array, chance_MB: Array
     ) -> list[tuple[int, int, int]]:
-        """Note the children; returns those to be grown on: node, child, number in its tree."""
+        """Add the children; returns those that get children: node, child, number in the tree."""
         added: list[tuple[int, int, int]] = []
         least = self.shape.min_confidence
         for at, (place, parent) in enumerate(zip(place_M.tolist(), parent_M.tolist(), strict=True)):
@@ -220,7 +219,7 @@ class BlockTree:
         ]
 
     def _edge(self, tree: list[Node], limit: int) -> float:
-        """The chance of the last node that would be kept now."""
+        """The chance of the least likely node that would be kept now."""
         if len(tree) <= limit:
             return 0.0
         return sorted((node.chance for node in tree), reverse=True)[limit - 1]
@@ -239,10 +238,10 @@ class BlockTree:
 
 @dataclass(kw_only=True)
 class DeviceBlock(DeviceFollower):
-    """Drafted within the step: cover what it committed, one pass, then tokens place by place.
+    """Drafts within the step: KV of the committed tokens, one pass, then tokens place by place.
 
-    A chain takes one per place; a tree (`width` above 1, in steps of that source) keeps the
-    likeliest paths at each, and always the path of first children.
+    A chain takes one token per place. A tree (`width` above 1, in steps of that source) keeps the
+    likeliest paths at each place, and always the path of first children.
     """
 
     net: BlockNet
@@ -281,11 +280,11 @@ class DeviceBlock(DeviceFollower):
                 token_T, row_T = following[0], following[1].seq_T
 
     def _blocks(self, state: RowState, step: StepRows, row_R: Tensor) -> TiledBlocks:
-        """Places of each row's block: from its last known token as far as it has room."""
+        """Inputs of each row's block, from its last known token to its last free position."""
         num_places, block_size = self.net.shape.num_places, state.block_size
         place_P = torch.arange(num_places, device=row_R.device)
         known_R1 = state.known_X[row_R][:, None]
-        left_R1 = state.end_X[row_R][:, None] - known_R1 - 1  # no slots are kept for more
+        left_R1 = state.end_X[row_R][:, None] - known_R1 - 1  # there are no slots past the end
         max_draft_R1 = torch.minimum(step.max_draft_R[:, None], left_R1).clamp(min=0)
         is_live_RP = (step.num_checked_R[:, None] >= 0) & (place_P <= max_draft_R1)
         pos_RP = torch.where(is_live_RP, known_R1 - 1 + place_P, 0)
@@ -305,7 +304,7 @@ class DeviceBlock(DeviceFollower):
         return TiledBlocks(attn, end_RP.flatten().contiguous(), self.kv, self.net, tiling)
 
     def _tiling(self, attn: AttnInputs, num_rows: int) -> Tiling:
-        """Made before a capture, as it comes from the host."""
+        """Made before a capture, as it is copied from the host."""
         size = self.net.shape.num_places
         if num_rows not in self._tilings:
             spans = row_spans(num_rows, size, size)
@@ -314,18 +313,18 @@ class DeviceBlock(DeviceFollower):
 
 
 class DflashDrafter(BlockDrafter):
-    """DFlash: places of a block tell the tokens that stand there."""
+    """DFlash: each place of a block predicts its own token."""
 
     method = "dflash"
 
 
 class DsparkDrafter(BlockDrafter):
-    """DSpark: each place tells the token after it, with a Markov head and a confidence head."""
+    """DSpark: each place predicts the next token, with a Markov head and a confidence head."""
 
     method = "dspark"
 
 
 class Dflash2Drafter(BlockDrafter):
-    """DFlash2: with convolutions within the block, and a selector of neighbours."""
+    """DFlash2: DFlash with convolutions within the block and a selector of neighbours."""
 
     method = "dflash2"

@@ -55,12 +55,12 @@ class DraftOptions(GrowOptions):
     cross_vocab: bool = False  # draft over the tokens two vocabularies have in common
     dtype: str = "auto"
     kv_dtype: str = "auto"  # of its keys and values: fp8 or int8, on a GPU
-    adapt: bool = False  # go on learning from the answers while they are served
+    adapt: bool = False  # keep learning from answers while serving
 
 
 @dataclass(slots=True)
 class Pending:
-    """The draft a row waits with: node i says tokens[i] and was processed as numbers[i]."""
+    """A row's waiting draft: node i is tokens[i] and was processed as number numbers[i]."""
 
     base: int  # position of the first node
     tokens: list[int]
@@ -69,7 +69,7 @@ class Pending:
 
 
 class DraftModelDrafter:
-    """Catches up with the row's tokens in one pass, then drafts on from its own KV."""
+    """Catches up on the row's tokens in one pass, then drafts from its own KV."""
 
     def __init__(
         self, options: Mapping[str, str], path: str | None, context: DrafterContext
@@ -98,7 +98,7 @@ class DraftModelDrafter:
         )
 
     def load_network(self, path: str) -> tuple[Target, Columns]:
-        """The model of these files as it drafts, and how its logits become the target's."""
+        """The model of these files, and how columns of its logits map to the target's tokens."""
         model, columns = load_draft_model(
             open_weights(path),
             self.context.target,
@@ -109,7 +109,7 @@ class DraftModelDrafter:
         return renumbered(with_kv(model, self.options.kv_dtype), columns), columns
 
     def take_network(self, network: tuple[Target, Columns]) -> None:
-        """Its KV stays: what was computed before is a little worse to guess from, never wrong."""
+        """Replace the network. KV computed by the old one stays: guesses may get a little worse."""
         if self.context.device.type != "cpu":
             copy_network(self.model, network[0])
             return
@@ -117,7 +117,7 @@ class DraftModelDrafter:
         self.chains = self._native_chains()
 
     def _native_chains(self) -> ChainDrafts | None:
-        """The short way for steps of one row, where the kernels can draft by themselves."""
+        """The fast way for steps of one row, where the kernels draft a whole chain in one call."""
         network, columns = getattr(self.model, "network", None), self.columns
         if network is None or columns.is_mapped or not ChainDrafts.fit(self.shape, self.context):
             return None
@@ -131,7 +131,7 @@ class DraftModelDrafter:
         )
 
     def on_device(self) -> DeviceDrafter | None:
-        """Chains, and trees whose levels are all of one size."""
+        """Device form: chains, and trees whose levels are all of one size."""
         context, shape = self.context, self.shape
         if context.kv is None or not self.model.backend.captures_steps:
             return None
@@ -149,7 +149,7 @@ class DraftModelDrafter:
         )
 
     def observe(self, step: TargetStep) -> None:
-        """Keep the KV of drafted nodes whose tokens the target chose too."""
+        """Keep the KV of drafted nodes that the target accepted."""
         if not self.pending:
             return
         arrays = self.host.read(step.rows)
@@ -163,7 +163,7 @@ class DraftModelDrafter:
     def _keep_accepted(self, rows: Rows, row: int, pending: Pending, decided: list[int]) -> None:
         path: list[int] = []
         node = -1
-        for token in decided[:-1]:  # the last one is the target's own: it is always processed anew
+        for token in decided[:-1]:  # the last one is the target's own, and has no KV here
             node = _child(pending, node, token)
             if node < 0:
                 break
@@ -203,7 +203,7 @@ class DraftModelDrafter:
         return draft
 
     def _propose_one(self, chains: ChainDrafts, rows: Rows, arrays: RowArrays) -> Draft | None:
-        """All of it in one call; None where there is too much to catch up with."""
+        """Draft in one call of the kernels; None: there is too much to catch up on."""
         row = arrays.ids[0]
         known = int(arrays.known_X[row])
         start = min(self.window.resume(rows, row, known), known - 1)
@@ -219,7 +219,7 @@ class DraftModelDrafter:
         return draft
 
     def _catch_up(self, rows: Rows, ids_R: Array) -> Tensor:
-        """Process what the model has not seen yet; the state at each row's last token."""
+        """Process tokens that the model has not seen; returns the state of each row's last one."""
         tokens_XL, known_X = host(rows.tokens_XL), host(rows.known_X)
         parts: list[tuple[int, int, int]] = []
         for row in ids_R.tolist():
@@ -242,8 +242,8 @@ class DraftModelDrafter:
         return last[0] if len(last) == 1 else torch.cat(last)
 
     def second_choices(self, rows: Rows, num_nodes: list[int]) -> list[list[tuple[int, float]]]:
-        """Per row and node of its draft, which stands after what is known: what else the target
-        may say there, and the log of how likely it is to say all before it and then that."""
+        """Per row and node of its draft: the second best token there, and the log of the chance
+        that the target agrees with all nodes before it and then chooses that token."""
         ids_R = host(rows.ids_R)
         known = host(rows.known_X)[ids_R].tolist()
         parts = [
@@ -277,10 +277,10 @@ class DraftModelDrafter:
 class DeviceDraftModel(DeviceDrafter):
     """Chains, or trees of `num_levels` levels, drafted within the step.
 
-    Every draft begins with the last tokens of the row, so that whatever the target accepted of the
-    draft before has the model's KV; then one pass per level. A tree keeps the `level_size`
-    likeliest paths at each level, and always the path of first children, as the target is likeliest
-    to take it; the first `width` of them are grown on.
+    Every draft begins with a pass over the last tokens of the row, so that all that the target
+    accepted has the model's KV; then there is one pass per level. A tree keeps the `level_size`
+    likeliest paths at each level, and always the path of first children, which the target is
+    likeliest to take; the first `width` nodes of a level get children.
     """
 
     model: CudaDecoder
@@ -296,7 +296,7 @@ class DeviceDraftModel(DeviceDrafter):
 
     @property
     def num_again(self) -> int:
-        """Tokens processed anew: of a chain only the last node lacks KV, a tree's moved."""
+        """Tokens to process again: a chain's last node has no KV, a tree's had other slots."""
         return 2 if self.level_size == 1 else self.num_levels + 1
 
     def writes_kv(self, source: int) -> bool:
@@ -322,7 +322,7 @@ class DeviceDraftModel(DeviceDrafter):
     def grow(
         self, state: RowState, step: StepRows, draws: Draws, num_levels: int, again: int
     ) -> None:
-        """So many levels, after the last `again` known tokens were processed anew."""
+        """Draft `num_levels` levels, after a pass over the last `again` known tokens."""
         from hunch.kernels.gpu_draft import known_inputs
         from hunch.kernels.gpu_grow import grow_level
 

@@ -3,7 +3,7 @@
 EAGLE-1 continues the last state with one decoder layer; EAGLE-2 is the same head with a dynamic
 tree (eagle:PATH:tree=dynamic); EAGLE-3 fuses states of several target layers and has a vocabulary
 of its own; MTP uses the layer that models with multi-token prediction bring along. They differ in
-their networks (models/heads) alone: how they draft is in feature.py.
+their networks alone (models/heads); feature.py drafts with them.
 Papers: arXiv 2401.15077, 2406.16858, 2503.01840, 2412.19437.
 """
 
@@ -42,7 +42,7 @@ class EagleDrafter(_HeadDrafter):
 
 
 class Eagle3Drafter(_HeadDrafter):
-    """EAGLE-3, 3.1 too."""
+    """EAGLE-3 and EAGLE-3.1."""
 
     method, load = "eagle3", staticmethod(load_eagle3)
 

@@ -3,9 +3,9 @@
 Shape letters: R rows of this step, X rows of the engine, T packed tokens, D width, C columns, W
 tokens of a row in the target's pass.
 
-At position t the network sees the target's state of t and token t + 1, so once the target has
-decided L tokens the network can cover positions 0 .. L - 2, and what it says there is about token
-L. Drafted nodes are fed with the network's own states; their KV is overwritten by the next step.
+At position t the network sees the target's state of t and token t + 1. So once the target has
+decided L tokens, the network can compute positions 0 .. L - 2, and the last of them predicts token
+L. Drafted nodes use the network's own states; the next step overwrites their KV.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROMPTS = (1, 12, 16, 40, 64, 100, 256, 300, 512, 700)  # one of every kind kern
 
 
 class FeatureDrafter(StateFollower):
-    """Observes with the target's states, proposes with its own."""
+    """Computes its KV from the target's states, and drafts with its own."""
 
     net: StepNet
 
@@ -53,11 +53,11 @@ class FeatureDrafter(StateFollower):
         limit = min(options.window or net.spec.max_len, net.spec.max_len)
         super().__init__(name, shape, options, context, limit)
         self.net = net
-        # The network's state at each row's last covered position, ready to be drafted from.
+        # The network's state at each row's last computed position, which drafts start from.
         self.state_XD = torch.zeros(
             context.max_rows, net.state_width, dtype=net.kv_dtype, device=context.device
         )
-        self.chains: ChainDrafts | None = None  # the short way for steps of one row
+        self.chains: ChainDrafts | None = None  # the fast way for steps of one row
         if net.network is not None and ChainDrafts.fit(self.shape, context):
             temperature = self.draft_temperature
             self.chains = ChainDrafts(
@@ -68,7 +68,7 @@ class FeatureDrafter(StateFollower):
             feature_layers=net.feature_layers,
             hidden=net.needs_hidden,
             kv=KVShape.of([net.kv_shape], net.kv_dtype),
-            # Where steps are captured, a row with a hole stays with the host to its end.
+            # With captured steps, the host drafts for a row with a hole to its end.
             group=GroupInfo(name=name, sees_next=True, is_whole=context.is_fused),
             weight_bytes=net.weight_bytes + net.matrix_bytes,
         )
@@ -147,10 +147,10 @@ class FeatureDrafter(StateFollower):
 class DeviceFeature(DeviceFollower):
     """Chains, or trees of `num_levels` levels, drafted within the step.
 
-    Every draft begins with the tokens that the step committed, beside the target's states of the
-    same pass: so all that is known has the head's KV, and the state behind the last of them is
-    drafted from. Then one pass of the head per level, each node with its parent's state before it.
-    A tree's levels are chosen as a draft model's are.
+    Every draft begins with a pass over the tokens that the step committed, with the target's states
+    of the same step: so all known tokens have the head's KV. The state of the last of them starts
+    the draft. Then there is one pass of the head per level, each node with its parent's state. A
+    tree keeps nodes as a draft model's tree does.
     """
 
     has_trees: ClassVar[bool] = True
@@ -201,7 +201,7 @@ class DeviceFeature(DeviceFollower):
             state_TD = net.step(ids_T, state_TD, attn, self.kv)
 
     def _parents(self, state: RowState, row_R: Tensor, level: int) -> Tensor:
-        """Whose states, of the pass before, the nodes of this level that are grown on go on."""
+        """For the nodes of this level that get children: their parents' places in the last pass."""
         num_rows, first = len(row_R), level * self.level_size
         place_RW = state.parents_XG[:, first : first + self.width].index_select(0, row_R)
         if not level:
@@ -211,7 +211,7 @@ class DeviceFeature(DeviceFollower):
         return (first_R1 + place_RW).flatten()
 
     def _warm_up(self, state: RowState) -> None:
-        """Kernels that cover prompts are compiled now: at their first use somebody would wait."""
+        """Compile the kernels for prompts now, so that no request has to wait for that."""
         for count in PROMPTS:
             zero_T = state.flat.new_zeros(count)
             attn = AttnInputs.nobody(zero_T, state.table_XB, state.block_size)

@@ -1,4 +1,6 @@
-"""Drafters whose networks read the target's states: their KV is kept up with what is known.
+"""Drafters whose networks read the target's states, and compute KV of their own from them.
+
+A position is *covered* when the network's KV of it is computed.
 
 Shape letters: R rows of this step, X rows of the engine, T packed tokens.
 """
@@ -23,11 +25,11 @@ from hunch.sampling.state import SamplingState
 if TYPE_CHECKING:
     from hunch.kernels.step import StepRows
 
-FUSED_PASS = 4096  # tokens covered at once where launches are what takes time
+FUSED_PASS = 4096  # tokens covered in one pass on a GPU
 
 
 class StateFollower:
-    """Covers the positions that the target has processed; a subclass says how."""
+    """Covers the positions that the target has computed; a subclass says how."""
 
     net: Any  # its network
 
@@ -43,11 +45,11 @@ class StateFollower:
         self.draft_temperature, self.is_adaptive = options.draft_temperature, options.adaptive
         self.window = KvWindow(context, limit)
         self.host = RowArrays()
-        self.is_on_device = False  # drafts are made there, but for rows whose KV has a hole
-        self.covered_X = np.full(context.max_rows, -1)  # known length that its KV belongs to
+        self.is_on_device = False  # the device drafts, except for rows whose KV has a hole
+        self.covered_X = np.full(context.max_rows, -1)  # known length up to which all is covered
 
     def on_device(self) -> DeviceDrafter | None:
-        """What its networks draft that a graph can hold; a subclass says in which form."""
+        """The device form, for drafts that a graph can hold; a subclass says which class."""
         context, net = self.context, self.net
         can_be_held = can_capture(
             context, self.shape, self.draft_temperature, has_trees=self.device_form.has_trees
@@ -74,11 +76,11 @@ class StateFollower:
     def cover(
         self, step: TargetStep, parts: list[tuple[int, int, int]], source: list[Array]
     ) -> None:
-        """Make the KV of (row, start, stop) each; `source`: the packed states of its positions."""
+        """Cover positions given as (row, start, stop); `source`: packed places of their states."""
         raise NotImplementedError
 
     def covered(self, rows: Rows, parts: list[tuple[int, int, int]]) -> None:
-        """It is made."""
+        """These positions are covered now."""
         for row, _, stop in parts:
             self.window.mark_valid(rows, row, stop)
             self.covered_X[row] = stop + 1
@@ -112,20 +114,20 @@ class StateFollower:
             strict=True,
         )
         parts: list[tuple[int, int, int]] = []
-        source: list[Array] = []  # the packed state behind each position
+        source: list[Array] = []  # the packed place of each position's state
         for place, (row, start, stop, offset) in enumerate(columns):
             known = int(known_X[row])
             stop = min(stop, known - 1)
             is_caught_up = is_caught_up_R is None or bool(is_caught_up_R[place])
             is_idle = (is_caught_up and max_draft_X[row] == 0) or _is_off(rows, row)
             if stop <= start or (is_idle and not self.is_on_device):
-                continue  # it will not be drafted from: leaving a hole is cheaper than covering it
+                continue  # it will not draft for the row: a hole is cheaper
             total = max(known, int(prompt_X[row]))
             begin = self.window.resume_from(rows, row, start, stop, total)
             if begin >= stop:
                 continue
             parts.append((row, begin, stop))
-            # A window that starts at a block's edge before `start` borrows the first state there.
+            # A window starts at a block's edge, where there may be no state: it takes the first.
             source.append(offset + np.maximum(np.arange(begin, stop) - start, 0))
         for first in _cuts(parts, FUSED_PASS if self.context.is_fused else MAX_PASS):
             self.cover(step, parts[first], source[first])
@@ -140,10 +142,10 @@ class StateFollower:
 
 @dataclass(kw_only=True)
 class DeviceFollower(DeviceDrafter):
-    """The same on the device: every step's states are covered within it.
+    """The device form: each step covers the positions that it committed.
 
-    Tokens alone tell such a network nothing: prompts are covered by the host's drafter, which has
-    the target's states, and a row with a hole in its KV stays with the host.
+    Such a network needs the target's states, not only tokens. So prompts are covered by the host's
+    drafter, while it has the states, and the host drafts for rows with a hole in their KV.
     """
 
     has_trees: ClassVar[bool] = False  # it grows them too
@@ -191,7 +193,7 @@ def _is_off(rows: Rows, row: int) -> bool:
 
 
 def _cuts(parts: list[tuple[int, int, int]], most: int) -> list[slice]:
-    """Slices of the parts that make passes of a bounded size; a part stays whole."""
+    """Slices of the parts, for passes of a bounded size; a part is not divided."""
     cuts: list[slice] = []
     first = size = 0
     for at, (_, start, stop) in enumerate(parts):
@@ -207,7 +209,7 @@ def _cuts(parts: list[tuple[int, int, int]], most: int) -> list[slice]:
 def on_path(
     features: tuple[Tensor, ...], step: StepRows, size: int
 ) -> tuple[tuple[Tensor, ...], int]:
-    """The states behind the tokens that a step committed of its trees, as of a chain."""
+    """The states of the nodes that a step accepted from its trees, in order, as for a chain."""
     num_rows, most = len(step.ids_R), min(step.path_RK.shape[1], size)
     node_RK = step.path_RK[:, : most - 1].clamp(-1, size - 2) + 1  # after the last known token
     place_RK = torch.cat((node_RK.new_zeros(num_rows, 1), node_RK), dim=1)

@@ -3,13 +3,14 @@
 Shape letters: R rows of this step, K nodes of a level that are grown on, C children looked at, V
 vocabulary, M packed nodes, P depth so far, N nodes of a draft, Q candidates so far, B siblings.
 
-In a chain with siblings, level d holds nodes d * B .. d * B + B - 1; the first of them is grown on,
-so node d * B is the parent of level d + 1. What is kept does not depend on what was drawn.
+In a chain with siblings, level d holds nodes d * B .. d * B + B - 1. Only the first of them gets
+children, so node d * B is the parent of level d + 1. What is kept does not depend on the drawn
+tokens.
 
-In a dynamic tree a node's confidence is its share of softmax(score), where score is what the target
-would compare: the logit for greedy rows, logit / T + the target's noise for the others. Its value
-is the product of the confidences on its path. The first child of the first child ... is always
-kept: it is the path the target is likeliest to take, whatever the values say.
+In a dynamic tree a node's confidence is its share of softmax(score), where the score is what the
+target would compare: the logit for greedy rows, logit / T + the target's noise for the others. A
+node's value is the product of the confidences on its path. The path of first children is always
+kept: the target is likeliest to take it, whatever the values say.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ KEEP = 1e6  # added to the key of the path that is always kept
 def grow(
     logits_RV: Tensor, feed: Feed, chooser: TokenChooser, limit_R: Array, shape: TreeShape
 ) -> tuple[Draft, Array]:
-    """A draft per row, at most limit_R nodes each, and the number each node was processed under.
+    """A draft per row, at most limit_R nodes each, and the number of each node's KV slot.
 
-    A node that was never processed has the number -1. `feed` is called at most depth - 1 times.
+    A node that was not processed has the number -1. `feed` is called at most depth - 1 times.
     """
     logits_RV, feed = chooser.with_rules(logits_RV, feed)
     if shape.is_fixed or (shape.is_chain and chooser.wants_q):
@@ -50,7 +51,7 @@ def _grow_chain(
     tokens_RN = np.zeros((num_rows, longest), dtype=np.int64)
     num_nodes_R, value_R = np.zeros(num_rows, dtype=np.int64), np.zeros(num_rows)
     number_RN = np.broadcast_to(np.arange(longest), (num_rows, longest))
-    shortest = int(limit_R.min(initial=0))  # up to there, no row ends by its limit
+    shortest = int(limit_R.min(initial=0))  # no row reaches its limit before
     place_M = everyone_M = np.arange(num_rows)
     if not shortest:
         place_M = np.flatnonzero(limit_R > 0)
@@ -78,7 +79,7 @@ def _grow_chain(
         torch.arange(-1, longest - 1).expand(num_rows, longest),
         torch.from_numpy(num_nodes_R),
     )
-    # The last node of a row was drafted and never processed.
+    # The last node of a row was drafted but not processed.
     number_RN = number_RN[:, :longest]
     return draft, np.where(number_RN < num_nodes_R[:, None] - 1, number_RN, -1)
 
@@ -86,7 +87,7 @@ def _grow_chain(
 def _grow_single(
     logits_1V: Tensor, feed: Feed, chooser: TokenChooser, limit: int
 ) -> tuple[Draft, Array]:
-    """The chain of a single row: on a CPU, what numpy takes per call would be felt here."""
+    """The chain of a single row, without numpy: its calls would take too long on a CPU."""
     place_1 = np.zeros(1, dtype=np.int64)
     number_1N = np.arange(limit)[None]
     tokens: list[int] = []
@@ -101,14 +102,14 @@ def _grow_single(
         torch.tensor([limit]),
     )
     number_1N = number_1N.copy()
-    number_1N[:, -1:] = -1  # drafted, never processed
+    number_1N[:, -1:] = -1  # drafted but not processed
     return draft, number_1N
 
 
 def _choose(
     logits_MV: Tensor, chooser: TokenChooser, place_M: Array, depth: int, min_confidence: float
 ) -> tuple[Array, Array | None]:
-    """The likeliest token per row and, when someone asks, the log of its confidence."""
+    """The likeliest token per row and, if there is a least confidence, the log of its own."""
     if min_confidence <= 0:
         return chooser.draw(logits_MV, place_M, depth), None
     token_M1, gain_M1 = chooser.best(logits_MV, place_M, depth, 1)
@@ -118,7 +119,7 @@ def _choose(
 def _grow_fixed(
     logits_MV: Tensor, feed: Feed, chooser: TokenChooser, limit_R: Array, shape: TreeShape
 ) -> tuple[Draft, Array]:
-    """Every level has `shape.branch` nodes, drawn in order; the draft says what from."""
+    """Every level has `shape.branch` nodes, drawn in order; the draft holds their q."""
     branch, num_rows = min(shape.branch, logits_MV.shape[1]), len(limit_R)
     limit_R = np.minimum(limit_R, min(shape.num_nodes, shape.depth * branch))
     num_levels = -(-int(limit_R.max(initial=0)) // branch)
@@ -129,7 +130,7 @@ def _grow_fixed(
     logits_MV = logits_MV[torch.from_numpy(place_M).to(logits_MV.device)]
     for depth in range(num_levels):
         drawn = chooser.children(logits_MV, place_M, depth, branch)
-        # Whether a level is kept is decided before its tokens are looked at.
+        # Whether a level is kept must not depend on its tokens.
         value_R[place_M] += drawn.gain_M
         is_kept_M = np.full(len(place_M), True)
         if shape.min_confidence > 0:
@@ -155,14 +156,14 @@ def _grow_fixed(
     )
     if levels and levels[0][1].q_MV is not None and longest:
         _note_draws(draft, levels, branch)
-    # Processed are the first nodes of every level but the row's last.
+    # The first node of every level but the row's last was processed.
     last_R = (num_nodes_R[:, None] - 1) // branch
     is_fed_RN = (node_N % branch == 0) & (node_N // branch < last_R)
     return draft, np.where(is_fed_RN, node_N // branch, -1)
 
 
 def _note_draws(draft: Draft, levels: list[tuple[Array, Children]], branch: int) -> None:
-    """What every node was drawn from, and whether it was."""
+    """Add to the draft what each node was drawn from, and whether it was drawn."""
     first = levels[0][1].q_MV
     assert first is not None
     num_rows, num_nodes = draft.tokens_RN.shape
@@ -177,13 +178,13 @@ def _note_draws(draft: Draft, levels: list[tuple[Array, Children]], branch: int)
 
 
 class _Tree:
-    """One dynamic tree per row in the making: all candidates so far, level after level."""
+    """Grows one dynamic tree per row; holds all candidates so far, level by level."""
 
     def __init__(self, chooser: TokenChooser, limit_R: Array, shape: TreeShape) -> None:
         self.chooser, self.shape, self.branch = chooser, shape, shape.branch
         self.limit_R = np.minimum(limit_R, shape.num_nodes)
         self.depth_R = np.minimum(limit_R, shape.depth)
-        # What is grown on needs a slot each, and a row has as many as it may draft nodes.
+        # Each processed node needs a slot, and a row has as many as it may draft nodes.
         self.width_R = np.clip(self.limit_R // np.maximum(self.depth_R - 1, 1), 1, shape.width)
         self.token: list[Array] = []  # per level, [R, candidates]
         self.parent: list[Array] = []  # index among all candidates of the row; -1: the root
@@ -195,7 +196,7 @@ class _Tree:
         shape, num_rows = self.shape, len(self.limit_R)
         self.branch = min(shape.branch, logits_MV.shape[1])
         place_RK = np.arange(num_rows)[:, None]
-        # Nodes of the level before, [R, K]: where each stands among the candidates and in the pack.
+        # Nodes of the level before, [R, K]: their indices among the candidates and in the pack.
         index_RK = np.full((num_rows, 1), -1)
         value_RK = np.zeros((num_rows, 1))
         packed_RK = place_RK.copy()
@@ -205,7 +206,7 @@ class _Tree:
             self._add(token_RKC, value_RKC, index_RK, depth)
             if depth + 1 >= self.depth_R.max():
                 break
-            # The best nodes of this level are grown on; the path always kept comes first.
+            # The best nodes of this level get children; the one on the path always kept is first.
             key_RQ = self.key[-1]
             chosen_RK = np.argsort(-key_RQ, axis=1, kind="stable")[:, : shape.width]
             value_RK = np.take_along_axis(value_RKC.reshape(num_rows, -1), chosen_RK, 1)
@@ -233,7 +234,7 @@ class _Tree:
     def _children(
         self, logits_MV: Tensor, packed_RK: Array, value_RK: Array, depth: int
     ) -> tuple[Array, Array]:
-        """The best children of each node: tokens and log values, -inf where there is no node."""
+        """The best children of each node: tokens and log values; -inf for missing nodes."""
         is_here_RK = packed_RK >= 0
         place_M = np.nonzero(is_here_RK)[0]
         token_MC, gain_MC = self.chooser.best(logits_MV, place_M, depth, self.branch)
@@ -258,7 +259,7 @@ class _Tree:
         self.num_candidates += key_RQ.shape[1]
 
     def _select(self) -> tuple[Draft, Array]:
-        """Keep the best. A child's value is never above its parent's, so what is kept is a tree."""
+        """Keep the best nodes: a tree, as no child's value is above its parent's."""
         num_rows = len(self.limit_R)
         if not self.token:
             return Draft.empty(num_rows), np.empty((num_rows, 0), dtype=np.int64)

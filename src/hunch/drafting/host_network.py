@@ -1,4 +1,4 @@
-"""A network that the host asks for drafts, where the policy says that it pays."""
+"""A network that drafts on the host, for the rows that the policy chooses."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from hunch.drafting.acceptance import AcceptanceEstimate
 from hunch.drafting.base import Drafter, DrafterContext, GrowsLevels
 from hunch.drafting.host_policy import HostPolicy
 
-READS = 4  # tokens worth reading to a network for one that a row may still get
-FEW = 16  # tokens a row may lack in a pass whose time says what a level costs
+READS = 4  # tokens that a network may catch up on for each one that the row can still get
+FEW = 16  # tokens that rows may have to catch up on in a pass that is timed
 
 
 class Sent(NamedTuple):
-    """A network's draft that waits to be compared."""
+    """A network's draft, to be compared with what the target decides."""
 
     base: int  # position of its first tokens
     tokens: list[int]
     parents: list[int]
 
     def compare(self, new_tokens: list[int]) -> tuple[int, int]:
-        """Levels that were right, and levels that could be compared."""
+        """How many levels were right, and how many could be compared."""
         at, run = -1, 0
         pairs = zip(self.parents, self.tokens, strict=True)
         children = {pair: node for node, pair in enumerate(pairs)}
@@ -34,7 +34,7 @@ class Sent(NamedTuple):
 
 
 class SentDrafts:
-    """The drafts of a method that wait to be compared, and the estimate that learns from them."""
+    """A method's drafts that are not compared yet, and the estimate that learns from them."""
 
     def __init__(self, estimate: AcceptanceEstimate) -> None:
         self.estimate = estimate
@@ -45,7 +45,7 @@ class SentDrafts:
         self._sent[row] = sent
 
     def compare(self, rows: Rows, *, fades: bool = False) -> None:
-        """Learn from what the target decided; `fades`: rows that had no draft are forgotten."""
+        """Learn from what the target decided; `fades`: rows without a draft fade."""
         ids: list[int] = rows.ids_R.tolist()
         for row in ids:
             if row not in self._met:
@@ -65,7 +65,7 @@ class SentDrafts:
 
 
 class NetworkDrafts:
-    """A method with a network on the host, asked where the policy says that it pays."""
+    """A method with a network on the host, which drafts for the rows that the policy chooses."""
 
     def __init__(
         self,
@@ -100,9 +100,9 @@ class NetworkDrafts:
     def plan(
         self, rows: Rows, ids: list[int], limits: list[int], others: Sequence[tuple[int, float]]
     ) -> tuple[list[int], int]:
-        """The rows to ask it for, as places in `ids`, and for how many levels.
+        """The rows that it drafts for, as places in `ids`, and how many levels.
 
-        Not those too long for what they may still get.
+        Rows that lack too many tokens, for what they can still get, are left out.
         """
         if self.policy.is_adaptive:
             known_X, end_X = rows.known_X.tolist(), rows.end_X.tolist()
@@ -114,7 +114,7 @@ class NetworkDrafts:
         return self.policy.plan(ids, limits, others)
 
     def propose(self, rows: Rows, places: list[int], num_levels: int) -> Draft:
-        """Drafts of these rows alone, in order."""
+        """Drafts for these rows, in order."""
         ids_R, policy = rows.ids_R[places], self.policy
         lacking = int((rows.known_X[ids_R] - rows.computed_GX[-1, ids_R]).max())
         max_nodes = next(size for size, levels in policy.sizes if levels >= num_levels)

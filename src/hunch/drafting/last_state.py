@@ -1,4 +1,4 @@
-"""Drafters that start from the target's last hidden state alone (Medusa, MLP): what they share.
+"""Base of drafters that start from the target's last hidden state alone (Medusa, MLP).
 
 They keep no KV. On the host, `observe` keeps each row's last state and `propose` grows a draft from
 it. On a device the state behind the last committed token is there when the step drafts, so chains
@@ -30,12 +30,12 @@ from hunch.models.decoder import Hidden
 if TYPE_CHECKING:
     from hunch.kernels.step import Draws, RowState, StepRows
 
-# Logits of one level after another, each after the token of the level before was sent.
+# Yields the logits of each level; the chosen token of the level before is sent to it.
 Guesses = Generator[Tensor, Tensor, None]
 
 
 class LastStateDrafter:
-    """A method says how its network's levels follow from a state; the rest is here."""
+    """A subclass says how its network computes levels from a state."""
 
     name: str
 
@@ -54,19 +54,19 @@ class LastStateDrafter:
         self.is_adaptive = options.adaptive
         self.ids_C = ids_C
         self.needs = Needs(max_nodes=max_nodes, hidden=True, weight_bytes=weight_bytes)
-        self.state_XD: Tensor | None = None  # made at the first step, which says how wide
+        self.state_XD: Tensor | None = None  # made in the first step, when the width is known
         self.known_X = np.full(context.max_rows, -1)  # known length the state belongs to
 
     def start(self, state_RD: Tensor, token_R: Tensor) -> tuple[Tensor, Feed]:
-        """Logits of the first level, and what gives those of each further one."""
+        """Logits of the first level, and a function for those of each further level."""
         raise NotImplementedError
 
     def guesses(self, state_RD: Tensor, token_R: Tensor) -> Guesses:
-        """The same for chains, with tokens that never meet the host."""
+        """The same for chains on a device, without the host."""
         raise NotImplementedError
 
     def on_device(self) -> DeviceDrafter | None:
-        """Chains; trees are grown by the host."""
+        """Device form: chains alone; the host grows trees."""
         context = self.context
         if not can_capture(context, self.shape, self.options.draft_temperature):
             return None
@@ -80,7 +80,7 @@ class LastStateDrafter:
         )
 
     def observe(self, step: TargetStep) -> None:
-        """Keep the last states."""
+        """Keep the state of each row's last token."""
         assert step.hidden_TD is not None
         ids_R = host(step.rows.ids_R)
         last_R = host(step.offset_R) + host(step.known_R) - host(step.start_R) - 1

@@ -1,4 +1,4 @@
-"""What methods that look guesses up in text share: keeping up with rows, learning, planning."""
+"""Base of methods that look up guesses in text: following rows, learning chances, planning."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Chances:
-    """How likely single guesses are right, by what is known of them: their kind.
+    """How likely single guesses are right, by their kind (match length, how often seen, ...).
 
-    The log-odds have a term per kind (its match length, how often it was seen, ...), shared by all
-    requests, and one per request, which the row keeps. Every guess that could be compared teaches,
-    whether it was sent to the target or not.
+    The log-odds are the sum of a term per kind, shared by all requests, and a term per request,
+    which the row keeps. Every guess that can be compared teaches, whether it was sent to the target
+    or not.
     """
 
     def __init__(self, priors: Mapping[int, float]) -> None:
@@ -39,7 +39,7 @@ class Chances:
         return 1.0 / (1.0 + exp(-self._terms[kind] - row_term))
 
     def learn(self, kind: int, row_term: float, is_right: bool) -> float:
-        """One comparison; returns the request's new term."""
+        """Learn from one comparison; returns the request's new term."""
         error = is_right - self.of(kind, row_term)
         rate = self._rates[kind]
         self._terms[kind] += rate * error
@@ -57,16 +57,16 @@ class Text(Protocol):
 
 @dataclass(slots=True)
 class LookupRow:
-    """What a method knows of one row."""
+    """A method's state of one row."""
 
     text: Text
     num_prompt: int
     term: float = 0.0  # log-odds by which this request is easier to guess than others
-    guesses: list[Node] = field(default_factory=list)  # for the tokens to come, sent or not
+    guesses: list[Node] = field(default_factory=list)  # for the next tokens, sent or not
 
 
 class LookupDrafter:
-    """Base of the weightless methods: they say how to index a text and what to guess next."""
+    """Base of methods without weights: a subclass indexes a text and guesses what comes next."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class LookupDrafter:
         self.needs = Needs(max_nodes=max_nodes)
         self.chances, self.flow = chances, context.flow
         self.cost, self.device = context.cost, context.device
-        self.margin = margin  # share by which drafting must promise to beat plain decoding
+        self.margin = margin  # share by which drafting must beat plain decoding
         self.is_adaptive = is_adaptive  # False: always as many nodes as allowed
         self.rows: dict[int, LookupRow] = {}
 
@@ -88,7 +88,7 @@ class LookupDrafter:
         raise NotImplementedError
 
     def guess(self, row: LookupRow) -> list[Node]:
-        """Guesses for what follows the row's text, their chances falling."""
+        """Guesses for what follows the row's text, by falling chance."""
         raise NotImplementedError
 
     def new_row(self, rows: Rows, row: int) -> LookupRow:
@@ -99,7 +99,7 @@ class LookupDrafter:
         self.follow(step.rows, step.rows.ids_R.tolist())
 
     def follow(self, rows: Rows, ids: list[int]) -> None:
-        """Catch up with the tokens of these rows."""
+        """Take in the new tokens of these rows."""
         is_host = rows.tokens_XL.device.type == "cpu"
         tokens_XL = rows.tokens_XL.numpy() if is_host else rows.tokens_XL  # cheaper to slice
         known_X = rows.known_X.tolist()
@@ -114,7 +114,7 @@ class LookupDrafter:
                 state.text.extend(tokens)
 
     def look(self, row: int) -> list[Node]:
-        """Guesses for a row; what it says next is compared with them, sent or not."""
+        """Guesses for a row, which are kept and compared with its next tokens, sent or not."""
         state = self.rows[row]
         state.guesses = self.guess(state)
         return state.guesses
@@ -137,7 +137,7 @@ class LookupDrafter:
             self.rows.pop(row, None)
 
     def _learn(self, state: LookupRow, tokens: list[int]) -> None:
-        """Compare the guesses on the path the target took; a miss teaches only where it parted."""
+        """Compare guesses with the target's path; after the first miss nothing can be compared."""
         at = -1
         guesses, state.guesses = state.guesses, []
         for token in tokens:
@@ -155,9 +155,9 @@ class LookupDrafter:
 
 @dataclass(kw_only=True)
 class DeviceLookup(DeviceDrafter):
-    """The most recent of the longest matches of a row's end goes on as it went on then.
+    """Guesses what followed the most recent of the longest matches of a row's end.
 
-    A phrase table, where there is one, says what comes next where it is right more often.
+    A phrase table, if there is one, guesses where it is right more often.
     """
 
     min_match: int
@@ -178,7 +178,7 @@ class DeviceLookup(DeviceDrafter):
         self.look(state, step, self.num_nodes)
 
     def look(self, state: RowState, step: StepRows, num_nodes: int) -> None:
-        """A chain of this many nodes for each row."""
+        """Draft a chain of this many nodes for each row."""
         from hunch.kernels.gpu_lookup import lookup
 
         lookup(state, step, num_nodes, self.min_match, self.max_match, phrases=self.phrases)

@@ -1,9 +1,9 @@
 """Medusa: heads that each guess one further token from the same hidden state.
 
 Shape letters: R rows of this step, D width, C columns, N nodes.
-Paper: arXiv 2401.10774. Heads do not see each other's tokens, so a tree of their best guesses pays
-more here than elsewhere: tree=static takes the paper's kind of fixed choices, tree=dynamic the
-likeliest ones of each step.
+Paper: arXiv 2401.10774. Heads do not see each other's tokens, so trees of their best guesses gain
+more here than elsewhere: tree=static has the paper's fixed shape, tree=dynamic takes the likeliest
+nodes of each step.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from hunch.drafting.trees import best_first
 from hunch.errors import ConfigError
 from hunch.models.heads.medusa import load_medusa
 
-# How often the token of a rank is the target's, averaged over the published heads: a start value
-# for the choice of a fixed tree.
+# How often the token of each rank is the target's, averaged over the published heads: by this the
+# shape of a fixed tree is chosen.
 RANK_SHARES = (0.55, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02, 0.01, 0.01)
-DEPTH_DECAY = 0.75  # a head further ahead is right so much less often
+DEPTH_DECAY = 0.75  # ratio of these from one head to the next
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +99,7 @@ class MedusaDrafter(LastStateDrafter):
 
 @dataclass(frozen=True, slots=True)
 class StaticTree:
-    """The same shape every step: node n is the rank_N[n]-th best token at depth_N[n], after node
+    """A tree of one shape: node n is the rank_N[n]-th best token at depth_N[n], its parent is
     parent_N[n]."""
 
     rank_N: Array
@@ -112,7 +112,7 @@ class StaticTree:
         return len(self.width)
 
     def fill(self, tokens_RN: Array, limit_R: Array) -> Draft:
-        """The tree with these tokens; a row with room for fewer nodes gets its first ones."""
+        """The tree with these tokens; a row with a lower limit gets its first nodes."""
         num_rows, num_nodes = tokens_RN.shape
         return Draft(
             torch.from_numpy(np.ascontiguousarray(tokens_RN)),
@@ -130,7 +130,7 @@ def _static_tree(given: MedusaOptions, num_heads: int) -> StaticTree:
 
 
 def from_paths(paths: Iterable[Sequence[int]]) -> StaticTree:
-    """A tree from the ranks on the way to each node; every prefix must be a node too."""
+    """A tree from the ranks on the path to each node; every prefix must be a node too."""
     ordered = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
     index = {path: number for number, path in enumerate(ordered)}
     for path in ordered:
@@ -166,7 +166,7 @@ def parse_choices(text: str, max_depth: int) -> StaticTree:
 
 
 def rank_tree(share_DK: Sequence[Sequence[float]], num_nodes: int) -> StaticTree:
-    """The `num_nodes` likeliest nodes where rank k at depth d is right with share_DK[d][k]."""
+    """The `num_nodes` likeliest nodes if rank k at depth d is right with chance share_DK[d][k]."""
 
     def expand(path: tuple[int, ...]) -> Iterable[tuple[int, float, int, tuple[int, ...]]]:
         if len(path) == len(share_DK):

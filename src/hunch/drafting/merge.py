@@ -1,9 +1,9 @@
 """Several drafters, one tree: `suffix+draft:PATH` grafts what each would draft where they agree.
 
-After SpecInfer (arXiv 2305.09781): every part drafts as it would alone, nodes that two of them
-guess after the same path become one, and the likeliest are checked. A lookup says itself how
-likely its guesses are; of other parts it is learned, place by place. Where parts agree, both must
-be wrong for the guess to be wrong; where they differ, only one can be right.
+After SpecInfer (arXiv 2305.09781): every part drafts as it would alone, equal nodes after the same
+path become one, and the likeliest nodes are checked. A lookup knows how likely its guesses are; for
+other parts that is learned, level by level. Where parts agree, the guess is wrong only if both are;
+where they differ, only one can be right.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hunch.registry import DRAFTERS, resolve
 
 DEFAULT = "suffix+recycling"
 NOT_PARTS = ("auto", "merge", "off", "synthetic")
-SIBLING = 0.4  # share of what is left that a network's next best child is taken to have
+SIBLING = 0.4  # a network's next best child is assumed to have this share of the rest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class MergeConfig:
 
 
 class Part:
-    """One drafter of several: what it would draft for a row, with the chance of each node."""
+    """One of several drafters, whose nodes get chances."""
 
     def __init__(self, name: str, method: Drafter, num_rows: int) -> None:
         self.name, self.method = name, method
@@ -54,11 +54,11 @@ class Part:
 
     def observe(self, step: TargetStep) -> None:
         self.method.observe(step)
-        if not isinstance(self.method, LookupDrafter):  # which learns by itself
+        if not isinstance(self.method, LookupDrafter):  # a lookup learns by itself
             self._drafts.compare(step.rows)
 
     def trees(self, rows: Rows) -> list[list[Node]]:
-        """For each row; parents before children."""
+        """The part's tree for each row, parents before children."""
         ids, max_draft_X = rows.ids_R.tolist(), rows.max_draft_X.tolist()
         if isinstance(self.method, LookupDrafter):
             return [self.method.look(row) if max_draft_X[row] else [] for row in ids]
@@ -99,7 +99,7 @@ class Part:
 
 
 class _Graft:
-    """A node of the merged tree in the making."""
+    """A node of the merged tree while it is built."""
 
     __slots__ = ("chance", "children", "token")
 
@@ -110,7 +110,7 @@ class _Graft:
 
 
 def graft(trees: Sequence[Sequence[Node]]) -> list[Node]:
-    """One tree of several over the same text, likeliest nodes first."""
+    """Merge trees over the same text into one, likeliest nodes first."""
     root = _Graft(-1)
     for tree in trees:
         places: list[_Graft] = []
@@ -126,7 +126,7 @@ def graft(trees: Sequence[Sequence[Node]]) -> list[Node]:
     while waiting:
         place, number, chance = waiting.pop()
         children = place.children.values()
-        most = max(sum(child.chance for child in children), 1.0)  # one of them at most is right
+        most = max(sum(child.chance for child in children), 1.0)  # at most one of them is right
         for child in children:
             own = chance * child.chance / most
             waiting.append((child, len(nodes), own))
@@ -135,7 +135,7 @@ def graft(trees: Sequence[Sequence[Node]]) -> list[Node]:
 
 
 class MergeDrafter:
-    """What its parts draft, as one tree."""
+    """Merges the drafts of its parts into one tree."""
 
     def __init__(
         self, options: Mapping[str, str], path: str | None, context: DrafterContext
@@ -183,7 +183,7 @@ def _load(spec: SpecConfig, context: DrafterContext) -> Part:
 
 
 def _together(needs: Sequence[Needs], names: Sequence[str], size: int) -> Needs:
-    """What all parts need; only one of them may be a network with KV or states of its own."""
+    """What all parts need together; only one may be a network with KV or states."""
     networks = [one for one in needs if one.kv is not None or one.feature_layers]
     if len(networks) > 1:
         raise ConfigError(

@@ -2,8 +2,8 @@
 
 Shape letters: X rows of the engine, B blocks, N nodes, T tokens.
 
-On a CPU one row's step takes milliseconds, and what Python does between two tokens would be felt:
-this keeps the arrays behind the rows, and asks for nothing twice.
+On a CPU a step of one row takes milliseconds, so Python's work between two tokens counts. That is
+why arrays and addresses are kept from step to step here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hunch.types import Request
 
 
 class ChainDrafts:
-    """Whole chains for steps of one row."""
+    """Drafts whole chains in steps of one row."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class ChainDrafts:
         context: DrafterContext,
         window: KvWindow,
         *,
-        temperature: float | None,  # in place of the row's, where it is above 0
+        temperature: float | None,  # instead of the row's, unless that is 0
         ids_C: Tensor | None = None,
         num_columns: int | None = None,
     ) -> None:
@@ -42,18 +42,18 @@ class ChainDrafts:
         self._slots_address = 0
         self._placed: tuple[Tensor | None, KVCache | None] = (None, None)
         self._columns = [column.numpy() for column in context.sampling.columns_X]
-        self._request: Request | None = None  # whom it chooses for
-        self._drafts: dict[tuple[int, int], ReusedChain] = {}  # by row, so that a draft can wait
+        self._request: Request | None = None  # whose sampling parameters the kernels have
+        self._drafts: dict[tuple[int, int], ReusedChain] = {}  # by row, as a draft may be waiting
 
     @staticmethod
     def fit(shape: TreeShape, context: DrafterContext) -> bool:
-        """Whether the kernels draft what the options ask for."""
+        """Whether the kernels can make such drafts."""
         is_plain = shape.is_chain and not shape.is_fixed and shape.min_confidence <= 0
         is_here = context.device.type == "cpu" and not context.sampling.is_dense
         return is_plain and is_here and not context.wants_q
 
     def takes(self, rows: list[int]) -> bool:
-        """A single row without rules: the kernels choose by temperature, filters and noise only."""
+        """Whether there is a single row, without rules: the kernels know sampling alone."""
         return len(rows) == 1 and not self.context.sampling.has_rules(rows[0])
 
     def draft(
@@ -65,9 +65,10 @@ class ChainDrafts:
         limit: int,
         state_1D: Tensor | None = None,
     ) -> tuple[Draft, list[int]]:
-        """At most `limit` nodes from `position` on.
+        """A chain of at most `limit` nodes from `position` on.
 
-        It starts from a state, whose token is at `first`, or processes the tokens from there on.
+        It starts from the state of the token at `first` or, without one, processes the tokens from
+        there on.
         """
         if limit <= 0:
             return Draft.empty(1), []
@@ -93,7 +94,7 @@ class ChainDrafts:
         return reused.draft, reused.tokens_N.tolist()
 
     def _find_slots(self, arrays: RowArrays, row: int, first: int, count: int) -> None:
-        """Slots of `count` positions; the last node may stand past the end, it is not written."""
+        """Slots of `count` positions; the last may be past the end, as its KV is not written."""
         assert arrays.rows is not None
         if len(self._slot) < count:
             self._offset, self._slot = np.arange(2 * count), np.arange(2 * count)
@@ -102,7 +103,7 @@ class ChainDrafts:
         write_slots(table_B, first, size, self._offset, self._slot[:count])
 
     def _place(self, rows: Rows, row: int) -> None:
-        """Tell the kernels where the KV is, if that changed; a window that moved always has."""
+        """Tell the kernels where the KV is, if that changed; it has, if the window moved."""
         is_moved = self.window.first_X[row] != 0
         table_XB, kv = self._placed
         if is_moved or table_XB is not rows.table_XB or kv is not self.window.kv:
@@ -111,7 +112,7 @@ class ChainDrafts:
             self._placed = (None, None) if is_moved else (rows.table_XB, self.window.kv)
 
     def _ask(self, rows: Rows, row: int) -> None:
-        """Tell the kernels how to choose, if the row has a new request."""
+        """Give the kernels the sampling parameters, if the row has a new request."""
         request = rows.requests[row] if rows.requests else None
         if request is not None and request is self._request:
             return

@@ -1,4 +1,4 @@
-"""N-gram lookup: what followed the last few tokens when they last stood in the prompt or output.
+"""N-gram lookup: what followed the last few tokens when they last occurred in the text.
 
 The longest suffix of max_match down to min_match tokens that occurred before is continued, as in
 vLLM's two limits. Of several places vLLM copies from the first; hunch from the most recent, which
@@ -49,7 +49,7 @@ class NgramText:
         first = len(self.tokens)
         self.tokens += tokens
         all_tokens, ends = self.tokens, self._ends
-        for end in range(first, len(all_tokens)):  # the token at `end` follows these n-grams
+        for end in range(first, len(all_tokens)):  # n-grams that end before the token at `end`
             tail = tuple(all_tokens[max(0, end - self.max_match) : end])
             for start in range(max(0, len(tail) - self.min_match + 1)):
                 ends[tail[start:]] = end
@@ -99,7 +99,7 @@ class NgramDrafter(LookupDrafter):
         chance = 1.0
         if matched:
             for index in range(self.config.num_nodes):
-                # A match that reaches the end of the text goes on with the guesses themselves.
+                # A match that reaches the end of the text continues with the guesses themselves.
                 ahead = place + index - len(tokens)
                 token = nodes[ahead].token if ahead >= 0 else tokens[place + index]
                 chance *= self.chances.of(matched + index, row.term)

@@ -1,4 +1,4 @@
-"""Options that every drafter with a network shares: how far, how wide, when to stop."""
+"""Options of all drafters with a network: how deep, how wide, when to stop."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from hunch.errors import ConfigError
 from hunch.registry import RECIPES
 
 KINDS = ("chain", "dynamic", "fixed")
-BRANCH = 4  # children looked at per node, unless somebody says otherwise
+BRANCH = 4  # children considered per node, by default
 _WITHOUT_EFFECT = {  # kind of draft -> options that mean nothing to it
     "chain": ("depth", "width", "branch"),
     "fixed": ("width",),
     "static": ("width", "branch", "min_confidence"),
 }
-LENGTH, MAX_LENGTH = 5, 10  # of chains nobody gave a length: always, and at most where it may vary
+LENGTH, MAX_LENGTH = 5, 10  # of chains by default: fixed ones, and the most of adaptive ones
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GrowOptions:
-    """`num_nodes` is the chain's length, or the tree's size."""
+    """Options of a draft; `num_nodes` is the chain's length, or the tree's size."""
 
     num_nodes: int | None = None  # None: what the files say, else `default_length` or 32 in a tree
     tree: str = "chain"  # chain; dynamic: the likeliest; fixed: a chain with siblings
     depth: int | None = None  # of a tree
-    width: int | None = None  # nodes of a level that are grown on
-    branch: int | None = None  # children looked at per node of a tree; None: 4
+    width: int | None = None  # nodes of a level that get children
+    branch: int | None = None  # children considered per node of a tree; None: 4
     min_confidence: float = 0.0  # stop where the path's probability falls below this
     draft_temperature: float | None = None  # of drawn tokens; None: the request's
-    window: int | None = None  # positions the drafter looks back; None: its trained context
-    adaptive: bool = True  # fewer levels, or none, where they do not pay
+    window: int | None = None  # positions that the drafter sees; None: its trained context
+    adaptive: bool = True  # fewer levels, or none, if they do not pay
 
     def shape(
         self,
         context: DrafterContext,
         *,
-        default: int | None = None,  # levels, where the files say it
+        default: int | None = None,  # levels that the files name
         max_depth: int | None = None,
         kinds: tuple[str, ...] = KINDS,
     ) -> TreeShape:
-        """The draft these options describe; `max_depth` is the most the network can do."""
+        """The shape of these drafts; `max_depth`: the most levels of the network."""
         self.check(kinds)
         if (self.num_nodes or 0) > context.max_len:
             raise ConfigError(
@@ -80,7 +80,7 @@ class GrowOptions:
                 is_fixed=True,
                 min_confidence=self.min_confidence,
             )
-        # What is grown on must find a slot, and there are as many slots as nodes.
+        # Nodes with children need a slot, and there are as many slots as nodes.
         most = max(num_nodes // max(depth - 1, 1), 1)
         return TreeShape(
             depth=depth,
@@ -91,7 +91,7 @@ class GrowOptions:
         )
 
     def default_length(self, context: DrafterContext) -> int:
-        """Length of a chain; where it follows acceptance, the longest that ever pays."""
+        """Length of a chain; if it is adaptive, the longest that ever pays."""
         return MAX_LENGTH if self.adaptive and context.is_followed else LENGTH
 
     def check(self, kinds: tuple[str, ...]) -> None:
@@ -114,7 +114,7 @@ class GrowOptions:
 
 
 def need_path(method: str, path: str | None) -> str:
-    """The path; without one, an error that says how to get what the method needs."""
+    """The path; if there is none, raise an error that says how to get the files."""
     if path is not None:
         return path
     words = f"speculate={method!r} needs files made for this target: {method}:PATH"
@@ -135,14 +135,14 @@ def can_capture(
     *,
     has_trees: bool = False,  # the method grows trees on a device
 ) -> bool:
-    """Whether a captured step can hold such drafts, which use the target's noise."""
+    """Whether captured steps can make such drafts: they use the target's noise."""
     if shape is None or context.wants_q or draft_temperature is not None or shape.is_fixed:
         return False
     return context.is_fused and (has_trees or shape.is_chain)
 
 
 def device_shape(shape: TreeShape, *, only_chains: bool) -> dict[str, Any]:
-    """What a device drafter is told of it; of a tree whose target checks none, its first path."""
+    """Arguments of a device drafter; if the target checks chains alone, a tree's first path."""
     if only_chains:
         shape = TreeShape(
             depth=shape.depth, num_nodes=shape.depth, min_confidence=shape.min_confidence

@@ -1,9 +1,9 @@
 """Prediction: the text the client expects, for as long as the answer keeps to it.
 
-An edited document is mostly the old one. The answer is walked beside the prediction; where it
-parts, the longest of its last few tokens that stand further on say where it goes on, and until they
-do, it is taken to have changed tokens one for one. Chances are learned as for other lookups, by how
-many tokens agreed before.
+An edited document is mostly the old one. The answer is followed in the prediction. Where it departs
+from it, the longest match of its last tokens further on says where it continues; until there is a
+match, tokens are assumed to be replaced one for one. Chances are learned as for other lookups, by
+how many tokens agreed before.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from hunch.models.decoder import Hidden
 if TYPE_CHECKING:
     from hunch.kernels.step import Draws, RowState, StepRows
 
-MAX_RUN = 18  # tokens in a row that agreed; more say no more
-MAX_PLACES = 8  # places compared when the way is lost
-NEAR = 16  # tokens ahead among which a single one is believed
-MIN_CHANCE = 0.02  # of a path, below which no cost curve would check it
+MAX_RUN = 18  # tokens in a row that agreed; longer runs count the same
+MAX_PLACES = 8  # places compared after the answer has departed
+NEAR = 16  # tokens ahead within which a match of a single token counts
+MIN_CHANCE = 0.02  # least chance of a path: less never pays
 
-# Kinds of guesses: by tokens that agreed before (0: at the very start); after the answer parted
-# from the prediction, by how many tokens it has stayed away, and where one of them stands near.
+# Kinds of guesses: by the tokens that agreed before (0: at the start); after the answer departed
+# from the prediction, by the tokens since then, and by whether one of them is near.
 PRIORS = (0.6, *(0.75, 0.85, 0.92), *(0.95,) * 2, *(0.97,) * 4, *(0.98,) * 8, 0.99)
 LOST_PRIORS = (0.4, 0.2, 0.05)
 NEAR_PRIOR = 0.2
@@ -52,7 +52,7 @@ class PredictionConfig:
 
 
 class PredictedText:
-    """An answer beside its prediction. `place` is where its next token should stand."""
+    """An answer and its prediction. `place`: where in the prediction its next token should be."""
 
     def __init__(self, expected: Sequence[int], num_prompt: int) -> None:
         self.expected, self.num_prompt = expected, num_prompt
@@ -60,7 +60,7 @@ class PredictedText:
         self.place = 0
         self.run = 0  # tokens that agreed up to here
         self.num_lost = 0  # tokens since they last agreed
-        self._anchor = 0  # the place after the last agreement that was more than chance
+        self._anchor = 0  # the place after the last three or more tokens that agreed
         self._places: dict[tuple[int, int], list[int]] | None = None  # after each pair of tokens
 
     def extend(self, tokens: list[int]) -> None:
@@ -96,7 +96,7 @@ class PredictedText:
         """The longest match of at least two of the last tokens, and the place after it."""
         if len(self.tokens) < self.num_prompt + 2:
             return 0, 0
-        if self._places is None:  # few answers part: those that never do need no index
+        if self._places is None:  # made when it is needed: few answers depart
             self._places = {}
             for place in range(2, len(self.expected) + 1):
                 pair = (self.expected[place - 2], self.expected[place - 1])
@@ -106,7 +106,7 @@ class PredictedText:
         best = (0, 0)
         for place in (*places[ahead : ahead + MAX_PLACES], *places[max(0, ahead - 2) : ahead]):
             length = self._match(place)
-            if length > best[0]:  # so the nearest wins, and one further on before one passed
+            if length > best[0]:  # of equals the nearest, and one ahead before one behind
                 best = (length, place)
         return best
 
@@ -160,14 +160,14 @@ class PredictionDrafter(LookupDrafter):
                 break
             nodes.append(Node(token, parent, chance, kind))
             run += 1
-            if run <= MAX_RUN:  # beyond, chances are all alike
+            if run <= MAX_RUN:  # longer runs have equal chances
                 kind = run
                 own = self.chances.of(kind, row.term)
         return nodes
 
 
 class DevicePrediction(DeviceDrafter):
-    """Captured steps draft what requests predict beside every drafter; this one adds nothing."""
+    """Captured steps draft from predictions beside every drafter; this one adds nothing."""
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
@@ -176,7 +176,7 @@ class DevicePrediction(DeviceDrafter):
     def draft(
         self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
     ) -> None:
-        """No guess for any row; `kernels.gpu_expect` follows, where one brought a prediction."""
+        """No guess for any row; `kernels.gpu_expect` drafts for rows with a prediction."""
         first = step.guesses_at(self.num_nodes)
         step.result_RC[:, first : first + self.num_nodes] = -1
 

@@ -1,11 +1,11 @@
 """A draft model on a device of its own, which guesses on while the target checks its last draft.
 
-The likeliest verdict is that the target agrees with all of a draft. So while it checks one, the
-model goes on as if it did: it guesses the target's own next token, and then the draft after that.
-While there is still time it does so for the next likeliest verdicts: that the target leaves the
-draft at some node, for what the model itself would have said there in the second place. Where the
-verdict is one of these, the draft is ready at once; else the model drafts as usual, from what was
-really decided. Nothing here can change a token: what is prepared is a guess like any other.
+The likeliest verdict is that the target accepts a whole draft. So while the target checks one, the
+model assumes that: it guesses the target's own next token, and then the draft after it. While there
+is time, it prepares drafts for the next likeliest verdicts too: that the target rejects some node
+and chooses the model's second choice there. If the verdict is one of these, the draft is ready at
+once; else the model drafts as usual. Nothing here can change a token: what is prepared is a guess
+like any other.
 
 Shape letters: X rows of the engine, R rows of this step, N nodes, L longest sequence, G KV groups.
 """
@@ -32,19 +32,19 @@ from hunch.sampling.state import SamplingState
 if TYPE_CHECKING:
     from hunch.models.target import Target
 
-METHODS = ("draft", "text")  # that read nothing of the target but its tokens
+METHODS = ("draft", "text")  # that need nothing from the target but its tokens
 MAX_OTHERS = 3  # verdicts besides the likeliest that drafts are prepared for
-FEW = 16  # tokens that the model may lack of a row that it prepares a draft for
+FEW = 16  # tokens that the model may lack of a row to prepare a draft for it
 
 
 @dataclass(slots=True)
 class Chain:
-    """What was guessed for a row, from position `base` on."""
+    """A row's guessed tokens, from position `base` on."""
 
     base: int
     tokens: list[int]
-    num_checked: int = 0  # of them that the target checks; the rest was guessed meanwhile
-    # For verdicts that leave it: what would be decided, and the draft after that.
+    num_checked: int = 0  # of them that the target checks; the others were guessed since
+    # For verdicts that reject a node: the tokens decided, and the draft after them.
     others: list[tuple[list[int], list[int]]] = field(default_factory=list)
 
     def after(self, decided: list[int]) -> list[int]:
@@ -57,15 +57,15 @@ class Chain:
 
 @runtime_checkable
 class HasSeconds(Protocol):
-    """A method that can say what it would have said in the second place."""
+    """A method that knows its second choices."""
 
     def second_choices(self, rows: Rows, num_nodes: list[int]) -> list[list[tuple[int, float]]]:
-        """Per row and node of the draft after what is known: another token in its place, and how
-        likely the target is to agree up to there and then to say that."""
+        """Per row and node of its draft: the second best token there, and the log of the chance
+        that the target agrees with all nodes before it and then chooses that token."""
 
 
 class PreparingDrafter:
-    """A method of another device, asked in a thread of its own while the target is busy."""
+    """A method on another device, which a thread asks while the target is busy."""
 
     def __init__(self, method: Drafter, context: DrafterContext, home: torch.device) -> None:
         """`context` is the method's; the target is at `home`."""
@@ -75,24 +75,24 @@ class PreparingDrafter:
         if isinstance(method, GrowsLevels):
             self.is_adaptive, self.shape = method.is_adaptive, method.shape
         self.num_prepared = self.num_ready = 0  # drafts prepared, and those that could be used
-        self.num_other = 0  # of these, for verdicts that left the draft
-        self._chains: dict[int, Chain] = {}  # the draft that a row waits with
-        self._ready: dict[int, list[int]] = {}  # what is left of those that came true
-        self._seen: dict[int, int] = {}  # of rows: tokens of theirs that are in _tokens_XL
+        self.num_other = 0  # of these, for verdicts that rejected a node
+        self._chains: dict[int, Chain] = {}  # the waiting draft of each row
+        self._ready: dict[int, list[int]] = {}  # prepared drafts whose verdict was right
+        self._seen: dict[int, int] = {}  # by row: how many of its tokens are in _tokens_XL
         window = getattr(method, "window", None)
         self._longest = context.max_len if window is None else window.limit
         size = (context.max_rows, context.max_len + method.needs.max_nodes + 2)
-        self._tokens_XL = torch.zeros(size, dtype=torch.int64)  # rows as they would be
+        self._tokens_XL = torch.zeros(size, dtype=torch.int64)  # rows after an assumed verdict
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="hunch-draft")
         self._job: Future[None] | None = None
-        self._is_due = Event()  # the target is done
+        self._is_due = Event()  # set when the target is done
 
     # --- while the target is busy -----------------------------------------------------------------
 
     def prepare(self, rows: Rows, num_checked: list[int]) -> None:
         """The target checks this many nodes of these rows, which must not change until `settle`."""
         if self.context.wants_q:
-            return  # a draft must say what it was drawn from, for the text that really is there
+            return  # q depends on the real text, which is not known yet
         ids: list[int] = rows.ids_R.tolist()
         known, end = rows.known_X[rows.ids_R].tolist(), rows.end_X[rows.ids_R].tolist()
         computed = rows.computed_GX[-1, rows.ids_R].tolist()
@@ -100,7 +100,7 @@ class PreparingDrafter:
         for place, row in enumerate(ids):
             chain = self._chains.get(row)
             if chain is None or chain.base != known[place] or not chain.tokens:
-                continue  # it was not asked, as that would not pay
+                continue  # it did not draft for this row
             chain.num_checked = min(num_checked[place], len(chain.tokens))
             del chain.tokens[chain.num_checked :]
             # The target's own token, and a draft as long as the last.
@@ -116,7 +116,7 @@ class PreparingDrafter:
             self._job = self._pool.submit(self._go_on, would_be)
 
     def _as_if(self, rows: Rows, ids: list[int]) -> Rows:
-        """The rows if the target agreed with all that it checks."""
+        """The rows if the target accepts all that it checks."""
         known_X, tokens_XL = rows.known_X.clone(), self._tokens_XL
         for row in ids:
             chain, seen = self._chains[row], self._seen.get(row, 0)
@@ -144,7 +144,7 @@ class PreparingDrafter:
             self._go_otherwise(rows, self.method)
 
     def _go_otherwise(self, rows: Rows, method: HasSeconds) -> None:
-        """As if the target left the drafts: the likeliest ways to, as long as there is time."""
+        """Prepare for rejected nodes, the likeliest first, while there is time."""
         ids = [row for row in rows.ids_R.tolist() if self._chains[row].num_checked]
         if not ids:
             return
@@ -155,7 +155,7 @@ class PreparingDrafter:
         counts = [self._chains[row].num_checked for row in ids]
         seconds = method.second_choices(before, counts)
         places = [
-            # The last first: each writes KV over what stands after it, and none before it.
+            # The last node first: each draft overwrites the KV after its node, and none before.
             sorted(sorted(range(len(some)), key=lambda n: -some[n][1])[:MAX_OTHERS], reverse=True)
             for some in seconds
         ]
@@ -170,7 +170,7 @@ class PreparingDrafter:
             self._prepare_other(before, leaving)
 
     def _prepare_other(self, rows: Rows, leaving: dict[int, tuple[int, int]]) -> None:
-        """The drafts of rows whose targets say this token in place of that node."""
+        """Prepare the drafts for verdicts with this token in place of that node."""
         known_X, room = rows.known_X.clone(), rows.max_draft_X.clone()
         for row, (token, node) in leaving.items():
             chain = self._chains[row]
@@ -186,7 +186,7 @@ class PreparingDrafter:
                 self.num_prepared += 1
 
     def settle(self) -> None:
-        """Wait for what is being prepared."""
+        """Wait for the thread to finish."""
         job, self._job = self._job, None
         self._is_due.set()
         if job is not None:
@@ -208,7 +208,7 @@ class PreparingDrafter:
                 self._ready[row] = ready
                 self.num_ready += 1
                 self.num_other += len(decided) <= chain.num_checked
-            if not ready or chain.others:  # it has read what was not decided
+            if not ready or chain.others:  # the model has processed tokens that were not decided
                 self.method.forget([row])
         self.method.observe(step)
 
@@ -240,7 +240,7 @@ class PreparingDrafter:
 
 
 def _chains_of(draft: Draft) -> list[list[int]]:
-    """The tokens of rows whose draft is a chain; of others none."""
+    """The tokens of each row whose draft is a chain; [] for the others."""
     tokens, parents = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
     found = []
     for row, count in enumerate(draft.num_nodes_R.tolist()):
@@ -250,7 +250,7 @@ def _chains_of(draft: Draft) -> list[list[int]]:
 
 
 def _copy(draft: Draft) -> Draft:
-    """The same on the host, in memory that the next draft of the row is not written to."""
+    """A copy on the host, which the row's next draft does not overwrite."""
     columns = (draft.tokens_RN, draft.parents_RN, draft.num_nodes_R)
     tokens_RN, parents_RN, num_nodes_R = (column.to("cpu", copy=True) for column in columns)
     return Draft(tokens_RN, parents_RN, num_nodes_R, draft.q_RNV, draft.is_sampled_RN)

@@ -1,4 +1,4 @@
-"""Token recycling: the target's best candidates after each token, as it last saw them, as a tree.
+"""Token recycling: a tree of the target's best candidates after each token, as last seen.
 
 Shape letters: M tokens checked, C candidates kept per token, S slots of the table.
 Paper: arXiv 2408.08696. No training; the table stays under 2 MB and is shared by all requests.
@@ -20,8 +20,8 @@ from hunch.drafting.window import host
 from hunch.errors import ConfigError
 
 MAX_BYTES = 2_000_000
-# How often the candidate of a rank is the target's choice, and how much less per level: where
-# learning starts from, of the size the paper reports.
+# How often the candidate of each rank is the target's choice, and the ratio per level: starting
+# values, about those that the paper reports.
 RANK_SHARES = (0.45, 0.14, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)
 DEPTH_DECAY = 0.85
 
@@ -33,7 +33,7 @@ class RecyclingConfig:
     num_nodes: int = 24  # most nodes of a tree
     depth: int = 6  # its longest path
     candidates: int = 8  # kept per token
-    adaptive: bool = True  # fewer nodes where their chance does not pay for checking them
+    adaptive: bool = True  # fewer nodes if they do not pay
 
     def __post_init__(self) -> None:
         for name in ("num_nodes", "depth", "candidates"):
@@ -43,7 +43,7 @@ class RecyclingConfig:
 
 @dataclass(slots=True)
 class Tokens:
-    """A request's text; only its last token is looked at."""
+    """A request's text, of which only the last token counts."""
 
     tokens: list[int] = field(default_factory=list)
 
@@ -111,5 +111,5 @@ class RecyclingDrafter(LookupDrafter):
         return best_first((row.text.tokens[-1], 0), expand, self.config.num_nodes)
 
     def clear(self) -> None:
-        """Forget what all requests so far have taught."""
+        """Forget what was learned from all requests."""
         self.token_S[:] = -1

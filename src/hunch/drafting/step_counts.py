@@ -1,4 +1,4 @@
-"""What captured steps did, by their rows and shapes: for whoever measures what the policy chose."""
+"""Counts of captured steps, by rows and shape, to see what the policy chose."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hunch.drafting.costs import DraftSource, StepShape
 
 @dataclass(slots=True)
 class ShapeCounts:
-    """Steps of one shape, with room for one number of rows."""
+    """Counts of the steps of one shape and number of rows."""
 
     steps: int = 0
-    tokens: int = 0  # of all rows; 0 where nobody drafts
+    tokens: int = 0  # of all rows; 0 without a drafter
     seconds: float = 0.0  # of the device
     late_seconds: float = 0.0  # that it waited for the host
 
@@ -25,8 +25,8 @@ class StepCounts:
     def __init__(self) -> None:
         self._shapes: defaultdict[tuple[int, StepShape], ShapeCounts] = defaultdict(ShapeCounts)
         self.prompt_seconds = 0.0  # of what the host ran beside steps
-        self.num_read, self.read_seconds = 0, 0.0  # rows read to a network, and the host's seconds
-        self.num_changes = 0  # steps that the host ran, as a network had missed tokens
+        self.num_read, self.read_seconds = 0, 0.0  # rows that a network caught up on, and seconds
+        self.num_changes = 0  # steps that the host ran to let a network catch up
         self.lost = {"lookup": 0.0, "network": 0.0}  # plain steps that a source lost; < 0: gained
 
     def step(
@@ -39,7 +39,7 @@ class StepCounts:
         counts.late_seconds += late
 
     def report(self) -> dict[str, Any]:
-        """As JSON has it; every number adds up over time."""
+        """All counts, for JSON; every number is a total."""
         shapes = {
             f"{num_rows} rows, {DraftSource(source).name.lower()} {num_nodes}": asdict(counts)
             for (num_rows, (num_nodes, source)), counts in sorted(self._shapes.items())

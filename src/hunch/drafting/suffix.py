@@ -1,10 +1,10 @@
-"""Suffix lookup: continue the longest match of the text's end, as far as its record says it pays.
+"""Suffix lookup: continue the longest match of the text's end, as far as that pays.
 
-Every place where the last tokens stood before is a witness of what comes next. The longest match
-wins; how long it is, how many places share it and whether they agree decide how far to trust it.
-Witnesses are the request's own prompt and output and, with shared=true, recent outputs of the
-process. A phrase table, where the target has one, guesses where it has the better chance: what this
-target often writes after its last few tokens, whatever the request.
+Every place where the last tokens occurred before is a *witness* of what comes next. The longest
+match wins; its length, the number of witnesses and whether they agree decide how likely its guesses
+are. Witnesses are in the request's own prompt and output and, with shared=true, in recent outputs
+of other requests. A phrase table, if the target has one, guesses where it is right more often: it
+holds what this target often writes after a few tokens, whatever the request.
 
 Shape letters: X rows of the engine, L longest sequence, N nodes, R rows of the step.
 """
@@ -51,13 +51,13 @@ class SuffixConfig:
     """Options of `suffix`."""
 
     num_nodes: int = 16  # most nodes drafted per step
-    tree: bool = False  # guess two ways where witnesses differ
-    shared: bool = False  # ask recent outputs of other requests too
-    shared_tokens: int = 200_000  # how many of their tokens are remembered
-    adaptive: bool = True  # fewer nodes where their chance does not pay for checking them
-    margin: float = 0.0  # share by which drafting must promise to beat plain decoding
+    tree: bool = False  # two guesses where witnesses differ
+    shared: bool = False  # search recent outputs of other requests too
+    shared_tokens: int = 200_000  # how many of their tokens are kept
+    adaptive: bool = True  # fewer nodes if they do not pay
+    margin: float = 0.0  # share by which drafting must beat plain decoding
     phrases: str = "auto"  # directory of a phrase table; auto: the one of this target, if any; off
-    adapt: bool = False  # count phrases of the answers too, while they are served
+    adapt: bool = False  # keep counting phrases of answers while serving
 
     def __post_init__(self) -> None:
         for name in ("num_nodes", "shared_tokens"):
@@ -77,7 +77,7 @@ class Store:
     def add(self, tokens: list[int]) -> None:
         if len(self.young.tokens) + len(tokens) > self._half:
             self.young, self.old = SuffixText(), self.young
-        self.young.extend([*tokens[-self._half + 1 :], -1])  # -1: no match runs over the end
+        self.young.extend([*tokens[-self._half + 1 :], -1])  # -1: no match crosses the end
 
     def find(self, tail: list[int]) -> tuple[int, list[int], SuffixText]:
         length, places = self.young.find(tail)
@@ -88,7 +88,7 @@ class Store:
 
 
 class Witness:
-    """Where a node stands: its match, what it follows, and the guesses that led to it."""
+    """The witnesses of a node: the match, its places, and the guesses that led to the node."""
 
     __slots__ = ("first_kind", "length", "path", "places", "tokens")
 
@@ -99,11 +99,11 @@ class Witness:
         self.first_kind = first_kind
 
     def followers(self) -> dict[int, list[int]]:
-        """Token -> the places after it; the most recent witness's first."""
+        """Token -> the places after it; the most recent witness's token first."""
         out: dict[int, list[int]] = {}
         tokens, end = self.tokens, len(self.tokens)
         for place in self.places:
-            # A match that reaches the end of the text goes on with the guesses themselves.
+            # A match that reaches the end of the text continues with the guesses themselves.
             token = tokens[place] if place < end else self.path[place - end]
             if token < 0:
                 continue
@@ -119,7 +119,7 @@ class Witness:
 
 
 class SuffixDrafter(LookupDrafter):
-    """A chain or a small tree per row, cut where its chance no longer pays."""
+    """A chain or a small tree per row, cut where nodes no longer pay."""
 
     def __init__(
         self, options: Mapping[str, str], path: str | None, context: DrafterContext
@@ -148,24 +148,21 @@ class SuffixDrafter(LookupDrafter):
             self.guide = Guide(own_odds, self.table, self.config.num_nodes, context)
 
     def _phrases(self, context: DrafterContext) -> PhraseTable | None:
-        """The table whose directory the option names.
-
-        For `auto`, the front door has put the directory of the target's own table in its place.
-        """
+        """The table whose directory the option names; for `auto`, llm.py has put it there."""
         folder = self.config.phrases
         if folder in ("auto", "off"):
             return None
         return read_phrases(Path(folder), context.vocab_size)
 
     def take_phrases(self, table: PhraseTable) -> None:
-        """Guess with phrases that were counted meanwhile, beside those of the start."""
+        """Use a new table, with phrases that were counted since the start."""
         assert self.guide is not None, "texts of other requests and trees ask no table"
         self.guide.take(table := table if self.table is None else self.table.with_more(table))
-        if self.device_phrases is not None:  # which `adapt` made room in
+        if self.device_phrases is not None:  # it has room, because of `adapt`
             self.device_phrases.take(table)
 
     def on_device(self) -> DeviceDrafter | None:
-        """There the longest match and the table are asked; trees and other texts need the host."""
+        """Device form: the longest match and the table; trees and shared texts need the host."""
         if self.config.tree or self.config.shared:
             return None
         from hunch.kernels.gpu_lookup import DevicePhrases
@@ -228,13 +225,13 @@ class SuffixDrafter(LookupDrafter):
         return self._chain(root, row.term)
 
     def _chain(self, root: Witness, term: float) -> list[Node]:
-        """The first child each time; lean, as it runs for every row at every step."""
+        """The chain of first children; fast, as it runs for every row in every step."""
         tokens, length, places = root.tokens, root.length, root.places
         of, first_kind, end = self.chances.of, root.first_kind, len(root.tokens)
         nodes: list[Node] = []
         chance = 1.0
         for parent in range(-1, self.config.num_nodes - 1):
-            # A match that reaches the end of the text goes on with the guesses themselves.
+            # A match that reaches the end of the text continues with the guesses themselves.
             after = [tokens[p] if p < end else nodes[p - end].token for p in places]
             token = after[0]
             if token < 0:
@@ -291,7 +288,7 @@ class SuffixDrafter(LookupDrafter):
 
 
 class Guide:
-    """Chains for rows: by the C++ kernels where the target runs on them. Reads no tensor twice."""
+    """Chains for rows, by the C++ kernels if the target uses them."""
 
     def __init__(
         self,
@@ -302,7 +299,7 @@ class Guide:
     ) -> None:
         self.num_nodes, self.device = num_nodes, context.device
         self._is_host = context.device.type == "cpu"
-        self._have: dict[int, int] = {}  # tokens of each row that were followed
+        self._have: dict[int, int] = {}  # how many tokens of each row are indexed
         self._rows: Rows | None = None
         self._ids_R: Tensor | None = None
         self._drafts: dict[tuple[int, int], ReusedChain] = {}  # by row and length
@@ -313,7 +310,7 @@ class Guide:
         self.take(table)
 
     def take(self, table: PhraseTable | None) -> None:
-        """Guess with this table from now on; rows are followed anew from their first token."""
+        """Use this table from now on; all rows are indexed again."""
         self._have.clear()
         if self._is_native:
             self.native = NativeLookup(self._own_odds, table, self._max_rows, self.num_nodes)
@@ -321,13 +318,13 @@ class Guide:
             self.plain = GuidedLookup(self._own_odds, table)
 
     def ids(self, rows: Rows) -> list[int]:
-        """The rows of the step; mostly those of the step before."""
+        """The ids of the step's rows, kept while they stay the same."""
         if rows.ids_R is not self._ids_R:
             self._ids_R, self._ids = rows.ids_R, rows.ids_R.tolist()
         return self._ids
 
     def limit(self, rows: Rows, row: int) -> int:
-        """Most nodes the row may draft."""
+        """The most nodes that the row may draft."""
         if rows is not self._rows:
             self._read(rows)
         return int(rows.max_draft_X[row] if self._max_draft_X is None else self._max_draft_X[row])
@@ -340,7 +337,7 @@ class Guide:
         self._tokens_at, self._stride = rows.tokens_XL.data_ptr(), rows.tokens_XL.stride(0)
 
     def follow(self, rows: Rows, ids: list[int]) -> None:
-        """Catch up with the tokens of these rows."""
+        """Index the new tokens of these rows."""
         if rows is not self._rows:
             self._read(rows)
         known_X = rows.known_X.tolist() if self._known_X is None else self._known_X
@@ -356,7 +353,7 @@ class Guide:
                 self.plain.follow(row, rows.tokens_XL[row, have:known].tolist())
 
     def guess(self, row: int, limit: int) -> tuple[list[int], list[float]]:
-        """Tokens that may follow, and the chances of the paths to them, falling."""
+        """Tokens that may follow, and the chances of the paths to them, which fall."""
         if self.native is not None:
             count = self.native.guess(row, limit)
             return self.native.tokens_N[:count].tolist(), self.native.chance_N[:count].tolist()
@@ -364,9 +361,9 @@ class Guide:
         return self.plain.guess(row, min(limit, self.num_nodes))
 
     def draft(self, row: int, limit: int, count_of: Callable[[list[float]], int]) -> Draft:
-        """The draft of a step's only row, as many nodes as `count_of` their chances says.
+        """The draft of a step's only row; `count_of` chances gives its number of nodes.
 
-        It holds until the row is drafted for again.
+        It is valid until the next draft of the row.
         """
         tokens: list[int] | np.ndarray
         if self.native is not None:

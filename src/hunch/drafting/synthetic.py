@@ -1,10 +1,10 @@
-"""Synthetic drafts: a wished number of tokens per pass, for benchmarks of the engine alone.
+"""Synthetic drafts: a chosen number of tokens per pass, for benchmarks of the engine alone.
 
-How fast is the engine with a drafter that gets 3.5 tokens accepted per pass? Asking that needs no
-such drafter: a request that runs a second time is drafted from its own first answer, with mistakes
-put in so that the wished number is accepted in the mean. The first time it is decoded plainly and
-remembered. So every token is the target's own, as with any drafter, and the figures say nothing
-about any real one: stats, logs and reports call them synthetic.
+How fast is the engine with a drafter that gets 3.5 tokens per pass? That can be measured without
+such a drafter: when a request runs a second time, its first answer is the draft, with mistakes put
+in so that the chosen number is accepted on average. The first time it is decoded plainly. Every
+token is the target's own, as with any drafter. The figures say nothing about any real drafter:
+stats, logs and reports call them synthetic.
 
 Guesses are right with the same chance each, as long as those before them are: the chance p for
 which p + p^2 + ... + p^num_nodes = tokens_per_pass - 1.
@@ -27,16 +27,16 @@ from hunch.types import Request
 
 log = logging.getLogger("hunch")
 
-MAX_TOKENS = 20_000_000  # remembered in all; the answers used longest ago go first
-NUM_RUNS = 4096  # lengths of right guesses in turn; their mean is the wished one
-STRIDE = 2654435761  # spreads positions over them
+MAX_TOKENS = 20_000_000  # remembered in all; the answers used longest ago are dropped first
+NUM_RUNS = 4096  # lengths of right guesses, used in turn; their mean is the chosen one
+STRIDE = 2654435761  # of positions, to spread them over these
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyntheticConfig:
     """Options of `synthetic`."""
 
-    tokens_per_pass: float = 3.0  # accepted guesses and the target's own token, in the mean
+    tokens_per_pass: float = 3.0  # accepted guesses and the target's own token, on average
     num_nodes: int | None = None  # guesses per draft; None: twice those to be accepted
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class SyntheticConfig:
 
 
 def chance_for(num_right: float, num_nodes: int) -> float:
-    """The chance of each guess with which this many of a chain are right in the mean."""
+    """The chance of a guess with which this many of a chain are right on average."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -69,7 +69,7 @@ def chance_for(num_right: float, num_nodes: int) -> float:
 
 
 def right_runs(num_right: float, num_nodes: int) -> list[int]:
-    """How many guesses of one draft after another are right: shares as exact as they can be."""
+    """How many guesses of each draft are right, for NUM_RUNS drafts with the right shares."""
     chance = chance_for(num_right, num_nodes)
     share_U = (np.arange(NUM_RUNS) + 0.5) / NUM_RUNS
     reached_N = chance ** np.arange(1, num_nodes + 1)  # chance that the first n are right
@@ -79,14 +79,14 @@ def right_runs(num_right: float, num_nodes: int) -> list[int]:
 
 
 def key_of(request: Request) -> Hashable:
-    """What decides a request's text, but for rules that are compared as the answer comes."""
+    """What decides a request's text, except rules: a difference by those shows in the answer."""
     is_sampled = request.params.temperature > 0
     return tuple(request.prompt_ids), is_sampled and (request.seed, request.sample_index)
 
 
 @dataclass(slots=True)
 class Followed:
-    """One row: its answer so far, and the remembered one while both agree."""
+    """One row: its answer so far, and the remembered answer while both agree."""
 
     key: Hashable
     num_prompt: int
@@ -95,7 +95,7 @@ class Followed:
 
 
 class SyntheticDrafter:
-    """A chain per row, from the same request's answer of before."""
+    """A chain per row, from the earlier answer to the same request."""
 
     def __init__(
         self, options: Mapping[str, str], path: str | None, context: DrafterContext
@@ -108,7 +108,7 @@ class SyntheticDrafter:
         self.vocab_size = context.vocab_size
         self.needs = Needs(max_nodes=size)
         self._rows: dict[int, Followed] = {}
-        self._answers: dict[Hashable, list[int]] = {}  # the one used last stands last
+        self._answers: dict[Hashable, list[int]] = {}  # the last one was used last
         self._num_tokens = 0
         self._has_told = False
 
@@ -127,7 +127,7 @@ class SyntheticDrafter:
             if state.remembered is not None:
                 at = len(state.answer)
                 if state.remembered[at : at + len(new_tokens)] != new_tokens:
-                    state.remembered = None  # other rules, or a longer answer than before
+                    state.remembered = None  # other rules, or longer than before
             state.answer += new_tokens
 
     def _start(self, request: Request, num_prompt: int) -> Followed:
@@ -170,7 +170,7 @@ class SyntheticDrafter:
     def _remember(self, state: Followed) -> None:
         before = self._answers.pop(state.key, [])
         is_same = before[: len(state.answer)] == state.answer
-        kept = before if is_same else state.answer  # a part of it tells less than all
+        kept = before if is_same else state.answer  # a part is not kept in place of all
         self._answers[state.key] = kept
         self._num_tokens += len(kept) - len(before)
         while self._num_tokens > MAX_TOKENS and len(self._answers) > 1:

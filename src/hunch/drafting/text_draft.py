@@ -1,13 +1,13 @@
 """A draft model with any tokenizer: it continues the text, and its words are tokenized again.
 
-`draft` needs the target's vocabulary, or drafts over the tokens both have (cross_vocab). Here
-nothing has to be in common but the language: the row's text is tokenized as the draft model wants
-it, a few of its tokens are drafted greedily, and what they say becomes the target's tokens. After
-arXiv 2502.05202's string-level method; the verifier compares tokens as ever, so the text is the
-target's, greedy or sampled.
+`draft` needs the target's vocabulary, or drafts over the tokens that both have (cross_vocab). Here
+the models need nothing in common but the language: the row's text is tokenized for the draft model,
+it drafts a few tokens greedily, and their text is tokenized for the target. After the string-level
+method of arXiv 2502.05202; the verifier compares tokens as always, so the text is the target's,
+greedy or sampled.
 
-Its tokens and the target's do not stand at the same positions, so its KV is its own: a stretch of
-slots per row, for as many rows as there is room.
+Its tokens have other positions than the target's, so it has KV of its own: a range of slots per
+row, for as many rows as there is room.
 
 Shape letters: T packed tokens, B blocks.
 """
@@ -30,8 +30,8 @@ from hunch.models.target import Target
 from hunch.models.weights import open_weights
 from hunch.types import TextCodec
 
-BROKEN = "\ufffd"  # stands for a character whose bytes are not all there
-OVERLAP = 4  # known tokens that are tokenized again with the guess, for what joins them
+BROKEN = "\ufffd"  # in place of a character with missing bytes
+OVERLAP = 4  # known tokens that are tokenized again with the guess, as they may join
 BLOCK = 16
 MAX_PASS = 512  # tokens one catching-up pass takes
 
@@ -40,11 +40,11 @@ MAX_PASS = 512  # tokens one catching-up pass takes
 class TextOptions:
     """Options of `text`."""
 
-    num_nodes: int = 5  # of the target's tokens, drafted per step
-    draft_tokens: int | None = None  # of its own per step; None: as many as num_nodes, and one
-    window: int = 2048  # of its own tokens that it looks back
+    num_nodes: int = 5  # tokens of the target, drafted per step
+    draft_tokens: int | None = None  # of the draft model, per step; None: num_nodes + 1
+    window: int = 2048  # tokens that the draft model sees
     max_rows: int = 16  # requests it drafts for at once
-    adaptive: bool = True  # fewer tokens, or none, where they do not pay
+    adaptive: bool = True  # fewer tokens, or none, if they do not pay
     dtype: str = "auto"
 
     def __post_init__(self) -> None:
@@ -57,7 +57,7 @@ class TextOptions:
 
 @dataclass(slots=True)
 class Followed:
-    """One row: the stretch of slots it has, and its tokens whose KV lies there."""
+    """One row: its range of slots, and the tokens whose KV is there."""
 
     place: int
     ids: list[int] = field(default_factory=list)
@@ -96,7 +96,7 @@ class TextDrafter:
         return self.options.draft_tokens or self.options.num_nodes + 1
 
     def observe(self, step: TargetStep) -> None:
-        """All it needs is the text, which `propose` reads."""
+        """Nothing to do: `propose` reads the text."""
 
     def propose(self, rows: Rows) -> Draft:
         known_X, max_draft_X = rows.known_X.tolist(), rows.max_draft_X.tolist()
@@ -116,14 +116,14 @@ class TextDrafter:
         return self.rows[row]
 
     def _guess(self, state: Followed, tokens: list[int]) -> list[int]:
-        """The target's tokens for what the draft model says next."""
+        """The target's tokens for the text that the draft model continues with."""
         text = self.codec.decode(tokens, skip_special_tokens=False)
         if not text or text.endswith(BROKEN):
             return []
         drafted_text = self._continue(state, self.own.encode(text))
         if not drafted_text:
             return []
-        # Together with the last known tokens, as what is drafted may join them.
+        # Together with the last known tokens, as a drafted token may join them.
         tail = tokens[-OVERLAP:]
         before = self.codec.decode(tail, skip_special_tokens=False)
         together = self.codec.encode(before + drafted_text, add_special_tokens=False)
@@ -132,7 +132,7 @@ class TextDrafter:
         return self.codec.encode(drafted_text, add_special_tokens=False)
 
     def _continue(self, state: Followed, ids: list[int]) -> str:
-        """What the draft model says after its tokens `ids`, greedily, as text."""
+        """The text that the draft model continues its tokens `ids` with, greedily."""
         if len(ids) > self.limit:
             ids = self._recent(state, ids)
         same = 0
@@ -140,7 +140,7 @@ class TextDrafter:
             if ours != theirs:
                 break
             same += 1
-        same = min(same, len(ids) - 1)  # the last one is read again: its logits are asked for
+        same = min(same, len(ids) - 1)  # the last one is processed again, for its logits
         logits_1V = self._read(state.place, ids[same:], same)
         drafted: list[int] = []
         for _ in range(self._num_own):
@@ -150,14 +150,14 @@ class TextDrafter:
             drafted.append(token)
             if len(drafted) < self._num_own:
                 logits_1V = self._read(state.place, [token], len(ids) + len(drafted) - 1)
-        state.ids = ids + drafted[:-1]  # the last one was not read
+        state.ids = ids + drafted[:-1]  # the last one was not processed
         before = self.own.decode(ids, skip_special_tokens=False)
         whole = self.own.decode(ids + drafted, skip_special_tokens=False)
         drafted_text = whole[len(before) :] if whole.startswith(before) else ""
         return drafted_text.partition(BROKEN)[0]
 
     def _recent(self, state: Followed, ids: list[int]) -> list[int]:
-        """The end of a long text, cut where it was cut before while that fits."""
+        """The end of a long text, cut at the same place as before while that fits."""
         if state.ids:
             first = state.ids[0]
             for start in range(max(len(ids) - self.limit, 0), len(ids) - self.limit // 2):
@@ -167,7 +167,7 @@ class TextDrafter:
 
     @torch.inference_mode()
     def _read(self, place: int, ids: list[int], start: int) -> torch.Tensor:
-        """Logits after these tokens of a row, which stand from position `start` on."""
+        """Process these tokens of a row, from position `start` on; returns the last logits."""
         hidden_1D = None
         for first in range(0, len(ids), MAX_PASS):
             part = ids[first : first + MAX_PASS]

@@ -1,4 +1,4 @@
-"""How drafters with networks choose tokens: as the target would, or by draws of their own.
+"""How drafters with networks choose tokens: as the target would, or by noise of their own.
 
 Shape letters: R rows of this step, C columns of a network's logits, B best ones, V vocabulary, M
 packed nodes, P depth so far.
@@ -22,18 +22,18 @@ from hunch.kernels.native_draft import best
 from hunch.kernels.noise import TARGET, gumbel_at
 
 Array = np.ndarray
-NEAR = 128  # tokens of a network's logits that are given the target's noise on a CPU
+NEAR = 128  # likeliest tokens that get the target's noise on a CPU
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TreeShape:
-    """How far and how wide to draft."""
+    """How deep and how wide drafts are."""
 
     depth: int  # longest path
     num_nodes: int  # nodes kept
-    width: int = 1  # nodes grown on per level
-    branch: int = 1  # children looked at per node
-    is_fixed: bool = False  # the same shape whatever the tokens: one node per level is grown on
+    width: int = 1  # nodes of a level that get children
+    branch: int = 1  # children considered per node
+    is_fixed: bool = False  # one shape whatever the tokens: one node per level gets children
     min_confidence: float = 0.0  # a path of a lower value is not followed
 
     @property
@@ -46,7 +46,7 @@ class TreeShape:
 
     @property
     def level_size(self) -> int:
-        """Nodes of every level where all have as many, as in captured steps."""
+        """Nodes of every level in captured steps, where all levels have as many."""
         most = min(self.num_nodes // self.depth, self.width * self.branch)
         return 1 if self.is_chain else max(most, 1)
 
@@ -58,12 +58,12 @@ class TreeShape:
 
 @dataclass(slots=True)
 class Level:
-    """Drafted nodes of one depth that a network is to process, packed row after row."""
+    """Drafted nodes of one depth, for a network to process, packed row after row."""
 
     place_M: Array  # the row's place in the step
     token_M: Array
     parent_M: Array  # packed index in the level before
-    path_MP: Array  # numbers of the nodes from depth 0 to itself; numbers count processed nodes
+    path_MP: Array  # numbers of the nodes on its path, itself included; see `grow`
 
 
 @dataclass(slots=True)
@@ -71,17 +71,17 @@ class Children:
     """Children of nodes: best first, or in the order they were drawn."""
 
     token_MB: Array
-    gain_M: Array  # log of a confidence that no drawn token's own value enters
+    gain_M: Array  # log of a confidence, which does not depend on the drawn tokens
     q_MV: Tensor | None = None  # what they were drawn from; None: chosen
     is_sampled_M: Array | None = None
 
 
 class TokenChooser:
-    """Chooses tokens as the target would, for the rows of one step: their parameters and noise.
+    """Chooses tokens for the rows of one step, with the target's parameters and noise.
 
-    `ids_C` names the target's token of each column where the network's vocabulary is a part of it.
-    Where the verifier weighs draws, chains are drawn with noise of their own, and trees that keep
-    the best of many are chosen without noise: what is kept by its value was not drawn.
+    `ids_C`: the target's token of each column, if the network's vocabulary is a part of it. If the
+    verifier uses q, chains are drawn with noise of their own, and dynamic trees are chosen without
+    noise: a node that is kept because of its value was not drawn from q.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class TokenChooser:
         context: DrafterContext,
         rows: Rows,
         ids_C: Tensor | None,
-        temperature: float | None = None,  # in place of the row's, where it is above 0
+        temperature: float | None = None,  # instead of the row's, unless that is 0
     ) -> None:
         self.sampling, self.device, self.wants_q = context.sampling, context.device, context.wants_q
         self.ids_C, self.temperature = ids_C, temperature
@@ -98,7 +98,7 @@ class TokenChooser:
         self._row_1 = rows.ids_R[:1]
 
     def with_rules(self, logits_RC: Tensor, feed: Feed) -> tuple[Tensor, Feed]:
-        """Logits to start from, and a feed, that follow the rows' rules as the target's will."""
+        """The first logits and a feed, with the rows' rules applied as for the target."""
         if not any(map(self.sampling.has_rules, self.ids_R.tolist())):
             return logits_RC, feed
         path_MP = np.empty((len(self.ids_R), 0), dtype=np.int64)  # tokens, of the level before
@@ -141,15 +141,16 @@ class TokenChooser:
         top = scores_MC.topk(num_best, dim=-1)
         gain_MB = top.values - scores_MC.logsumexp(-1, keepdim=True)
         token_MB = top.indices if self.ids_C is None else self.ids_C[top.indices]
-        # Rounding may say more than certain; a child must never be worth more than its parent.
+        # Despite rounding, a child must not be worth more than its parent.
         return host(token_MB), np.minimum(host(gain_MB.double()), 0.0)
 
     def _best_near(
         self, logits_MC: Tensor, row_M: Tensor, pos_M: Tensor, place_M: Array, num_best: int
     ) -> tuple[Array, Array]:
-        """The same on a CPU with noise for the likeliest tokens alone, as drawing it is slow there.
+        """`best` on a CPU, with noise for the likeliest tokens alone, as noise is slow there.
 
-        The first node of each row is the one whose best child must be exactly the target's.
+        For the first node of each row, the best child must be exactly the token that the target
+        would choose.
         """
         sampling = self.sampling
         near = sampling.filtered(logits_MC, row_M).topk(
@@ -168,13 +169,13 @@ class TokenChooser:
         at_R = torch.from_numpy(first_R)
         token_R = sampling.draw(logits_MC[at_R], row_M[at_R], pos_M[at_R], self.ids_C).numpy()
         for first, token in zip(first_R.tolist(), token_R.tolist(), strict=True):
-            if best_MB[first, 0] != token:  # it stood far down, or was not near at all
+            if best_MB[first, 0] != token:  # it was further down, or not among the likeliest
                 others = [t for t in best_MB[first].tolist() if t != token]
                 best_MB[first] = [token, *others][: best_MB.shape[1]]
         return best_MB, gain_MB
 
     def children(self, logits_MC: Tensor, place_M: Array, depth: int, num: int) -> Children:
-        """So many children of each node, drawn where the verifier asks for draws."""
+        """`num` children of each node; drawn, if the verifier uses q."""
         if not self.wants_q:
             token_MB, gain_MB = self.best(logits_MC, place_M, depth, num)
             return Children(token_MB, gain_MB[:, 0])
@@ -186,7 +187,7 @@ class TokenChooser:
         return Children(host(drawn_MB), gain_M, q_MV, host(is_sampled_M))
 
     def _heated(self, logits_MC: Tensor, row_M: Tensor) -> Tensor:
-        """Scaled so that dividing by the row's temperature gives the drafter's own temperature."""
+        """Logits that, divided by the row's temperature, have the drafter's temperature."""
         if self.temperature is None:
             return logits_MC
         row_T_M1 = self.sampling.temperature_X[row_M, None]
@@ -200,14 +201,14 @@ class TokenChooser:
         return row_M.to(self.device), pos_M.to(self.device)
 
 
-Feed = Callable[[Level], Tensor]  # process the nodes, return logits for what follows each
+Feed = Callable[[Level], Tensor]  # processes nodes, returns the logits after each
 
 
 def second_choices(
     logits_TC: Tensor, chooser: TokenChooser, num_nodes: list[int]
 ) -> list[list[tuple[int, float]]]:
-    """Per row and node of its chain, the second best token there, and the log of the confidence
-    in all nodes before it and then in that. Logits are packed, row after row."""
+    """Per row and node of its chain: the second best token there, and the log of the confidence
+    in all nodes before it and in that token. Logits are packed, row after row."""
     found, first = [], 0
     for place, count in enumerate(num_nodes):
         seconds, value = [], 0.0

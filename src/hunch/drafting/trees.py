@@ -22,7 +22,7 @@ class Node(NamedTuple):
     token: int
     parent: int  # index in the same list; -1: the row's last token
     chance: float
-    kind: int = 0  # what a method learns its chance by
+    kind: int = 0  # its kind, by which a method learns chances
 
 
 def best_first(
@@ -31,7 +31,7 @@ def best_first(
     max_nodes: int,
     min_chance: float = 0.0,
 ) -> list[Node]:
-    """The likeliest nodes of a tree, likeliest first (so a parent stands before its children).
+    """The likeliest nodes of a tree, likeliest first (so parents come before children).
 
     `expand(state)` yields (token, chance given the parent, kind, state of the child).
     """
@@ -56,7 +56,7 @@ def best_first(
 
 
 def likeliest(tree: list[Node], limit: int) -> list[Node]:
-    """So many of its nodes, likeliest first; of equals the one nearer to the root."""
+    """The `limit` likeliest nodes, likeliest first; of equals the one nearer to the root."""
     order = sorted(range(len(tree)), key=lambda n: (-tree[n].chance, n))[:limit]
     number = {old: new for new, old in enumerate(order)} | {-1: -1}
     return [tree[old]._replace(parent=number[tree[old].parent]) for old in order]
@@ -64,13 +64,13 @@ def likeliest(tree: list[Node], limit: int) -> list[Node]:
 
 @lru_cache(maxsize=8)
 def _nothing(num_rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """The columns of an empty draft; nobody writes to a draft's tensors."""
+    """The columns of an empty draft; shared, as a draft's tensors are never written to."""
     draft = Draft.empty(num_rows, device)
     return draft.tokens_RN, draft.parents_RN, draft.num_nodes_R
 
 
 def to_draft(trees: list[list[Node]], counts: list[int], device: torch.device | str) -> Draft:
-    """The leading `counts` nodes of each row's list."""
+    """A draft of the first `counts` nodes of each row's list."""
     width = max(counts, default=0)
     if not width:
         return Draft(*_nothing(len(trees), torch.device(device)))
@@ -90,7 +90,7 @@ def to_draft(trees: list[list[Node]], counts: list[int], device: torch.device | 
 
 
 class ReusedChain:
-    """A chain of one row that is made once for its length; its tokens are written over."""
+    """The draft of one row with a chain of this length; its tokens are overwritten each time."""
 
     def __init__(self, num_nodes: int) -> None:
         self.tokens_N, parents_N = np.zeros(num_nodes, np.int64), np.arange(-1, num_nodes - 1)
@@ -104,7 +104,7 @@ class ReusedChain:
 
 
 def side_by_side(num_rows: int, drafts: Sequence[tuple[list[int], Draft]]) -> Draft:
-    """Drafts of different rows as one; nodes that were not drawn from a q get none."""
+    """Drafts of different rows as one; nodes that were not drawn have no q."""
     device = drafts[0][1].tokens_RN.device
     width = max(draft.tokens_RN.shape[1] for _, draft in drafts)
     tokens_RN = torch.zeros(num_rows, width, dtype=torch.int64, device=device)

@@ -2,9 +2,9 @@
 
 Shape letters: X rows of the engine, R rows of this step, T packed tokens, B blocks, P tree depth.
 
-A network is trained up to some context and draws nonsense past it. So each row has a window that
-starts at a block's edge, `first`; the network counts positions from there. When the window is full
-it starts anew half a window back. Rows whose window does not start at 0 publish no KV.
+A network is trained up to some context, and guesses badly past it. So each row has a window that
+starts at a block's edge, `first`; the network counts positions from there. When the window is full,
+it moves to start half a window back. Rows whose window does not start at 0 publish no KV.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from hunch.kernels.kv_store import KVCache, slots_at
 if TYPE_CHECKING:
     from hunch.drafting.token_chooser import Level, TreeShape
 
-MAX_PASS = 512  # tokens one catching-up pass of a drafter takes
+MAX_PASS = 512  # tokens of one pass in which a drafter catches up
 
 Array = np.ndarray
 
 
 def host(tensor: Tensor) -> Array:
-    """The values on the host; on a CPU the same memory, so writing to it is writing to the rows."""
+    """The values on the host; on a CPU the same memory, so that writes change the tensor."""
     return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
 
 
 class RowArrays:
-    """The arrays behind a view of the rows; the same view comes back step after step."""
+    """The rows' tensors as arrays, kept as long as the view of the rows is the same."""
 
     def __init__(self) -> None:
         self.rows: Rows | None = None
-        self.is_shared = False  # the memory is that of the rows
+        self.is_shared = False  # arrays share the tensors' memory
 
     def read(self, rows: Rows) -> RowArrays:
         if rows is not self.rows or not self.is_shared:
@@ -62,7 +62,7 @@ class RowArrays:
 
 
 def covered(rows: Rows, group: int, max_len: int) -> Array:
-    """Which of the rows end within `max_len` and lack no KV but that of their last token."""
+    """Which rows end within `max_len` and have KV of all but their last token."""
     ids_R = rows.ids_R.numpy()
     have_R = rows.computed_GX.numpy()[group, ids_R]
     is_whole_R = have_R >= rows.known_X.numpy()[ids_R] - 1
@@ -70,12 +70,12 @@ def covered(rows: Rows, group: int, max_len: int) -> Array:
 
 
 class KvWindow:
-    """Per row: KV of positions [first, valid) belongs to the tokens now decided."""
+    """Per row: positions [first, valid) have the KV of the row's known tokens."""
 
     def __init__(self, context: DrafterContext, limit: int) -> None:
         self.context, self.limit = context, limit
         self.first_X = np.zeros(context.max_rows, dtype=np.int64)
-        self.valid_X = np.full(context.max_rows, -1, dtype=np.int64)  # -1: a row not met yet
+        self.valid_X = np.full(context.max_rows, -1, dtype=np.int64)  # -1: a new row
         self._computed: tuple[Tensor | None, Tensor | Array] = (None, self.valid_X)
 
     @property
@@ -84,7 +84,7 @@ class KvWindow:
         return self.context.kv
 
     def add_new(self, rows: Rows, ids_R: Array) -> None:
-        """Rows that are new, or back from preemption, bring what their blocks already hold."""
+        """Rows that are new, or were preempted, start with the KV that their blocks hold."""
         if len(ids_R) == 1 and self.valid_X[ids_R[0]] >= 0:  # most steps of one row
             return
         new_R = ids_R[self.valid_X[ids_R] < 0]
@@ -96,32 +96,32 @@ class KvWindow:
         self.valid_X[rows] = -1
 
     def mark_valid(self, rows: Rows, row: int, valid: int) -> None:
-        """KV is now right below `valid`; say so to the engine if nothing is missing before it."""
+        """KV is valid below `valid`; tell the engine, if nothing is missing before it."""
         self.valid_X[row] = valid
         if self.first_X[row] == 0:
             tensor, computed_GX = self._computed
-            if tensor is not rows.computed_GX:  # the same step after step
+            if tensor is not rows.computed_GX:  # kept while it is the same
                 tensor = rows.computed_GX
                 computed_GX = host(tensor) if tensor.device.type == "cpu" else tensor
                 self._computed = tensor, computed_GX
             computed_GX[self.context.group, row] = valid
 
     def resume(self, rows: Rows, row: int, stop: int) -> int:
-        """Where to go on so that [first, stop) is covered, from tokens alone."""
+        """The position to continue at to cover [first, stop), for a network that needs tokens."""
         if stop - self.first_X[row] > self.limit:
             self._restart(rows, row, stop - self.limit // 2)
         return int(self.valid_X[row])
 
     def resume_from(self, rows: Rows, row: int, start: int, stop: int, total: int) -> int:
-        """Where to go on when features exist for [start, stop) only, of `total` tokens known.
+        """The position to continue at, if features exist for [start, stop) of `total` known tokens.
 
-        What is returned may lie up to a block before `start`: a window starts at a block's edge,
-        and positions without a feature there borrow the first one. `stop` or more: nothing to do.
+        It may be up to a block before `start`: a window starts at a block's edge, and positions
+        without a feature take the first one. `stop` or more: nothing to do.
         """
         earliest = start
         if total - self.first_X[row] > self.limit:
             if stop <= total - self.limit // 2:
-                return stop  # a long prompt: this part will lie before the window
+                return stop  # a long prompt: this part will be before the window
             earliest = max(start, total - self.limit // 2)
         elif self.valid_X[row] >= start:
             return int(self.valid_X[row])
@@ -154,7 +154,7 @@ class KvWindow:
     def levels(
         self, rows: Rows, row_R: Array, base_R: Array, shape: TreeShape
     ) -> Callable[[Level], AttnInputs]:
-        """How the nodes of each level read and write, for drafts whose depth 0 is at `base_R`."""
+        """Attention inputs for each level of drafts whose depth 0 is at `base_R`."""
         if shape.is_dynamic:
             return lambda level: self.nodes(
                 rows, row_R[level.place_M], base_R[level.place_M], level.path_MP
@@ -163,9 +163,9 @@ class KvWindow:
         return lambda level: chain.level(level.path_MP.shape[1] - 1, level.place_M)
 
     def nodes(self, rows: Rows, row_T: Array, base_T: Array, path_TP: Array) -> AttnInputs:
-        """Inputs for nodes of a tree: one with path (a, b, self) sits in slot base + self.
+        """Inputs for nodes of a tree: a node with path (a, b, self) has slot base + self.
 
-        `base` is the position of depth 0. Nodes of one row stand together.
+        `base` is the position of depth 0. Nodes of a row are packed together.
         """
         depth = path_TP.shape[1] - 1
         pos_T = base_T + depth
@@ -207,7 +207,7 @@ class KvWindow:
         )
 
     def _shifted(self, rows: Rows, row_T: Array) -> Tensor:
-        """Block tables that begin where each row's window does."""
+        """Block tables that begin at each row's window."""
         table_XB = host(rows.table_XB)
         shifted_XB = table_XB.copy()
         for row in np.unique(row_T).tolist():
@@ -222,25 +222,25 @@ class KvWindow:
         return tensor if device.type == "cpu" else tensor.to(device)
 
     def table(self, rows: Rows, row_T: Array) -> Tensor:
-        """Block tables as the network counts positions, indexed by row."""
+        """Block tables for positions as the network counts them, indexed by row."""
         if self.first_X[row_T].any():
             return self._shifted(rows, row_T)
         return rows.table_XB.to(self.context.device)
 
 
 class ChainInputs:
-    """Inputs for every level of a step's chains, laid out once: level d of a row is one token."""
+    """Inputs for all levels of a step's chains, made at once: a level is one token per row."""
 
     def __init__(
         self, window: KvWindow, rows: Rows, row_R: Array, base_R: Array, depth: int
     ) -> None:
         pos_DR = base_R + np.arange(depth)[:, None]
-        # Rows end at different depths; a level that a row does not have is never asked for.
+        # Rows may end at different depths: they are not asked for later levels.
         last = rows.table_XB.shape[1] * rows.block_size - 1
         slot_DR = window.slots(rows, row_R, np.minimum(pos_DR, last))
         pos_DR = pos_DR - window.first_X[row_R]
         self.rows_R, self.pos = row_R.tolist(), pos_DR.tolist()
-        # One unbind is cheaper than an index per level.
+        # One unbind takes less time than an index per level.
         self.pos_DR, self.base_DR = window.put(pos_DR).unbind(), window.put(pos_DR + 1).unbind()
         self.slot_DR, self.seq_R = window.put(slot_DR).unbind(), window.put(row_R)
         self.table_SB, self.block_size = window.table(rows, row_R), rows.block_size
