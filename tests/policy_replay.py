@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hunch.drafting.captured_policy import CapturedPolicy
-from hunch.drafting.costs import StepShape
+from hunch.drafting.step_shapes import StepShape
 from hunch.kernels.step import CHECKED, FIRST, KNOWN, MATCHED, REASON, TOKENS
 from hunch.step.rows import RowBuffers
 from hunch.types import Capacity

@@ -9,16 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hunch.drafting.beside_steps import Flow, HostTime, PromptLoad
-from hunch.drafting.costs import (
-    CostCurve,
-    DraftSource,
-    FixedCurve,
-    StepCosts,
-    StepShape,
-    StepShapes,
-    chains_of,
-    levels_after,
-)
+from hunch.drafting.costs import CostCurve, FixedCurve, StepCosts
+from hunch.drafting.step_shapes import DraftSource, StepShape, StepShapes, chains_of, levels_after
 
 
 def curve_of(points: dict[int, float]) -> CostCurve:

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from drafting.test_device_draft import asking
 from hunch.drafting.block import DeviceBlock
-from hunch.drafting.costs import DraftSource
+from hunch.drafting.step_shapes import DraftSource
 from hunch.kernels import draft, gpu_draft, gpu_grow
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache

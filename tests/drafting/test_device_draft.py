@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 
-from hunch.drafting.costs import DraftSource
 from hunch.drafting.draft_model import DeviceDraftModel
+from hunch.drafting.step_shapes import DraftSource
 from hunch.kernels import draft, gpu_draft, gpu_grow
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache

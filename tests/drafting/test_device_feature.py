@@ -12,8 +12,8 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from drafting.test_device_draft import Launches, asking
-from hunch.drafting.costs import DraftSource
 from hunch.drafting.feature import DeviceFeature
+from hunch.drafting.step_shapes import DraftSource
 from hunch.kernels import draft, gpu_draft, gpu_grow
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache

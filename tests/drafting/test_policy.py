@@ -16,16 +16,11 @@ from hunch.drafting.acceptance import (
     AcceptanceEstimate,
 )
 from hunch.drafting.captured_policy import PAUSE, TIRED, CapturedPolicy
-from hunch.drafting.costs import (
-    CostCurve,
-    DraftSource,
-    FixedCurve,
-    StepShape,
-    chains_of,
-)
+from hunch.drafting.costs import CostCurve, FixedCurve
 from hunch.drafting.goodput import best_rate
 from hunch.drafting.host_policy import HostPolicy, best_count, share_nodes
 from hunch.drafting.lookup import DeviceLookup
+from hunch.drafting.step_shapes import DraftSource, StepShape, chains_of
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 from policy_replay import (
     LARGE,

@@ -16,8 +16,8 @@ import pytest
 from hunch.bench.loads import Load
 from hunch.drafting import captured_policy
 from hunch.drafting.captured_policy import CapturedPolicy
-from hunch.drafting.costs import DraftSource, StepShape
 from hunch.drafting.lookup import DeviceLookup
+from hunch.drafting.step_shapes import DraftSource, StepShape
 from policy_replay import UNDER_LOAD, Drafter, Fixed, Replay, Text, buffers, seconds_of, text
 
 LENGTH, MAX_ROWS = 64, 128

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from hunch.drafting.captured_policy import CapturedPolicy
-from hunch.drafting.costs import DraftSource, StepShape, StepShapes, chains_of
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.network_use import Trees
+from hunch.drafting.step_shapes import DraftSource, StepShape, StepShapes, chains_of
 from hunch.drafting.trials import Trials
 from policy_replay import Drafter, Fixed, Replay, Text, buffers, text
 

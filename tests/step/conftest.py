@@ -36,7 +36,7 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
     update, start = DeviceRows.update, RowBuffers.start
 
     def guarded_update(device: DeviceRows, rows: list[int], *rest: Any) -> list[int]:
-        for row in filter(device.is_stale, rows):
+        for row in device._stale.intersection(rows):
             device.state.table_XB[row] = NO_BLOCK
         return update(device, rows, *rest)
 

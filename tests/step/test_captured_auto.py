@@ -24,7 +24,7 @@ from hunch.bench.metrics import figures
 from hunch.bench.offline import EngineSubject
 from hunch.bench.records import Run
 from hunch.drafting.auto_device import OF_MODELS
-from hunch.drafting.costs import StepShape, StepShapes
+from hunch.drafting.step_shapes import StepShape, StepShapes
 from hunch.kernels.step import CHECKED, REASON, TOKENS
 from hunch.step.capture import Graph
 from hunch.step.captured_step import Group

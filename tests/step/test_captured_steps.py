@@ -16,8 +16,8 @@ pytest.importorskip("triton")
 
 from hunch import LLM, SamplingParams
 from hunch.drafting.captured_policy import CapturedPolicy
-from hunch.drafting.costs import StepShape
 from hunch.drafting.lookup import DeviceLookup
+from hunch.drafting.step_shapes import StepShape
 from hunch.errors import ModelFormatError
 from hunch.models.decoder import Hidden
 from hunch.step.batch import Batch
@@ -217,7 +217,7 @@ def test_the_runner_knows_whether_requests_keep_coming(
 def test_steps_too_large_to_check_anything_do_not_draft(
     model: Path, plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hunch.drafting.costs.MAX_CHECKED", 3)  # one row may check a node
+    monkeypatch.setattr("hunch.drafting.step_shapes.MAX_CHECKED", 3)  # one row may check a node
     drafted: list[int] = []
     draft = DeviceLookup.draft
     monkeypatch.setattr(

@@ -14,7 +14,7 @@ from functools import lru_cache
 from math import exp, log, log2
 from typing import NamedTuple
 
-from hunch.drafting.costs import DraftSource
+from hunch.drafting.step_shapes import DraftSource
 
 COMMON_RATE = 0.003  # at which the shared terms learn, once many guesses were seen
 PRIOR_GUESSES = 12.0  # guesses that count as much as the priors: the first ones teach more

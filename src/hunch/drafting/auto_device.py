@@ -11,10 +11,10 @@ import numpy as np
 from hunch.draft import Rows
 from hunch.drafting.base import DeviceDrafter, Network
 from hunch.drafting.block import DeviceBlock
-from hunch.drafting.costs import SURE, DraftSource, StepShape, levels_after
 from hunch.drafting.draft_model import DeviceDraftModel
 from hunch.drafting.following import DeviceFollower
 from hunch.drafting.lookup import DeviceLookup
+from hunch.drafting.step_shapes import SURE, DraftSource, StepShape, levels_after
 from hunch.kernels.step import NEVER
 from hunch.models.decoder import Hidden
 

@@ -12,7 +12,8 @@ import torch
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.beside_steps import Flow
-from hunch.drafting.costs import CostCurve, DraftSource, StepShape, chains_of, levels_after
+from hunch.drafting.costs import CostCurve
+from hunch.drafting.step_shapes import DraftSource, StepShape, chains_of, levels_after
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.lookup import MAX_MATCH
 from hunch.kernels.phrases import PhraseTable

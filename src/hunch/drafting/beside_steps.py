@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hunch.drafting.costs import StepShape
+from hunch.drafting.step_shapes import StepShape
 from hunch.types import Request
 
 # The host may take longer than the device with MANY_ROWS rows or more. A row with checked nodes is

@@ -23,11 +23,11 @@ from torch import Tensor
 from hunch.config import read_options
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
 from hunch.drafting.base import DrafterContext
-from hunch.drafting.costs import DraftSource, levels_after
 from hunch.drafting.following import DeviceFollower, StateFollower, on_path
 from hunch.drafting.grow import grow
 from hunch.drafting.host_policy import share_nodes
 from hunch.drafting.options import GrowOptions, need_path
+from hunch.drafting.step_shapes import DraftSource, levels_after
 from hunch.drafting.token_chooser import Array, Feed, Level, TokenChooser
 from hunch.drafting.trees import Node, likeliest, side_by_side, to_draft
 from hunch.errors import ConfigError

@@ -17,19 +17,12 @@ import numpy as np
 
 from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.beside_steps import Flow, HostTime, PromptLoad
-from hunch.drafting.costs import (
-    SURE,
-    CapturedStep,
-    DraftSource,
-    StepCosts,
-    StepShape,
-    StepShapes,
-    target_seconds,
-)
+from hunch.drafting.costs import StepCosts, target_seconds
 from hunch.drafting.gains import SourceGains
 from hunch.drafting.goodput import OF_LOOKUPS, OF_NETWORKS, best_rate, gain_of_rows
 from hunch.drafting.network_use import NetworkUse, RowLengths, Trees
 from hunch.drafting.step_counts import StepCounts
+from hunch.drafting.step_shapes import SURE, CapturedStep, DraftSource, StepShape, StepShapes
 from hunch.drafting.trials import SourceTrials
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 

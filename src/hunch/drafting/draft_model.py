@@ -19,10 +19,10 @@ from torch import Tensor
 from hunch.config import read_options
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext, comes_with_hunch
-from hunch.drafting.costs import levels_after
 from hunch.drafting.grow import grow
 from hunch.drafting.native_chain import ChainDrafts
 from hunch.drafting.options import GrowOptions, can_capture, device_shape, need_path
+from hunch.drafting.step_shapes import levels_after
 from hunch.drafting.token_chooser import Array, Level, TokenChooser, second_choices
 from hunch.drafting.window import MAX_PASS, KvWindow, RowArrays, host
 from hunch.kernels.attention import AttnInputs, row_spans

@@ -19,11 +19,11 @@ from torch import Tensor
 
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
 from hunch.drafting.base import DrafterContext
-from hunch.drafting.costs import levels_after
 from hunch.drafting.following import DeviceFollower, StateFollower, joined, on_path
 from hunch.drafting.grow import grow
 from hunch.drafting.native_chain import ChainDrafts
 from hunch.drafting.options import GrowOptions
+from hunch.drafting.step_shapes import levels_after
 from hunch.drafting.token_chooser import Array, Level, TokenChooser
 from hunch.drafting.window import RowArrays
 from hunch.errors import ConfigError

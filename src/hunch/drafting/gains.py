@@ -14,7 +14,7 @@ from hunch.drafting.acceptance import (
     of_either,
 )
 from hunch.drafting.base import DeviceDrafter
-from hunch.drafting.costs import SURE, DraftSource, StepShapes
+from hunch.drafting.step_shapes import SURE, DraftSource, StepShapes
 
 SURE_MATCH = log2(1 + SURE)
 

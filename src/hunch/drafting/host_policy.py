@@ -11,8 +11,9 @@ from itertools import accumulate
 
 from hunch.drafting.acceptance import AcceptanceEstimate
 from hunch.drafting.beside_steps import Flow
-from hunch.drafting.costs import CostCurve, DraftSource
+from hunch.drafting.costs import CostCurve
 from hunch.drafting.goodput import OF_OWN_NODES, best_rate, gain_of_rows
+from hunch.drafting.step_shapes import DraftSource
 
 
 def best_count(

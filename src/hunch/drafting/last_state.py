@@ -20,9 +20,9 @@ from torch import Tensor
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
-from hunch.drafting.costs import levels_after
 from hunch.drafting.grow import grow
 from hunch.drafting.options import GrowOptions, can_capture
+from hunch.drafting.step_shapes import levels_after
 from hunch.drafting.token_chooser import Array, Feed, TokenChooser, TreeShape
 from hunch.drafting.window import host
 from hunch.models.decoder import Hidden

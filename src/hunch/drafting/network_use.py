@@ -18,7 +18,7 @@ import numpy as np
 
 from hunch.draft import Rows
 from hunch.drafting.base import DeviceDrafter
-from hunch.drafting.costs import DraftSource, StepShape, StepShapes
+from hunch.drafting.step_shapes import DraftSource, StepShape, StepShapes
 from hunch.drafting.trials import Trials
 
 CHANGE_STEPS = 2.0  # that starting to use a network costs: the host runs one, and a draft is lost

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from hunch.config import read_options
 from hunch.draft import Rows
 from hunch.drafting.base import PREDICTION, DeviceDrafter, DrafterContext
-from hunch.drafting.costs import DraftSource, StepShape, lookups_of
 from hunch.drafting.lookup import Chances, LookupDrafter, LookupRow
+from hunch.drafting.step_shapes import DraftSource, StepShape, lookups_of
 from hunch.drafting.trees import Node
 from hunch.errors import ConfigError
 from hunch.models.decoder import Hidden

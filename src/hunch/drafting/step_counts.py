@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hunch.drafting.costs import DraftSource, StepShape
+from hunch.drafting.step_shapes import DraftSource, StepShape
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from hunch.drafting.costs import StepShape
+from hunch.drafting.step_shapes import StepShape
 
 # In plain steps: the loss that is forgotten in a step without the source, the share by which
 # it must promise more for each step lost, and the largest gain that is remembered.

@@ -21,7 +21,7 @@ import torch
 
 from hunch.drafting.base import DeviceDrafter, WorksOnDevice
 from hunch.drafting.captured_policy import CapturedPolicy
-from hunch.drafting.costs import StepShape
+from hunch.drafting.step_shapes import StepShape
 from hunch.kernels.step import FIRST, Draws
 from hunch.models.target import FusedTarget
 from hunch.step.parts import RunnerParts

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hunch.drafting.base import PREDICTION, RowSource
-from hunch.drafting.costs import StepShape
+from hunch.drafting.step_shapes import StepShape
 from hunch.kernels.step import BY_PREDICTION, FIRST, MATCHED, MAX_STOPS, TOKENS
 from hunch.sampling.state import FILTERED, HISTORY, SamplingState
 from hunch.step.grammars import RowGrammars

@@ -55,10 +55,6 @@ class DeviceRows:
         """The host took back the row's last tokens: its length must be uploaded again."""
         self._cut.add(row)
 
-    def is_stale(self, row: int) -> bool:
-        """Whether the host changed the row after its last captured step, or it had none."""
-        return row in self._stale
-
     def is_known(self, row: int) -> bool:
         """Whether the host knows all of the row's tokens, as it is stale or cut."""
         return row in self._stale or row in self._cut

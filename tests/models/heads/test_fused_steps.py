@@ -16,7 +16,7 @@ import head_files
 from builders import BLOCK_SIZE, Seq, pack, tables
 from drafting.test_device_draft import Launches
 from drafting.test_device_feature import drafter, rows
-from hunch.drafting.costs import DraftSource
+from hunch.drafting.step_shapes import DraftSource
 from hunch.kernels import gpu_attention, gpu_fused, gpu_gemm, gpu_join
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache

@@ -1,0 +1,133 @@
+"""The shapes that steps may have: how many nodes a step checks, and who drafts in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import NamedTuple, Protocol
+
+MAX_CHECKED = 256  # packed tokens of a step with nodes; in larger steps nodes do not pay
+MIN_CHECKED = 16  # packed tokens of one tile: up to there, three nodes take no longer than one
+# Shapes per source of a network, alone and beside lookups: few, as each takes time to capture.
+NUM_ALONE, NUM_BESIDE = 3, 3
+CHAIN_SIZES = (1, 3, 5)  # nodes checked of a network's chains, besides whole chains
+SURE = 4  # tokens of a match from which on a lookup goes before a network
+BEGINNING = 7  # levels drafted after a step that checked none
+MIN_PAUSE = 32  # rows with which lookups may pause
+
+
+class DraftSource(IntEnum):
+    """Who drafts in a captured step."""
+
+    LOOKUP_ALONE = -2  # and a head does not follow the target's states: it was dropped
+    NOBODY = -1
+    LOOKUP = 0
+    CHAIN = 1  # of a network
+    TREE = 2  # of a network
+    MERGED = 3  # a network's tree, and a lookup's chain beside it
+
+
+class StepShape(NamedTuple):
+    """A captured step: the nodes it checks, and who drafts for the step after it."""
+
+    num_nodes: int
+    source: int = DraftSource.LOOKUP
+
+
+class CapturedStep(Protocol):
+    """A captured step, and how long it took when it was captured."""
+
+    @property
+    def num_rows(self) -> int: ...
+    @property
+    def num_nodes(self) -> int: ...
+    @property
+    def source(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def draft_seconds(self) -> float: ...
+    @property
+    def extras(self) -> int:
+        """What its rows ask for besides tokens, which changes its costs; 0: nothing."""
+
+
+def chains_of(num_levels: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
+    """Shapes of a drafter that is a network alone: steps check some of its levels, or none."""
+    if not is_adaptive:
+        return (StepShape(num_levels, DraftSource.CHAIN),)
+    sizes = sorted({min(size, num_levels) for size in (*CHAIN_SIZES, num_levels)})
+    return (StepShape(0), *(StepShape(size, DraftSource.CHAIN) for size in sizes))
+
+
+def lookups_of(num_nodes: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
+    """Shapes of a drafter without a network: steps check some of its nodes, or none.
+
+    With the root these are 2, 4, 8 or 16 tokens: a step takes as long for a few less.
+    """
+    if not is_adaptive:
+        return (StepShape(num_nodes),)
+    sizes = (1, 3, 7, 15) if num_nodes > 2 else (num_nodes,)
+    return (StepShape(0), *(StepShape(size) for size in sizes if size <= num_nodes))
+
+
+def levels_after(num_tokens: int, most: int) -> int:
+    """Levels worth drafting in a step that could commit `num_tokens` tokens.
+
+    The next step will most likely check as many as this one. After one that checked none, drafting
+    begins.
+    """
+    return min(most, num_tokens - 1) or min(most, BEGINNING)
+
+
+class StepShapes:
+    """The shapes that a device drafter's steps may have, by rows."""
+
+    def __init__(self, shapes: Sequence[StepShape], *, can_pause: bool = True) -> None:
+        self.all, self._can_pause = tuple(sorted(shapes)), can_pause
+        self.max_nodes = max(shape.num_nodes for shape in self.all)
+        # Most nodes of a lookup's chain that a step checks; a draft may have more.
+        self.max_looked_up = max((s.num_nodes for s in self.all if s.source <= 0), default=0)
+        self.has_lookup = any(shape.num_nodes for shape in self.all if not shape.source)
+        self.network_sources = sorted({DraftSource(s.source) for s in self.all if s.source > 0})
+        self._at: dict[int, list[StepShape]] = {}
+        self._sizes: dict[int, dict[int, tuple[int, ...]]] = {}
+
+    def at(self, num_rows: int) -> list[StepShape]:
+        """The shapes of steps of `num_rows` rows; plain decoding, if among them, comes first."""
+        if num_rows not in self._at:
+            few = [shape for shape in self.all if num_rows * (1 + shape.num_nodes) <= MAX_CHECKED]
+            if 2 * num_rows < MIN_CHECKED and StepShape(3) in few:
+                few = [shape for shape in few if shape.num_nodes != 1 or not self.has_lookup]
+            most = NUM_BESIDE if self.has_lookup else NUM_ALONE
+            for source in self.network_sources:
+                dropped = [shape for shape in few if shape.source == source][:-most]
+                few = [shape for shape in few if shape not in dropped]
+            self._at[num_rows] = few or [self.all[0]]
+        return self._at[num_rows]
+
+    def sizes_at(self, num_rows: int) -> dict[int, tuple[int, ...]]:
+        """The numbers of nodes that steps of `num_rows` rows may check, by source."""
+        if num_rows not in self._sizes:
+            sizes = self._sizes[num_rows] = {}
+            for num_nodes, source in self.at(num_rows):
+                if num_nodes:
+                    sizes[source] = (*sizes.get(source, ()), num_nodes)
+        return self._sizes[num_rows]
+
+    def checks_at(self, num_rows: int) -> bool:
+        """Whether steps of `num_rows` rows may check nodes."""
+        return bool(self.sizes_at(num_rows))
+
+    def can_pause(self, num_rows: int) -> bool:
+        """Whether lookups may pause with this many rows."""
+        is_many = num_rows >= MIN_PAUSE and len(self.at(num_rows)) > 1
+        return is_many and self._can_pause and self.has_lookup
+
+    def to_capture(self, num_rows: int) -> list[StepShape]:
+        """The shapes to capture for this many rows: also those in which drafting begins."""
+        shapes = self.at(num_rows)
+        first = [StepShape(0, source) for source in sorted({shape.source for shape in shapes})]
+        if self.can_pause(num_rows):
+            first.append(StepShape(0, DraftSource.NOBODY))
+        return shapes + [shape for shape in first if shape not in shapes]
