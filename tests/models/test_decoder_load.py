@@ -4,9 +4,12 @@ import pytest
 import torch
 
 from builders import plain_logits, tiny_config, tiny_model, tiny_spec, tiny_weights
+from hunch.config import ModelConfig
 from hunch.errors import ConfigError, ModelFormatError
+from hunch.layers.linear import Linear
 from hunch.models.decoder import Decoder
 from hunch.models.load import load_decoder
+from hunch.models.target import load_target
 
 IDS = [5, 9, 2, 40, 41]
 
@@ -108,3 +111,12 @@ def test_random_models_follow_their_seed():
     first, again, other = (plain_logits(Decoder.random(spec, seed), IDS) for seed in (1, 1, 2))
     assert first.equal(again)
     assert not torch.allclose(first, other, atol=0.1)
+
+
+def test_a_cpu_computes_fp8_by_torch_once_expanded_and_says_so(caplog):
+    with caplog.at_level("WARNING"):
+        target = load_target(ModelConfig(dtype="fp8"), tiny_weights(), torch.device("cpu"))
+    assert caplog.messages == ["the CPU's kernels do not compute in fp8: torch does, slower"]
+    held = [part.weight for part in target.parts() if isinstance(part, Linear)]
+    assert held
+    assert all(isinstance(weight, torch.Tensor) for weight in held)

@@ -227,7 +227,11 @@ def load_target(
         if problems := not_native(ModelSpec.from_config(weights.config)):
             words = ", ".join(problems)
             log.warning("the CPU's kernels do not know %s: torch computes, exactly, slower", words)
+    elif device.type == "cpu" and model.kernels == "auto":
+        log.warning("the CPU's kernels do not compute in %s: torch does, slower", dtype)
     decoder = load_decoder(weights, dtype=dtype, device=device, group=group, stage=stage)
+    if device.type == "cpu":
+        decoder.expand()
     if device.type == "cuda" and model.kernels == "auto":
         from hunch.models.cuda import CudaDecoder  # needs Triton
 
