@@ -14,7 +14,8 @@ import pytest
 from hunch.cli import main
 from hunch.cli.flags import make_parser
 from hunch.cli.serve import run
-from hunch.compat import llamacpp, server_flags
+from hunch.compat import config_from_vllm, llamacpp, server_flags
+from hunch.compat.kinds_of_flags import kind_of
 from hunch.compat.server_words import MANY, NOTHING, NOTHING_VALUED, REFUSED
 from hunch.config import Config
 from hunch.errors import ConfigError
@@ -124,6 +125,44 @@ def test_further_flags_of_vllm(
     assert started[1][1].generation_config == "off"
 
 
+NEWEST = """NAME --spec-method eagle3 --spec-model HEAD --spec-tokens=4 --uds /tmp/x.sock
+  --device-memory-utilization 0.5 --max-num-queued-reqs 7 --sse-keep-alive-interval 15
+  --numa-bind --mm-processor-cache-type lru --enable-flashinfer-autotune --watermark 0.1
+  --no-enable-log-deltas --jit-monitor-mode off --dcp-q-replicate --prefix-match-unit 32"""
+NEWEST_OF_SGLANG = """--model-path NAME --speculative-algorithm NGRAM --hicache-write-policy x
+  --speculative-use-rejection-sampling --cuda-graph-bs-decode 1 2 4 --enable-torch-symm-mem
+  --stream-response-default-include-usage --ep 1 --prompt-tokens-buckets default --mamba-backend t
+  --disable-flashinfer-autotune --prefill-delayer-max-delay-ms 5 --weight-loader-disable-mmap"""
+
+
+def test_flags_of_vllms_and_sglangs_newest_releases(
+    started: list[tuple[Config, ServeConfig]],
+) -> None:
+    run(NEWEST.split())
+    config, settings = started.pop()
+    assert (config.spec.method, config.spec.path) == ("eagle3", "HEAD")
+    assert config.spec.options["num_nodes"] == "4"
+    assert (settings.uds, settings.max_queue, settings.models) == ("/tmp/x.sock", 7, ())
+    assert (config.cache.gpu_memory_utilization, settings.sse_keep_alive_interval) == (0.5, 15)
+    run(NEWEST_OF_SGLANG.split())
+    config, settings = started.pop()
+    assert (config.model.model, config.spec.verifier) == ("NAME", "rejection")
+    assert (settings.force_usage, settings.models) == (True, ())
+
+
+def test_kinds_of_flags_hide_none_of_ours() -> None:
+    known = {word for action in make_parser()._actions for word in action.option_strings}
+    assert [flag for flag in known if kind_of(flag)] == []
+
+
+def test_flags_of_others_as_arguments_of_an_engine() -> None:
+    given = {"spec_method": "ngram", "spec_tokens": 3, "hicache_io_backend": "x", "numa_bind": True}
+    config = config_from_vllm(model="NAME", **given)
+    assert (config.spec.method, config.spec.options["num_nodes"]) == ("ngram", "3")
+    with pytest.raises(ConfigError, match="dllm_algorithm='x': hunch writes from left"):
+        config_from_vllm(model="NAME", dllm_algorithm="x")
+
+
 def test_no_flag_has_two_meanings() -> None:
     tables = [NOTHING, NOTHING_VALUED, REFUSED, server_flags._ONLY, server_flags._RENAMED]
     names = [name for table in tables for name in table]
@@ -180,6 +219,10 @@ def test_flags_from_a_file(started: list[tuple[Config, ServeConfig]], tmp_path: 
         ("--middleware a.b", "--middleware: hunch never runs code"),
         ("--hf-overrides [1]", "--hf-overrides \\[1\\]: a JSON object is needed"),
         ("--hf-config-path x", "write it into config.json"),
+        ("--disaggregation-transfer-backend nixl", "one engine reads prompts"),
+        ("--watermark-config {}", "texts carry no watermark"),
+        ("--ssl-ciphers x", "--ssl-ciphers: let a proxy"),
+        ("--uds x --workers 2", "uds: a socket"),
         ("--default-chat-template-kwargs [1]", "is not a JSON object"),
         ("--override-generation-config x", "is not JSON"),
     ],
@@ -234,12 +277,26 @@ def test_llama_cpps_ways_to_say_what_drafts(
     assert (config.spec.method, config.spec.options.get("num_nodes")) == (method, num_nodes)
 
 
-def test_further_flags_of_llama_cpp(started: list[tuple[Config, ServeConfig]]) -> None:
+def test_further_flags_of_llama_cpp(
+    started: list[tuple[Config, ServeConfig]], tmp_path: Path
+) -> None:
     words = "-m a -s 42 --reasoning-budget 0 --no-slots --samplers top_k --mirostat 0 -lv 3"
     run(words.split())
     config, settings = started.pop()
     assert config.model.seed == 42
     assert json.loads(settings.default_chat_template_kwargs) == {"enable_thinking": False}
+    keys = tmp_path / "keys"
+    keys.write_text("one\n\ntwo\n")
+    words = """-m a --no-jinja --no-cache-prompt --no-ui --sse-ping-interval 30 -dev none -fit off
+      --dry-base 1.75 --reasoning on --log-jsonl -Cr 0-3 --models-max 2 --api-key-file"""
+    run([*words.split(), str(keys)])
+    config, settings = started.pop()
+    assert (config.model.device, config.cache.enable_prefix_caching) == ("cpu", False)
+    assert (settings.has_page, settings.sse_keep_alive_interval) == (False, 30)
+    assert (settings.api_keys, settings.log_format) == (("one", "two"), "json")
+    assert (settings.max_loaded_models, settings.template_values) == (2, {"enable_thinking": True})
+    run(["-m", "a", "--reasoning-effort", "low"])
+    assert started.pop()[1].template_values == {"reasoning_effort": "low"}
 
 
 @pytest.mark.parametrize(
@@ -252,6 +309,9 @@ def test_further_flags_of_llama_cpp(started: list[tuple[Config, ServeConfig]]) -
         ("-m a --mmproj b", "--mmproj: only text"),
         ("-m a -ts 1,1", "-ts: set CUDA_VISIBLE_DEVICES"),
         ("-m a -ctk q4_0", "-ctk q4_0 is not supported; only f16"),
+        ("-m a --gpt-oss-20b-default", "give -hf MODEL"),
+        ("-m a --tools all", "the server runs no tools"),
+        ("-m a --api-key-file nowhere", "nowhere: No such file"),
         ("-m a --temp warm", "--temp warm: a number is needed"),
     ],
 )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 from hunch.compat.server_words import by_flag
 from hunch.config import say_once
@@ -38,6 +40,9 @@ _RENAMED = by_flag(  # with a value
         "--ssl-certfile": "--ssl-cert-file",
         "--root-path": "--api-prefix",
         "--request-timeout": "-to --timeout",
+        "--sse-keep-alive-interval": "--sse-ping-interval",
+        "--max-loaded-models": "--models-max",
+        "--hf-token": "-hft",
     }
 )
 _SAMPLING = by_flag(  # -> fields of a generation_config.json
@@ -52,41 +57,97 @@ _SAMPLING = by_flag(  # -> fields of a generation_config.json
 )
 _NOTHING = by_flag(  # switches
     {
-        "requests always share steps": "-cb --cont-batching",
-        "templates are always rendered": "--jinja",
+        "requests always share steps": "-cb --cont-batching -nocb --no-cont-batching",
+        "templates are always rendered": "--jinja --no-jinja",
+        "prompts are taken as they are": "-e --escape --no-escape --spm-infill",
+        "special tokens are asked for by skip_special_tokens": "-sp --special",
+        "prefixes are found again by themselves": "--cache-prompt --cache-idle-slots "
+        "--no-cache-idle-slots",
+        "a begun answer goes on where a request asks for it": (
+            "--prefill-assistant --no-prefill-assistant"
+        ),
+        "reasoning is shown as the template does it": (
+            "--reasoning-preserve --no-reasoning-preserve"
+        ),
+        "the page is served unless --no-page says otherwise": "--ui --webui",
+        "/metrics has what there is": "--perf --no-perf",
+        "origins are allowed without cookies": "--cors-credentials --no-cors-credentials",
+        "one process listens": "--reuse-port",
+        "drafts are chosen as the target chooses": """-bs --backend-sampling
+            --spec-draft-backend-sampling --no-spec-draft-backend-sampling""",
         "embeddings are served beside answers": "--embedding --embeddings",
-        _MEMORY: "--mlock --no-mmap --mmap",
-        _KERNELS: "-kvu --kv-unified --swa-full -nkvo --no-kv-offload",
+        _MEMORY: "--mlock --no-mmap --mmap -dio --direct-io -ndio --no-direct-io --check-tensors",
+        _KERNELS: """-kvu --kv-unified -no-kvu --no-kv-unified --swa-full -nkvo --no-kv-offload
+            -kvo --kv-offload --repack -nr --no-repack --no-host --op-offload
+            --no-op-offload""",
         _PATHS: "--slots --no-slots --props --metrics",
         "kernels are made ready at the start": "--warmup --no-warmup",
         "a text ends where the context does": "--context-shift --no-context-shift",
-        "only text is served": "--no-mmproj",
-        "the log has a line for each request": "--log-disable --log-timestamps --log-prefix",
+        "only text is served": """--no-mmproj --mmproj-auto --no-mmproj-auto --mmproj-offload
+            --no-mmproj-offload""",
+        "the log has a line for each request": """--log-disable --log-timestamps --log-prefix
+            --no-log-prefix --no-log-timestamps""",
     }
 )
 _NOTHING_VALUED = by_flag(
     {
-        _KERNELS: "-fa --flash-attn -ub -ctxcp --ctx-checkpoints",
-        _THREADS: "-tb --threads-batch --threads-http --prio --poll --numa -C --cpu-mask",
+        _KERNELS: """-fa --flash-attn -ub -ctxcp --ctx-checkpoints --swa-checkpoints -dt
+            --defrag-thold -cms --checkpoint-min-step""",
+        _THREADS: """-tb --threads-batch --threads-http --prio --poll --numa -C --cpu-mask
+            -Cr --cpu-range --cpu-strict -Cb --cpu-mask-batch -Crb --cpu-range-batch
+            --cpu-strict-batch --prio-batch --poll-batch -td --threads-draft -tbd
+            --threads-batch-draft -Cd --cpu-mask-draft -Crd --cpu-range-draft --cpu-strict-draft
+            --prio-draft --poll-draft -Cbd --cpu-mask-batch-draft --cpu-strict-batch-draft
+            --prio-batch-draft --poll-batch-draft""",
+        "that sampler is off": """--xtc-threshold --dry-base --dry-allowed-length
+            --dry-penalty-last-n --dry-sequence-breaker --adaptive-decay --dynatemp-exp
+            --mirostat-lr --mirostat-ent""",
+        "the log has no colours": "--log-colors",
+        "requests that begin alike share what is computed": "-sps --slot-prompt-similarity",
+        "/v1/embeddings takes normalize": "--embd-normalize",
+        "the page needs no settings": """--ui-config --webui-config --ui-config-file
+            --webui-config-file""",
+        "the methods and headers that the API has are allowed": "--cors-methods --cors-headers",
+        "a model has the names of --alias": "--tags",
+        "only text is served": """--image-min-tokens --image-max-tokens --mtmd-batch-max-tokens
+            -mmdev --mmproj-device --media-path""",
+        "--idle-unload says when further models are unloaded": "--sleep-idle-seconds",
         "prefixes are found again by themselves": "--cache-reuse -cram --cache-ram",
         _DRAFTED: "--draft-min --draft-n-min --draft-p-min --draft-p-split",
         "--log-level says how much is logged": "-lv --verbosity --log-verbosity",
         "the order of samplers is hunch's own": "--samplers --sampling-seq --sampler-seq",
         "penalties look at all tokens": "--repeat-last-n",
-        "the drafter is where the target is": "-ngld --gpu-layers-draft -cd --ctx-size-draft",
+        "the drafter is where the target is": """-ngld --gpu-layers-draft -cd --ctx-size-draft
+            --n-gpu-layers-draft -devd --device-draft -ctkd --cache-type-k-draft -ctvd
+            --cache-type-v-draft -otd --override-tensor-draft -ncmoed --n-cpu-moe-draft""",
         "all of a prompt is kept": "--keep",
-        _MEMORY: "--fit",
+        _MEMORY: "-fit --fit -fitt --fit-target -fitc --fit-ctx -lm --load-mode -lzm --lazy-mode",
     }
 )
 _REFUSED = by_flag(
     {
-        "only text is served": "--mmproj --mmproj-url",
-        _REQUEST: "--grammar --grammar-file -j --json-schema -jf --ignore-eos --pooling",
+        "only text is served": "-mm --mmproj -mmu --mmproj-url",
+        _REQUEST: """--grammar --grammar-file -j --json-schema -jf --json-schema-file --ignore-eos
+            --pooling -l --logit-bias -r --reverse-prompt --reasoning-budget-message""",
         _DEVICE: """-ts --tensor-split -sm --split-mode -mg --main-gpu -ot --override-tensor
             -ncmoe --n-cpu-moe -cmoe --cpu-moe""",
         "the log goes to standard error: give 2> FILE": "--log-file",
         "give --hf-overrides, whose values stand in place of the file's": """--rope-freq-base
-            --rope-freq-scale --yarn-orig-ctx --override-kv""",
+            --rope-freq-scale --rope-scale --yarn-orig-ctx --override-kv --yarn-ext-factor
+            --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast""",
+        "give a path, or -hf REPO:QUANT": "-mu --model-url -dr --docker-repo -hff --hf-file",
+        "an adapter's own file says its scale: give --lora PATH": """--lora-scaled
+            --lora-init-without-apply""",
+        "features stay as the model computes them": """--control-vector --control-vector-scaled
+            --control-vector-layer-range""",
+        "a server is on one machine": "--rpc",
+        "hunch doctor and hunch models say it": "--list-devices -cl --cache-list",
+        "name the models: hunch serve A B=PATH": """--models-dir --models-preset
+            --models-autoload --no-models-autoload""",
+        "the server runs no tools: clients do": """--tools --tools-runtime --mcp-servers-config
+            --mcp-servers-json -ag --agent --ui-mcp-proxy --webui-mcp-proxy""",
+        "give --prompt-log FILE": "--log-prompts-dir",
+        "give --tool-call-parser and --reasoning-parser": "--skip-chat-parsing",
         "this server does not rank: /v1/embeddings gives vectors": "--reranking --rerank",
         "no slots are kept in files": "--slot-save-path",
         "give --speculate suffix:shared=true, which learns from answers": """-lcs -lcd
@@ -96,6 +157,11 @@ _REFUSED = by_flag(
 )
 _SWITCHES = {"-v": ["--log-level", "debug"], "--verbose": ["--log-level", "debug"]}
 _SWITCHES |= {"--no-webui": ["--no-page"], "--spec-default": ["--speculate", "suffix"]}
+_SWITCHES |= {"--no-ui": ["--no-page"], "--log-verbose": ["--log-level", "debug"]}
+_SWITCHES |= {"--no-cache-prompt": ["--no-enable-prefix-caching"]}
+_SWITCHES |= {"--log-jsonl": ["--log-format", "json"], "--no-log-jsonl": []}
+_SWITCHES |= {"--no-skip-chat-parsing": [], "-no-ag": [], "--no-agent": []}  # ask for nothing
+_SWITCHES |= {"--no-ui-mcp-proxy": [], "--no-webui-mcp-proxy": []}
 _SPEC_TYPES = {  # of --spec-type -> our methods
     **dict.fromkeys(("ngram-simple", "ngram-map-k", "ngram-map-k4v"), "ngram"),
     **dict.fromkeys(("ngram-cache", "ngram-mod"), "suffix"),
@@ -110,9 +176,11 @@ _NEUTRAL = {  # flag -> values that ask for nothing, and what to do for others
     **dict.fromkeys(("--mirostat", "--dynatemp-range"), ((0,), _SAMPLER)),
     **dict.fromkeys(("--typical", "--typical-p"), ((1,), _SAMPLER)),
     **dict.fromkeys(("--top-nsigma", "--top-n-sigma"), ((-1, 0), _SAMPLER)),
+    "--adaptive-target": ((-1,), _SAMPLER),
     "--reasoning-budget": ((-1,), "send thinking_token_budget with a request"),
 }
 _ON_OFF = ("on", "off", "auto", "true", "false", "1", "0")
+_PRESETS = ("--fim-", "--gpt-oss-", "--vision-", "--embd-gemma-")
 _KV_TYPES = {"f16": [], "bf16": [], "f32": [], "q8_0": ["--kv-cache-dtype", "int8"]}
 
 
@@ -128,6 +196,10 @@ def from_llamacpp(words: Sequence[str]) -> list[str]:
             say_once(f"{flag} has no effect: {_NOTHING[flag]}")
         elif flag in _SWITCHES:
             found += _SWITCHES[flag]
+        elif flag == "--offline":
+            os.environ["HF_HUB_OFFLINE"] = "1"
+        elif flag.endswith(("-default", "-spec")) and flag.startswith(_PRESETS):
+            raise ConfigError(f"{flag}: give -hf MODEL and the flags it stands for")
         elif flag in ("-fa", "--flash-attn") and (not rest or rest[0] not in _ON_OFF):
             say_once(f"{flag} has no effect: {_KERNELS}")  # older ones have no value
         elif (flag in _VALUED or flag.startswith(_FURTHER)) and rest:
@@ -162,8 +234,18 @@ def _meant(flag: str, value: str, sampling: dict[str, float]) -> list[str]:
         return []
     if flag == "--spec-type":
         return _spec_type(value)
+    if flag in _THINKING and value in ("on", "off", "auto"):
+        return [] if value == "auto" else _template(enable_thinking=value == "on")
     if flag == "--reasoning-budget" and value == "0":
-        return ["--default-chat-template-kwargs", '{"enable_thinking": false}']
+        return _template(enable_thinking=False)
+    if flag == "--reasoning-effort":
+        return _template(reasoning_effort=value)
+    if flag == "--api-key-file":
+        return [word for key in _lines(value) for word in ("--api-key", key)]
+    if flag == "-dev" and value == "none":
+        return ["--device", "cpu"]
+    if flag == "-dev":
+        raise ConfigError(f"{flag} {value}: {_DEVICE}")
     if flag in _NEUTRAL:
         values, instead = _NEUTRAL[flag]
         if _number(flag, value) not in values:
@@ -184,6 +266,17 @@ def _meant(flag: str, value: str, sampling: dict[str, float]) -> list[str]:
     return [_RENAMED[flag], value]
 
 
+def _template(**values: object) -> list[str]:
+    return ["--default-chat-template-kwargs", json.dumps(values)]
+
+
+def _lines(path: str) -> list[str]:
+    try:
+        return [line.strip() for line in Path(path).read_text().splitlines() if line.strip()]
+    except OSError as error:
+        raise ConfigError(f"--api-key-file {path}: {error.strerror}") from None
+
+
 def _spec_type(value: str) -> list[str]:
     if value == "none":
         return []
@@ -194,10 +287,12 @@ def _spec_type(value: str) -> list[str]:
 
 
 _FURTHER = ("--spec-ngram-", "--spec-draft-")  # settings of llama.cpp's drafters, with a value
+_THINKING = ("-rea", "--reasoning")
 _LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 _CACHE_TYPES = ("-ctk", "-ctv", "--cache-type-k", "--cache-type-v")
 _VALUED = {*_RENAMED, *_SAMPLING, *_NOTHING_VALUED, *_LAYERS, *_CACHE_TYPES, *_NEUTRAL}
-_VALUED |= {"--reasoning-format", "--spec-type"}
+_VALUED |= {"--reasoning-format", "--spec-type", "--reasoning-effort", "--api-key-file", "-dev"}
+_VALUED |= {*_THINKING}
 
 
 def _number(flag: str, value: str) -> float:

@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hunch.compat.kinds_of_flags import kind_of
 from hunch.compat.llamacpp import from_llamacpp
 from hunch.compat.server_words import MANY, NOTHING, NOTHING_VALUED, REFUSED
 from hunch.config import say_once
@@ -30,7 +31,6 @@ _RENAMED = {
     "--kv-cache-memory-bytes": "--kv-bytes",
     "--num-gpu-blocks-override": "--num-blocks",
     "-sc": "--speculative-config",
-    "--spec-method": "--speculate",
     "--uvicorn-log-level": "--log-level",
     "--max-queued-requests": "--max-queue",
     "--model-path": "--model",
@@ -48,6 +48,14 @@ _RENAMED = {
     "--enable-force-include-usage": "--force-usage",
     "--kv-cache-memory": "--kv-bytes",
     "--stream-output": "--incremental-streaming-output",
+    "--device-memory-utilization": "--gpu-memory-utilization",
+    "--max-num-queued-reqs": "--max-queue",
+    "--stream-response-default-include-usage": "--force-usage",
+}
+_BUNDLED = {
+    "--spec-method": "--speculative-config.method",
+    "--spec-model": "--speculative-config.model",
+    "--spec-tokens": "--speculative-config.num-speculative-tokens",
 }
 _ONLY = {  # flag -> values that ask for what is done anyway; others are refused
     "--convert": ("auto", "none", "embed"),
@@ -66,6 +74,14 @@ _ONLY = {  # flag -> values that ask for what is done anyway; others are refused
     "--num-redundant-experts": ("0",),
     "--ep-size": ("1",),
     "--expert-parallel-size": ("1",),
+    "--ep": ("1",),
+    "--prefill-context-parallel-size": ("1",),
+    "--dcp-size": ("1",),
+    "--attn-cp-size": ("1",),
+    "--attention-context-parallel-size": ("1",),
+    "--moe-dp-size": ("1",),
+    "--moe-data-parallel-size": ("1",),
+    "--return-hidden-states-mode": ("none",),
     "--data-parallel-rank": ("0",),
     "--data-parallel-start-rank": ("0",),
     "--data-parallel-size-local": ("1",),
@@ -110,6 +126,8 @@ def translate_flags(words: Sequence[str]) -> list[str]:
             found += [word for origin in _list(value or "") for word in ("--cors-origins", origin)]
         elif flag == "--hf-token":
             os.environ["HF_TOKEN"] = value or ""
+        elif flag == "--speculative-use-rejection-sampling":
+            found += ["--verifier", "rejection"]
         elif flag == "--sampling-defaults":
             found += ["--generation-config", _DEFAULTS.get(value or "", value or "")]
         elif flag in _ROPE:
@@ -135,6 +153,11 @@ def translate_flags(words: Sequence[str]) -> list[str]:
             found += [] if value in ("auto", "-1") else ["--max-model-len", _size(value)]
         elif flag in _BYTES and value is not None:
             found += ["--kv-bytes", _size(value)]
+        elif flag not in _RENAMED and (kind := kind_of(flag)):
+            why, is_refused, _ = kind
+            if is_refused:
+                raise ConfigError(f"{flag}: {why}")
+            say_once(f"{flag} has no effect: {why}")
         else:
             found += [_RENAMED.get(flag, flag)] + ([] if value is None else [value])
     for name, keys in bundles.items():
@@ -151,6 +174,10 @@ def as_argument(name: str, value: Any, known: Collection[str]) -> dict[str, Any]
     flag = "--" + name.replace("_", "-")
     ours = _RENAMED.get(flag, flag).removeprefix("--").replace("-", "_")
     ours = "hf_overrides" if flag in _OVERRIDES else ours
+    if flag in _BUNDLED:
+        key = _BUNDLED[flag].partition(".")[2].replace("-", "_")
+        flat = {"model": "speculative_model", "num_speculative_tokens": "num_speculative_tokens"}
+        return {flat[key]: value} if key in flat else {"speculative_config": {key: value}}
     if ours in known:
         return {ours: int(_size(str(value))) if flag in _BYTES else value}
     if flag == "--hf-token":
@@ -165,7 +192,14 @@ def as_argument(name: str, value: Any, known: Collection[str]) -> dict[str, Any]
     elif why := NOTHING.get(flag) or NOTHING_VALUED.get(flag) or _OF_SERVERS.get(flag):
         if value:
             say_once(f"{name}={value!r} has no effect: {why}")
-    elif flag not in {*REFUSED, *_ONLY, "--lora-paths"}:
+    elif flag in {*REFUSED, *_ONLY, "--lora-paths"}:
+        return {}
+    elif kind := kind_of(flag):
+        if value and kind[1]:
+            raise ConfigError(f"{name}={value!r}: {kind[0]}")
+        if value:
+            say_once(f"{name}={value!r} has no effect: {kind[0]}")
+    else:
         return None
     return {}
 
@@ -178,15 +212,20 @@ def _with_values(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
     while rest:
         word = rest.pop(0)
         flag, equals, value = word.partition("=")
+        flag = _BUNDLED.get(flag, flag)
         is_valued = flag in valued or _DOTTED.fullmatch(flag) is not None
-        if flag.startswith("-") and equals and (is_valued or flag in _RENAMED):
+        kind = kind_of(flag) if flag not in NOTHING and flag not in _RENAMED else None
+        is_many = flag in MANY or (kind is not None and flag not in valued)
+        if kind is not None and not is_valued:
+            is_valued = not kind[2]
+        if flag.startswith("-") and equals and (is_valued or flag in _RENAMED or kind):
             yield flag, value
         elif is_valued and rest and not rest[0].startswith("--"):
             yield flag, rest.pop(0)
-            while flag in MANY and rest and not rest[0].startswith("-"):
+            while is_many and rest and not rest[0].startswith("-"):
                 rest.pop(0)
         else:
-            yield word, None
+            yield flag if not equals else word, None
 
 
 def _config_words(path: str) -> list[str]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-_COMPILED = "hunch's kernels and graphs are made by themselves"
-_LOG = "the log has a line for each request, without its text"
-_METRICS = "/metrics has what there is"
-_TEXT = "only text is served"
-_RANKS = "ranks find each other and add their parts in one way"
-_EXPERTS = "experts are split over ranks by their width"
-_GRAMMARS = "there is one grammar engine"
-_ATTENTION = "there is one attention per device"
-_FILES = "the files say themselves what they are"
-_CACHE = "KV is kept on the device, in blocks of its own for every kind of layer"
-_STEPS = "prompts share a step as its tokens allow, which is always planned while another runs"
-_ADAPTERS = "an adapter is merged into weights of its own"
-_CODE = "hunch never runs code that a flag, a model or a request names"
-_MACHINES = "a server is on one machine; several need a router, or Ray (docs/parallel.md)"
+COMPILED = "hunch's kernels and graphs are made by themselves"
+LOG = "the log has a line for each request, without its text"
+METRICS = "/metrics has what there is"
+TEXT = "only text is served"
+RANKS = "ranks find each other and add their parts in one way"
+EXPERTS = "experts are split over ranks by their width"
+GRAMMARS = "there is one grammar engine"
+ATTENTION = "there is one attention per device"
+FILES = "the files say themselves what they are"
+CACHE = "KV is kept on the device, in blocks of its own for every kind of layer"
+STEPS = "prompts share a step as its tokens allow, which is always planned while another runs"
+ADAPTERS = "an adapter is merged into weights of its own"
+CODE = "hunch never runs code that a flag, a model or a request names"
+MACHINES = "a server is on one machine; several need a router, or Ray (docs/parallel.md)"
 
 
 def by_flag(table: dict[str, str]) -> dict[str, str]:
@@ -29,37 +29,39 @@ NOTHING = by_flag(  # switches
             "--enable-prompt-tokens-details --enable-cache-report"
         ),
         "answers always carry X-Request-Id": "--enable-request-id-headers",
-        _METRICS: """--enable-server-load-tracking --enable-metrics --enable-mfu-metrics
+        METRICS: """--enable-server-load-tracking --enable-metrics --enable-mfu-metrics
             --kv-cache-metrics --cudagraph-metrics --enable-metrics-for-all-schedulers
             --collect-tokens-histogram --enable-per-request-metrics""",
         "there are no such pages; /openapi.json has the schema": (
             "--disable-fastapi-docs --enable-offline-docs"
         ),
-        _LOG: """--disable-uvicorn-access-log --enable-log-outputs --show-time-cost
+        LOG: """--disable-uvicorn-access-log --enable-log-outputs --show-time-cost
             --enable-request-time-stats-logging --aggregate-engine-logging""",
         "the engine is always a process of its own": "--disable-frontend-multiprocessing",
-        _EXPERTS: """--enable-expert-parallel --enable-ep-moe --enable-eplb --enable-dbo
+        EXPERTS: """--enable-expert-parallel --enable-ep-moe --enable-eplb --enable-dbo
             --disable-shared-experts-fusion --enable-dp-attention --enable-dp-lm-head
             --disable-flashinfer-cutlass-moe-fp4-allgather --enable-two-batch-overlap
             --enable-elastic-ep""",
         "a row's result never depends on other rows": (
             "--disable-cascade-attn --enable-deterministic-inference"
         ),
-        _CACHE: """--disable-hybrid-kv-cache-manager --disable-hybrid-swa-memory
+        CACHE: """--disable-hybrid-kv-cache-manager --disable-hybrid-swa-memory
             --calculate-kv-scales --kv-sharing-fast-prefill --disable-sliding-window
             --enable-hierarchical-cache --enable-memory-saver --disable-chunked-prefix-cache""",
-        _TEXT: """--language-model-only --enable-multimodal --interleave-mm-strings
+        TEXT: """--language-model-only --enable-multimodal --interleave-mm-strings
             --skip-mm-profiling --disable-mm-preprocessor-cache --disable-fast-image-processor""",
-        _COMPILED: """-O0 -O1 -O2 -O3 --disable-cuda-graph-padding --disable-piecewise-cuda-graph
+        COMPILED: """-O0 -O1 -O2 -O3 --disable-cuda-graph-padding --disable-piecewise-cuda-graph
             --flashinfer-mla-disable-ragged --triton-attention-reduce-in-fp32
             --delete-ckpt-after-loading --enable-nan-detection""",
-        _RANKS: """--ray-workers-use-nsight --enable-nccl-nvls --enable-symm-mem
+        RANKS: """--ray-workers-use-nsight --enable-nccl-nvls --enable-symm-mem
             --enable-p2p-check --engine-use-ray""",
-        _STEPS: """--multi-step-stream-outputs --enable-mixed-chunk --disable-overlap-schedule
+        STEPS: """--multi-step-stream-outputs --enable-mixed-chunk --disable-overlap-schedule
             --enable-tokenizer-batch-encode
             --sleep-on-idle --no-async-scheduling""",
-        _GRAMMARS: "--guided-decoding-disable-fallback --disable-outlines-disk-cache",
-        _ADAPTERS: "--fully-sharded-loras",
+        GRAMMARS: """--guided-decoding-disable-fallback --disable-outlines-disk-cache
+            --constrained-json-disable-any-whitespace""",
+        "the environment is not looked at": "--fail-on-environ-validation",
+        ADAPTERS: "--fully-sharded-loras",
         "a request's priority is heeded always": "--enable-priority-scheduling",
         "reasoning is told apart wherever the chat template marks it": "--enable-reasoning",
         "origins are allowed without cookies": "--allow-credentials",
@@ -75,44 +77,45 @@ NOTHING_VALUED = by_flag(  # flags with a value
     {
         "the methods that the API has are allowed": "--allowed-methods",
         "all headers are allowed to the origins that are": "--allowed-headers",
-        _LOG: """--max-log-len --log-requests-level --log-level-http --log-config-file
+        LOG: """--max-log-len --log-requests-level --log-level-http --log-config-file
             --crash-dump-folder --disable-access-log-for-endpoints --decode-log-interval""",
-        _METRICS: """--show-hidden-metrics-for-version --otlp-traces-endpoint
+        METRICS: """--show-hidden-metrics-for-version --otlp-traces-endpoint
             --collect-detailed-traces --bucket-time-to-first-token --profiler-config
             --bucket-e2e-request-latency --bucket-inter-token-latency
             --tokenizer-metrics-custom-labels-header""",
         "the template itself shows how it reads content": "--chat-template-content-format",
-        _GRAMMARS: """--guided-decoding-backend --grammar-backend --structured-outputs-config
+        GRAMMARS: """--guided-decoding-backend --grammar-backend --structured-outputs-config
             --constrained-json-whitespace-pattern""",
-        _COMPILED: """-O --optimization-level -cc --cudagraph-capture-sizes --cuda-graph-sizes
+        COMPILED: """-O --optimization-level -cc --cudagraph-capture-sizes --cuda-graph-sizes
             --max-cudagraph-capture-size --cuda-graph-bs --torch-compile-max-bs --kernel-config
             --performance-mode --warmups""",
-        _STEPS: """--max-num-partial-prefills --max-long-partial-prefills --num-scheduler-steps
+        STEPS: """--max-num-partial-prefills --max-long-partial-prefills --num-scheduler-steps
             --long-prefill-token-threshold --num-lookahead-slots --scheduler-delay-factor
             --max-prefill-tokens --schedule-conservativeness --num-continuous-decode-steps
             --renderer-num-workers --tokenizer-worker-num --tokenizer-pool-size
             --tokenizer-pool-type --ubatch-size""",
-        _CACHE: """--prefix-caching-hash-algo --mamba-cache-dtype --mamba-ssm-cache-dtype
+        CACHE: """--prefix-caching-hash-algo --mamba-cache-dtype --mamba-ssm-cache-dtype
             --mamba-ssm-dtype --max-mamba-cache-size --swa-full-tokens-ratio --kv-offloading-size
             --kv-offloading-backend --hicache-ratio --hicache-size --mamba-block-size
             --mamba-cache-mode""",
-        _CODE: "--code-revision",
+        CODE: "--code-revision",
         "the tokenizer is read from the model's own revision": "--tokenizer-revision",
-        _FILES: """--ignore-patterns --safetensors-load-strategy --quantization-param-path
+        FILES: """--ignore-patterns --safetensors-load-strategy --quantization-param-path
             --speculative-draft-model-quantization --weight-version --pooler-config""",
         "models are read by one process": "--max-parallel-loading-workers",
-        _TEXT: """--allowed-local-media-path --allowed-media-domains --mm-processor-cache-gb
+        TEXT: """--allowed-local-media-path --allowed-media-domains --mm-processor-cache-gb
             --mm-encoder-tp-mode --mm-encoder-attn-backend --mm-attention-backend""",
-        _ATTENTION: """--attention-config --prefill-attention-backend --decode-attention-backend
+        ATTENTION: """--attention-config --prefill-attention-backend --decode-attention-backend
             --override-attention-dtype --speculative-attention-mode --gdn-prefill-backend""",
-        _EXPERTS: "--all2all-backend --moe-backend --moe-a2a-backend --moe-runner-backend",
-        _ADAPTERS: """--max-cpu-loras --max-loras-per-batch --lora-target-modules --lora-backend
+        EXPERTS: "--all2all-backend --moe-backend --moe-a2a-backend --moe-runner-backend",
+        ADAPTERS: """--max-cpu-loras --max-loras-per-batch --lora-target-modules --lora-backend
             --lora-dtype --lora-extra-vocab-size""",
-        _RANKS: """--data-parallel-backend --data-parallel-rpc-port --master-port --dist-timeout
+        RANKS: """--data-parallel-backend --data-parallel-rpc-port --master-port --dist-timeout
             --numa-node --distributed-timeout-seconds""",
         "requests that begin alike go to the same engine": "--load-balance-method",
         "uvicorn's own limit holds": "--h11-max-incomplete-event-size",
-        "nothing reads it": "--additional-config --override-neuron-config --reasoning-config",
+        "nothing reads it": """--additional-config --override-neuron-config --reasoning-config
+            --file-storage-path""",
         "matches are looked up as long as they pay": """--speculative-ngram-max-match-window-size
             --speculative-ngram-min-match-window-size --speculative-ngram-max-bfs-breadth
             --speculative-ngram-min-bfs-breadth --speculative-ngram-match-type
@@ -128,15 +131,14 @@ MANY = frozenset(  # of them, flags with several values
 )
 REFUSED = by_flag(
     {
-        _CODE: """--tool-parser-plugin --reasoning-parser-plugin --middleware --logits-processors
+        CODE: """--tool-parser-plugin --reasoning-parser-plugin --middleware --logits-processors
             --io-processor-plugin --scheduler-cls --worker-extension-cls
             --enable-custom-logit-processor""",
-        _MACHINES: """--data-parallel-address --data-parallel-hybrid-lb --headless --master-addr
+        MACHINES: """--data-parallel-address --data-parallel-hybrid-lb --headless --master-addr
             --dist-init-addr""",
         "write it into config.json beside a copy of the model's files": ("--hf-config-path"),
         "ask for return_token_ids in a request": "--return-tokens-as-token-ids",
         "let a proxy check the certificates of clients": "--ssl-ca-certs --ssl-cert-reqs",
-        "a server listens on a port: --port": "--uds",
         "HTTP is served: OpenAI's routes": "--grpc",
         "prompts are text or tokens": "--enable-prompt-embeds --enable-mm-embeds",
         "/tokenize and the model's own files say it": "--enable-tokenizer-info-endpoint",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import logging
 import signal
 import socket
@@ -21,6 +20,7 @@ from hunch.server.app import build_app, build_routes
 from hunch.server.connections import KEEP_ALIVE_SECONDS, protocol
 from hunch.server.engine_process import resolve
 from hunch.server.guard import App
+from hunch.server.listen import bind, forget
 from hunch.server.models import Model, Switch
 from hunch.server.prompts import AnyEngine
 from hunch.server.remote import RemoteEngine
@@ -82,7 +82,7 @@ async def _serve(
     if settings.num_engines > 1:
         cache = replace(config.cache, engines_per_device=settings.num_engines)
         config = replace(config, cache=cache)
-    sock = _bind(settings)  # before the model is loaded: a taken port is told at once
+    sock = bind(settings)  # before the model is loaded: a taken port is told at once
     workers = Workers(config, settings, text_factory)
     workers.start(sock)
     if settings.workers > 1:  # nobody else knows how many wait in all
@@ -116,12 +116,15 @@ async def _serve(
             "everybody who can reach it may use it",
         )
     keeper = Keeper(service, _server(service, switch if others else None), workers, switch)
-    host, port = sock.getsockname()[:2]
     names = ", ".join(settings.served_model_names)
-    address = f"{'https' if settings.ssl_keyfile else 'http'}://{host}:{port}"
+    place = settings.uds or "{}:{}".format(*sock.getsockname()[:2])
+    address = (
+        f"{'https' if settings.ssl_keyfile else 'http'}{'+unix' * bool(settings.uds)}://{place}"
+    )
     logs.event(logging.INFO, f"serving {names} on {address}", engine_pid=engine.pid)
     beside = [keeper.watch(), keeper.watch_workers(), StatusLines(service).run(), switch.watch()]
     await _run(keeper, sock, *beside)
+    forget(settings)
     await workers.close()
     await switch.close()
     await engine.close()
@@ -160,7 +163,7 @@ async def _serve_beside(
         return 0  # the owner says why
     service = new_service(config, settings, engine, text)
     keeper = Keeper(service, _server(service))
-    await _run(keeper, _bind(settings), keeper.follow())
+    await _run(keeper, bind(settings), keeper.follow())
     await engine.close()
     return keeper.exit_code
 
@@ -379,21 +382,3 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _bind(settings: ServeConfig) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    sock = socket.socket(family)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if settings.workers > 1:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    address: Any = (settings.host, settings.port)
-    try:
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
-        reason = error.strerror or str(error)
-        if error.errno == errno.EADDRINUSE:
-            reason += "; give another --port"
-        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
-    return sock

@@ -341,7 +341,14 @@ class Service(Prompts):
                 row.append(Cursor(number * params.n + index, painter, reader))
             cursors.append(row)
         options = body.stream_options or StreamOptions(include_usage=self.settings.force_usage)
-        return EventStream(streams, shape, cursors, deadline=deadline, options=options)
+        return EventStream(
+            streams,
+            shape,
+            cursors,
+            deadline=deadline,
+            options=options,
+            keep_alive=self.settings.sse_keep_alive_interval,
+        )
 
     def overview(self) -> dict[str, Any]:
         """What the page's charts and curious operators read."""

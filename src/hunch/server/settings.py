@@ -49,6 +49,7 @@ class ServeConfig:
 
     host: str = "127.0.0.1"
     port: int = 8000
+    uds: str = ""  # a path: a Unix domain socket in place of host and port
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     served_model_names: tuple[str, ...] = ("hunch",)  # the first is the one answers carry
     cors_origins: tuple[str, ...] = ()
@@ -76,6 +77,7 @@ class ServeConfig:
     generation_config: str = "auto"  # auto: the model's; vllm or off: none; or a file
     override_generation_config: str = ""  # a JSON object that goes before it
     default_chat_template_kwargs: str = ""  # a JSON object that templates read
+    sse_keep_alive_interval: float = 0.0  # seconds of silence that a comment ends; 0: none is sent
     force_usage: bool = False  # streams end with their usage, asked for or not
     incremental_streaming_output: bool = False  # events of /generate hold what is new, not all
     disable_log_requests: bool = False  # no line per request, unless it failed
@@ -96,7 +98,7 @@ class ServeConfig:
     @property
     def is_local(self) -> bool:
         """Whether only this machine can reach it."""
-        if self.host == "localhost":
+        if self.uds or self.host == "localhost":
             return True
         try:
             return ip_address(self.host).is_loopback
@@ -109,7 +111,7 @@ class ServeConfig:
 
         Who has a key, or asked the whole network in, is not protected by a name.
         """
-        if self.api_keys or not (self.is_local or self.allowed_hosts):
+        if self.api_keys or self.uds or not (self.is_local or self.allowed_hosts):
             return None
         return frozenset({"localhost", *(name.lower() for name in self.allowed_hosts)})
 
@@ -127,6 +129,8 @@ class ServeConfig:
             json_object(name, getattr(self, name))
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port={self.port} must be from 0 to 65535")
+        if self.uds and self.workers > 1:
+            raise ConfigError("uds: a socket of a file system goes with one HTTP process")
         if bool(self.ssl_keyfile) != bool(self.ssl_certfile):
             raise ConfigError("ssl_keyfile and ssl_certfile go together")
         for name in ("ssl_keyfile", "ssl_certfile"):
@@ -163,6 +167,7 @@ class ServeConfig:
             "max_queue",
             "drain_timeout",
             "stats_interval",
+            "sse_keep_alive_interval",
             "death_grace",
         ):
             if getattr(self, name) < 0:

@@ -20,6 +20,7 @@ from hunch.server.schemas import StreamOptions
 from hunch.server.summary import Json, check_ends, usage
 from hunch.types import RequestOutput
 
+COMMENT = b": keep-alive\n\n"
 BLANK = "\0"  # no name and no id holds one
 BLANKED = _quote(BLANK).encode()
 LAST_WORDS_SECONDS = 1.0  # for telling a client that may not be reading why its stream ends
@@ -107,6 +108,7 @@ class EventStream(Response):
         *,
         deadline: float,
         options: StreamOptions,
+        keep_alive: float = 0.0,
     ) -> None:
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(headers=headers, media_type=shape.media_type)
@@ -121,6 +123,8 @@ class EventStream(Response):
         self._num_open = sum(map(len, cursors))  # answers without their last chunk
         self._frames: dict[int, tuple[bytes, bytes]] = {}
         self._writer: Writer | None = None
+        self._keep_alive = keep_alive if shape.media_type == "text/event-stream" else 0.0
+        self._last_sent = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -140,7 +144,7 @@ class EventStream(Response):
             if opening:
                 await send({"type": "http.response.body", "body": opening, "more_body": True})
         try:
-            async with asyncio.timeout_at(self._deadline):
+            async with asyncio.timeout_at(self._deadline), self._comments(send):
                 if len(self._streams) == 1:
                     if self._writer is not None and self._is_plain:
                         self._streams[0].sink = self._push
@@ -155,6 +159,31 @@ class EventStream(Response):
             await _last_words(send, self._shape.fault(from_error(error)))
         else:
             await send({"type": "http.response.body", "body": self._shape.last})
+
+    @asynccontextmanager
+    async def _comments(self, send: Send) -> AsyncIterator[None]:
+        """A comment whenever nothing was sent for long: a proxy may close a silent connection."""
+        if not self._keep_alive:
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        self._last_sent = loop.time()
+
+        async def comment() -> None:
+            while True:
+                left = self._last_sent + self._keep_alive - loop.time()
+                if left > 0:
+                    await asyncio.sleep(left)
+                    continue
+                self._last_sent = loop.time()
+                await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
+
+        task = asyncio.ensure_future(comment())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     def _open(self, number: int) -> Iterator[bytes]:
         """What comes before the first text of a prompt's answers."""
@@ -179,7 +208,12 @@ class EventStream(Response):
         if text is None:
             return False
         self._writer.write(b"".join(self._open(0)) + self._frame(cursor.index, text))
+        self._note_sent()
         return True
+
+    def _note_sent(self) -> None:
+        if self._keep_alive:
+            self._last_sent = asyncio.get_running_loop().time()
 
     async def _tell(self, send: Send, number: int, output: RequestOutput) -> None:
         parts: list[bytes] = list(self._open(number))
@@ -203,6 +237,7 @@ class EventStream(Response):
         parts += map(self._event, chunks)
         if parts:
             body = b"".join(parts)
+            self._note_sent()
             await send({"type": "http.response.body", "body": body, "more_body": True})
 
     def _frame(self, index: int, text: str) -> bytes:
