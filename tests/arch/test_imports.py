@@ -80,7 +80,7 @@ TABLE: dict[str, set[str]] = {
     # What looks at the machine asks which kernels it has.
     "cli.doctor": {
         "torch", "hunch", "bench", "config", "errors", "hub", "types", "text", "train", "advice",
-        "kernels", "cli", "bench.device",
+        "kernels", "cli", "bench.device", "drafters",
     },
     "integrations": {"compat", "config", "errors", "hub", "llm", "server", "types"},
     "sglang": {"async_llm", "compat", "errors", "llm", "prompts", "types"},

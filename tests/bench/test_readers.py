@@ -65,6 +65,13 @@ def test_sharegpt_is_one_list_and_silent_conversations_are_skipped(tmp_path: Pat
     assert prompt.messages == (("user", "Q"),)
 
 
+def test_messages_may_have_their_text_in_parts(tmp_path: Path) -> None:
+    path = tmp_path / "messages.jsonl"
+    parts = [{"type": "text", "text": "Good "}, {"type": "text", "text": "day."}]
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": parts}]}))
+    assert read_file(path)[0].messages == (("user", "Good day."),)
+
+
 def test_csv(tmp_path: Path) -> None:
     path = tmp_path / "cnn.csv"
     path.write_text('id,article,highlights\n1,"One, two.",Short\n')
@@ -79,6 +86,11 @@ def test_csv(tmp_path: Path) -> None:
         ("", "no prompts"),
         ("[1]", "must be an object"),
         ('{"turns": []}', "record 1"),
+        (
+            '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+            "of the type text",
+        ),
+        ('{"messages": [{"role": "user", "content": 3}]}', "of the type text"),
         ('{"prompt": "a"}\n{"prompt": ""}', "record 2.*its prompt is empty"),
         ('{"task_id": 1, "prompt": "a"}\n{"task_id": 2}', "record 2.*it has no 'prompt'"),
     ],

@@ -5,6 +5,7 @@ import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -130,10 +131,36 @@ def test_doctor_names_a_missing_compiler() -> None:
     machine = _machine()
     assert machine["threads"] >= 1
     assert machine["memory"].endswith("GiB")
-    found = {"identical": True, "drafted": 0}
+    found = {"identical": True, "drafted": 0, "speculate": "off"}
     assert _advice(found, {**machine, "cpu_kernels": "NEON"}) == ["all is well"]
     (advice,) = _advice(found, {**machine, "cpu_kernels": "none", "cuda": None})
     assert "apt install g++" in advice
+
+
+def test_doctor_says_that_nothing_was_guessed() -> None:
+    from hunch.cli.doctor import _advice
+
+    found = {"identical": True, "drafted": 0, "speculate": "draft"}
+    (advice,) = _advice(found, {"cpu_kernels": "NEON", "cuda": None})
+    assert advice.startswith("draft checked no guess")
+    assert "--always-draft" in advice
+
+
+def test_doctor_examines_the_drafter_that_comes_with_a_model(
+    shell: Callable, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf"  # by its name
+    file.touch()
+    examined: list[tuple[Path, str]] = []
+    monkeypatch.setattr(
+        import_module("hunch.cli.doctor"),
+        "_examine",
+        lambda path, model, *_: examined.append((path, model)),
+    )
+    assert shell("doctor", str(file), "--speculate", "draft:num_nodes=3")[0] == 0
+    ((path, model),) = examined
+    assert (path / "config.json").is_file()
+    assert (path.name, model) == ("draft", str(file))
 
 
 @pytest.mark.parametrize(

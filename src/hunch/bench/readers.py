@@ -40,11 +40,21 @@ def _hunch(record: Record, number: str) -> Prompt:
     if record.get("prediction"):
         more["prediction"] = str(record["prediction"])
     if "messages" in record:
-        said = tuple((str(m["role"]), str(m["content"])) for m in record["messages"])
-        return Prompt(name, category, said, **more)
+        messages = tuple((str(m["role"]), _text_of(m["content"])) for m in record["messages"])
+        return Prompt(name, category, messages, **more)
     if "turns" in record:
         return Prompt.chat(name, category, str(record["turns"][0]), **more)
     return Prompt(name, category, text=str(record["prompt"]), **more)
+
+
+def _text_of(content: Any) -> str:
+    """A message's text, which OpenAI's form may give in parts."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
+        raise ValueError("a message's content must be text, or parts of the type text")
+    return "".join(str(part["text"]) for part in parts)
 
 
 def _questions(record: Record, number: str) -> Prompt:

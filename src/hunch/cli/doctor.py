@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -47,7 +48,8 @@ def doctor(
 
     Exit code 1 if the model's text differs with speculation.
 
-    With --speculate NAME:PATH, or --drafter: find what is wrong with the drafter by trying
+    With --speculate NAME:PATH, or --drafter, or --speculate NAME where a drafter of that name comes
+    with the model: find what is wrong with the drafter by trying
     (feature layers, token map, rope layout, chat template, rounding); exit code 1 if something is.
     """
     from hunch.bench.workloads import PROMPTS
@@ -57,6 +59,8 @@ def doctor(
         "threads": threads, "dtype": dtype, "device": device, "activation_bits": activation_bits
     }  # fmt: skip
     spec = SpecConfig.parse(speculate)
+    if drafter is None and not (always_draft or skip_model):
+        spec = _with_own_files(spec, model)
     if drafter is None and spec.path is not None and Path(spec.path).is_dir():
         o.refuse(ctx, ("always_draft", "skip_model", "target"), f"goes without {speculate}")
         _examine(Path(spec.path), model, prompts, held, as_json, spec)
@@ -81,6 +85,18 @@ def doctor(
         _show(findings)
     if not findings.get("model", {}).get("identical", True):
         raise typer.Exit(1)
+
+
+def _with_own_files(spec: SpecConfig, model: str) -> SpecConfig:
+    """A method without a path: with the drafter that comes with the model, if one does."""
+    from hunch.drafters import shipped
+    from hunch.hub import resolve
+
+    if spec.path is not None or spec.method == "auto":
+        return spec
+    files = resolve(model)
+    path = shipped(spec.method, files.name, files.path)
+    return spec if path is None else replace(spec, path=str(path))
 
 
 def _examine(
@@ -244,6 +260,11 @@ def _advice(found: dict[str, Any], machine: dict[str, Any]) -> list[str]:
         method = found["speculate"].partition(":")[0]
         words = advice_for(method, found["level_acceptance"], found["prompt_tokens"])
         advice += [words] if words else []
+    elif found["speculate"] != "off":
+        advice.append(
+            f"{found['speculate']} checked no guess: none promised to pay on these prompts, or "
+            "there was nothing to guess from; --always-draft checks them all the same"
+        )
     return advice or ["all is well"]
 
 
