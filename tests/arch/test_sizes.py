@@ -7,6 +7,25 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src" / "hunch"
 MAX_FILE, MAX_FUNCTION = 400, 60
+FEW = 40  # lines below which a file needs a reason
+REASONS = {
+    "__main__.py": "python -m hunch",
+    "launch_server.py": "SGLang's name of the server's module",
+    "entrypoints/openai/api_server.py": "vLLM's name of the server's module",
+    "drafting/off.py": "one file, one method",
+    "models/families/apertus.py": "one file, one family",
+    "models/families/stablelm.py": "one file, one family",
+    "models/families/starcoder2.py": "one file, one family",
+    "kernels/norm.py": "one operation",
+    "layers/norm.py": "one layer",
+    "step/collector.py": "rooms that know no steps use it too",
+    "sampling/stop.py": "both forms of a step ask it",
+    "chat/ids.py": "server and chat share it, and nothing else of it",
+    "train/count.py": "a process of its own",
+    "train/masters.py": "students and recipes share it",
+    "server/prompt_log.py": "one job of its own",
+    "server/text.py": "a protocol that half of the server names",
+}
 
 
 @pytest.mark.parametrize(
@@ -19,3 +38,13 @@ def test_size(path: Path) -> None:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             body_start = node.body[0].lineno  # a long signature is not a long function
             assert node.end_lineno - body_start < MAX_FUNCTION, f"{node.name} is too long"
+
+
+def test_a_small_file_has_a_reason() -> None:
+    few = {
+        str(path.relative_to(SOURCE))
+        for path in SOURCE.rglob("*.py")
+        if path.read_text().count("\n") < FEW and path.name != "__init__.py"
+    }
+    assert few - set(REASONS) == set(), "join it with another, or say why it stands alone"
+    assert set(REASONS) - few == set(), "no longer small, or gone"

@@ -192,7 +192,10 @@ def _ask_llama(path: str, ids: list[int]) -> Iterator[dict[int, float]]:
 def start_llama(path: str, threads: int = 2) -> Iterator[tuple[str, int]]:
     """llama.cpp's server: its address, and its process."""
     if find_spec("xllamacpp") is None:
-        raise ConfigError("llama.cpp's wheel is not installed: pip install xllamacpp")
+        raise ConfigError(
+            "llama.cpp's wheel is not installed: pip install xllamacpp, or measure without it "
+            "(--skip-llama)"
+        )
     words = ("-m", "hunch.bench.llama_server", path, "--port", "{port}", "--threads", str(threads))
     with serving(Peer("llama.cpp", (sys.executable, *words))) as (url, pid):
         yield url, pid
