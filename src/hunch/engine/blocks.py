@@ -4,12 +4,12 @@ A block is `block_size` slots under one id in every KV group. A full block is *p
 key made of its tokens and its parent's key, so equal keys mean equal text from the first token on.
 It stays findable after its last owner let go of it, until the slots are needed for something else.
 
-Where every layer looks back only so far (a window), a sequence lets go of the blocks before it
-while it runs. Its table still names them, for whoever counts places; what it reads there is masked.
-So it takes blocks as it reads its text, never all at once, and may be longer than all blocks hold.
+If every layer has a window, a sequence frees the blocks before it while it runs. Its table still
+names them, so that positions keep their places; what is read there is masked. Such a sequence takes
+blocks as its prompt is computed, never all at once, and may be longer than all blocks together.
 
-Where rows have recurrent states, a prefix can be used again only up to a block at whose end such a
-state was kept (`snapshots`).
+If rows have recurrent states, a prefix can be used again only up to a block at whose end a state
+was kept (`snapshots`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hunch.types import Capacity, GroupInfo
 
 _NO_TOKEN = -1
 _TARGET_BIT = 1
-LEAST_SHARED = 64  # tokens that a kept recurrent state must save: to keep it costs a pass
+LEAST_SHARED = 64  # tokens that a kept recurrent state must save, as keeping it costs a pass
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class BlockTable:
     keys: list[bytes] = field(default_factory=list)  # of the leading full blocks of its tokens
     num_published: list[int] = field(default_factory=list)  # per group: leading blocks published
     salt: bytes = b""  # begins every key: other salts find nothing of this table
-    num_given: int = 0  # leading blocks that were given back: nothing looks back so far
+    num_given: int = 0  # leading blocks that were freed, as they are before every window
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +46,18 @@ class Hit:
 
     blocks: list[int]
     num_computed: tuple[int, ...]  # per KV group: leading tokens that may be taken from them
-    num_idle: int  # how many of the blocks nobody holds now
-    num_alike: int = 0  # leading tokens of which blocks are known, with or without a state there
+    num_idle: int  # how many of the blocks no sequence holds now
+    num_alike: int = 0  # leading tokens whose blocks are known, with or without a state
     snapshot: int = NO_SNAPSHOT  # the recurrent state after the last of the blocks
-    num_past: int = 0  # leading blocks before every window: others may have them by now
+    num_past: int = 0  # leading blocks before every window, which may be in use otherwise
 
 
 def max_slots(capacity: Capacity) -> int:
-    """The longest sequence that blocks can be found for, if it is alone."""
+    """The most slots of a sequence that has all blocks to itself."""
     num_slots = capacity.num_blocks * capacity.block_size
     if capacity.window is None or len(capacity.groups) > 1 or capacity.has_states:
         return num_slots
-    # Its window, a token or two of pending steps, a block to read on in, parts of blocks.
+    # It needs its window, a token or two of pending steps, a block to continue in, and parts.
     held = capacity.window + 4 + 3 * capacity.block_size
     return capacity.max_len if held <= num_slots else num_slots
 
@@ -74,7 +74,7 @@ class BlockPool:
         is_caching: bool = True,
         window: int | None = None,  # positions that a token sees, its own included; None: all
         snapshots: Snapshots | None = None,  # None: rows have no recurrent states
-        events: KVEventLog | None = None,  # whom to tell which blocks can be found
+        events: KVEventLog | None = None,  # receives changes of what can be found
     ) -> None:
         self.num_blocks, self.block_size, self.is_caching = num_blocks, block_size, is_caching
         self.window, self.snapshots, self.events = window, snapshots, events
@@ -90,7 +90,7 @@ class BlockPool:
 
     @property
     def is_sliding(self) -> bool:
-        """Whether sequences hold no more than windows; a drafter's KV may be behind."""
+        """Whether sequences hold only the blocks of their windows."""
         return self.window is not None and len(self._groups) == 1 and self.snapshots is None
 
     @property
@@ -98,7 +98,7 @@ class BlockPool:
         return len(self._free)
 
     def num_owned(self, table: BlockTable) -> int:
-        """Blocks that come free when this table lets go."""
+        """Blocks that become free when this table releases them."""
         return sum(self._num_refs[block] == 1 for block in table.blocks[table.num_given :])
 
     def find(self, table: BlockTable, tokens: list[int], max_hit: int) -> Hit:
@@ -116,7 +116,7 @@ class BlockPool:
         valid = [self._num_valid(group, blocks, tokens, num_past) for group in groups]
         pairs = zip(self._groups, valid, strict=True)
         if any(group.is_whole and count == len(blocks) - 1 for group, count in pairs):
-            blocks.pop()  # it went on otherwise: the target reads it again, for the group's sake
+            blocks.pop()  # another token followed there: the target computes it again
             self._cut_to_state(table, blocks)
             valid = [min(count, len(blocks)) for count in valid]
         num_computed = tuple(size * count for count in valid)
@@ -127,9 +127,9 @@ class BlockPool:
         return Hit(blocks, num_computed, num_idle, num_alike, snapshot, num_past)
 
     def _longest(self, keys: list[bytes]) -> list[int]:
-        """The blocks of as many leading keys as all are there for, but those before a window."""
+        """The blocks of the longest run of leading keys; those before a window may be missing."""
         blocks: list[int] = []
-        num_found = first = 0  # first: of the blocks that were met last, one after the other
+        num_found = first = 0  # first: where the last unbroken run of blocks began
         for place, key in enumerate(keys):
             block = self._by_key.get(key)
             if block is None:
@@ -142,12 +142,12 @@ class BlockPool:
         return blocks[:num_found]
 
     def _num_past(self, num_computed: int) -> int:
-        """Leading blocks that no token sees any more once this many tokens are computed."""
+        """Leading blocks before every window, once this many tokens are computed."""
         assert self.window is not None
         return max(0, (num_computed - self.window + 1) // self.block_size)
 
     def _cut_to_state(self, table: BlockTable, blocks: list[int]) -> None:
-        """Leave out the blocks after the last recurrent state that was kept."""
+        """Drop the blocks after the last kept recurrent state."""
         if self.snapshots is not None:
             while blocks and table.keys[len(blocks) - 1] not in self.snapshots:
                 blocks.pop()
@@ -174,7 +174,7 @@ class BlockPool:
         self.take(table, self.num_missing(table, num_slots))
 
     def num_held(self, num_slots: int, hit: Hit) -> int:
-        """Blocks that must be free, beside the hit's, for a sequence of this length to begin."""
+        """Blocks that must be free, besides the hit's, to start a sequence of this length."""
         num_missing = -(-num_slots // self.block_size) - len(hit.blocks)
         if not self.is_sliding:
             return num_missing
@@ -206,21 +206,21 @@ class BlockPool:
         self._valid[block] = 0
 
     def reset(self) -> None:
-        """Make every idle block unfindable."""
+        """Forget the keys of all blocks that no sequence holds."""
         for block in self._free:
             self._forget(block)
 
     @property
     def is_told(self) -> bool:
-        """Whether `advance` does anything."""
+        """Whether `advance` has anything to do."""
         return self.is_caching or self.window is not None
 
     def advance(self, table: BlockTable, tokens: list[int], num_computed: Sequence[int]) -> None:
-        """More was written: publish full blocks, and give back those before every window."""
+        """More KV was written: publish full blocks, and free those before every window."""
         if self.is_caching:
             self.publish(table, tokens, num_computed)
         if self.window is None or len(num_computed) < len(self._groups):
-            return  # how far the others are is told with a later step
+            return  # later steps say how far the other groups are
         num_past = self._num_past(min(num_computed))
         if self.is_caching:
             num_past = min(num_past, *table.num_published)
@@ -229,7 +229,7 @@ class BlockPool:
             table.num_given = place + 1
 
     def publish(self, table: BlockTable, tokens: list[int], num_computed: Sequence[int]) -> None:
-        """Make full blocks findable, each for the groups that have written all of it."""
+        """Publish full blocks, each for the groups that have written all of it."""
         published = table.num_published
         for group, count in enumerate(num_computed):
             num_full = count // self.block_size
@@ -244,7 +244,7 @@ class BlockPool:
     def _publish_one(self, table: BlockTable, tokens: list[int], place: int, group: int) -> bool:
         block, key = table.blocks[place], table.keys[place]
         if group == 0:
-            # Two sequences may compute the same block at the same time: the first is kept.
+            # If two sequences compute the same block at the same time, the first one is kept.
             if self._keys[block] is None and key not in self._by_key:
                 self._by_key[key] = block
                 self._keys[block] = key
@@ -263,9 +263,10 @@ class BlockPool:
         return True
 
     def cuts(self, hit: Hit, num_known: int) -> list[int]:
-        """Ends of blocks at which to keep a recurrent state for others.
+        """Ends of blocks at which to keep a recurrent state for later requests.
 
-        Where the text parts from one that was read before, as others may too, and the last one.
+        These are the last one, and the one where the text departs from an earlier text, as later
+        ones may do too.
         """
         cuts: list[int] = []
         if self.snapshots is None or not self.is_caching:
@@ -278,7 +279,7 @@ class BlockPool:
         return cuts
 
     def is_worth_keeping(self, num_tokens: int) -> bool:
-        """Whether this many tokens, read once, will be found by others."""
+        """Whether a state after this many tokens saves enough to be kept."""
         return self.snapshots is None or num_tokens >= LEAST_SHARED
 
     def keep_state(self, table: BlockTable, num_computed: int, snapshot: int) -> None:
@@ -293,7 +294,7 @@ class BlockPool:
             self.snapshots.put(table.keys[place - 1], snapshot)
 
     def release(self, table: BlockTable) -> None:
-        """Let go of every block; later ones are given away sooner, as prefixes are worth more."""
+        """Free every block; later ones are reused sooner, as prefixes are worth more."""
         for block in reversed(table.blocks[table.num_given :]):
             self._let_go(block)
         table.blocks = []

@@ -1,4 +1,4 @@
-"""The engine: takes requests, plans steps for the runner, and hands out what they wrote."""
+"""The engine: takes requests, plans steps for the runner, and returns the text they produce."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Adapter(Protocol):
     def add(self, prompt_ids: abc.Sequence[int], answer_ids: abc.Sequence[int]) -> None: ...
 
     def apply(self) -> None:
-        """Between two steps: put what was learned meanwhile to use."""
+        """Use what was learned since; called between two steps."""
 
     def close(self) -> None: ...
 
@@ -85,7 +85,7 @@ class Engine:
         self._new_tokens: list[int] = []  # handles and tokens, in turn
         self._stats = EngineStats(config.spec.method)
         self._arrivals = count()
-        self._last_step_end: float | None = None  # None: there was nothing to do
+        self._last_step_end: float | None = None  # None: the engine was idle
 
     def add(
         self,
@@ -108,7 +108,7 @@ class Engine:
         params: SamplingParams,
         **options: Any,
     ) -> Asked:
-        """The request made ready for `admit`, or the error it deserves. Any thread may call it."""
+        """Prepare a request for `admit`, or raise what is wrong with it. Any thread may call it."""
         return self._intake.check(request_id, prompt_ids, params, **options)
 
     def admit(self, asked: Asked) -> None:
@@ -138,7 +138,7 @@ class Engine:
             self._scheduler.add(sequence)
 
     def _most_nodes(self, request: Request) -> int:
-        """How large a draft it may get; slots are set aside for as many."""
+        """The most nodes of the request's drafts; that many slots are reserved."""
         capacity, mode = self.runner.capacity, request.params.speculation.mode
         if mode == "off":
             return 0
@@ -148,7 +148,7 @@ class Engine:
         return capacity.methods.get(mode, default)
 
     def check_queue(self, num_coming: int) -> None:
-        """Raises QueueFullError if a request would wait too far back, after `num_coming` more."""
+        """Raise QueueFullError if the queue would be too long after `num_coming` more requests."""
         limit = self.config.schedule.max_queue
         if limit is None:
             return
@@ -159,7 +159,7 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """End a request now. Its last output, with finish reason "abort", comes with the next step.
 
-        An id that is not there is not an error: the request may just have finished.
+        An unknown id is not an error: the request may just have finished.
         """
         job = self._jobs.get(request_id)
         if job is None:
@@ -198,16 +198,16 @@ class Engine:
         return outputs
 
     def take_tokens(self) -> list[int]:
-        """New tokens since the last call, of requests with a handle: handle, token, and so on.
+        """New tokens of requests with a handle, since the last call: handle, token, and so on.
 
-        Such a request has one answer, and nothing to be told of it but tokens; its output is
-        returned by `step` when it is over. The caller turns the tokens into text.
+        Such a request has one answer and asks for nothing but tokens; `step` returns its output
+        when it is over. The caller turns the tokens into text.
         """
         tokens, self._new_tokens = self._new_tokens, []
         return tokens
 
     def _apply(self, result: StepResult, members: list[Member]) -> None:
-        """Take in a collected step: give sequences their tokens, then free what ended ones held."""
+        """Apply a collected step: give sequences their tokens, and free what ended ones held."""
         now, share = self._clock(), self._stats.share(result)
         if result.single_tokens is None:
             for member, row in zip(members, result.rows, strict=True):
@@ -235,7 +235,7 @@ class Engine:
         self._stats.add_gaps(gaps)
 
     def _take(self, member: Member, row: RowResult, share: Share, now: float) -> None:
-        """Take in what a collected step did for one sequence."""
+        """Apply what a collected step did for one sequence."""
         sequence = member.sequence
         assert row.row == member.work.row
         first_processed = sequence.num_computed
@@ -279,7 +279,7 @@ class Engine:
         asked, outputs = job.asked, [sequence.output for sequence in job.sequences]
         scores = outputs[0].prompt_logprobs
         if scores is not None and len(scores) < len(asked.prompt_ids):
-            scores = None  # not all of them yet
+            scores = None  # not complete yet
         answers = [output.completion() for output in outputs]
         stats, metrics = {}, None
         if not job.num_open:
@@ -287,7 +287,7 @@ class Engine:
             one = len(answers) == 1 and answers[0].stats
             stats = one.copy() if one else tally.stats()
             metrics = tally.metrics(self._clock())
-        if self.config.spec.is_lossy:  # shown wherever the figures are
+        if self.config.spec.is_lossy:  # must be visible with every figure
             for figures in (stats, *(answer.stats for answer in answers)):
                 figures["lossy"] = True
         if self.config.spec.is_synthetic:
@@ -310,7 +310,7 @@ class Engine:
         now = self._clock()
         since = started if self._last_step_end is None else self._last_step_end
         self._stats.busy_seconds += now - since
-        # A step that is still to be collected when all requests have ended is nobody's time.
+        # A step that is pending after all requests have ended does not count.
         self._last_step_end = now if self._jobs else None
 
     def stats(self) -> dict[str, Any]:
@@ -341,7 +341,7 @@ class Engine:
         self.runner.reset()
 
     def check_alive(self) -> None:
-        """Raise EngineError where a process that the runner needs is gone."""
+        """Raise EngineError if a process of the runner has ended."""
         self.runner.check_alive()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""From what a user asks to sequences: checked against the model, limits and seeds filled in."""
+"""Checks a user's request against the model, and fills in limits and seeds."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from hunch.types import (
 
 @dataclass(slots=True, kw_only=True)
 class Asked:
-    """A user's request that was found good: one Request per sample."""
+    """A checked request: one Request per sample."""
 
     id: str
     prompt: str | None
     prompt_ids: list[int]
     requests: list[Request]
     is_streaming: bool
-    handle: int = -1  # a number under which its tokens are told one by one, see Engine.take_tokens
+    handle: int = -1  # its number in Engine.take_tokens; -1: its tokens come with `step`
 
 
 class Intake:
-    """Checks requests. It changes nothing but its counter, so any thread may ask it."""
+    """Checks requests. It changes nothing but its counter, so any thread may use it."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class Intake:
         cache_salt: str = "",
         handle: int = -1,
     ) -> Asked:
-        """Raises RequestError, or CapacityError for what could never fit into the KV memory."""
+        """Raise RequestError, or CapacityError for a request that can never fit into KV memory."""
         ids = list(prompt_ids)
         self._check_values(ids, params)
         params = self._with_counts(params)
         grammar = self._grammar(params.structured_outputs)
-        # A grammar says itself when the text may end, and nothing can follow its end.
+        # A grammar decides where the text may end, and nothing can follow its end.
         is_ignored = params.ignore_eos and grammar is None
         eos_ids = () if is_ignored else self._eos_ids
         seed = self._new_seed() if params.seed is None else params.seed
@@ -151,7 +151,7 @@ class Intake:
                 )
 
     def _known(self, ids: Collection[int]) -> list[int]:
-        """Those that the model can say."""
+        """The ids that the model has."""
         return [token for token in ids if 0 <= token < self._vocab_size]
 
     def _max_tokens(self, num_prompt: int, params: SamplingParams) -> int:
@@ -174,12 +174,12 @@ class Intake:
         return max_tokens
 
     def _new_seed(self) -> int:
-        """A seed per request, the same again in the next run of the same program."""
+        """A seed per request, the same in the next run of the same program."""
         text = f"{self._base_seed}/{next(self._numbers)}".encode()
         return int.from_bytes(blake2b(text, digest_size=8).digest()) & MAX_SEED
 
     def _prediction(self, expected: str | Sequence[int] | None) -> tuple[int, ...]:
-        """Its token ids, as far as an answer could reach."""
+        """The prediction's token ids, as many as the longest answer could use."""
         if expected is None:
             return ()
         if isinstance(expected, str):
@@ -198,7 +198,7 @@ class Intake:
             plain = tuple(self._codec.encode(bare, add_special_tokens=False))
             spaced = tuple(self._codec.encode(" " + bare, add_special_tokens=False))
             found.append(plain)
-            # Where the space is a token of its own, `plain` already stands after it.
+            # If the space is a token of its own, `plain` is already the form after it.
             is_other = len(spaced) == len(plain) and spaced[0] != plain[0]
             if is_other or word.startswith(" "):
                 found.append(spaced)

@@ -6,8 +6,8 @@ MessagePack: `[time, events, data_parallel_rank]` with events
     ["BlockStored", hashes, parent's hash or nil, token ids, block size, nil, "GPU", nil]
     ["BlockRemoved", hashes, "GPU"]
 
-as Dynamo's and llm-d's routers read them. Who missed some asks the replay endpoint, by the number
-to begin with.
+as Dynamo's and llm-d's routers read them. A router that missed some asks the replay endpoint for
+everything from a number on.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from hunch.errors import ConfigError
 log = logging.getLogger("hunch")
 
 END = (-1).to_bytes(8, "big", signed=True)  # the number after the last message of a replay
-WAIT_SECONDS = 0.05  # between two looks at whether somebody asks for a replay
+WAIT_SECONDS = 0.05  # between two looks for requests of a replay
 LEAVE_SECONDS = 1.0
 MEDIUM = "GPU"  # the name routers know for the memory a model computes with
 
 
 class KVEventLog:
-    """What happens to blocks in one step, told when it is over."""
+    """Collects what happens to blocks in a step, and publishes it when the step is over."""
 
     def __init__(self, publisher: Publisher, block_size: int) -> None:
         self._publisher, self._block_size = publisher, block_size
         self._events: list[list[Any]] = []
-        self._last: bytes | None = None  # the block that the last event stored, if it did
+        self._last: bytes | None = None  # the block of the last event, if it stored one
 
     def stored(self, key: bytes, parent: bytes | None, token_ids: Sequence[int]) -> None:
         """A full block can be found from now on."""
@@ -56,7 +56,7 @@ class KVEventLog:
         self._last = key
 
     def removed(self, key: bytes) -> None:
-        """It cannot be found any more."""
+        """A block can no longer be found."""
         if self._events and self._events[-1][0] == "BlockRemoved":
             self._events[-1][1].append(hash_of(key))
         else:
@@ -74,7 +74,7 @@ class KVEventLog:
 
 
 def log_of(config: KVEvents | None, block_size: int) -> KVEventLog | None:
-    """None: nobody is told."""
+    """A log for this config; None: there is no publisher."""
     return None if config is None else KVEventLog(Publisher(config), block_size)
 
 
@@ -115,7 +115,7 @@ class Publisher:
         self._thread.start()
 
     def publish(self, events: list[Any]) -> None:
-        """In the order of calls. What does not fit the queue is lost, and its number missing."""
+        """Queue a batch. If the queue is full, it is lost, and its number is missing."""
         try:
             self._queue.put_nowait(
                 (self._next, [time.time(), events, self._config.data_parallel_rank])
@@ -127,7 +127,7 @@ class Publisher:
         self._next += 1
 
     def close(self) -> None:
-        """After what is in the queue was sent, for a moment."""
+        """Wait a moment for the queue to be sent, then close."""
         self._is_over = True
         self._thread.join(LEAVE_SECONDS)
         for socket in (self._pub, self._replay):
@@ -148,7 +148,7 @@ class Publisher:
                 self._pub.send_multipart((self._config.topic.encode(), number, payload))
 
     def _answer(self) -> None:
-        """Somebody asks for everything from a number on, as far as it was kept."""
+        """Answer a request for everything from a number on, as far as it is kept."""
         assert self._replay is not None
         *envelope, first = self._replay.recv_multipart()
         if len(first) != 8 or len(envelope) != 2:

@@ -18,8 +18,8 @@ from hunch.types import (
 
 
 class SequenceOutput:
-    """Grows by the tokens the device commits. `token_ids` keeps the token that completed a stop
-    string, the text is cut before it (or after it, where the request includes it)."""
+    """Grows by the committed tokens. `token_ids` keeps the token that completed a stop string; the
+    text is cut before the string (or after it, if the request includes it)."""
 
     def __init__(
         self,
@@ -54,20 +54,20 @@ class SequenceOutput:
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]  # nothing comes before the first token
         self._pooled: Sequence[float] | None = None  # states of the prompt: their sum, or the last
-        # Most requests have no stop strings: their tokens need no look one by one.
+        # Without stop strings, tokens need not be looked at one by one.
         self._is_simple = self._matcher is None
         self._snapshot: CompletionOutput | None = None
 
     @property
     def max_cached(self) -> int | None:
-        """Prompt tokens that may come from a cache, as nothing is wanted of them; None: all."""
+        """Prompt tokens that may come from the cache, as nothing is asked of them; None: all."""
         if self.request.params.pooling is not None:
             return 0
         return None if self.prompt_logprobs is None else len(self.prompt_logprobs) - 1
 
     @property
     def embedding(self) -> list[float] | None:
-        """The prompt's states as one, once all of it was read."""
+        """The embedding of the prompt, once all of it is computed."""
         pooled, count = self._pooled, len(self.request.prompt_ids)
         if pooled is None:
             return None
@@ -76,7 +76,7 @@ class SequenceOutput:
         return [total / POOL_SCALE / count for total in pooled]
 
     def push(self, row: RowResult, first_processed: int) -> bool:
-        """Take in a step's result; True when the sequence is over."""
+        """Apply a step's result; True: the sequence is over."""
         if row.pooled is not None:
             so_far = self._pooled if first_processed and self._pooled else [0] * len(row.pooled)
             self._pooled = [a + b for a, b in zip(so_far, row.pooled, strict=True)]
@@ -88,7 +88,7 @@ class SequenceOutput:
         if self.trace is not None and row.trace is not None:
             self.trace.append(row.trace)
         if row.finish is None and self._is_simple:
-            self.token_ids += row.tokens  # their text is read when somebody asks
+            self.token_ids += row.tokens  # their text is made when it is asked for
             if self.logprobs is not None and row.logprobs is not None:
                 for scores, token in zip(row.logprobs, row.tokens, strict=True):
                     self._add_logprobs(scores, token)
@@ -113,7 +113,7 @@ class SequenceOutput:
         return False
 
     def push_token(self, token: int, scores: dict[int, Logprob] | None = None) -> bool:
-        """The same for a row that did nothing but say a token."""
+        """`push` for a row that got one token and nothing else."""
         if not self._is_simple:
             logprobs = None if scores is None else [scores]
             row = RowResult(row=-1, tokens=[token], num_processed=1, logprobs=logprobs)
@@ -125,7 +125,7 @@ class SequenceOutput:
         return False
 
     def _read(self) -> None:
-        """Text of the tokens that came since it was last asked for, where nothing else ends it."""
+        """Add the text of tokens since the last call, where no stop string can end it."""
         if self._is_simple and self._num_read < len(self.token_ids):
             self.text += self._detokenizer.push_all(self.token_ids[self._num_read :])
             self._num_read = len(self.token_ids)
@@ -149,7 +149,7 @@ class SequenceOutput:
         return True
 
     def _end_at_token(self, token: int) -> None:
-        """A stop token ends the answer; its own text belongs to it only on request."""
+        """A stop token ends the answer; its own text is part of it only on request."""
         if self.request.params.include_stop_str_in_output:
             piece = self._detokenizer.push(token)
             if piece and self._add_text(piece):
@@ -172,7 +172,7 @@ class SequenceOutput:
         self.cumulative_logprob += scores[token].logprob
 
     def _add_prompt_logprobs(self, scores: list[dict[int, Logprob]], first: int) -> None:
-        """Scores of the tokens from position `first`; a restart may bring some a second time."""
+        """Add scores of the tokens from position `first`; after a restart some come again."""
         assert self.prompt_logprobs is not None
         num_skipped = len(self.prompt_logprobs) - first
         assert num_skipped >= 0

@@ -1,13 +1,13 @@
 """Which sequences take part in the next step, with how many tokens, and in which blocks.
 
 There is no prefill and no decode: a sequence has known tokens, some of them computed, and catches
-up. Running rows come first, in order of arrival, then waiting ones, by priority and arrival, while
-rows, blocks and the step's token budget last. Where tokens are short, every row gets one before any
-gets more; where blocks are short, drafts are trimmed first, then the last row is preempted.
+up. Running rows come first, in order of arrival, then waiting ones, by priority and arrival, as far
+as rows, blocks and the step's token budget allow. If tokens are short, every row gets one before
+any gets more; if blocks are short, drafts are shortened first, then the last row is preempted.
 
 A step may be planned while earlier ones are *pending*: submitted, not collected. What they commit
 is known only as a range: at least one token each, at most one more than the nodes they check.
-Where the target has pipeline stages, pending steps are of different rows, each with its share.
+With pipeline stages, pending steps are of different rows, each step with its share of the budget.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Scheduler:
         self._drafts_in_step = capacity.drafts_in_step
         limits = (max_draft_batch, capacity.max_draft_rows)
         self._max_draft_rows: int | None = min((n for n in limits if n is not None), default=None)
-        self._is_drafting, self._most_rows = True, self.max_rows  # of the next step
+        self._is_drafting, self._most_rows = True, self.max_rows  # in the next step
         self._free_rows = list(range(self.max_rows))[::-1]
         self._freed_rows: list[int] = []  # rows to report in the next plan that has work
         self._taken: dict[int, tuple[int, ...]] = {}  # blocks that rows take in it
@@ -106,7 +106,7 @@ class Scheduler:
             if budget <= 0 or len(members) >= self._most_rows:
                 break
             if self._max_under_way > 1 and sequence.pending_least:
-                continue  # what its pending step decides is the next one's input
+                continue  # its next input is what the pending step decides
             known = len(sequence.tokens) + sequence.num_pending
             is_steady = known <= sequence.steady_until
             if is_steady and known + sequence.pending_nodes <= sequence.steady_slots:
@@ -139,13 +139,13 @@ class Scheduler:
             if self._can_share_soon(sequence):
                 return
             num_known = len(sequence.tokens)
-            # The last known token is always computed, as its logits decide the next one, and so
-            # are those that lead to a prompt's missing scores, or whose states are wanted.
+            # The last known token is always computed, as its logits decide the next one. So are
+            # tokens that are needed for a prompt's missing scores, or whose states are wanted.
             most = sequence.output.max_cached
             max_hit = num_known - 1 if most is None else min(num_known - 1, most)
             hit = pool.find(sequence.table, sequence.tokens, max_hit)
             num_missing = pool.num_held(self._least_slots(sequence), hit)
-            # One block per running row is left over, or the next steps would preempt at once.
+            # One block per running row stays free, or the next steps would preempt at once.
             if num_missing + hit.num_idle + len(self.running) > pool.num_free:
                 return
             pool.open(sequence.table, hit, 0 if pool.is_sliding else num_known)
@@ -174,7 +174,7 @@ class Scheduler:
             budget -= member.work.num_tokens + member.work.num_nodes
 
     def _can_share_soon(self, sequence: Sequence) -> bool:
-        """Its first sample is computing the same prompt: wait, and take it from there."""
+        """Whether to wait, as the first sample of its request is computing the same prompt."""
         leader, size = sequence.leader, self.pool.block_size
         if leader is None or not self.pool.is_caching or leader.state is not State.RUNNING:
             return False
@@ -187,7 +187,7 @@ class Scheduler:
         num_pending = sequence.num_pending + sequence.pending_more
         num_lacking = num_known - sequence.num_computed - num_pending
         while sequence.cuts and sequence.cuts[0] <= num_known - num_lacking:
-            del sequence.cuts[0]  # passed, as there was no place for the state at the one before it
+            del sequence.cuts[0]  # passed without keeping a state, as there was no snapshot free
         if sequence.cuts:
             num_tokens = num_lacking - num_known + sequence.cuts[0]
             number = self._reserve_snapshot(sequence) if num_tokens <= budget else NO_SNAPSHOT
@@ -211,13 +211,13 @@ class Scheduler:
     def _fit_draft(
         self, sequence: Sequence, num_tokens: int, budget: int, num_later: int
     ) -> Member | None:
-        """The same where the step catches up with all known tokens: it may check nodes and draft.
+        """`_fit` for a step that catches up on all known tokens, and so may check nodes and draft.
 
         Slots are needed for the known tokens, the nodes checked now and, as a drafter may write
         KV while it drafts, for the bonus token and the next draft.
         """
         pool = self.pool
-        # How much pending steps commit is not known yet: the runner cuts drafts at the row's end.
+        # What pending steps commit is not known yet: the runner cuts drafts at the row's end.
         num_wanted = NO_LIMIT if sequence.num_pending else sequence.end - len(sequence.tokens)
         num_nodes = sequence.num_nodes if self._is_drafting else 0
         max_draft = sequence.max_nodes if self._is_drafting else 0
@@ -234,7 +234,7 @@ class Scheduler:
         num_new, num_needed = pool.num_missing(table, slots), pool.num_missing(table, least)
         if num_needed > pool.num_free:
             return None
-        # Drafts leave a block for each row that comes after.
+        # Drafts must leave a block for each row that comes after.
         num_new = max(num_needed, min(num_new, pool.num_free - num_later))
         spare = (len(table.blocks) + num_new) * pool.block_size - reach
         if slots - reach > spare:
@@ -248,28 +248,28 @@ class Scheduler:
     def _room_to_read(
         self, sequence: Sequence, position: int, num_lacking: int, num_later: int
     ) -> int:
-        """Tokens it can catch up on where sequences take blocks as they read."""
+        """Tokens it can catch up on, if sequences take blocks as they go."""
         num_free = self.pool.num_free
         num_blocks = len(sequence.table.blocks) + max(num_free - num_later, min(num_free, 1))
         room = num_blocks * self.pool.block_size - position
-        # With the last of them comes a token that is decided, and perhaps its KV.
+        # After the last of them a token is decided, and perhaps its KV is written.
         return room if num_lacking + self._drafts_in_step <= room else min(room, num_lacking - 1)
 
     def _reserve_snapshot(self, sequence: Sequence) -> int:
-        """A place for the row's recurrent state at its next cut, which is then done with."""
+        """A snapshot for the row's recurrent state at its next cut, which is then removed."""
         assert self.pool.snapshots is not None
         del sequence.cuts[0]
         return self.pool.snapshots.reserve()
 
     def _least_slots(self, sequence: Sequence) -> int:
-        """Without these it cannot go on.
+        """The least slots that the sequence needs for its next step.
 
-        A drafter whose KV is written within the step processes the new token in any case.
+        A drafter that writes KV within the step always processes the new token too.
         """
         return min(sequence.reach + self._drafts_in_step, sequence.end)
 
     def _num_spare(self, sequence: Sequence, num_new: int) -> int:
-        """Spare blocks to take beside new ones, so that the host does so less often."""
+        """Spare blocks to take with new ones, so that the host has to do it less often."""
         if not sequence.num_pending:
             return 0
         num_spare = self.pool.num_free - num_new - self.pool.num_blocks // 2
@@ -300,23 +300,23 @@ class Scheduler:
             member = sequence.member = Member(sequence, work, is_deciding)
         sequence.steady_until = 0
         if num_nodes == max_draft and not sequence.num_partial and not sequence.pending_more:
-            # Every step up to its end is alike, while its blocks last.
+            # All steps up to its end are alike, as long as its blocks suffice.
             end, slots = sequence.end, len(sequence.table.blocks) * self.pool.block_size
             sequence.steady_until = end - 1
             sequence.steady_slots = slots - num_nodes - 1 - max_draft if slots < end else NO_LIMIT
         return member
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Preempt the least urgent until `sequence` can have its blocks; True if it can now."""
+        """Preempt the least urgent rows until there are blocks for `sequence`; True: there are."""
         pool, least = self.pool, self._least_slots(sequence)
         if pool.is_sliding:
             if sequence.num_pending:
-                return False  # it gives blocks back when they are collected
+                return False  # its blocks are freed when they are collected
             if sequence.num_computed + 1 < len(sequence.tokens):
                 least = sequence.num_computed + 1
         num_needed = pool.num_missing(sequence.table, least)
         while pool.num_free + sum(pool.num_owned(s.table) for s in self._leaving) < num_needed:
-            # Rows before it are part of this step already.
+            # The rows before it are already part of this step.
             rest = self.running[self.running.index(sequence) :]
             victim = max(reversed(rest), key=lambda one: one.request.priority)
             self.num_preemptions += 1
@@ -326,7 +326,7 @@ class Scheduler:
         return pool.num_free >= num_needed  # else: once the pending steps are collected
 
     def apply(self, member: Member, result: RowResult) -> None:
-        """Take in what a collected step did for one sequence."""
+        """Apply what a collected step did for one sequence."""
         sequence, work = member.sequence, member.work
         sequence.num_pending -= 1
         sequence.num_partial -= not member.is_deciding
@@ -349,7 +349,7 @@ class Scheduler:
             pool.keep_state(sequence.table, is_read * result.computed[0], work.snapshot)
 
     def apply_token(self, member: Member, token: int) -> None:
-        """The same for a row whose whole result is one token."""
+        """`apply` for a row whose whole result is one token."""
         sequence = member.sequence
         sequence.num_pending -= 1
         sequence.pending_nodes -= member.work.num_nodes
@@ -371,7 +371,7 @@ class Scheduler:
             sequence.state = State.GONE
 
     def free_blocks(self, sequence: Sequence) -> None:
-        """After `apply`, and `finish` where it applies: free what no pending step names."""
+        """Free the blocks that no pending step names; after `apply` and, if it ended, `finish`."""
         if sequence.state is State.LEAVING and not sequence.num_pending:
             self._leaving.remove(sequence)
             self._release(sequence)
@@ -381,7 +381,7 @@ class Scheduler:
         self._freed_rows.append(sequence.row)
         self._free_rows.append(sequence.row)
         sequence.row = -1
-        sequence.member = None  # it names the sequence: a circle that would outlive the request
+        sequence.member = None  # it refers to the sequence: a cycle would outlive the request
         sequence.steady_until = 0
         if sequence.num_pending:
             sequence.state = State.LEAVING

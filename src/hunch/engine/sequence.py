@@ -1,4 +1,4 @@
-"""A request on its way through the engine: where it is, what is known, what is under way."""
+"""A request in the engine: its state, its known tokens, and its pending steps."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class State(Enum):
 
     WAITING = 0
     RUNNING = 1
-    LEAVING = 2  # has given its row back; its blocks wait for the last pending step that names it
+    LEAVING = 2  # its row is free, its blocks are freed after the last pending step that names it
     GONE = 3
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """A request on its way through the engine."""
+    """One sample of a request in the engine."""
 
     request: Request
     job_id: str  # the user's request it belongs to
@@ -42,23 +42,23 @@ class Sequence:
     num_computed: int = 0  # tokens whose target KV is written, by all collected steps
     num_nodes: int = 0  # most nodes that may wait to be checked in the next planned step
     num_pending: int = 0  # steps that name it and are not collected
-    num_partial: int = 0  # those of them that only catch up in part, and so decide no token
+    num_partial: int = 0  # of these, steps that catch up only in part, and so decide no token
     pending_more: int = 0  # known tokens they process, beyond one each
     pending_nodes: int = 0  # nodes they check
-    member: Member | None = None  # of the step before; mostly the next is the same
-    # It is steady, so that the next step's part is the same as the last one's, while the tokens it
-    # is sure to have are at most steady_until, and those it may have at most steady_slots.
+    member: Member | None = None  # its part in the last step; mostly the next one is the same
+    # The next step's part is the same as the last one's as long as the known tokens, after pending
+    # steps, are steady_until at most if these commit least, and steady_slots if they commit most.
     steady_until: int = 0
     steady_slots: int = 0
 
     @property
     def place(self) -> tuple[int, int]:
-        """The sequence with the lower one goes first."""
+        """Its place in the queue; the lower one goes first."""
         return self.request.priority, self.arrival
 
     @property
     def pending_least(self) -> int:
-        """Tokens that pending steps commit at least."""
+        """The fewest tokens that pending steps commit."""
         return self.num_pending - self.num_partial
 
     @property
@@ -73,4 +73,4 @@ class Member:
 
     sequence: Sequence
     work: RowWork
-    is_deciding: bool  # it catches up with all known tokens, so the target decides the next
+    is_deciding: bool  # it catches up on all known tokens, so that the target decides the next

@@ -1,4 +1,4 @@
-"""Counting what happened: per sequence and in total, under the names every hunch tool uses."""
+"""Counts per sequence and in total, under the names that all hunch tools use."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Tally:
     ) -> None:
         self.tokens = 0
         self.steps = 0  # target passes that committed tokens
-        self.checks: dict[Check, int] = {}  # how often a draft fared so
+        self.checks: dict[Check, int] = {}  # how many drafts fared like this
         # Its share of passes that processed nothing but the last token and a draft, and what plain
         # passes would have cost for the same tokens:
         self.decode_target = 0.0
@@ -92,7 +92,7 @@ class Tally:
         self.last_token = now
 
     def add_token(self, share: Share, now: float) -> float:
-        """The same for one that had a token before and did nothing but say another; its gap."""
+        """`add` for a result of one token that is not the first; returns the gap before it."""
         self.steps += 1
         self.tokens += 1
         self.decode_target += share.target
@@ -104,13 +104,13 @@ class Tally:
         return gap
 
     def merge(self, other: Tally) -> None:
-        """Add another's counts; times of arrival and such stay its own."""
+        """Add another's counts, without its times of arrival and the like."""
         for name in (
             "tokens", "steps", "reading_target", "reading_draft", "decode_target", "decode_draft",
             "decode_plain",
         ):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        # A copy: the other may be counting on in the engine's thread.
+        # A copy, as the engine's thread may still change the other.
         for check, times in other.checks.copy().items():
             self.checks[check] = self.checks.get(check, 0) + times
 
@@ -159,7 +159,7 @@ class Tally:
         }
 
     def metrics(self, now: float) -> RequestMetrics:
-        """Of a request that is over, on the clock of the day."""
+        """The times of a finished request, as times of day."""
         since = time.time() - now
         first = self.first_token
         return RequestMetrics(
@@ -236,7 +236,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def percentiles_ms(seconds: Iterable[float]) -> dict[str, float | None]:
-    """The middle, the slow twentieth and the slow hundredth, in milliseconds."""
+    """The median, the 95th and the 99th percentile, in milliseconds."""
     ordered = sorted(seconds)
     last = len(ordered) - 1
     return {
@@ -284,7 +284,7 @@ class Histogram:
 
 
 class EngineStats:
-    """The engine's totals. Any thread may read them: only whole values and copies are looked at."""
+    """The engine's totals. Any thread may read them, as only whole values and copies are read."""
 
     def __init__(self, method: str = "auto") -> None:
         self.watch = AcceptanceWatch(method)
@@ -317,7 +317,7 @@ class EngineStats:
         )
 
     def add(self, tally: Tally, row: RowResult, share: Share, now: float) -> bool:
-        """A step's result for one sequence; whether it brought the first token."""
+        """Count a step's result for one sequence; True: it has the first token."""
         num_before = tally.tokens
         tally.add(row, share, now)
         if not row.tokens:
@@ -353,7 +353,7 @@ class EngineStats:
                 add["decode"](now - tally.first_token)
 
     def report(self, running: Iterable[Tally], capacity: Capacity) -> dict[str, Any]:
-        """The common keys in total, and what a metrics server counts besides."""
+        """The common keys in total, and further counts for a metrics server."""
         total = Tally(0.0, capacity.drafter_bytes, capacity.drafter_share)
         total.merge(self.done)
         for tally in running:
@@ -377,9 +377,9 @@ class EngineStats:
         return report
 
     def _saved(self, total: Tally) -> float:
-        """Seconds that plain decoding of the same tokens would have taken more.
+        """Seconds that plain decoding of the same tokens would have taken longer.
 
-        A pass that is not needed also saves what the engine does around every pass.
+        A pass that is not needed also saves the engine's work around it.
         """
         spent = total.decode_target + total.decode_draft
         inside = spent + total.reading_target + total.reading_draft

@@ -133,7 +133,7 @@ def _put(found_W: Words, mask_W: Words) -> None:
 
 
 class _Costs:
-    """What masks took of late, and how many threads are worth waking for them."""
+    """The recent seconds of masks, and how many threads are worth waking for them."""
 
     def __init__(self) -> None:
         self._executors: dict[int, LLExecutor] = {}

@@ -76,8 +76,8 @@ class RemoteEngine:
         self._fatal: str | None = None
         self._is_closing = False
         self._line: asyncio.Transport | None = None
-        # Looks since the process was last heard of. Where the machine stood still, for whatever
-        # time, both sides missed it: that is one look, not so many seconds of silence.
+        # Looks since the process was last heard of. Not seconds: if the machine was suspended, that
+        # is one look, however long it took.
         self._num_looks = 0
         self._looking: asyncio.TimerHandle | None = None
         self._step_seconds = 0.0  # that its step had taken then

@@ -59,7 +59,7 @@ class Costs:
     room: float | None = None  # bytes in which what the target says can be kept; None: any
 
     def of_pass(self, num_rows: int) -> float:
-        """A pass over so many rows, between the measured ones on a line."""
+        """Seconds of a pass over `num_rows` rows, on a line between the measured ones."""
         below = [point for point in self.passes if point[0] <= num_rows]
         above = [point for point in self.passes if point[0] >= num_rows]
         (low, least), (high, most) = below[-1] if below else self.passes[0], (above or below)[0]
@@ -70,13 +70,13 @@ class Costs:
         return least + (most - least) * (num_rows - low) / (high - low)
 
     def of_layer(self, units: float = 1.0, abreast: int = 1) -> float:
-        """One of the target's layers with a share of its units, or several side by side."""
+        """Seconds of one of the target's layers, with a share of its units or several abreast."""
         return self.per_layer - (1.0 - units) * self.per_units + (abreast - 1) * self.per_abreast
 
     def of_node(
         self, num_layers: float, num_columns: int, units: float = 1.0, abreast: int = 1
     ) -> float:
-        """A drafted node of a network of so many of the target's layers."""
+        """Seconds of a drafted node, for a network with this many of the target's layers."""
         layers = num_layers * self.of_layer(units, abreast)
         return self.node + layers + num_columns * self.per_column
 

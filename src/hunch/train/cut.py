@@ -74,7 +74,7 @@ def in_groups(layers: Sequence[int], abreast: int) -> list[list[int]]:
 
 
 def side_by_side(spec: ModelSpec, abreast: int) -> ModelSpec:
-    """Layers that hold so many of the target's side by side: their heads, and their units."""
+    """Layers that each hold `abreast` of the target's layers side by side: heads and units."""
     return replace(
         spec,
         num_heads=abreast * spec.num_heads,

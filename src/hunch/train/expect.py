@@ -95,7 +95,7 @@ def chain_tokens(chance: float, num_nodes: int) -> float:
 
 
 def chance_of(tokens_per_pass: float, num_nodes: int) -> float:
-    """The chance of a guess that gives a chain of so many these tokens per pass."""
+    """The chance of each guess with which a chain of `num_nodes` gives these tokens per pass."""
     low, high = 0.0, 1.0
     for _ in range(30):
         middle = (low + high) / 2
@@ -225,7 +225,7 @@ def answering_share(
     device: str,
     smaller: Smaller | None = None,
 ) -> float:
-    """Of so many seconds, the share for answers with which most is learned in the others."""
+    """The share of `seconds` to spend on answers, so that training sees the most tokens after."""
     least, most = (round(100 * share) for share in SHARES)
 
     def seen(percent: int) -> float:
@@ -247,7 +247,7 @@ def expect(
     coverage: Callable[[int], float] | None = None,
     smaller: Smaller | None = None,
 ) -> Expected:
-    """What a drafter of this size does after so many seconds of training on so many tokens."""
+    """What to expect of a drafter after `seconds` of training on `answered` tokens."""
     method = METHODS[size.method]
     seen = tokens_seen(costs, spec, size, answered, seconds, device, smaller)
     own_costs, own = parts_of(size, costs, spec, smaller)
@@ -279,12 +279,12 @@ def expect(
 
 
 def found_beside(size: Size, num_layers: int) -> float:
-    """Of what guesses of so many layers miss, what more of the target's find, side by side.
+    """The share of a draft's wrong guesses that layers abreast make right.
 
-    That is the share of the other layers that they are, less what standing side by side loses:
-    nothing for one, all for `USELESS`. Measured on one model of 30 layers, each trained for 24
-    seconds: a guess of 8 layers with three in each is right with the chance 0.735, of 4 with one
-    0.575, of 4 with seven 0.55; the first one after 130 seconds with 0.825.
+    That is the share of the target's other layers that are held abreast, less what is lost by
+    holding them so: nothing for one, all for `USELESS`. Measured on one model of 30 layers, each
+    draft trained for 24 seconds: a guess of 8 layers with three in each is right with chance 0.735,
+    of 4 with one 0.575, of 4 with seven 0.55; the first one after 130 seconds with 0.825.
     """
     others = size.layers * (size.abreast - 1) / max(num_layers - size.layers, 1)
     return max(others * (USELESS - size.abreast) / USELESS, 0.0)

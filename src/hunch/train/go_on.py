@@ -45,8 +45,8 @@ EPOCHS = 3
 STEPS = (20, 1200)  # at least, and at most
 BATCH = {"cuda": 4096, "cpu": 1024}  # tokens of a step, at most
 LEAST_BATCH = 256
-# A process that is stopped leaves its GPU with the step it was given, and a request waits for that:
-# about 4 ms, if a step has so many floating-point operations of the target's.
+# When training is stopped, the GPU still finishes its step, and a request waits for that: about
+# 4 ms, if a step of the target has this many floating-point operations.
 STEP_FLOPS = 1.2e12
 MIN_GAIN = 1.01  # tokens per pass over those of before, for a new drafter to be worth taking
 

@@ -119,7 +119,7 @@ def bytes_of(num_columns: int, width: int, dtype: torch.dtype) -> int:
 
 
 def has_room(num_bytes: int, device: torch.device) -> bool:
-    """Whether so much can be kept: on a CPU always, on disk."""
+    """Whether this many bytes can be kept; on a CPU always, as they are kept on disk."""
     if device.type != "cuda":
         return True
     return num_bytes <= MEMORY_SHARE * torch.cuda.mem_get_info(device)[0]

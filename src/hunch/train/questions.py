@@ -32,7 +32,7 @@ def opening_of(llm: LLM) -> list[int]:
 def ask_target(
     llm: LLM, count: int, show: Progress, *, seconds: float, seed: int = 0
 ) -> list[list[int]]:
-    """About so many different prompts as they are served, within about so many seconds."""
+    """About `count` different prompts that the target writes itself, within about `seconds`."""
     from hunch import SamplingParams
 
     opening = opening_of(llm)

@@ -148,7 +148,7 @@ class TopOpinions:
         return TopOpinions(column_MK, p_MK.to(self.p_MK.dtype), num_columns)
 
     def toward(self, label_M: Tensor, share: float) -> TopOpinions:
-        """With so much of it moved to a column of each position's own."""
+        """The distributions with this share moved to the column `label_M` of each position."""
         if not share:
             return self
         is_own_MK = self.column_MK == label_M[:, None]
@@ -209,8 +209,8 @@ def run_target(
     """One pass of the target over the texts.
 
     Positions whose next token has no column teach nothing and are left out, unless `is_complete`
-    asks for all (to measure): their label is -1. `greedy_share` moves so much of the distribution
-    to an answer's own token. Of a share `whole` of the texts the prompt teaches too.
+    asks for all (to measure): their label is -1. `greedy_share` is the share of the distribution
+    that is moved to an answer's own token, `whole` the share of texts whose prompts teach too.
     """
     ids_BL = batch.ids_BL
     attend = Dense(ids_BL, target.ropes, split, has_readers=bool(target.spec.kv_of))

@@ -244,7 +244,7 @@ def train(
 
 
 def promised(run: Run, size: Size, replay: Replay, growth: float = 1.0) -> Draft:
-    """The best draft, and its speed, of a drafter with these guesses, grown so much."""
+    """The best draft, and its speed, if guesses are right `growth` times as often as these."""
     costs, device = run.plan.costs, device_of(run.asked)
     node = node_seconds(*run.parts(size), size)
     chance = min(growth * chance_of(replay.tokens_per_pass, len(replay.tried)), 0.95)

@@ -61,7 +61,7 @@ def coverage_of(texts: Texts, vocab_size: int) -> Callable[[int], float]:
 
 
 def enough_columns(texts: Texts, vocab_size: int, share: float = 0.985) -> int:
-    """The smallest draft vocabulary, a power of two, that covers so much of the answers."""
+    """The smallest draft vocabulary, a power of two, that covers this share of the answers."""
     coverage, size = coverage_of(texts, vocab_size), 4096
     while size < vocab_size and coverage(size) < share:
         size *= 2
