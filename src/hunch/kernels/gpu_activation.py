@@ -1,4 +1,4 @@
-"""Activations on a GPU: inside a product's ending, or over what a product left.
+"""Activations on a GPU: at the end of a product, or over its result.
 
 Shape letters: P rows padded to what a library wants, F inner width of an MLP.
 """
@@ -18,7 +18,7 @@ assert (CLIP_LIMIT, CLIP_SLOPE) == (7.0, 1.702), "the kernels have these numbers
 @triton.jit
 def activate(a, ACT: tl.constexpr):
     """act(a) in float32; ACT is one of `activation.KERNEL_NAMES`."""
-    # One return at the end: what follows a return in a branch is compiled all the same.
+    # One return at the end: code after a return in a branch is compiled too.
     tl.static_assert(
         ACT == "silu" or ACT == "relu" or ACT == "relu2" or ACT == "gelu" or ACT == "gelu_tanh"
     )
@@ -37,7 +37,7 @@ def activate(a, ACT: tl.constexpr):
 
 @triton.jit
 def gate(a, b, ACT: tl.constexpr):
-    """act(a) * b; "clipped" is of both together."""
+    """act(a) * b; "clipped" is a function of both together."""
     if ACT == "clipped":
         a, b = tl.minimum(a, 7.0), tl.minimum(tl.maximum(b, -7.0), 7.0)
         y = (b + 1.0) * (a / (1.0 + tl.exp(-1.702 * a)))

@@ -1,7 +1,8 @@
 """Paged attention on a GPU: one kernel for decoding, trees and chunked prefill.
 
-A row walks positions in tiles of TILE from position 0, in splits of SPLIT positions; split results
-are merged in order. Which program computes a split, and which rows share a tile, changes nothing.
+A row goes through positions in tiles of TILE from position 0, in splits of SPLIT positions; split
+results are merged in order. Which program computes a split, and which rows share a tile, does not
+change a bit.
 
 Shape letters: T packed tokens, I tiles of tokens, N heads, M KV heads, H head width, C cache slots,
 S splits, B blocks of a table, P tree depth.
@@ -20,7 +21,7 @@ from hunch.kernels.gpu_step import slots_at
 from hunch.kernels.gpu_tiling import NUM_SMS, SPLIT, Tiling, parts_of
 
 TILE = 64  # positions per step of the walk
-WIDE_BYTES = 128 * 1024  # of shared memory, with which wide heads are read ahead
+WIDE_BYTES = 128 * 1024  # of shared memory, needed to read wide heads ahead
 LOG2E = 1.4426950408889634
 
 
@@ -35,9 +36,9 @@ def _attend(
     at = slot_P.to(tl.int32) * kv_stride if IS_NEAR else slot_P.to(tl.int64) * kv_stride
     k = tl.load(k_ptr + at[None, :] + offs_h[:, None], mask=is_key[None, :] & is_h[:, None],
                 other=0.0)  # fmt: skip
-    k = k.to(q.dtype)  # a cache may hold 8 bits; elsewhere nothing happens
+    k = k.to(q.dtype)  # for caches of 8 bits
     scores = tl.dot(q, k, input_precision="ieee")
-    if TAIL > 0:  # values are the first part of keys
+    if TAIL > 0:  # keys are longer than values, which are their first part
         tail = tl.load(k_ptr + HEAD + at[None, :] + offs_t[:, None],
                        mask=is_key[None, :] & (offs_t < TAIL)[:, None], other=0.0)  # fmt: skip
         scores = tl.dot(q_tail, tail.to(q.dtype), scores, input_precision="ieee")
@@ -59,7 +60,7 @@ def _attend(
     if HAS_SCALES:
         share = (p * tl.load(v_scale_ptr + to, mask=is_key, other=0.0)[None, :]).to(v.dtype)
     shrink = tl.math.exp2(m - m_new)
-    # The sum goes through the tensor core too: its order must not depend on the layout.
+    # The tensor core computes the sum too, so that its order does not depend on the layout.
     ones = tl.full((TILE, 16), 1.0, v.dtype)
     z = tl.dot(p.to(v.dtype), ones, z * shrink[:, None], input_precision="ieee")
     acc = tl.dot(share, v, acc * shrink[:, None], input_precision="ieee")
@@ -81,7 +82,7 @@ def _end_split(
     m, z, acc, m1, z1, acc1, is_alone, split, acc_ptr, stat_ptr, part_R, is_row, offs_h,
     ROWS: tl.constexpr, HEAD: tl.constexpr, HEAD_PAD: tl.constexpr, IS_SHARED: tl.constexpr,
 ):  # fmt: skip
-    """A split is done: merge it if the row is all ours, else leave it for whoever comes last."""
+    """A split is done: merge it if this program has all of the row, else store it."""
     z1_R = tl.max(z1, axis=1)  # its 16 columns are equal
     if not IS_SHARED:
         m, z, acc = _merge(m, z, acc, m1, z1_R, acc1)
@@ -103,7 +104,7 @@ def _end_split(
 @triton.jit
 def _own_keys(table_ptr, tree_ptr, p, token, tok_R, pos_R, base_R, tree_stride,
               BLOCK_SIZE: tl.constexpr):  # fmt: skip
-    """Slots of one drafted token's keys: by table below its base, its ancestors' above."""
+    """Slots of one drafted token's keys: by table below its base, of its ancestors above."""
     base = tl.min(tl.where(tok_R == token, base_R, 2147483647), axis=0)
     pos = tl.max(tl.where(tok_R == token, pos_R, -1), axis=0)
     is_key = p <= pos
@@ -123,7 +124,7 @@ def _walk(
     TILE: tl.constexpr, SPLIT: tl.constexpr, IS_SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HAS_TREE: tl.constexpr, IS_NEAR: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
-    """Positions [first, last), tile by tile; (m1, z1, acc1) is the split at hand."""
+    """Positions [first, last), tile by tile; (m1, z1, acc1) is the current split."""
     m = tl.full((ROWS,), -1e30, tl.float32)
     z = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, HEAD_PAD), tl.float32)
@@ -131,7 +132,7 @@ def _walk(
     z1 = tl.zeros((ROWS, 16), tl.float32)
     acc1 = tl.zeros((ROWS, HEAD_PAD), tl.float32)
     offs_p = tl.arange(0, TILE)
-    shared = last  # below it every row finds its keys by table
+    shared = last  # below it all rows find their keys by table
     if HAS_TREE:
         shared = tl.maximum(tl.minimum(tl.min(base_R, axis=0) // TILE * TILE, last), first)
     for p0 in range(first, shared, TILE):
@@ -168,7 +169,7 @@ def _walk(
 @triton.jit
 def _merge_all(m, z, acc, acc_ptr, stat_ptr, part_R, is_row, first, last, offs_h,
                HEAD: tl.constexpr):  # fmt: skip
-    """The splits that all programs of a row left, in order."""
+    """Merge the splits that all programs of a row have stored, in order."""
     is_in = is_row[:, None] & (offs_h < HEAD)[None, :]
     for s in tl.range(first, last, num_stages=4):
         at_R = part_R + s
@@ -182,7 +183,7 @@ def _merge_all(m, z, acc, acc_ptr, stat_ptr, part_R, is_row, first, last, offs_h
 
 @triton.jit
 def _tail(q, row_ptrs, offs_t, is_row, TAIL: tl.constexpr):
-    """The part of queries that meets keys past what is a value; q itself where there is none."""
+    """The part of queries for the keys' part that is no value; q itself if there is none."""
     tail = q
     if TAIL > 0:
         is_in = is_row[:, None] & (offs_t < TAIL)[None, :]
@@ -192,7 +193,7 @@ def _tail(q, row_ptrs, offs_t, is_row, TAIL: tl.constexpr):
 
 @triton.jit
 def _join_sinks(m, z, acc, sink_ptrs, is_row):
-    """One more score in each row's softmax, which reads nothing."""
+    """Add one more score to each row's softmax, whose value is zero."""
     sink_R = tl.load(sink_ptrs, mask=is_row, other=-1e30).to(tl.float32) * 1.44269504
     m_new = tl.maximum(m, sink_R)
     shrink = tl.math.exp2(m - m_new)
@@ -235,7 +236,7 @@ def _attention_kernel(
     tok_R = token0 + row // GROUP_PAD
     head_R = kv_head * GROUP + row % GROUP_PAD
     is_row = (row // GROUP_PAD < num_tokens) & (row % GROUP_PAD < GROUP) & (tok_R < num_packed)
-    # Everything that needs no other answer is asked for first: latency is what a short row costs.
+    # Independent loads come first: a short row takes little but their latency.
     is_live = is_row & (tl.load(slot_ptr + tok_R, mask=is_row, other=-1) >= 0)
     pos_R = tl.load(pos_ptr + tok_R, mask=is_row, other=-1).to(tl.int32)
     base_R = tl.load(base_ptr + tok_R, mask=is_row, other=2147483647).to(tl.int32)
@@ -251,7 +252,7 @@ def _attention_kernel(
     base_R = tl.where(base_R > pos_R, 2147483647, base_R)  # no drafted ancestor
     low_R = tl.where(is_live, _first_seen(pos_R, window, HAS_WINDOW, IS_CHUNK), 2147483647)
     num_keys = tl.max(pos_R, axis=0) + 1
-    if num_keys == 0:  # padding: leave numbers, not garbage
+    if num_keys == 0:  # padding: store zeros, which later kernels can compute with
         if share == 0:
             tl.store(out_ptrs, tl.zeros((ROWS, HEAD_PAD), out_ptr.dtype.element_ty), mask=is_q)
         return
@@ -272,7 +273,7 @@ def _attention_kernel(
         NUM_KV // KV_PARTS * (HEAD + TAIL), tree_stride, ROWS, HEAD, HEAD_PAD, TAIL, TILE, SPLIT,
         IS_SHARED, BLOCK_SIZE, HAS_TREE, IS_NEAR, HAS_CAP, HAS_SCALES)  # fmt: skip
     let_next_start()
-    if num_shares > 1:  # whoever comes last merges all
+    if num_shares > 1:  # the last program merges all
         tl.debug_barrier()
         done = tl.atomic_add(count_ptr + tile * NUM_KV + kv_head, 1, sem="acq_rel")
         if done != num_shares - 1:
@@ -293,8 +294,8 @@ def attention(
 ) -> None:  # fmt: skip
     """softmax(q K^T * scale) V over each token's positions. No tiling: every token is a tile.
 
-    Caps and sinks as in `attention_ref`; scales, [C, M, 1], of keys and values in 8 bits. Where
-    out_TNH is narrower than keys, values are the keys' first numbers.
+    Caps and sinks as in `attention_ref`; scales, [C, M, 1], of keys and values in 8 bits. If the
+    output is narrower than the keys, values are the keys' first numbers.
     """
     tiling = tiling or Tiling(None)
     tiles_I2, block_tokens, workspace = tiling.tiles_I2, tiling.block_tokens, tiling.workspace
@@ -337,15 +338,15 @@ def attention(
 
 
 def _least_share(num_rows: int) -> int:
-    """Splits below which sharing a row out costs more than it saves, for rows x KV heads."""
+    """The fewest splits of a row for which several programs pay, for rows x KV heads."""
     return 1 if num_rows < 1.25 * NUM_SMS else 2 if num_rows < 2.5 * NUM_SMS else 3
 
 
 def _options(
     tiling: Tiling, rows: int, num_rows: int, head: int, is_latent: bool
 ) -> dict[str, object]:
-    """Few programs want many warps, to be done soon; many want few, so that more of them fit, and
-    to read further ahead where heads leave room for it."""
+    """Launch options: many warps for few programs, few warps for many, so that more of them fit;
+    and more stages if the heads leave room for them."""
     num_warps = 8 if num_rows < NUM_SMS // 2 else 4 if num_rows < 1.25 * NUM_SMS else 2
     if rows >= 64:
         num_warps = 8 if rows >= 128 else 4

@@ -1,13 +1,12 @@
-"""Kernels compiled ahead, on all cores, from what a start is going to launch.
+"""Compiles the kernels that a start will launch, ahead of it and on all cores.
 
-Triton compiles a kernel when it is launched for the first time: one after the other, on one core,
-half a second each. It keeps them on disk, so only a machine's first start waits. That start first
-goes through its own code with launches that are only noted (`Noter`), and processes that know the
-GPU by its name alone compile all of them into Triton's cache (`CompileWorkers`).
+Triton compiles a kernel when it is first launched: one after the other, on one core, half a second
+each. It keeps them on disk, so only a machine's first start takes that long. That start first runs
+its own code with launches that are only noted (`Noter`). Then processes that know nothing of the
+GPU but its kind compile all of them into Triton's cache (`CompileWorkers`).
 
-All of it goes through what Triton offers: a hook that is asked before a kernel is compiled, the
-description that it hands over, `JITFunction.preload`, a listener that is told what was compiled,
-and a class of one's own for the cache.
+Only Triton's own interface is used: the hook before a kernel is compiled, the description that it
+gets, `JITFunction.preload`, the listener for what was compiled, and a custom class for the cache.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ from hunch.kernels.build import num_cpus
 WORKERS = "HUNCH_COMPILE_WORKERS"  # processes; 0 or 1: kernels are compiled as they are launched
 MAX_WORKERS = 32
 LOCK = "hunch-compile.lock"  # in Triton's cache
-PATIENCE = 120.0  # seconds in which one of the kernels under way should be done
-# What reads places that a kernel may have had to compute.
+PATIENCE = 120.0  # seconds within which a kernel must be done
+# Operations of torch that read indices, which a kernel may not have computed.
 INDEXED = {
     "__getitem__", "gather", "index_select", "take", "take_along_dim", "embedding",
     "scatter", "scatter_add", "index_add", "index_copy", "index_put",
@@ -51,7 +50,7 @@ IN_PLACE = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ior__", "__ia
 
 
 def num_workers() -> int:
-    """Processes that compile: one for every core but ours."""
+    """Number of processes that compile: one for every core but this process's."""
     told = os.environ.get(WORKERS, "").strip()
     if told.isdigit():
         return int(told)
@@ -59,7 +58,7 @@ def num_workers() -> int:
 
 
 def is_possible() -> bool:
-    """Whether this Triton has the hooks, and there are cores to gain."""
+    """Whether this Triton has the hooks, and there is more than one core."""
     has_hooks = hasattr(knobs.runtime, "jit_cache_hook") and hasattr(knobs.compilation, "listener")
     has_hooks = has_hooks and hasattr(JITFunction, "preload")
     has_hooks = has_hooks and hasattr(knobs.cache, "manager_class")
@@ -79,24 +78,24 @@ class Job:
 # --- what has to be compiled ----------------------------------------------------------------------
 
 
-class Missing(Exception):  # noqa: N818  # no error: it ends a look into the cache
+class Missing(Exception):  # noqa: N818  # not an error: it ends a search of the cache
     """A kernel is not in Triton's cache."""
 
 
 class Noter:
-    """Runs code whose launches are only noted. It leaves all memory as it was.
+    """Runs code without launching kernels, and notes them; memory is not changed.
 
-    Kernels that Triton's cache has are loaded on the way, for when they are needed.
+    Kernels that are in Triton's cache are loaded.
     """
 
     def __init__(self, note: Callable[[Job], None]) -> None:
-        """`note` is called once for each kernel that is to be compiled."""
+        """`note` is called once for each kernel that must be compiled."""
         self._note, self._thread = note, get_ident()
         self._seen: set[object] = set()
         self._noted: set[Job] = set()
 
     def __call__(self, body):
-        """What `body` returns, with numbers in it that nobody computed."""
+        """Run `body`; what it returns has undefined numbers in it."""
         run, hook = JITFunction.run, knobs.runtime.jit_cache_hook
         asked: list[Job] = []  # the kernel that is looked for
 
@@ -128,7 +127,7 @@ class Noter:
                 JITFunction.run, knobs.runtime.jit_cache_hook = run, hook
 
     def _manager(self) -> type:
-        """Triton's way to its cache, which ends where there is nothing."""
+        """A class for Triton's cache that raises `Missing` if a kernel is not there."""
         thread = self._thread
 
         class Probe(knobs.cache.manager_class or FileCacheManager):
@@ -146,7 +145,7 @@ class Noter:
             self._note(job)
 
     def _is_new(self, kernel, args, given) -> bool:
-        """Whether no launch before was the same in all that a kernel is compiled for."""
+        """Whether no earlier launch was equal in all that a kernel is compiled for."""
         named = ((name, _kind(value)) for name, value in given.items())
         key = (id(kernel), *map(_kind, args), *named)
         if key in self._seen:
@@ -164,8 +163,8 @@ def _kind(value):
 
 
 class Unwritten(TorchFunctionMode):
-    """torch's own operations, where kernels are not launched: nothing that stands in memory is
-    written, and what no kernel computed is no place to read from."""
+    """torch's own operations while kernels are not launched: they write to no existing memory, and
+    do not use undefined numbers as indices."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
@@ -212,29 +211,29 @@ def told_of_misses(tell: Callable[[], None]) -> Iterator[None]:
 def in_turn() -> Iterator[None]:
     """Engines that start side by side do this one after the other: the first compiles for all."""
     with ExitStack() as stack:
-        with suppress(OSError):  # a cache that nobody can write to, or cannot lock
+        with suppress(OSError):  # a cache that cannot be written to or locked
             os.makedirs(knobs.cache.dir, exist_ok=True)
             file = stack.enter_context(open(os.path.join(knobs.cache.dir, LOCK), "w"))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
-# --- who compiles ---------------------------------------------------------------------------------
+# --- the processes that compile -------------------------------------------------------------------
 
 
 class CompileError(RuntimeError):
-    """The processes that compile are gone."""
+    """The processes that compile have ended."""
 
 
 class CompileWorkers:
-    """Processes that compile into Triton's cache, below one that has imported all they need."""
+    """Processes that compile into Triton's cache, forked from one that has imported everything."""
 
     def __init__(self, count: int) -> None:
         self.count, self.num_jobs, self.num_failed = count, 0, 0
         self._num_answered = 0
         self._lines: Queue[object] = Queue()  # to be sent; None: there will be no more
         self._answers: Queue[str | None] = Queue()  # None: there will be no more
-        self._words = tempfile.TemporaryFile("w+")  # noqa: SIM115  # of the processes, to show
+        self._words = tempfile.TemporaryFile("w+")  # noqa: SIM115  # what the processes print
         target = driver.active.get_current_target()
         env = {
             **os.environ,
@@ -250,7 +249,7 @@ class CompileWorkers:
             stderr=self._words,
             env=env,
             text=True,
-            start_new_session=True,  # Ctrl-C reaches us, and we end it
+            start_new_session=True,  # Ctrl-C reaches this process, which ends it
         )
         self._lines.put([triton.__version__, count, gpu_launch.HAS_EARLY_START, vars(target)])
         loops = self._read, self._write
@@ -259,12 +258,12 @@ class CompileWorkers:
             thread.start()
 
     def _write(self) -> None:
-        """Nobody waits while the other side is not there yet."""
-        with suppress(OSError):  # it ended, or was ended
+        """Send queued lines, from a thread of its own: the process may still be starting."""
+        with suppress(OSError):  # the process has ended
             while (line := self._lines.get()) is not None:
                 self._process.stdin.write(json.dumps(line) + "\n")
                 self._process.stdin.flush()
-            self._process.stdin.close()  # it ends with the last of them
+            self._process.stdin.close()  # it ends after the last line
 
     def _read(self) -> None:
         for line in self._process.stdout:
@@ -276,7 +275,7 @@ class CompileWorkers:
         self.num_jobs += 1
 
     def results(self) -> Iterator[bool]:
-        """For each submitted kernel, as it is done, whether it could be compiled; each once."""
+        """For each submitted kernel, when it is done: whether it could be compiled."""
         while self._num_answered < self.num_jobs:
             try:
                 line = self._answers.get(timeout=PATIENCE)
@@ -295,12 +294,12 @@ class CompileWorkers:
         return lines[-1] if lines else f"exit code {self._process.poll()}"
 
     def finish_alone(self) -> None:
-        """Nobody waits for what is still under way: they end when it is done."""
+        """Let the processes finish their work in the background, and then end."""
         self._lines.put(None)
         Thread(target=self._end, name="hunch-compile", daemon=True).start()
 
     def close(self) -> None:
-        """End all of them, whatever they are at."""
+        """End all processes at once."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._lines.put(None)

@@ -1,9 +1,9 @@
-"""The process behind `gpu_compile`: compiles kernels that it is told, by forked workers.
+"""The process behind `gpu_compile`: compiles kernels in forked workers.
 
     python -m hunch.kernels.gpu_compile_server
 
-The first line says Triton's version, the number of workers and what is known of the GPU, each
-further one describes a kernel; for each there is a line in the answer, empty where all went well.
+The first line of its input has Triton's version, the number of workers and the kind of GPU; each
+further line describes a kernel. It answers each with a line, which is empty if all went well.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from hunch.kernels import gpu_launch
 
 
 class NamedGpu:
-    """As much of a driver as compiling asks for: the kind of GPU."""
+    """As much of a driver as compiling needs: the kind of GPU."""
 
     launcher_cls = utils = None
 
@@ -47,24 +47,24 @@ class NamedGpu:
 
 
 def compile_for(target: GPUTarget, *, is_early: bool) -> None:
-    """Kernels are compiled for this GPU from here on."""
+    """Compile kernels for this GPU from now on."""
     driver.set_active(NamedGpu(target))
     gpu_launch.HAS_EARLY_START, gpu_launch.EARLY = is_early, tl.constexpr(is_early)
 
 
 def compile_kernel(module: str, name: str, source: str, description: str) -> None:
     kernel = getattr(import_module(module), name)
-    # Triton's own hash of the code is another one in another order of kernels, as it leaves out
-    # the constants of functions that it has not seen before.
+    # Triton's own hash of the code depends on the order of kernels, as it leaves out the constants
+    # of functions that it has not seen before.
     kernel.hash = source
-    # It takes a constant "int8" or "bf16" for its own type of that name, which is another constant
-    # to a kernel and not to the name in the cache. Ours are words; types are not noted (`Noter`).
+    # Triton would take a constant "int8" or "bf16" for its type of that name: another constant for
+    # the kernel, under the same name in the cache. Ours are strings; types are not noted (`Noter`).
     tl.dtype.is_dtype = staticmethod(lambda word: False)
     kernel.preload(description)
 
 
 def warm_up(target: GPUTarget) -> None:
-    """What every worker needs, once before they are forked."""
+    """Load what every worker needs, before they are forked."""
     from triton.compiler.compiler import make_backend
     from triton.runtime.cache import triton_key
 
@@ -77,7 +77,7 @@ def warm_up(target: GPUTarget) -> None:
 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever compilers print is no answer
+    os.dup2(2, 1)  # what compilers print must not be taken for an answer
     version, count, is_early, about = json.loads(sys.stdin.readline())
     if version != triton.__version__:
         sys.exit(f"Triton {triton.__version__} here, {version} there")

@@ -1,8 +1,8 @@
 """The gated delta rule on a GPU: a state per row and head, folded token by token.
 
-`kernels.delta` has the states, and says in plain Python what these do. One program owns some values
-of a head for one row, with a layout fixed by the model, so a token's sums are always added in the
-same order: whether it is known, checked as a node, or folded in after it was accepted.
+`kernels.delta` has the states, and the plain Python form of these kernels. One program has some
+values of a head for one row, in a layout fixed by the model. So a token's sums are always added in
+the same order, whether it is known, checked as a node, or folded in after it was accepted.
 
 Shape letters: T packed tokens, S sequences of the step, X rows of the engine, G places of the ring,
 C channels of the convolution, I = C + 2N inputs of a token, N value heads, H width of a key,
@@ -22,7 +22,7 @@ from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, opti
 
 SEQUENCES = "sequences"  # of AttnInputs.memo
 MAX_TAPS = 4
-STEP_ROW = -1  # in place of a sequence's row: the one that seq_T names
+STEP_ROW = -1  # instead of a sequence's row: take the row that seq_T names
 _BLOCK_V = 32  # values of a head that a program folds: one row then fills a GPU
 
 
@@ -34,7 +34,7 @@ def step_sequences(num_rows: int, num_tokens: int, device: torch.device) -> Tens
 
 
 def sequences(attn: AttnInputs) -> Tensor:
-    """[S, 4]: first packed token, last, known ones of them, row; made once per step."""
+    """[S, 4]: first and last packed token, number of known ones, row; made once per step."""
     if SEQUENCES not in attn.memo:
         found = torch.tensor(sequences_of(attn), dtype=torch.int64).view(-1, 4)
         attn.memo[SEQUENCES] = found.to(attn.pos_T.device)
@@ -43,14 +43,14 @@ def sequences(attn: AttnInputs) -> Tensor:
 
 @triton.jit
 def _sequence(seqs_ptr, pos_ptr, slot_ptr, seq_ptr, s):
-    """First packed token, live ones, known ones, row and first position of a sequence."""
+    """First packed token, numbers of live and known ones, row and first position of a sequence."""
     first = tl.load(seqs_ptr + 4 * s)
     last = tl.load(seqs_ptr + 4 * s + 1)
     num_known = tl.load(seqs_ptr + 4 * s + 2)
     row = tl.load(seqs_ptr + 4 * s + 3)
     num = tl.zeros((), tl.int64)
     offs = tl.arange(0, 64)
-    for at in range(first, last, 64):  # live tokens stand before padding
+    for at in range(first, last, 64):  # live tokens come before padding
         slot = tl.load(slot_ptr + at + offs, mask=at + offs < last, other=-1)
         num += tl.sum((slot >= 0).to(tl.int64), axis=0)
     is_live = num > 0
@@ -62,7 +62,7 @@ def _sequence(seqs_ptr, pos_ptr, slot_ptr, seq_ptr, s):
 
 @triton.jit
 def _input(y_ptr, ring_ptr, offs, p, start, stride, num_inputs, is_in, NUM_PLACES: tl.constexpr):
-    """What a token was given: by this step's product, or by the ring before it."""
+    """A token's inputs: from this step's product, or, for an earlier token, from the ring."""
     new = tl.load(y_ptr + (p - start) * stride + offs, mask=is_in & (p >= start), other=0.0)
     place = (p % NUM_PLACES) * num_inputs
     old = tl.load(ring_ptr + place + offs, mask=is_in & (p < start), other=0.0)
@@ -71,7 +71,7 @@ def _input(y_ptr, ring_ptr, offs, p, start, stride, num_inputs, is_in, NUM_PLACE
 
 @triton.jit
 def _before(ring_ptr, offs, p, num_inputs, is_in, NUM_PLACES: tl.constexpr):
-    """What a token before the step was given; 0 before the text."""
+    """The inputs of a token before the step; 0 before the text."""
     place = ((p + NUM_PLACES) % NUM_PLACES) * num_inputs
     return tl.load(ring_ptr + place + offs, mask=is_in & (p >= 0), other=0.0).to(tl.float32)
 
@@ -153,7 +153,7 @@ def _fold_kernel(
         state = state + k[:, None] * gain[None, :]
         read = tl.sum(state * q[:, None], axis=0)
         tl.store(out_ptr + (p - start) * NUM_V * V_DIM + v_offs, read, mask=is_v & (p >= start))
-        if p == known - 1:  # what comes after it are nodes
+        if p == known - 1:  # the rest are nodes
             tl.store(state_ptr + at, state, mask=is_in)
         q_a, q_b, q_c = q_b, q_c, q_d
         k_a, k_b, k_c = k_b, k_c, k_d
@@ -169,9 +169,9 @@ def fold(
     attn: AttnInputs,
     read_TZ: Tensor,
 ) -> None:
-    """What each token reads, in float32; rows' states go on to their last known token.
+    """Compute what each token reads, in float32; rows' states advance to the last known token.
 
-    The weights have `MAX_TAPS` taps. What the tokens were given is in the first numbers of y.
+    The weights have `MAX_TAPS` taps. The tokens' inputs are the first numbers of y.
     """
     assert len(weights.conv_JC) == MAX_TAPS
     seqs_S4 = sequences(attn)
@@ -210,7 +210,7 @@ def _keep_kernel(
 
 
 def keep(y_PW: Tensor, states: RowStates, layer: int, attn: AttnInputs) -> None:
-    """The last inputs go to the ring, once `fold` has read what stood there."""
+    """Store the last inputs in the ring; after `fold`, which still reads the old ones."""
     seqs_S4, (_, _, num_places, num_inputs) = sequences(attn), states.inputs_LXGI.shape
     if not len(seqs_S4):
         return
@@ -244,7 +244,7 @@ def _gated_norm_kernel(
 def gated_norm(
     read_TZ: Tensor, gate_PZ: Tensor, norm_D: Tensor, eps: float, slot_T: Tensor, out_PZ: Tensor
 ) -> None:
-    """Each head of what tokens read, normed, times silu of its gate."""
+    """Each head of what tokens read, normed, times the silu of its gate."""
     width, num_heads = len(norm_D), read_TZ.shape[1] // len(norm_D)
     _gated_norm_kernel[(len(read_TZ), num_heads)](
         read_TZ, gate_PZ, norm_D, slot_T, out_PZ, gate_PZ.stride(0), eps,

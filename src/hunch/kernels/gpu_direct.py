@@ -1,9 +1,9 @@
 """Products of few rows with weights in few bits: codes go from memory to a tensor core's registers.
 
-The bits are those of `gpu_quant`. What differs is the way of the codes: each thread reads 16 bytes
-at once, which are the ones it multiplies (see `quant`), several spans ahead, and the first of them
-before the kernel before has ended. Inputs alone stand in shared memory. Written in Gluon, where a
-program says which thread has what.
+The results are bit for bit those of `gpu_quant`, but codes do not go through shared memory: each
+thread reads 16 bytes at once, which are the ones it multiplies (see `quant`), several spans ahead,
+and the first of them before the previous kernel has ended. Only inputs are in shared memory.
+Written in Gluon, where a program says which thread has what.
 
 Shape letters: M rows, N outputs, K inputs, S spans, W words of a span.
 """
@@ -35,8 +35,8 @@ from hunch.kernels.words import num_parts
 
 MAX_ROWS = 16
 MAX_INPUT_BYTES = 128 * 1024  # of shared memory
-ALONE_BYTES = 96 * 1024  # above, a multiprocessor has one program at a time
-MANY_OUTPUTS = 24576  # of all slices: the chip is full
+ALONE_BYTES = 96 * 1024  # with more, a multiprocessor runs one program at a time
+MANY_OUTPUTS = 24576  # of all slices: enough to fill the chip
 SHORT = 8  # spans that are read at once
 _EARLY = gl.constexpr(gpu_launch.HAS_EARLY_START)
 _BLOCK = gl.constexpr(32)  # words
@@ -58,7 +58,7 @@ def _word_layout(block_n, num_warps):
 
 @gluon.jit
 def _outputs(offs, N, WIDTH: gl.constexpr, IS_DUAL: gl.constexpr):
-    """The weight's rows of a program; of pairs, 8 of its outputs and the 8 that these gate, in
+    """The weight's rows of a program; for pairs, 8 of its outputs and the 8 that they gate, in
     turn, so that a thread has both."""
     if IS_DUAL:
         own = gl.program_id(0) * WIDTH + offs // 16 * 8 + offs % 8
@@ -233,7 +233,7 @@ def _direct_kernel(
     OF_A: gl.constexpr = gl.SliceLayout(1, gl.DotOperandLayout(0, MMA, 2))
     IS_DUAL: gl.constexpr = ENDING != "store"
     WIDTH: gl.constexpr = BLOCK_N // 2 if IS_DUAL else BLOCK_N
-    PHASES: gl.constexpr = 1 if ROWS == 1 else 8  # of one row, all threads read the same
+    PHASES: gl.constexpr = 1 if ROWS == 1 else 8  # with one row, all threads read the same
     ROUNDS: gl.constexpr = NUM_SPANS // DEPTH - 1
     REST: gl.constexpr = NUM_SPANS % DEPTH
     _let_next_start()
@@ -241,7 +241,7 @@ def _direct_kernel(
     offs_a = _outputs(gl.arange(0, BLOCK_N, layout=OF_A), N, WIDTH, IS_DUAL)
     first = gl.program_id(1) * NUM_SPANS
     held, whole = (), ()
-    for ahead in gl.static_range(DEPTH):  # weights do not depend on the kernel before
+    for ahead in gl.static_range(DEPTH):  # weights do not depend on the previous kernel
         held = held + (_read(data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr,
                              first + ahead, offs_w, offs_a, num_rows, SPAN, WORDS, GROUP_K, UNIT_K,
                              HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED, IS_WHOLE,
@@ -285,8 +285,8 @@ def _direct_kernel(
 
 
 def can_multiply(x_MK: Tensor, w: Quantised, y: Tensor, ending: str, split: int) -> bool:
-    """Whether this is a product for these kernels: of few rows, in whole spans of whole blocks,
-    whose slices stay apart."""
+    """Whether these kernels can compute a product: of few rows, in whole spans of whole blocks,
+    with separate slices."""
     num_rows, num_inputs = x_MK.shape
     is_apart = split == 1 or (y.dim() == 3 and len(y) == split)
     is_even = num_inputs % (w.span * split) == 0 and w.data_SNW.shape[2] % 32 == 0
@@ -303,7 +303,7 @@ def _height(num_rows: int) -> int:
 
 
 def tile_of(w: Quantised, num_rows: int, split: int) -> Tile:
-    """A tile by what was measured on an H200. Stages are spans read ahead."""
+    """The best tile as measured on an H200. Stages are spans read ahead."""
     num_spans = w.shape[1] // (w.span * split)
     is_narrow, is_short = num_parts(w.kind) == 4, num_spans <= SHORT
     is_one, is_many = num_rows == 1, w.shape[0] * split > MANY_OUTPUTS

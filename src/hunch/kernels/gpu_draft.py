@@ -1,4 +1,4 @@
-"""What a drafter's network needs before its first pass on a device: the inputs of known tokens.
+"""The inputs of a drafter's first pass on a device: known tokens, or those just committed.
 
 Shape letters: R rows of the step, W tokens of a row in one pass, T packed tokens (R times W).
 """
@@ -70,7 +70,7 @@ def _committed_kernel(
 
 
 def new_inputs(state: RowState, num_tokens: int, depth: int = 0) -> tuple[Tensor, AttnInputs]:
-    """Room for the inputs of a pass: token ids, and what attention needs."""
+    """Buffers for the inputs of a pass: token ids, and what attention needs."""
     packed_5T = state.flat.new_empty(5, num_tokens)
     attn = AttnInputs.over(packed_5T, state.table_XB, state.block_size)
     if depth:
@@ -81,7 +81,7 @@ def new_inputs(state: RowState, num_tokens: int, depth: int = 0) -> tuple[Tensor
 def known_inputs(state: RowState, step: StepRows, ids_T: Tensor, attn: AttnInputs) -> None:
     """Inputs of a pass over the last W known tokens of each row; places before them are padding.
 
-    A row that ended has its KV completed: others may begin as it did.
+    Rows that ended are included: their KV may serve other requests as a prefix.
     """
     width = len(ids_T) // len(step.ids_R)
     _known_kernel[(len(step.ids_R),)](
@@ -98,9 +98,9 @@ def committed_inputs(
     """Inputs of a pass over the tokens each row just committed, for a network that sees at
     position t the target's state of t and token t + 1.
 
-    Place j of a row stands beside place j of the target's pass over a chain; places past what was
-    committed are padding. last_R becomes each row's last place that is not. A row that ended has
-    its KV completed: others may begin as it did.
+    Place j of a row belongs to place j of the target's pass over a chain; places past the committed
+    tokens are padding. last_R gets each row's last place that is not. Rows that ended are included:
+    their KV may serve other requests as a prefix.
     """
     width = len(ids_T) // len(step.ids_R)
     _committed_kernel[(len(step.ids_R),)](

@@ -1,4 +1,4 @@
-"""What products share, whatever form their weights have: tiles, and what becomes of their sums.
+"""What all products share: tiles, and endings (what is done with a tile's sums).
 
 Shape letters: M rows, N outputs, T packed tokens, C cache slots, H head width.
 """
@@ -15,15 +15,15 @@ from hunch.kernels.gpu_activation import gate
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """How one launch cuts the work. Any tile gives the same bits."""
+    """How one launch divides its work. Any tile gives the same bits."""
 
     block_m: int
     block_n: int
     block_k: int
     num_warps: int
     num_stages: int
-    prefetch: int = 0  # lines of 64 weights per row asked for before the inputs are ready
-    group: int = 1  # tiles of rows that walk the weights together
+    prefetch: int = 0  # lines of 64 weights per row, fetched before the inputs are ready
+    group: int = 1  # tiles of rows that go through the weights together
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def place(num_m, GROUP: tl.constexpr):
     pid = tl.program_id(0)
     if GROUP == 1:
         return pid % num_m, pid // num_m
-    # Neighbours share both inputs and weights, which then stay in the cache.
+    # Neighbours share inputs and weights, which then stay in the cache.
     width = GROUP * (tl.num_programs(0) // num_m)
     first_m = pid // width * GROUP
     size = tl.minimum(num_m - first_m, GROUP)
@@ -41,9 +41,9 @@ def place(num_m, GROUP: tl.constexpr):
 
 @triton.jit
 def outputs(pid_n, N, ENDING: tl.constexpr, HEAD: tl.constexpr, BLOCK_N: tl.constexpr):
-    """A tile's columns: where results go, which of them there are, the weights' rows a and b, and
-    for "rope" the head and their places in it."""
-    if ENDING == "rope":  # columns of a head's first half; their partners stand half a head on
+    """A tile's columns: where results go and which of them exist, the weights' rows a and b, and
+    for "rope" the head and the places in it."""
+    if ENDING == "rope":  # columns of a head's first half; their partners are half a head further
         TILES: tl.constexpr = (HEAD // 2 + BLOCK_N - 1) // BLOCK_N
         head = pid_n // TILES
         offs_h = (pid_n % TILES) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -76,7 +76,7 @@ def finish(
     ENDING: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HEAD: tl.constexpr, NUM_HEADS: tl.constexpr,
     NUM_KV: tl.constexpr,
 ):  # fmt: skip
-    """What becomes of a tile's sums; see `gpu_gemm`."""
+    """Finish a tile's sums and store them; see `gpu_gemm`."""
     is_out = is_row[:, None] & is_col[None, :]
     at = offs_m[:, None].to(tl.int64) * y_stride + offs_n[None, :]
     y_ptrs = y_ptr + at

@@ -1,7 +1,7 @@
 """Parts of a result, exchanged between the GPUs of a node through memory that all of them can see.
 
 A rank writes its part into its own memory, raises a flag in every other's, waits for theirs and
-reads their parts. Nothing asks the host, so that a captured step can hold it.
+reads their parts. The host has no part in it, so that it can be captured in a step.
 
 Each program p of a launch has its own piece of the parts, two regions that it writes in turn, one
 flag from each rank, and a count of its turns. A region is written again two turns later: by then
@@ -19,13 +19,13 @@ from torch import Tensor
 
 from hunch.kernels.gpu_launch import IS_INTERPRETED, cdiv
 
-MAX_PROGRAMS = 64  # few enough to be on any chip all at once: each waits for its like elsewhere
+MAX_PROGRAMS = 64  # must all run at once, as each waits for its counterpart on other GPUs
 REGION = 1 << 16  # words that a program exchanges in one launch
 MAX_WORDS = MAX_PROGRAMS * REGION  # of a part; a longer one is exchanged in pieces
 SMALL, LARGE = 1024, 4096  # words that a program moves at once
-PEERS_DIED, TIMED_OUT = 1, 2  # why nobody waits any more
+PEERS_DIED, TIMED_OUT = 1, 2  # why waiting was given up
 
-POLLS = tl.constexpr(1 << 10)  # looks at a flag between two at whether to give up
+POLLS = tl.constexpr(1 << 10)  # looks at a flag before each check whether to give up
 HAS_RELEASE = tl.constexpr(not IS_INTERPRETED)
 NUM_FLAGS = tl.constexpr(MAX_PROGRAMS)
 SPAN = tl.constexpr(REGION)
@@ -38,7 +38,7 @@ def buffer_words(num_ranks: int) -> int:
 
 
 def exchange_ref(parts_SW: list[Tensor]) -> Tensor:
-    """What every rank gets: each one's sum of slices, added in order, rank after rank."""
+    """What every rank gets: the slices of each rank, added in order, rank after rank."""
     sums = []
     for part_SW in parts_SW:
         total_W = part_SW[0]
@@ -50,10 +50,10 @@ def exchange_ref(parts_SW: list[Tensor]) -> Tensor:
 
 @triton.jit
 def _raise_flag(flag_ptr, turn):
-    """All that this program wrote is seen by whoever sees the flag."""
+    """Set a flag; what this program wrote before is visible to all that see the flag."""
     tl.debug_barrier()
     if HAS_RELEASE:
-        tl.inline_asm_elementwise(  # by one thread: the others have nothing to add
+        tl.inline_asm_elementwise(  # by one thread
             "{ .reg .pred p; .reg .u32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0; "
             "@p st.release.sys.global.u32 [$1], $2; mov.u32 $0, 0; }",
             "=r,l,r",
@@ -68,7 +68,7 @@ def _raise_flag(flag_ptr, turn):
 
 @triton.jit
 def _wait_for(flag_ptr, turn, stop_ptr, limit):
-    """Until the flag shows this turn or a later one; or nobody is to wait any more."""
+    """Wait until the flag shows this turn or a later one, or waiting is given up."""
     behind = turn - tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys")
     num_polls = 0
     stop = 0
@@ -76,7 +76,7 @@ def _wait_for(flag_ptr, turn, stop_ptr, limit):
         num_polls += 1
         behind = turn - tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys")
         if num_polls % POLLS == 0:
-            # Threads that saw different values would part here: they take the largest.
+            # Threads may have seen different values: all take the largest, so as not to diverge.
             stop = tl.max(tl.load(stop_ptr + tl.zeros((NUM_THREADS,), tl.int32), volatile=True))
             if (stop == 0) & (num_polls >= limit):
                 stop = 2
@@ -91,7 +91,7 @@ def _exchange_kernel(
 ):  # fmt: skip
     """One piece of the parts: write it, tell the others, wait for them, read ranks FIRST to LAST.
 
-    Ranks that have nothing to say or to hear tell and wait too, so that all are at one turn.
+    Ranks that neither write nor read set flags and wait too, so that all have the same turn.
     """
     p = tl.program_id(0)
     turn = tl.load(turns_ptr + p) + 1
@@ -131,7 +131,7 @@ def _exchange_kernel(
 
 
 class Exchange:
-    """One rank's end of the memory that ranks share."""
+    """One rank's access to the memory that ranks share."""
 
     def __init__(self, rank: int, buffers: list[int], stop_1: Tensor, device: torch.device) -> None:
         """`buffers`: the address of each rank's buffer, as this process sees it.
@@ -145,10 +145,10 @@ class Exchange:
         self.limit = 1 << 27
 
     def gather(self, part_SW: Tensor, *, writers: range, readers: range) -> Tensor:
-        """What ranks `writers` have, as [R, W], for ranks `readers`; all ranks call it alike.
+        """The parts of ranks `writers`, as [R, W], for ranks `readers`; all ranks must call it.
 
-        Parts of float32 are sums of slices S, all others one line of words. Who does not read gets
-        no lines.
+        Parts of float32 have slices S, which are added; all others are one line of words. A rank
+        that does not read gets no lines.
         """
         lines = writers if self.rank in readers else writers[:0]
         num_words = part_SW.shape[1]
@@ -167,7 +167,7 @@ class Exchange:
         num_words = part_SW.shape[1]
         block = SMALL if num_words <= SMALL * MAX_PROGRAMS else LARGE
         per_program = cdiv(cdiv(num_words, MAX_PROGRAMS), block) * block
-        # It starts when all before it is over, and the next kernel when this one is.
+        # It starts after all earlier kernels, and the next one after it.
         _exchange_kernel[(cdiv(num_words, per_program),)](
             part_SW, out_RW.view(torch.int32), self.buffers_R, self.turns, self.stop_1, num_words,
             per_program, len(part_SW), part_SW.stride(0), self.limit, RANK=self.rank,

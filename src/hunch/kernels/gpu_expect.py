@@ -1,4 +1,4 @@
-"""Look up on the device what comes next in a row's prediction of its answer.
+"""Look up what comes next in the prediction of a row's request, on the device.
 
 Shape letters: as in `gpu_step`.
 """
@@ -24,7 +24,7 @@ def _longest_expected(
     answer_ptr, num_answer, expected_ptr, num_expected, ahead,
     MAX_MATCH: tl.constexpr, NEAR: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The longest match of an answer's end in its prediction: its length, the place after it."""
+    """The longest match of an answer's end in its prediction: length, and the place after it."""
     offs = tl.arange(0, BLOCK)
     best = tl.zeros((BLOCK,), tl.int64)
     for start in range(1, num_expected + 1, BLOCK):
@@ -40,7 +40,7 @@ def _longest_expected(
             matched += is_equal.to(tl.int32)
         away = tl.abs(place - ahead)
         is_believed = (matched > 1) | ((matched == 1) & (away < NEAR))
-        # Of equals the nearest, and one further on before one passed.
+        # Of equals the nearest, and one ahead before one behind.
         order = 2 * away + (place < ahead).to(tl.int32)
         score = (matched.to(tl.int64) << 32) + (0x7FFFFFFF - order)
         best = tl.maximum(best, tl.where(is_believed, score, 0))
@@ -59,7 +59,7 @@ def _expect_kernel(
     result_stride, rules_stride, expected_stride, num_nodes, guesses_at,
     MAX_MATCH: tl.constexpr, NEAR: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One row: what its prediction says next, in place of the draft it has."""
+    """One row: what comes next in its prediction, instead of the draft it has."""
     r = tl.program_id(0).to(tl.int64)
     wait_for_inputs()
     let_next_start()
@@ -99,7 +99,7 @@ def _expect_kernel(
 
 
 def expect(state: RowState, step: StepRows, num_nodes: int) -> None:
-    """What follows in rows' predictions, where they have one and the answer keeps to it."""
+    """Draft from rows' predictions, if they have one and the answer follows it."""
     sources = step.sources
     assert sources is not None
     _expect_kernel[(len(step.ids_R),)](

@@ -1,10 +1,10 @@
-"""Experts on a GPU: the rows of each expert side by side, and one product for all experts.
+"""Experts on a GPU: rows are sorted by expert, and one product serves all experts.
 
-Nothing is read back: grids are as large as the worst choice needs, and programs without work end at
-once, so that a step can be captured. A row's products are those of gpu_gemm, whose order of
-additions does not depend on the rows beside it, and its experts are added in ascending order.
-Weights in few bits (`quant.Quantised`) hold all experts' rows in one matrix; the bits are those of
-the 16-bit weights they stand for.
+Nothing is read back to the host: grids are as large as the worst choice needs, and programs without
+work end at once, so that a step can be captured. A row's products are those of gpu_gemm, whose
+order of additions does not depend on other rows, and its experts are added in ascending order.
+Weights in few bits (`quant.Quantised`) hold all experts' rows in one matrix; results are bit for
+bit those of the 16-bit weights that they stand for.
 
 Shape letters: T packed tokens, D width, E experts, K experts per token, F inner width, U = 2F rows
 of gate and up, P = T * K pairs of a token and an expert, B blocks of pairs of one expert, S slices.
@@ -32,8 +32,8 @@ from hunch.kernels.gpu_launch import (
 from hunch.kernels.gpu_quant import _span
 from hunch.kernels.quant import UNIT_GROUP, Quantised, Weight
 
-MAX_DIRECT = 4  # tokens up to which each pair reads its expert by itself: few experts meet twice
-CHUNK = 1024  # tokens whose answers wait, one by one, to be added
+MAX_DIRECT = 4  # tokens up to which each pair is a block: few of them share an expert
+CHUNK = 1024  # tokens whose experts' answers are kept apart until they are added
 _COUNTED = 8192  # comparisons a program of the sort makes at once
 
 
@@ -42,7 +42,7 @@ def _sort_kernel(
     chosen_ptr, sorted_ptr, expert_ptr, count_ptr, total_ptr, P,
     NUM_EXPERTS: tl.constexpr, PAD_E: tl.constexpr, BLOCK_M: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
-    """One program per expert: the numbers of its pairs, in blocks that hold no other's."""
+    """One program per expert: the numbers of its pairs, in blocks of its own."""
     mine = tl.program_id(0)
     experts = tl.arange(0, PAD_E)
     counts = tl.zeros((PAD_E,), tl.int32)
@@ -78,7 +78,7 @@ def _tile(
     NUM_EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, IS_DIRECT: tl.constexpr,
     IS_UP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """A program's expert, its pairs, the rows they read, and columns; and whether there are any."""
+    """A program's expert, its pairs, the rows they read, its columns, and whether it has work."""
     block, pid_n = tl.program_id(0) // num_tiles, tl.program_id(0) % num_tiles
     offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_a = tl.minimum(offs_n, N - 1)
@@ -105,7 +105,7 @@ def _put(
     NUM_CHOSEN: tl.constexpr, IS_UP: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr,
     IS_OF_INPUT: tl.constexpr,
 ):  # fmt: skip
-    """Gated sums, a row per pair, or answers; one of both is weighted."""
+    """Store gated sums, a row per pair, or answers; one of the two is weighted."""
     weight = tl.load(weight_ptr + pair, mask=is_row, other=0.0)[:, None]
     if IS_UP and IS_OF_INPUT:
         a, b = a * weight, b * weight
@@ -161,7 +161,7 @@ def _quant_experts_kernel(
     HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, PAIRED: tl.constexpr, ROUTE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_EVEN: tl.constexpr, IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """The same with weights in few bits, as `gpu_quant` walks them."""
+    """`_experts_kernel` with weights in few bits, in the order of `gpu_quant`."""
     is_needed, expert, is_row, pair, source, offs_n, offs_a = _tile(
         chosen_ptr, sorted_ptr, expert_ptr, count_ptr, total_ptr, N, num_tiles, NUM_EXPERTS,
         NUM_CHOSEN, IS_DIRECT, IS_UP, BLOCK_M, BLOCK_N)  # fmt: skip
@@ -234,24 +234,24 @@ def _share_kernel(y_ptr, logit_ptr, part_stride, F, NUM_SPLITS: tl.constexpr, BL
 
 @dataclass(slots=True)
 class Choice:
-    """What the tokens of a step chose, and the pairs in blocks of one expert each."""
+    """The experts that a step's tokens chose, and the pairs in blocks of one expert each."""
 
     chosen_TK: Tensor  # int32; num_experts where a row is padding
     weight_TK: Tensor
     num_tokens: int
     block_m: int
-    num_blocks: int  # that there is room for
+    num_blocks: int  # most blocks
     sorted_P: Tensor | None = None  # None: every pair is a block
     expert_B: Tensor | None = None
     count_B: Tensor | None = None
     total: Tensor | None = None
-    is_of_input: bool = False  # weights are those of what experts read
+    is_of_input: bool = False  # weights are applied to the experts' inputs
 
 
 def arrange(
     chosen_TK: Tensor, weight_TK: Tensor, num_experts: int, is_of_input: bool = False
 ) -> Choice:
-    """The pairs in blocks; for few tokens every pair is one."""
+    """Sort the pairs into blocks; with few tokens every pair is a block."""
     num_tokens, num_chosen = chosen_TK.shape
     num_pairs, device = num_tokens * num_chosen, chosen_TK.device
     if num_tokens <= MAX_DIRECT:
@@ -347,12 +347,12 @@ def experts_down(
 
 
 def _count(w_ENK: Weight, num_rows: int) -> int:
-    """Experts of a stack."""
+    """The number of experts in a weight."""
     return w_ENK.shape[0] // num_rows if isinstance(w_ENK, Quantised) else w_ENK.shape[0]
 
 
 def combine(shared_STD: Tensor | None, answer_KTD: Tensor, out_TD: Tensor) -> None:
-    """Shared slices and answers, added in order: for more tokens than slices can be kept of."""
+    """Shared slices and answers, added in order: for more tokens than slices are kept for."""
     num_tokens, width = out_TD.shape
     _combine_kernel[(num_tokens, cdiv(width, 1024))](
         answer_KTD if shared_STD is None else shared_STD, answer_KTD, out_TD,

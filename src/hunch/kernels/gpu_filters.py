@@ -1,8 +1,9 @@
 """min-p, top-k and top-p on a GPU: where a row's kept tokens end, without sorting.
 
-What is kept is always the first few tokens by (score, then lower id), so one edge per row says it
-all. Bins find the edge's neighbourhood, a search by bits the edge itself, both over whole-number
-counts and masses, whose sums have no order. `sampling.filters.filter_ref` is the specification.
+The kept tokens are always the first ones by (score, then lower id), so that one edge per row is
+enough. Bins find the neighbourhood of the edge, a binary search the edge itself. Counts and masses
+are whole numbers, whose sums do not depend on order. `sampling.filters.filter_ref` is the
+specification.
 
 Shape letters: M rows of logits, X rows of the engine, V vocabulary (columns), C chunks.
 """
@@ -16,8 +17,8 @@ from torch import Tensor
 
 from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
 
-ID_BITS = 20  # a rank is the score's 32 bits, then the id, turned around
-BINS = 2048  # of 1/64 in log space; the last takes the rest
+ID_BITS = 20  # a rank is the score's 32 bits, then the bits of the inverted id
+BINS = 2048  # of width 1/64 in log space; the last one takes the rest
 ROOM = 4096  # tokens of one bin that are searched in registers
 MASS = 2.0**40  # units of probability mass of the best token
 CHUNK = 4096
@@ -25,13 +26,13 @@ CHUNK = 4096
 
 @triton.jit
 def scaled(x, temperature):
-    """logits / T, rounded once; greedy rows as they are."""
+    """logits / T, rounded once; greedy rows are unchanged."""
     return tl.div_rn(x, tl.where(temperature > 0, temperature, 1.0) + tl.zeros_like(x))
 
 
 @triton.jit
 def rank_of(z, ids, ID_BITS: tl.constexpr):
-    """A whole number that grows with the score and, among equals, falls with the id."""
+    """A whole number that orders tokens by score, then by lower id."""
     bits = tl.where(z == 0, 0.0, z).to(tl.int32, bitcast=True)
     key = tl.where(bits < 0, ~bits, bits | -2147483648).to(tl.uint32, bitcast=True)
     return (key.to(tl.int64) << ID_BITS) | ((1 << ID_BITS) - 1 - ids)
@@ -57,7 +58,7 @@ def _bins_kernel(
     bin_ptr, sums_ptr, num_columns, num_chunks, MASS: tl.constexpr, BINS: tl.constexpr,
     CHUNKS_PAD: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Sort a chunk's tokens into bins by their distance from the best; count and weigh the bins."""
+    """Sort a chunk's tokens into bins by distance from the best; add up counts and masses."""
     m, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait_for_inputs()
     let_next_start()
@@ -88,7 +89,7 @@ def _bins_kernel(
 
 @triton.jit
 def _candidates(bin_ptr, ids_ptr, wanted, num_columns, ROOM: tl.constexpr, CHUNK: tl.constexpr):
-    """List the tokens of one bin, as far as there is room; returns how many there are."""
+    """List the tokens of one bin, as many as fit; returns how many there are."""
     count = tl.zeros((), tl.int32)
     for start in range(0, num_columns, CHUNK):
         ids = start + tl.arange(0, CHUNK)
@@ -103,7 +104,7 @@ def _candidates(bin_ptr, ids_ptr, wanted, num_columns, ROOM: tl.constexpr, CHUNK
 
 @triton.jit
 def _edge_of(rank, weight, is_in, target):
-    """The largest rank from which on, upwards, listed tokens weigh `target` or more."""
+    """The largest rank such that the listed tokens from it upwards weigh `target` or more."""
     is_in &= weight >= 0
     high = tl.max(tl.where(is_in, rank, 0), axis=0)
     low = tl.min(tl.where(is_in, rank, 0x7FFFFFFFFFFFFFFF), axis=0)
@@ -111,7 +112,7 @@ def _edge_of(rank, weight, is_in, target):
     while (shift > 0) & (((high ^ low) >> shift) == 0):
         shift -= 2
     shift += 2
-    edge = (high >> shift) << shift  # what all have in common
+    edge = (high >> shift) << shift  # the leading bits that all share
     above = tl.zeros((), tl.int64)
     while shift > 0:
         shift -= 2
@@ -129,7 +130,7 @@ def _edge_of(rank, weight, is_in, target):
         is_left = is_at & (digit == pick)
         if tl.sum(is_left.to(tl.int32), axis=0) <= 1:
             shift = shift * 0
-    return edge  # bits not looked at are zero: the one token left stands at or above
+    return edge  # further bits are zero: the one token that is left is at the edge or above
 
 
 @triton.jit
@@ -137,7 +138,7 @@ def _slow_edge(
     x_ptr, bin_ptr, temperature, best, lowest, target, num_columns, IS_MASS: tl.constexpr,
     MASS: tl.constexpr, ID_BITS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The same over a whole row, one bit at a time: for bins that outgrow the list."""
+    """`_edge_of` over a whole row, one bit at a time: for bins that do not fit the list."""
     edge = tl.zeros((), tl.int64)
     for i in range(32 + ID_BITS):
         trial = edge | (tl.full((), 1, tl.int64) << (31 + ID_BITS - i))

@@ -1,6 +1,6 @@
 """Row-wise steps between products: gather, residual add, norm; rotary and KV write with head norms.
 
-One program owns one row (or one head of it) with a layout fixed by the width, so a row's sum is
+One program has one row (or one head of it), in a layout fixed by the width, so that a row's sum is
 always added in the same order.
 
 Shape letters: T rows out, V rows of a table, D width, S slices, N heads, M KV heads, H head width,
@@ -23,7 +23,7 @@ from hunch.kernels.kv_store import codes_ref
 
 @dataclass(frozen=True, slots=True)
 class RowNorm:
-    """A norm over a row: by root mean square, or by mean and deviation where it is centred."""
+    """A norm over a row: by root mean square or, if it is centred, by mean and deviation."""
 
     weight_D: Tensor
     bias_D: Tensor | None = None
@@ -34,7 +34,7 @@ class RowNorm:
 class Places:
     """Learned positions, which are added to embeddings."""
 
-    table_LD: Tensor  # of position 0 on
+    table_LD: Tensor  # from position 0 on
     pos_T: Tensor
 
 
@@ -67,8 +67,8 @@ def rope_kv_ref(
     table_LH: Tensor | None, norms: tuple[Tensor, Tensor] | None = None, eps: float = 1e-6,
     scales: tuple[Tensor, Tensor] | None = None, is_v_normed: bool = False, is_reader: bool = False,
 ) -> Tensor:  # fmt: skip
-    """Returns q, normed and (with a table) rotated; writes k and v, and scales of codes. A reader
-    has q alone."""
+    """Returns q, normed and (with a table) rotated; writes k and v, and scales of codes. A layer
+    that reads another's KV (`is_reader`) has q alone."""
     head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
     x = qkv_TK.double().unflatten(-1, (-1, head))
     if is_reader:
@@ -102,7 +102,7 @@ def norm_ref(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def _row_norm(
     x, weight, bias_ptr, offs, is_in, D, eps, IS_CENTRED: tl.constexpr, HAS_BIAS: tl.constexpr
 ):
-    """The norm of one row, all of which one program holds."""
+    """The norm of one row, which one program has as a whole."""
     if IS_CENTRED:
         x = tl.where(is_in, x - tl.sum(x, axis=0) / D, 0.0)
     y = x * tl.math.rsqrt(tl.sum(x * x, axis=0) / D + eps) * weight
@@ -159,7 +159,7 @@ def _add_norm_kernel(
 
 @triton.jit
 def _summed(ptrs, is_in, part_stride, NUM_PARTS: tl.constexpr, dtype: tl.constexpr):
-    """A product's numbers: slices are added in order, then rounded as a product of its own is."""
+    """A product's numbers: slices are added in order, then rounded like a stored product."""
     total = tl.load(ptrs, mask=is_in, other=0.0).to(tl.float32)
     for s in tl.static_range(1, NUM_PARTS):
         total += tl.load(ptrs + s * part_stride, mask=is_in, other=0.0)
@@ -198,7 +198,7 @@ def _rope_kv_kernel(
 ):  # fmt: skip
     """With head norms: one program per token and head: q heads, then k heads, then v heads.
 
-    With WHOLE_PAD a norm is over all heads of q, or of k: each program sums them up once more.
+    With WHOLE_PAD a norm is over all heads of q, or of k, which each program adds up for itself.
     """
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     HALF: tl.constexpr = HEAD // 2
@@ -256,7 +256,7 @@ def _rope_rows_kernel(
     BLOCK_T: tl.constexpr, HAS_ROPE: tl.constexpr, NUM_PARTS: tl.constexpr,
     HAS_SCALES: tl.constexpr, HAS_TEMPER: tl.constexpr, IS_EAGER: tl.constexpr,
 ):  # fmt: skip
-    """The same without norms, one head of many tokens: nothing is summed, so any tile will do."""
+    """`_rope_kv_kernel` without norms, one head of many tokens: with no sums, any tile will do."""
     head = tl.program_id(1)
     token = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
     HALF: tl.constexpr = HEAD // 2
@@ -303,8 +303,8 @@ def add_norm(
     With an embedding table for x and token ids for index_T this is the embedding; without a norm
     only the sum is stored. sum_TD, and y_TD without it, may be x itself where no index is given.
     The parts' sum is normed by `branch` and scaled before it is added; rows of x are scaled and
-    have learned positions added. What x and parts add up to is scaled by `sum_scale`. A norm's
-    weight may stand for the norm. `is_eager`: the next kernel may start at once.
+    have learned positions added. The sum of x and parts is scaled by `sum_scale`. `norm` may be
+    just a weight. `is_eager`: the next kernel may start at once.
     """
     out = y_TD if sum_TD is None else sum_TD
     assert out is not None
@@ -346,13 +346,13 @@ def rope_kv(
     scales: tuple[Tensor, Tensor] | None = None, is_v_normed: bool = False, is_reader: bool = False,
     *, temper_L: Tensor | None = None, is_eager: bool = False,
 ) -> None:  # fmt: skip
-    """Head norms and rotation (where given), KV write, for products that did not do it.
+    """Head norms and rotation (if given) and the KV write, after a product that did not do them.
 
     A product may come as sums of its slices, [S, T, K] in float32. A cache of 8 bits has scales,
     [C, M, 1], of keys and values. Norms are of a head each, or, where they have a weight for every
     number of every head, of all heads of q and of k at once. With norms, heads of v may be divided
-    by their root mean square, and a reader has q alone. Queries are multiplied with what `temper_L`
-    has for their position.
+    by their root mean square, and a reader has q alone. Queries are multiplied by `temper_L` at
+    their position.
     """
     head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
     num_tokens, width = qkv_TK.shape[-2:]

@@ -1,8 +1,9 @@
 """Matrix products whose rows do not depend on each other: y = x W^T, with fused endings.
 
-K is walked in order, 16 at a time inside the tensor core, in `split` slices fixed by the weight's
-shape; slice sums are added in order. Tile sizes change with M, the order of additions never does.
-Weights in few bits (`quant.Quantised`) give the bits of the 16-bit weights they stand for.
+Products are added over K in order, 16 at a time inside the tensor core, in `split` slices fixed by
+the weight's shape; the slices' sums are added in order. Tile sizes change with M, the order of
+additions never does. Weights in few bits (`quant.Quantised`) give bit for bit the results of the
+16-bit weights that they stand for.
 
 Shape letters: M rows, N outputs, K inputs, F width of a gated layer, S slices, T packed tokens,
 C cache slots, H head width, L positions.
@@ -34,11 +35,10 @@ from hunch.kernels.gpu_launch import (
 from hunch.kernels.quant import Quantised, Weight, slices_of
 from hunch.kernels.slices import NUM_SMS, SLICE, slice_of
 
-# Tiles of many rows are brought by the GPU's bulk copies, which ask no program to compute where
-# each number stands: of more than 64 rows where sums have `BULK_K` inputs or more, of 64 where they
-# have `LONG_K`.
+# Tiles of many rows are loaded by the GPU's bulk copies, which need no address per number: tiles of
+# more than 64 rows if sums have `BULK_K` inputs or more, tiles of 64 rows if they have `LONG_K`.
 BULK_K, LONG_K = 1024, 3072
-MANY_OUTPUTS = 16384  # of scores, which a few rows read as fast without
+MANY_OUTPUTS = 16384  # of an output matrix: with few rows, bulk copies gain nothing there
 
 
 def gemm_ref(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor:
@@ -48,7 +48,7 @@ def gemm_ref(x_MK: Tensor, w_NK: Tensor, bias_N: Tensor | None = None) -> Tensor
 
 
 def gated_ref(x_MK: Tensor, w_2FK: Tensor, activation: str = "silu") -> Tensor:
-    """act(gate) * up; gate rows stand before up rows."""
+    """act(gate) * up; gate rows come before up rows."""
     return gated(gemm_ref(x_MK, w_2FK), activation)
 
 
@@ -93,7 +93,7 @@ def _walk_slices(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICE_K: tl.constexpr,
     IS_EVEN: tl.constexpr,
 ):  # fmt: skip
-    """All of K in one loop, which so reads ahead across slices; their sums are added in order."""
+    """All of K in one loop, to read ahead across slices; their sums are added in order."""
     offs_k = tl.arange(0, BLOCK_K)
     part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(0, K, BLOCK_K):
@@ -119,7 +119,7 @@ def _walk_bulk(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICE_K: tl.constexpr,
     IS_DUAL: tl.constexpr, HAS_SLICES: tl.constexpr,
 ):  # fmt: skip
-    """What `_walk` does or, with HAS_SLICES, `_walk_slices`, over tiles that bulk copies bring."""
+    """`_walk` or, with HAS_SLICES, `_walk_slices`, with tiles loaded by bulk copies."""
     part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     b = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(k_first, k_last, BLOCK_K):
@@ -156,21 +156,21 @@ def _gemm_kernel(
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     is_row = offs_m < M
     offs_n, is_col, offs_a, offs_b, head, offs_h = outputs(pid_n, N, ENDING, HEAD, BLOCK_N)
-    k_first = pid_s * SLICE_K  # 0 unless the slices stay apart
+    k_first = pid_s * SLICE_K  # 0 unless slices are stored apart
     HAS_SLICES: tl.constexpr = NUM_SPLITS > 1 and not IS_GRID_SPLIT
     k_last = K if HAS_SLICES else tl.minimum(k_first + SLICE_K, K)
     if not IS_BULK:
         x_ptrs = x_ptr + offs_m[:, None] * x_stride + tl.arange(0, BLOCK_K)[None, :]
         wa_ptrs = w_ptr + offs_a[None, :].to(tl.int64) * K + tl.arange(0, BLOCK_K)[:, None]
         wb_ptrs = w_ptr + offs_b[None, :].to(tl.int64) * K + tl.arange(0, BLOCK_K)[:, None]
-    if PREFETCH > 0:  # weights do not depend on the kernel before: start reading them
+    if PREFETCH > 0:  # weights do not depend on the previous kernel: start reading them
         lines = tl.minimum(k_first + tl.arange(0, PREFETCH) * 64, K - 1)
         prefetch_l2(w_ptr + offs_a[:, None].to(tl.int64) * K + lines[None, :])
         if IS_DUAL:
             prefetch_l2(w_ptr + offs_b[:, None].to(tl.int64) * K + lines[None, :])
     wait_for_inputs()
     slot, cos, sin = offs_m, offs_m, offs_m
-    if ENDING == "rope":  # asked for now, to be here when the sums are
+    if ENDING == "rope":  # loaded now, to be ready when the sums are
         slot, cos, sin = turns(pos_ptr, slot_ptr, rope_ptr, offs_m, is_row, offs_h, HEAD)
     a = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     if HAS_SLICES and HAS_BIAS:
@@ -187,7 +187,7 @@ def _gemm_kernel(
     else:
         a, b = _walk(x_ptrs, wa_ptrs, wb_ptrs, is_row, k_first, k_last,
                      BLOCK_M, BLOCK_N, BLOCK_K, IS_DUAL, IS_EVEN)  # fmt: skip
-    if HAS_BIAS and not HAS_SLICES and pid_s == 0:  # with the first, wherever slices are added
+    if HAS_BIAS and not HAS_SLICES and pid_s == 0:  # in the first slice
         a += tl.load(bias_ptr + offs_a).to(tl.float32)[None, :]
         b += tl.load(bias_ptr + (offs_b if IS_DUAL else offs_a)).to(tl.float32)[None, :]
     finish(a, b, y_ptr, residual_ptr, k_cache_ptr, v_cache_ptr, slot, cos, sin, offs_m, offs_n,
@@ -196,7 +196,7 @@ def _gemm_kernel(
 
 
 def tile_of(m: int, num_outputs: int, k: int, num_splits: int, is_dual: bool) -> Tile:
-    """A tile for m rows, as measured on an H200. Up to 64 rows the weights' bytes decide."""
+    """The best tile for m rows, as measured on an H200. Up to 64 rows the weights' bytes decide."""
     num_tiles = num_outputs * num_splits / 32
     is_huge = num_tiles > 4 * NUM_SMS
     if m > 512 or (m > 64 and is_huge):
@@ -221,7 +221,7 @@ def tile_of(m: int, num_outputs: int, k: int, num_splits: int, is_dual: bool) ->
 
 
 def _deep_tile(m: int, num_tiles: float, is_dual: bool) -> Tile:
-    """The same for long sums, where a program has the time to read far ahead."""
+    """`tile_of` for long sums, in which a program can read far ahead."""
     is_huge = num_tiles > 4 * NUM_SMS
     if m > 64:
         return Tile(128, 64 if is_dual else 128 if num_tiles > 2 * NUM_SMS else 64, 128, 8, 3, 8)
@@ -237,9 +237,9 @@ def _deep_tile(m: int, num_tiles: float, is_dual: bool) -> Tile:
 
 
 def bulk_tile_of(m: int, num_outputs: int, num_splits: int, is_dual: bool) -> Tile:
-    """A tile that bulk copies bring, as measured on an H200 for models of 1.5B and 7B."""
+    """The best tile for bulk copies, as measured on an H200 for models of 1.5B and 7B."""
     tall = cdiv(m, 128) * num_splits
-    wide = tall * cdiv(num_outputs, 128) / NUM_SMS  # rounds of all multiprocessors
+    wide = tall * cdiv(num_outputs, 128) / NUM_SMS  # tiles per multiprocessor
     narrow = tall * cdiv(num_outputs, 64) / NUM_SMS
     if is_dual:
         if m <= 64 or narrow < 0.75:
@@ -254,7 +254,7 @@ def bulk_tile_of(m: int, num_outputs: int, num_splits: int, is_dual: bool) -> Ti
 
 
 def has_bulk(m: int, weight: Weight) -> bool:
-    """Whether bulk copies bring the tiles of a product of m rows."""
+    """Whether bulk copies load the tiles of a product of m rows."""
     if isinstance(weight, Quantised) or not HAS_BULK_COPIES or m < 64:
         return False
     k, is_fit = weight.shape[1], weight.element_size() == 2 and weight.data_ptr() % 16 == 0
@@ -262,13 +262,13 @@ def has_bulk(m: int, weight: Weight) -> bool:
 
 
 def rows_for(m: int, weight: Weight) -> int:
-    """Rows that a product of m should be given: a bulk copy of less than a tile is slow."""
+    """Rows to pad a product of m rows to, as a bulk copy of less than a tile is slow."""
     size = 64 if m <= 64 else 128
     return size if 16 < m < size and has_bulk(size, weight) else m
 
 
 def _whole_tile(num_outputs: int) -> Tile:
-    """For all slices of a product of many rows in one walk."""
+    """A tile for all slices of a product of many rows in one loop."""
     if num_outputs <= 1024:
         return Tile(128, 64, 64, 4, 3, group=8)
     return Tile(128, 128, 64, 8, 4, group=8)
@@ -373,7 +373,7 @@ def gemm_rope(
 
 
 def num_parts(m: int, weight: Weight) -> int:
-    """Slices that `gemm_parts` should leave apart for m rows: all while they help fill the chip."""
+    """Slices that `gemm_parts` should store apart for m rows: all, if they help fill the chip."""
     n = weight.shape[0]
     tile = _whole_tile(n)
     num_tiles = cdiv(m, tile.block_m) * cdiv(n, tile.block_n)

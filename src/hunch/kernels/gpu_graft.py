@@ -22,7 +22,7 @@ def _graft_kernel(
     parents_ptr, result_ptr, rules_ptr, draft_stride, result_stride, rules_stride, guesses_at,
     num_guesses, HAS_SOURCES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr,
 ):  # fmt: skip
-    """One row: down the tree while a child says the next guess, then the rest as a chain."""
+    """One row: down the tree while a child is the next guess, then the rest as a chain."""
     r = tl.program_id(0).to(tl.int64)
     wait_for_inputs()
     let_next_start()
@@ -61,10 +61,10 @@ def _graft_kernel(
 
 
 def graft(state: RowState, step: StepRows, num_nodes: int, num_guesses: int) -> None:
-    """The first guesses that a lookup wrote into the result, added to the row's tree.
+    """Add the first guesses that a lookup wrote into the result to the row's tree.
 
-    num_nodes: guesses that the result has room for. Rows whose requests name who drafts for them
-    keep the draft they have.
+    num_nodes: guesses that the result has room for. Rows whose requests name a method keep their
+    draft.
     """
     rules = step.ids_R if step.sources is None else step.sources.rules_XW
     _graft_kernel[(len(step.ids_R),)](

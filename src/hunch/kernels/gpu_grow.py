@@ -1,8 +1,8 @@
 """One level of a draft on a device, in two launches: children of every node, then the best paths.
 
 The first reads the logits, one program per chunk of a row; the second writes the level's nodes and
-the inputs of the pass over them. A child is a rank: its score's bits, then its column turned
-around, so that the greatest rank is the best score and, among equals, the lowest column.
+the inputs of the pass over them. A child is a rank: the bits of its score, then of its inverted
+column, so that the greatest rank has the best score and, among equals, the lowest column.
 
 Shape letters: R rows of the step, N nodes that get children, B children of each, W nodes of a level
 (a chain has one), T packed nodes (R times N), X rows of the engine, C columns of the model's
@@ -27,11 +27,11 @@ from hunch.kernels.gpu_sampling import scores_of
 from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED, live_slots
 from hunch.kernels.step import Draws, RowState, StepRows
 
-CHUNK = 1024  # columns of one program: many small ones finish sooner than a few large ones
+CHUNK = 1024  # columns of one program: many small programs are faster than a few large ones
 
 
 class Asked(Protocol):
-    """What the engine's rows ask of sampling: `sampling.state.SamplingState`."""
+    """Sampling parameters of the engine's rows: `sampling.state.SamplingState`."""
 
     temperature_X: Tensor
     top_k_X: Tensor
@@ -110,7 +110,7 @@ def _merged(rank_ptr, r, num_chunks, NUM_PARENTS: tl.constexpr, BRANCH: tl.const
 @triton.jit
 def _log_totals(top_ptr, mass_ptr, r, num_chunks, NUM_PARENTS: tl.constexpr,
                 BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
-    """Per node of a row its best score, and the log of all exps of scores below it."""
+    """Per node of a row: its children's best score, and their logsumexp relative to that."""
     n, k = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
     at = (r * NUM_PARENTS + n)[:, None] * num_chunks + k[None, :]
     is_at = (n < NUM_PARENTS)[:, None] & (k < num_chunks)[None, :]
@@ -127,9 +127,9 @@ def _place_nodes(
     token, place, parent, is_in, is_row, r, row, left, kept, room_ptr, count_ptr, draft_ptr,
     parents_ptr, result_ptr, first_node, draft_stride, result_stride, guesses_at,
 ):  # fmt: skip
-    """The level's nodes into the draft and the guesses, and how many nodes there are now.
+    """Write the level's nodes into the draft and the guesses, and the new number of nodes.
 
-    kept: of the level; without any the draft ended before it.
+    kept: nodes of the level; 0: the draft ended before it.
     """
     count = tl.minimum(tl.minimum(tl.load(room_ptr + r), left), first_node + kept)
     before = tl.load(count_ptr + row)  # after the level before
@@ -151,7 +151,7 @@ def _next_inputs(
     pos_ptr, slot_ptr, seq_ptr, base_ptr, tree_ptr, first_node, depth, max_depth,
     GROWN: tl.constexpr, IS_TREE: tl.constexpr, SEES_NEXT: tl.constexpr, BLOCK_SIZE: tl.constexpr,
 ):  # fmt: skip
-    """The pass over the level's first nodes: their keys stand after the known tokens', in order."""
+    """The inputs of the pass over the level's first nodes; their slots follow the known tokens'."""
     if SEES_NEXT:  # of which the last has none
         known -= 1
     at = r * GROWN + place
@@ -185,7 +185,7 @@ def _grow_kernel(
     IS_TREE: tl.constexpr, SEES_NEXT: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     ID_BITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """One row: the likeliest paths become the level's nodes, the first path's first child first."""
+    """One row: the likeliest paths become the level's nodes, the path of first children first."""
     r = tl.program_id(0).to(tl.int64)
     wait_for_inputs()
     let_next_start()
@@ -194,7 +194,7 @@ def _grow_kernel(
     known = tl.load(known_ptr + row)
     left = tl.load(end_ptr + row) - known
     rank_NB = _merged(rank_ptr, r, num_chunks, NUM_PARENTS, BRANCH, BLOCK_N, BLOCK_B, BLOCK_K)
-    # From here on one candidate per thread: each finds its own place among the level's nodes.
+    # From here on one candidate per thread, which finds its own place among the level's nodes.
     rank = tl.reshape(rank_NB, (BLOCK_N * BLOCK_B,))
     one = tl.arange(0, BLOCK_N * BLOCK_B)
     n, b = one // BLOCK_B, one % BLOCK_B
@@ -245,15 +245,15 @@ def grow_level(
     following: tuple[Tensor, AttnInputs] | None, sees_next: bool = False,
     branch: int | None = None, least: float | None = None,
 ) -> None:  # fmt: skip
-    """The level under the nodes whose logits these are: W nodes per row, and the next inputs.
+    """Grow a level below the nodes with these logits: W nodes per row, and the next inputs.
 
-    The first level has depth 0 and one row of logits per row of the step. chances_RW keeps the
-    log of each path's chance between levels. row_T names
-    the engine's row of each line of logits. A node past a row's room is padding to the next pass.
-    sees_next: a network that keeps a token's key one position early, beside the state before it.
-    The pass over them may take the first of each row's nodes alone; then only those have children.
-    branch: children looked at per node, of the first level always W. least: log of a chance; a
-    level none of whose paths has it ends the row's draft.
+    The first level has depth 0 and one row of logits per row of the step. chances_RW keeps the log
+    of each path's chance between levels. row_T names the engine's row of each row of logits. Nodes
+    past a row's limit are padding in the next pass. If the next pass has fewer nodes than a level,
+    it takes the first of each row, and only those get children.
+    sees_next: the network keeps a token's key one position early, with the state before it.
+    branch: children considered per node; of the first level always W.
+    least: log of a chance; a level without a path of that chance ends the row's draft.
     """
     num_rows, width = chances_RW.shape
     if step.has_rules:  # the target will choose by them

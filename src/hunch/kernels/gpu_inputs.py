@@ -1,7 +1,7 @@
-"""What joins a layer's stream besides attention and MLP, on a GPU: what a table tells the layer of
-each token, put together once per pass; the answers of experts beside an MLP.
+"""Further inputs of a layer's stream on a GPU: what a table holds of each token for each layer,
+made once per pass; and the answers of experts beside an MLP.
 
-One program owns all numbers of one token for one layer, so they are added in one order.
+One program has all numbers of one token for one layer, so that they are added in one order.
 
 Shape letters: T packed tokens, P the same padded, L layers, H numbers per layer, V vocabulary,
 X = L * H, D width, R and S slices.
@@ -90,7 +90,7 @@ def make_inputs(
     table_scale: float, project_scale: float, scale: float,
 ) -> None:  # fmt: skip
     """(norm(seen * project_scale) + row of the table * table_scale) * scale, for each layer, in
-    place of what the projection of the embedding left there."""
+    place of `seen`, the projected embedding."""
     size, num_all = len(weight_H), seen_PX.shape[1]
     _make_kernel[(len(ids_T), num_all // size)](
         seen_PX, table_VX, ids_T, weight_H, eps, table_scale, project_scale, scale, num_all,
@@ -99,7 +99,7 @@ def make_inputs(
 
 
 def take_inputs(asked_PH: Tensor, input_TH: Tensor, act: str) -> None:
-    """act(asked) * input, in place of asked; rows of input may lie apart."""
+    """act(asked) * input, in place of asked; input need not be contiguous."""
     size = asked_PH.shape[1]
     assert input_TH.stride(1) == 1
     _take_kernel[(len(input_TH),)](
@@ -138,7 +138,7 @@ def _branches_kernel(
 def add_branches(
     mlp_RTD: Tensor, answer_STD: Tensor, norms: tuple[Tensor, Tensor], eps: float
 ) -> Tensor:
-    """What MLP and experts answer, each normed, added up: one slice, [1, T, D] in float32."""
+    """An MLP's and the experts' results, each normed, added: one slice, [1, T, D] in float32."""
     _, num_rows, width = answer_STD.shape
     out_1TD = torch.empty(1, num_rows, width, dtype=torch.float32, device=answer_STD.device)
     block = next_power_of_2(width)

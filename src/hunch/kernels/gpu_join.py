@@ -1,4 +1,4 @@
-"""A token and a state side by side, each normed: what a drafter's network begins with.
+"""A token's embedding and a state side by side, each normed: the input of a drafter's network.
 
 Shape letters: T rows out, V rows of a table, D width.
 """
@@ -64,8 +64,7 @@ def join(
 ) -> None:  # fmt: skip
     """Each token's embedding beside its state, normed by `norms` (token's, state's) where given.
 
-    Where pos_T is given, position 0 has no token: zeros stand there. normed_TD takes the normed
-    state once more.
+    If pos_T is given, position 0 has no token, but zeros. normed_TD also gets the normed state.
     """
     assert table_VD.dtype == state_TD.dtype
     assert state_TD.is_contiguous()

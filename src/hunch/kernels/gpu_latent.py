@@ -1,4 +1,4 @@
-"""Latent attention on a GPU, around the attention itself: what is kept, and products per head.
+"""Latent attention on a GPU, without the attention itself: what is cached, and products per head.
 
 Shape letters: T packed tokens, N heads, P width of a head's part without a position, R width of the
 part that is turned, C width of the latent, X = P + R, H = C + R width of what is cached, Q width of
@@ -21,7 +21,7 @@ def keep_latent_ref(
     kv_TH: Tensor, weight_C: Tensor, eps: float, cache_CH: Tensor, pos_T: Tensor, slot_T: Tensor,
     table_LR: Tensor,
 ) -> None:  # fmt: skip
-    """The latent normed, the rest turned, both to the token's slot, in float64."""
+    """Write the normed latent and the rotated rest to the token's slot, in float64."""
     size = len(weight_C)
     x = kv_TH.double()
     turned_TR = rope_ref(x[:, None, size:], pos_T, table_LR)[:, 0]
@@ -41,7 +41,7 @@ def absorb_ref(q_TNX: Tensor, k_up_NCP: Tensor, pos_T: Tensor, table_LR: Tensor)
 @triton.jit
 def _normed(row_ptr, weight_ptr, eps, part_stride, NUM_PARTS: tl.constexpr, SIZE: tl.constexpr,
             SIZE_PAD: tl.constexpr, dtype: tl.constexpr):  # fmt: skip
-    """The norm of a product's SIZE numbers, and where they stand."""
+    """The norm of a product's SIZE numbers, and their offsets."""
     offs = tl.arange(0, SIZE_PAD)
     is_in = offs < SIZE
     weight = tl.load(weight_ptr + offs, mask=is_in, other=0.0).to(tl.float32)

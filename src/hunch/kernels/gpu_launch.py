@@ -1,11 +1,12 @@
-"""What every Triton launcher shares: launch options, rounding, and overlap with the kernel before.
+"""What all Triton launchers share: launch options, rounding, and overlap with the previous kernel.
 
-Kernels start early (programmatic dependent launch): what comes before `wait_for_inputs` may touch
-weights only, everything else comes after it. Each kernel calls it once, so a chain is safe.
+Kernels start early (programmatic dependent launch): before `wait_for_inputs` a kernel may read
+weights only. Each kernel calls it once, so that a chain of kernels is safe.
 
-When a kernel lets the next one start was measured: a product at once, so that the next can come as
-soon as there is room; attention when its positions are read, as programs that wait beside it took
-an eighth of a small model's pass; all others when their own inputs are there, so that one waits.
+When a kernel lets the next one start was measured. A product does so at once, so that the next
+kernel starts as soon as there is room. Attention does so when it has read its positions, as waiting
+programs beside it took an eighth of a small model's pass. All others do so when their own inputs
+are ready, so that only one kernel waits.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 IS_INTERPRETED = triton.knobs.runtime.interpret
-USUAL_BYTES = 227 * 1024  # of shared memory, for which tiles were chosen: an H100's or H200's
+USUAL_BYTES = 227 * 1024  # of shared memory that tiles were chosen for: an H100's or H200's
 
 
 def options(num_warps: int, num_stages: int = 1) -> dict[str, object]:
     """Launch options. Multiply-add contraction is off: it could differ from tile to tile.
 
-    Stages are tiles that a program holds or has asked for. A GPU with less shared memory than
-    they were chosen for gets fewer.
+    Stages are tiles that a program has or is loading. A GPU with less shared memory gets fewer.
     """
     if IS_INTERPRETED:
         return {"num_warps": num_warps, "num_stages": num_stages}
@@ -59,14 +59,14 @@ EARLY = tl.constexpr(HAS_EARLY_START)  # known when a kernel is compiled
 
 @triton.jit
 def wait_for_inputs():
-    """Nothing the kernel before writes may be read above this line."""
+    """Wait for the previous kernel; nothing that it writes may be read before this call."""
     if EARLY:
         gdc_wait()
 
 
 @triton.jit
 def let_next_start():
-    """The next kernel may take free multiprocessors now; it still waits for our results."""
+    """Let the next kernel use free multiprocessors now; it still waits for our results."""
     if EARLY:
         gdc_launch_dependents()
 
@@ -83,7 +83,7 @@ def take_turns(IS_EAGER: tl.constexpr):
 
 @triton.jit
 def prefetch_l2(ptrs):
-    """Ask for the lines behind `ptrs` without waiting for them."""
+    """Load the cache lines of `ptrs` without waiting for them."""
     if EARLY:
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
@@ -105,5 +105,5 @@ def next_power_of_2(n: int) -> int:
 
 
 def warp_block(n: int) -> int:
-    """A block for this many places, a warp's at least: steps of few nodes share one kernel."""
+    """A block for this many places, at least a warp, so that steps of few nodes share a kernel."""
     return max(next_power_of_2(n), 32)

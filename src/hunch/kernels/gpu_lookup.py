@@ -1,9 +1,9 @@
-"""Look up on the device what may come next: in a row's own text, and in a phrase table.
+"""Look up what may come next on the device: in a row's own text, and in a phrase table.
 
-The own text is searched by brute force for the longest earlier match of its end. Where the table
-has the better chance it says the next token instead; from there on it goes on alone. Of the
-log-odds that come with a table only those by match, by level and of one against the other are used:
-what `kernels.guided` knows beyond them brought less than half a percent of the tokens.
+The row's text is searched by brute force for the longest earlier match of its end. If the table is
+right more often, it guesses the next token instead, and all that follow. Of the log-odds that come
+with a table only those by match, by level and of one against the other are used: the others, in
+`kernels.guided`, gain less than half a percent of the tokens.
 
 Shape letters: as in `gpu_step`; E entries, O orders of a context, W ways of a bucket.
 """
@@ -27,7 +27,7 @@ from hunch.kernels.step import RowState, StepRows
 
 NUM_WAYS = 8  # entries of a bucket, read at once
 MORE_BITS = 5  # of a hash, beyond what full buckets would need
-MAX_ORDER = 5  # tokens of the longest context that is looked for
+MAX_ORDER = 5  # tokens of the longest context that is looked up
 EMPTY = -1
 ROOM_BITS = 16  # of a hash, where a table may grow while it is in use: half a million entries
 
@@ -40,15 +40,15 @@ AS_OTHERS = tl.constexpr(at.AS_OTHERS)
 class DevicePhrases:
     """A phrase table where kernels find an entry by one read."""
 
-    table: PhraseTable | None  # None: nothing is known yet
+    table: PhraseTable | None  # None: there is none yet
     entries: Tensor  # by bucket and way: hash, level, token in one number
-    needed: Tensor  # level from which the table is believed, by length of the own text's match
+    needed: Tensor  # lowest level at which the table is used, by length of the text's own match
     bits: int  # of a hash, that name its bucket
-    is_growing: bool = False  # other tables come while captured steps read it
+    is_growing: bool = False  # it is replaced while captured steps use it
 
     @property
     def max_order(self) -> int:
-        """Tokens of the longest context that is looked for."""
+        """Tokens of the longest context that is looked up."""
         if self.is_growing or self.table is None:
             return MAX_ORDER
         return min(MAX_ORDER, self.table.max_order)
@@ -61,7 +61,7 @@ class DevicePhrases:
 
     @staticmethod
     def with_room(table: PhraseTable | None, device: torch.device | str) -> DevicePhrases:
-        """One that takes other tables while captured steps read it; at first this one, or none."""
+        """A table that can be replaced while captured steps use it; at first `table`, or none."""
         entries = torch.full(((1 << ROOM_BITS) * NUM_WAYS,), EMPTY, device=device)
         needed = torch.zeros(len(LENGTHS), dtype=torch.int64, device=device)
         made = DevicePhrases(None, entries, needed, ROOM_BITS, is_growing=True)
@@ -70,14 +70,14 @@ class DevicePhrases:
         return made
 
     def take(self, table: PhraseTable) -> None:
-        """Another table in its place; of what does not fit the last is left out."""
+        """Replace the table; entries that do not fit are left out, the last ones first."""
         self.table, (entries, _) = table, _buckets(table, self.bits)
         self.entries.copy_(torch.from_numpy(entries))
         self.needed.copy_(torch.tensor(needed_levels(table)))
 
 
 def needed_levels(table: PhraseTable) -> list[int]:
-    """By length of the match: the lowest level from which on the table is right more often."""
+    """By length of the match: the lowest level at which the table is right more often."""
     levels = [0]
     for kind in LENGTHS[1:]:  # of a match in one place
         is_worse = table.level_odds + table.versus_odds[kind] <= table.own_odds[kind]
@@ -86,10 +86,10 @@ def needed_levels(table: PhraseTable) -> list[int]:
 
 
 def _buckets(table: PhraseTable, bits: int | None = None) -> tuple[np.ndarray, int]:
-    """Entries by the first bits of their hashes, with buckets enough to hold them all, or as many
-    as this number of bits names.
+    """Entries by the first bits of their hashes, with enough buckets to hold them all, or as many
+    as this number of bits gives.
 
-    Hashes that crowd more than hashes do leave the last of them out.
+    If a bucket is full, further entries are left out.
     """
     hash_E, at_E = np.unique(table.hash_E.astype(np.int64), return_index=True)
     entry_E = (table.level_E[at_E].astype(np.int64) << 24) | table.token_E[at_E]
@@ -150,7 +150,7 @@ def _longest(history_ptr, known, least, most, MAX_MATCH: tl.constexpr, BLOCK: tl
         is_place = place < known
         is_equal = is_place
         for i in tl.static_range(MAX_MATCH):
-            # Whether or not the tokens after it were equal: no load waits for another.
+            # Loaded whether or not the tokens after it are equal: no load waits for another.
             at = place - 1 - i
             token = tl.load(history_ptr + at, mask=is_place & (at >= 0), other=-1)
             is_equal &= token == tl.load(history_ptr + tl.maximum(known - 1 - i, 0))
@@ -169,13 +169,13 @@ def _told(
     MAX_MATCH: tl.constexpr, NUM_LEVELS: tl.constexpr, BY_TABLE: tl.constexpr,
     MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr, MAX_ORDER: tl.constexpr, NUM_WAYS: tl.constexpr,
 ):  # fmt: skip
-    """The own text's guesses until the table knows better, then the table's while it goes on."""
+    """The text's own guesses until the table is right more often, then the table's."""
     last1 = tl.load(history_ptr + tl.maximum(known - 1, 0))
     last2 = tl.load(history_ptr + tl.maximum(known - 2, 0))
     last3 = tl.load(history_ptr + tl.maximum(known - 3, 0))
     last4 = tl.load(history_ptr + tl.maximum(known - 4, 0))
     last5 = tl.load(history_ptr + tl.maximum(known - 5, 0))
-    length = matched  # of the own text's match; 0: the table goes on alone
+    length = matched  # of the text's own match; 0: the table guesses the rest
     i = tl.zeros((), tl.int32)
     needed = tl.load(needed_ptr + length)
     is_asking = may_ask & (needed < NUM_LEVELS)
@@ -204,7 +204,7 @@ def _go_on(
     NUM_DRAFTED: tl.constexpr, MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr,
     MAX_ORDER: tl.constexpr, NUM_WAYS: tl.constexpr,
 ):  # fmt: skip
-    """What the table says after a chain of NUM_DRAFTED nodes; the nodes there are then."""
+    """Continue a chain of NUM_DRAFTED nodes from the table; returns the new number of nodes."""
     last1 = tl.load(draft_ptr + NUM_DRAFTED - 1)
     last2 = _before(history_ptr, draft_ptr, known, 2, NUM_DRAFTED)
     last3 = _before(history_ptr, draft_ptr, known, 3, NUM_DRAFTED)
@@ -229,7 +229,7 @@ def _go_on(
 
 @triton.jit
 def _before(history_ptr, draft_ptr, known, BACK: tl.constexpr, NUM_DRAFTED: tl.constexpr):
-    """The token this far back from the end of a chain that stands after a text."""
+    """The token BACK places before the end of a text and the chain after it."""
     if BACK <= NUM_DRAFTED:
         token = tl.load(draft_ptr + NUM_DRAFTED - BACK)
     else:
@@ -247,7 +247,7 @@ def _lookup_kernel(
     NUM_WAYS: tl.constexpr, HAS_SOURCES: tl.constexpr, NUM_DRAFTED: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """One row: what followed the longest match of its end, and what the table says (MAX_ORDER)."""
+    """One row: what followed the longest match of its end, or what the table holds."""
     r = tl.program_id(0).to(tl.int64)
     wait_for_inputs()
     let_next_start()
@@ -266,7 +266,7 @@ def _lookup_kernel(
         may_ask = is_row & ((tl.load(rules_ptr + R_HAS_TABLE) > 0) | (own_sure == AS_OTHERS))
     matched, place = _longest(history_ptr, known, least, most, MAX_MATCH, BLOCK)
     node = tl.arange(0, BLOCK_N)
-    period = tl.maximum(known - place, 1)  # past the text's end the guesses themselves go on
+    period = tl.maximum(known - place, 1)  # past the text's end the guesses repeat
     is_own = (node < num_nodes) & (matched > 0)
     tokens = tl.load(history_ptr + place + node % period, mask=is_own, other=-1)
     num_guesses = tl.where(matched > 0, num_nodes, 0)
@@ -313,11 +313,11 @@ def lookup(
     phrases: DevicePhrases | None = None,
     drafted: tuple[int, int] = (0, 0),
 ) -> None:
-    """A chain per row, as `drafting.ngram` draws it or with a table; all guesses into the result.
+    """A chain per row, as in `drafting.ngram` or with a table; all guesses go into the result.
 
-    Rows whose match is shorter than `sure` keep the draft they have; a chain of drafted[0] nodes is
+    Rows whose match is shorter than `sure` keep their draft; a chain of drafted[0] nodes is
     continued from the table, up to drafted[1] nodes. A row whose request names a lookup, or a
-    network alone, has rules of its own.
+    network alone, has its own rules (`RowSources`).
     """
     rules = step.ids_R if step.sources is None else step.sources.rules_XW
     entries, needed, bits, max_order = step.ids_R, step.ids_R, 0, 0

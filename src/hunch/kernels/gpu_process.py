@@ -1,4 +1,4 @@
-"""Rules over logits on a GPU, in one pass and without the host; `process` is the specification.
+"""Applies rules to logits on a GPU, in one pass and without the host; see `process`.
 
 Shape letters: as in `process`; a program takes one chunk of a row of logits.
 """
@@ -54,7 +54,7 @@ def _ruled(
     x, ids, is_in, m, row, rules, pos_ptr, path_ptr, min_pos_ptr, penalties_ptr, counts_ptr,
     bias_ptr, flags_ptr, vocab_size, max_path,
 ):  # fmt: skip
-    """A chunk by all rules of its row but bad words."""
+    """A chunk after all rules of its row but bad words."""
     flags = tl.zeros_like(ids).to(tl.uint8)
     if (rules & (BANS | MIN_TOKENS | PENALTIES)) > 0:
         flags = tl.load(flags_ptr + row * vocab_size + ids, mask=is_in, other=0)
@@ -84,7 +84,7 @@ def _remove_word_ends(
     word = tl.arange(0, BLOCK_W)
     is_word = word < NUM_WORDS
     last = tl.load(words_ptr + NUM_WORDS * NUM_PREFIX + word, mask=is_word, other=-1)
-    is_match = is_word & (last >= 0)  # a place without a word has -1
+    is_match = is_word & (last >= 0)  # -1: there is no word
     if not HAS_IDS:
         is_match &= (last >= tl.min(columns, axis=0)) & (last <= tl.max(columns, axis=0))
     if tl.max(is_match.to(tl.int32), axis=0) > 0:
@@ -94,7 +94,7 @@ def _remove_word_ends(
         path = tl.load(path_ptr + node, mask=node < max_path, other=-1)
         depth = tl.sum((path >= 0).to(tl.int32), axis=0)
         for place in range(NUM_PREFIX):
-            at = depth + place  # in the tail, then in the path
+            at = depth + place  # index in the tail, then in the path
             token = tl.load(tail_ptr + at, mask=at < NUM_PREFIX, other=0).to(tl.int64)
             token += tl.load(path_ptr + at - NUM_PREFIX, mask=at >= NUM_PREFIX, other=0)
             prefix = tl.load(words_ptr + word * NUM_PREFIX + place, mask=is_match, other=0)
@@ -111,7 +111,7 @@ def _remove_word_ends(
 
 @triton.jit
 def _bits(mask_ptr, chunk, num_words, CHUNK: tl.constexpr):
-    """A chunk's bits of a mask. It may lie in the host's memory: each word is read once."""
+    """A chunk's bits of a mask, which may be in the host's memory: each word is read once."""
     word = chunk * (CHUNK // 32) + tl.arange(0, CHUNK // 32)
     words = tl.load(mask_ptr + word, mask=word < num_words, other=0)
     return tl.reshape((words[:, None] >> tl.arange(0, 32)[None, :]) & 1, (CHUNK,))
@@ -248,10 +248,10 @@ def process_level(
     parents_XG: Tensor, depth: int, width: int, tables: ProcessTables,
     ids_C: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """A drafter's logits by its rows' rules, so that it guesses what the target will choose.
+    """Apply the rows' rules to a drafter's logits, so that it guesses what the target will choose.
 
-    They follow the first nodes of a draft's level before `depth`, all levels being of one width;
-    those of depth 0 follow the rows' known tokens.
+    The logits are those after the first nodes of the level before `depth`, where all levels have
+    one width; at depth 0 those after the rows' known tokens.
     """
     path_TP = ids_R.new_empty(len(logits_TC), depth)
     count_R = ids_R.new_full((len(ids_R),), depth * width)
@@ -270,7 +270,7 @@ def _count_kernel(
     tokens_stride, num_stride, words_stride, NUM_PREFIX: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_H: tl.constexpr,
 ):  # fmt: skip
-    """One row of the step: its tokens into its counts and its tail."""
+    """One row of the step: add its tokens to its counts and its tail."""
     r = tl.program_id(0).to(tl.int64)
     wait_for_inputs()
     let_next_start()

@@ -2,9 +2,9 @@
 in 16 bits.
 
 Codes become numbers in registers, between the load and the tensor core: (code - offset) * scale +
-minimum in float32, rounded once, or the same in 16 bits where that is exact. K is walked in the
-order and the slices of `gpu_gemm`. Weights are the left operand, which may stay in registers, so
-tiles of sums stand on their side: [outputs, rows].
+minimum in float32, rounded once, or the same in 16 bits if that is exact. The order over K and the
+slices are those of `gpu_gemm`. Weights are the left operand, which may be in registers, so tiles of
+sums are transposed: [outputs, rows].
 
 Shape letters: M rows, N outputs, K inputs, F width of a gated layer, S slices (of a sum) or spans
 (of codes), W words of a span, G groups, U units, T packed tokens, C cache slots, H head width.
@@ -39,7 +39,7 @@ def _span(
     HAS_ZERO: tl.constexpr, HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr,
     PAIRED: tl.constexpr, ROUTE: tl.constexpr, IS_EVEN: tl.constexpr, IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
-    """Add one span's products to the sums; the scales given are used where all of K has one."""
+    """Add one span's products to the sums; the given scales are used if all of K has one scale."""
     dtype: tl.constexpr = x_ptrs.dtype.element_ty
     offs_k = tl.arange(0, WORDS)
     line_W = (offs_w + (k // SPAN) * num_rows).to(tl.int64)
@@ -136,8 +136,8 @@ def _quant_kernel(
 
 
 def tile_of(m: int, is_narrow: bool, is_split: bool) -> Tile:
-    """A tile for m rows, as measured on an H200; block_k is the weight's span. `is_narrow`: of 4
-    bits, which take longest to become numbers."""
+    """The best tile for m rows, as measured on an H200; block_k is the weight's span. `is_narrow`:
+    codes of 4 bits, which take longest to convert."""
     if m <= 16:
         is_thin = is_narrow and is_split
         return Tile(16, 16, 0, 1, 6, prefetch=4) if is_thin else Tile(16, 32, 0, 2, 6, prefetch=4)
@@ -216,7 +216,7 @@ def _expand_kernel(
 
 
 def expand(w: Quantised) -> Tensor:
-    """The numbers a weight stands for, [N, K]; columns in the order of its codes."""
+    """The numbers that a weight stands for, [N, K]; columns in the order of its codes."""
     y_NK = torch.empty(w.shape, dtype=w.dtype, device=w.device)
     scale, block_n = w.scale_GN, 64
     _expand_kernel[(cdiv(w.shape[0], block_n), len(w.data_SNW))](

@@ -1,4 +1,4 @@
-"""The choice of experts on a GPU, one program per token: nothing depends on the tokens beside it.
+"""The choice of experts on a GPU, one program per token, which does not depend on other tokens.
 
 Shape letters: T packed tokens, D width, E experts, K experts per token, S slices.
 """
@@ -77,8 +77,8 @@ def _route_kernel(
     place = token * NUM_CHOSEN + tl.cumsum(flat_is, 0) - 1
     if HAS_SLOTS:
         is_dead = is_padding & (is_timed == 0)
-        flat_expert = tl.where(is_dead, NUM_EXPERTS, flat_expert)  # padding asks nobody
-        if is_dead:  # nor does anybody answer it
+        flat_expert = tl.where(is_dead, NUM_EXPERTS, flat_expert)  # padding has no experts
+        if is_dead:  # and its answers are zeros
             _answer_nothing(answer_ptr + token * D, answer_stride, D, NUM_CHOSEN)
     tl.store(chosen_ptr + place, flat_expert, mask=flat_is > 0)
     tl.store(weight_ptr + place, flat_score * scale, mask=flat_is > 0)
@@ -116,10 +116,10 @@ def _in_best_groups(
 
 
 class Timing:
-    """A switch on the device: while it is on, padding asks experts at random.
+    """A switch on the device: while it is on, padding chooses experts at random.
 
-    Steps are timed with nobody in them. Without experts that takes as long as ever; with them, a
-    step takes the longer the more experts its tokens ask.
+    Steps are timed with padding alone. A step with experts takes longer the more experts its tokens
+    choose, so that padding must choose some to be timed right.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -131,7 +131,7 @@ class Timing:
     def __exit__(self, *_: object) -> None:
         self._put(0)
 
-    @torch.inference_mode()  # a model that was built so has tensors that nobody else may change
+    @torch.inference_mode()  # the model's tensors were made in it, and may only be changed in it
     def _put(self, value: int) -> None:
         self.is_on_1.fill_(value)
 
@@ -143,7 +143,7 @@ def route(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Experts and weights from slices of the router's logits.
 
-    A row whose slot is below zero is padding: it asks nobody, and its answers become zeros.
+    A row whose slot is below zero is padding: it has no experts, and its answers become zeros.
     """
     assert (slot_T is None) == (timing is None)
     num_tokens, num_experts = parts_STE.shape[1:]

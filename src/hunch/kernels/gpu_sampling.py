@@ -1,4 +1,4 @@
-"""Choosing tokens on a GPU: temperature, filters and keyed noise without a word from the host.
+"""Choosing tokens on a GPU: temperature, filters and keyed noise, without the host.
 
 `kernels.noise` and `sampling.state` are the specification.
 
@@ -32,7 +32,7 @@ def philox(c0, c1, c2, c3, k0, k1):
 def gumbel_of(word):
     """A uint32 word to standard Gumbel noise."""
     v = tl.minimum((word.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.9999999403953552)
-    w = 1.0 - v  # log1p(-v) = log(w) * v / (1 - w): what rounding took from w is given back
+    w = 1.0 - v  # log1p(-v) = log(w) * v / (1 - w), which corrects the rounding of w
     e = tl.where(w == 1.0, v, -tl.log(w) * tl.div_rn(v, 1.0 - w))
     return -tl.log(e)
 
@@ -142,9 +142,9 @@ def choose(
     is_sampled: bool = True, is_filtered: bool = True, ids_V: Tensor | None = None,
     out_M: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """The token each row of logits chooses; is_sampled, is_filtered: whether any row asks for it.
+    """The token that each row of logits chooses; is_sampled, is_filtered: whether any row is.
 
-    ids_V names the token of each column where the columns are a part of the vocabulary.
+    ids_V: the token of each column, if the columns are a part of the vocabulary.
     """
     num_rows, num_columns = logits_MV.shape
     assert logits_MV.is_contiguous()

@@ -1,8 +1,9 @@
 """Log-probabilities, ranks and best tokens on a GPU, without sorting and without the host.
 
-`sampling.logprobs` is the specification. The normaliser is a sum of whole units of mass, so a value
-depends on its own row of logits alone. Best tokens are found by chunks: the few best of each, then
-the best of those; more than a round finds are asked for again, below the last one found.
+`sampling.logprobs` is the specification. The normaliser is a sum of whole units of mass, so that a
+value depends on its own row of logits alone. Best tokens are found by chunks: the best few of each,
+then the best of those. If more are wanted than one round finds, the next round looks below the last
+one found.
 
 Shape letters: M rows of logits, V vocabulary, S asked pairs of a row of logits and a token, J
 chunks of a row, B best tokens of a round, R rows of a step, K tokens one step can commit, E numbers
@@ -42,14 +43,14 @@ def _value_of(rank, ID_BITS: tl.constexpr):
 
 @triton.jit
 def _difference(value, norm):
-    """value - norm, rounded once; a removed token stays at -inf whatever the others are."""
+    """value - norm, rounded once; a removed token stays at -inf, whatever the norm is."""
     gap = (value.to(tl.float64) - norm).to(tl.float32)
     return tl.where(value == float("-inf"), float("-inf"), gap)
 
 
 @triton.jit
 def _store_score(line_ptr, place, token, logprob):
-    """A token and the bits of its log-probability, into its place of an answer."""
+    """Write a token and the bits of its log-probability to its place of an answer."""
     tl.store(line_ptr + 1 + 2 * place, token)
     tl.store(line_ptr + 2 + 2 * place, logprob.to(tl.int32, bitcast=True).to(tl.int64))
 
@@ -59,7 +60,7 @@ def _chunk_kernel(
     logits_ptr, at_ptr, token_ptr, edge_ptr, rank_ptr, before_ptr, num_columns, num_best,
     IS_FIRST: tl.constexpr, ID_BITS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The best of one chunk below the edge; in the first round, how many stand before the token."""
+    """The best of one chunk below the edge; in the first round, how many come before the token."""
     s, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_chunks = tl.num_programs(1)
     wait_for_inputs()
@@ -152,7 +153,7 @@ def _merge_kernel(
         for i in range(num_written):
             best = tl.max(rank, axis=0)
             rank = tl.where(rank == best, NO_RANK, rank)
-            is_token = best >= 0  # there are no more than the vocabulary has
+            is_token = best >= 0  # else the vocabulary has no more
             found = (1 << ID_BITS) - 1 - (best & ((1 << ID_BITS) - 1))
             logprob = _difference(_value_of(best, ID_BITS), norm)
             logprob = tl.where(is_token, logprob, none)
@@ -171,9 +172,8 @@ def scores(
 ) -> None:
     """The rank and log-probability of each asked token, and those of the best tokens.
 
-    at_S names the row of logits; where it or the token is -1 nothing is asked. Places without an
-    answer hold rank 0, then -1 and -inf. The output may be a part of longer lines; `read_scores`
-    reads it.
+    at_S names the row of logits; if it or the token is -1, the place is empty: rank 0, then -1 and
+    -inf. The output may be a part of longer lines; `read_scores` reads it.
     """
     num_asked, num_columns = len(at_S), logits_MV.shape[1]
     assert logits_MV.is_contiguous()
@@ -275,7 +275,7 @@ def filtered(
     logits_MV: Tensor, row_M: Tensor, temperature_X: Tensor, top_k_X: Tensor, top_p_X: Tensor,
     log_min_p_X: Tensor, out_MV: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """What the rows' temperatures and filters leave of logits: `scores` of it are processed ones.
+    """Logits after the rows' temperatures and filters; `scores` of them are those of draws.
 
     `gpu_sampling.choose` draws from the same tokens.
     """

@@ -1,7 +1,7 @@
 """The softmax of logits in two kernels: sums first, then values weighted by row.
 
-Plain torch goes over the logits eight times, and they are the largest thing in training. What
-stands between the two, in a few columns of each row, is torch's.
+Plain torch reads or writes the logits eight times, and they are the largest tensor in training. The
+work between the two kernels, on a few columns of each row, is left to torch.
 Shape letters: M rows, C columns.
 """
 

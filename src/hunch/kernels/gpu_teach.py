@@ -1,6 +1,6 @@
-"""What stands between the products of a layer that is taught, forward and backward in one kernel
-each: the gate of an MLP, and the turn of heads. Plain torch goes over the same numbers two to four
-times as often, and beside products of a GPU that is a tenth of a step.
+"""The gate of an MLP and the rotation of heads for training, forward and backward in one kernel
+each. Plain torch reads and writes the same numbers two to four times as often, which takes a tenth
+of a training step.
 
 Shape letters: T tokens, F inner width of the MLP, N heads, H head width.
 """
@@ -118,6 +118,6 @@ def gate(z_T2F: Tensor) -> Tensor:
 
 
 def turn(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
-    """As `rope`, which has the specification; the angles learn nothing."""
+    """Rotate heads as `rope` does; the angles have no gradient."""
     found: Tensor = _Turn.apply(x_TNH, cos_T1H, sin_T1H)  # type: ignore[no-untyped-call]
     return found

@@ -1,4 +1,4 @@
-"""How one network's attention on a GPU is shared out, step by step.
+"""How the attention of one network is divided among a GPU's programs, for each step.
 
 Shape letters: see gpu_attention.py.
 """
@@ -23,7 +23,7 @@ SHARED_TOKENS = 256  # up to this many packed tokens, programs share a row's pos
 
 @dataclass(slots=True)
 class Workspace:
-    """Partial results of rows whose splits are shared out. Counts return to zero by themselves."""
+    """Partial results of rows that several programs share. Kernels set the counts back to zero."""
 
     acc: Tensor
     stat: Tensor
@@ -36,7 +36,7 @@ class Workspace:
         max_tokens: int, num_heads: int, head: int, max_len: int, device: torch.device | str,
         max_bytes: int | None = None,
     ) -> Workspace:  # fmt: skip
-        """Room for rows of up to max_len positions; for fewer tokens where it would be too much."""
+        """Memory for rows of up to max_len positions; for fewer tokens if it would be too much."""
         max_splits = cdiv(max_len, SPLIT)
         if max_bytes is not None:
             token_bytes = num_heads * max_splits * (head + 2) * 4
@@ -53,8 +53,8 @@ class Workspace:
 
 @dataclass(slots=True)
 class Tiling:
-    """How one launch shares out the work; set by size, never by content. Any tiling gives the
-    same bits. It stands in `AttnInputs.memo["tiling"]`."""
+    """How one launch divides its work, chosen by sizes alone. Any tiling gives the same bits. It is
+    kept in `AttnInputs.memo["tiling"]`."""
 
     tiles_I2: Tensor | None  # (first token, tokens) of each tile; None: every token is one
     block_tokens: int = 1  # most tokens of a tile
@@ -76,7 +76,7 @@ def tiles_of(spans: tuple[Span, ...], block_tokens: int, num_tiles: int = 0) -> 
 
 
 def parts_of(num_heads: int, num_kv_heads: int, head: int) -> int:
-    """Into how many programs the heads of a KV head are divided: sums of wide heads take room."""
+    """Programs that share the query heads of a KV head: wide heads need many registers."""
     group, parts = num_heads // num_kv_heads, 1
     while head > 256 and (group % parts or next_power_of_2(group // parts) > MAX_WIDE_ROWS):
         parts += 1
@@ -84,8 +84,8 @@ def parts_of(num_heads: int, num_kv_heads: int, head: int) -> int:
 
 
 def programs_for(num_tiles: int, num_kv_heads: int, max_len: int) -> int:
-    """Into how many programs a row's splits are shared out: enough to fill the chip, and some
-    for a long row among short ones, which all would wait for."""
+    """Programs that share a row's splits: enough to fill the chip, and some for a long row among
+    short ones, which all would wait for."""
     num_rows = max(num_tiles * num_kv_heads, 1)
     least = 8 if num_rows < 3 * NUM_SMS else 4
     wanted = max(cdiv(2 * NUM_SMS, num_rows), least)
@@ -94,11 +94,11 @@ def programs_for(num_tiles: int, num_kv_heads: int, max_len: int) -> int:
 
 @dataclass(slots=True)
 class Tiler:
-    """What tilings depend on besides a step's spans, and the room all of them share."""
+    """What tilings depend on besides a step's spans, and the workspace that they share."""
 
     num_heads: int
     num_kv_heads: int  # programs per tile of tokens
-    max_len: int  # no token has a position from here on
+    max_len: int  # positions are below this
     workspace: Workspace
     device: torch.device
     max_rows: int = 0  # of a tile: tokens times the heads that share keys; 0: no limit
@@ -108,20 +108,20 @@ class Tiler:
         num_heads: int, num_kv_heads: int, head: int, max_len: int, device: torch.device,
         max_bytes: int,
     ) -> Tiler:  # fmt: skip
-        """Partial results of rows that are shared out take up to max_bytes."""
+        """A tiler whose workspace takes up to max_bytes."""
         workspace = Workspace.create(SHARED_TOKENS, num_heads, head, max_len, device, max_bytes)
         num_groups = num_kv_heads * parts_of(num_heads, num_kv_heads, head)
         most = MAX_WIDE_ROWS if head > 256 else 0
         return Tiler(num_heads, num_groups, max_len, workspace, device, most)
 
     def of(self, attn: AttnInputs) -> Tiling:
-        """The step's tiling. A captured step brings its own: its host knows no spans."""
+        """The step's tiling. A captured step has its own, as the host does not know its spans."""
         if "tiling" not in attn.memo:
             attn.memo["tiling"] = self.tiling(attn.spans, len(attn.pos_T))
         return attn.memo["tiling"]
 
     def tiling(self, spans: tuple[Span, ...], num_tokens: int) -> Tiling:
-        """By the spans' sizes alone: a captured step keeps its tiling, with other contents."""
+        """A tiling by the sizes of spans alone, so that a captured step can keep it."""
         longest = max((span.last - span.first for span in spans), default=1)
         is_shared = num_tokens <= self.workspace.max_tokens
         if longest == 1:
@@ -137,7 +137,7 @@ class Tiler:
         return max(1, min(size, self.max_rows // group)) if self.max_rows else size
 
     def padded(self, num_tiles: int, num_tokens: int) -> Tiling:
-        """Room for this many tiles, which whoever captures a pass fills in before each."""
+        """A tiling with room for this many tiles, to be filled in before each replay of a pass."""
         tiles_I2 = torch.zeros(num_tiles, 2, dtype=torch.int32, device=self.device)
         is_shared = num_tokens <= self.workspace.max_tokens
         programs = self._programs(num_tiles, is_shared)

@@ -1,4 +1,4 @@
-"""What passes between host and device around a step, straight through the host's pinned memory.
+"""Transfers between host and device around a step, through the host's pinned memory.
 
 A copy before or after a captured step keeps the device idle for longer than these kernels take.
 
@@ -34,9 +34,9 @@ def _update_kernel(
 
 
 def update(state: RowState, inputs_3R: Tensor, buffer_W: Tensor, num_changes: int) -> None:
-    """Take in a buffer: the step's inputs, then the places of what changed, then the values."""
+    """Apply a buffer: the step's inputs, then the places of what changed, then the values."""
     size = inputs_3R.numel()
-    # It stands between two captured steps, and starts when all of the first is over.
+    # It runs between two captured steps, and starts when the first one is over.
     _update_kernel[(cdiv(max(size, num_changes), 256),)](
         state.flat, inputs_3R, buffer_W, num_changes, NUM_INPUTS=size, BLOCK=256, num_warps=4
     )
@@ -49,7 +49,7 @@ def update(state: RowState, inputs_3R: Tensor, buffer_W: Tensor, num_changes: in
 def _deliver_kernel(
     ids_ptr, clock_ptr, result_ptr, slots_ptr, size, num_slots, slot_stride, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """A piece of the result, into the slot whose turn it is; the first piece tells the time."""
+    """A piece of the result, to the buffer whose turn it is; the first piece adds the time."""
     piece = tl.program_id(0).to(tl.int64)
     wait_for_inputs()
     let_next_start()
@@ -64,9 +64,9 @@ def _deliver_kernel(
 
 
 def deliver(state: RowState, step: StepRows, buffers_QW: Tensor) -> None:
-    """The step's result into the buffer of its turn: steps so far, modulo Q; its time at the end.
+    """Write the step's result to buffer (steps so far) modulo Q, with its time at the end.
 
-    A step without rows leaves the buffers alone.
+    A step without rows writes nothing.
     """
     size = step.result_RC.numel()
     block = min(1024, next_power_of_2(size))

@@ -1,8 +1,8 @@
-"""Products of many rows by the vendor's library, where it was seen to give our kernels' bits.
+"""Products of many rows by the vendor's library, where it was found to give our kernels' bits.
 
-A library may pick another order of additions per size. So sizes are few (powers of two from 256,
-a batch is cut into them and its last part padded), and every size of every weight is compared with
-`gpu_gemm` once, when a model is loaded. What differs anywhere is not used.
+A library may choose another order of additions for each size. So sizes are few (powers of two from
+256; a batch is cut into them, and its last part padded), and when a model is loaded, every size of
+every weight is compared with `gpu_gemm`. A weight for which any size differs does not use it.
 
 Shape letters: P rows padded to a multiple of 256, N outputs, K inputs, S slices.
 """
@@ -18,7 +18,7 @@ from hunch.kernels.quant import Quantised, Weight, slices_of
 from hunch.kernels.slices import slice_of
 
 SMALLEST, LARGEST = 256, 8192
-MIN_ROWS = 129  # below, our own kernels are as fast
+MIN_ROWS = 129  # with fewer, our own kernels are as fast
 
 
 def padded(num_rows: int) -> int:
@@ -38,7 +38,7 @@ def cuts(num_rows: int) -> list[tuple[int, int]]:
 
 
 def _numbers(x_PK: Tensor, w: Weight) -> tuple[Tensor, Tensor]:
-    """Inputs and weights for the library, which knows numbers of 16 bits alone."""
+    """Inputs and weights for the library, which takes numbers of 16 bits alone."""
     if not isinstance(w, Quantised):
         return x_PK, w
     return x_PK if w.order_K is None else x_PK.index_select(1, w.order_K), expand(w)
