@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from hunch.bench import parts
@@ -43,3 +44,22 @@ def test_parts_are_listed_and_an_unknown_one_is_refused() -> None:
     assert all(name in listed for name in parts.PARTS)
     with pytest.raises(ConfigError, match="no part 'kernel'"):
         parts.main_of("kernel")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    "name", [name for name, part in parts.PARTS.items() if part.needs == "GPU"]
+)
+def test_a_part_for_a_gpu_is_refused_without_one(name: str) -> None:
+    pytest.importorskip("triton")
+    with pytest.raises(ConfigError, match=f"part '{name}' needs a GPU"):
+        CliRunner().invoke(app, ["bench", "part", name], catch_exceptions=False)
+
+
+def test_a_part_for_a_gpu_is_refused_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'triton'", name="triton")
+
+    monkeypatch.setattr(parts, "import_module", missing)
+    with pytest.raises(ConfigError, match="part 'kernels' needs Triton"):
+        parts.main_of("kernels")

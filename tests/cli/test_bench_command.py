@@ -129,6 +129,7 @@ def test_compare_two_reports(run: Call, model: str, prompts: str, tmp_path: Path
         (("sweep", "--rates", "1", "--concurrency", "2"), "not both"),
         (("compare", "none.json", "none.json"), "no such file"),
         (("--html", "no/such/dir/x.html"), "no directory"),
+        (("sweep", "--out", "no/such/dir/x.json"), "no directory"),
     ],
 )
 def test_mistakes_get_one_line(run: Call, words: tuple[str, ...], message: str) -> None:

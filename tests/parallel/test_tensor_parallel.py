@@ -103,6 +103,7 @@ def test_native_kernels_split_too(
     tolerance = 1e-4 if dtype == "float32" else 0.2
     torch.testing.assert_close(ours, whole, atol=tolerance, rtol=tolerance)
     assert model.backend.name == f"native on {num_ranks} ranks"
+    assert model.backend.about == "the CPU's own kernels"
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,12 @@ Saved = Annotated[
 ]
 
 
+def check_folder(path: Path | None) -> None:
+    """Raises before minutes of work where their result could not be written."""
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"{path}: there is no directory {path.parent}")
+
+
 class Outputs:
     """Where a report goes."""
 
@@ -174,8 +180,7 @@ class Outputs:
 
             check_installed()  # before minutes of work, not after
         for path in (html, csv, markdown):
-            if path is not None and not path.parent.is_dir():
-                raise ConfigError(f"{path}: there is no directory {path.parent}")
+            check_folder(path)
 
     def finish(self, report: Report) -> None:
         """Write the files, print the table, and leave with 1 where a text was changed."""
@@ -279,6 +284,7 @@ def measure(
         from hunch.bench.measure import open_report
         from hunch.bench.records import Report
 
+        check_folder(save)
         open_report(save, Report(kind, asked.settings(), {}))  # a wrong file is said at once
     with status.status(f"loading {asked.model}" if not asked.urls else "asking the server"):
         session = Session(asked, lambda text: status.print(text, highlight=False), pids)

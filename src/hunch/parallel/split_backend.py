@@ -35,6 +35,7 @@ class SplitBackend(Backend):
         self.inner, self.layout, self.draft_ranks = inner, layout, draft_ranks
         stages = f" in {layout.num_stages} stages" if layout.num_stages > 1 else ""
         self.name = f"{inner.name} on {layout.size} ranks{stages}"
+        self.about = inner.about
         self.has_host_kernels = inner.has_host_kernels
         self.hold, self.accelerate = inner.hold, inner.accelerate  # type: ignore[method-assign]
         self.like_target = inner.like_target  # type: ignore[method-assign]

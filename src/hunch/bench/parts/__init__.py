@@ -46,8 +46,27 @@ def main_of(name: str) -> Callable[[Sequence[str]], None]:
     """What runs the part of this name."""
     if name not in PARTS:
         raise ConfigError(f"there is no part {name!r}: one of {', '.join(PARTS)}")
-    found: Callable[[Sequence[str]], None] = import_module(f"{__name__}.{PARTS[name].module}").main
-    return found
+    try:
+        module = import_module(f"{__name__}.{PARTS[name].module}")
+    except ModuleNotFoundError as error:
+        if error.name != "triton":
+            raise
+        raise ConfigError(f"part {name!r} needs Triton, and a GPU to run on") from None
+
+    def run(words: Sequence[str]) -> None:
+        _check_device(name, words)
+        module.main(words)
+
+    return run
+
+
+def _check_device(name: str, words: Sequence[str]) -> None:
+    """Raises where a part that needs a GPU would run without one; its help can be read anywhere."""
+    import torch
+
+    is_asked = PARTS[name].needs == "GPU" and not {"-h", "--help", "--device"}.intersection(words)
+    if is_asked and not torch.cuda.is_available():
+        raise ConfigError(f"part {name!r} needs a GPU: torch sees no CUDA device here")
 
 
 class PartOptions(argparse.ArgumentParser):
