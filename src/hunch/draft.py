@@ -21,18 +21,18 @@ from hunch.types import GroupInfo, Request
 class Draft:
     """A tree of guesses per row. A chain is a tree of width one; zero nodes is plain decoding.
 
-    Nodes are in topological order: a parent stands before its children. No two children of one
-    parent carry the same token.
+    Nodes are in topological order: parents come before children. No two children of one parent have
+    the same token.
     """
 
     tokens_RN: Tensor
     parents_RN: Tensor  # index of the parent node in the same row; -1: the row's last known token
     num_nodes_R: Tensor  # nodes past this are padding
-    q_RNV: Tensor | None = None  # what node n was drawn from, where the verifier asks
+    q_RNV: Tensor | None = None  # what node n was drawn from, if the verifier uses it
     is_sampled_RN: Tensor | None = None  # the node was drawn from q (else: chosen, q is one-hot)
-    methods: Sequence[str] | None = None  # the method of each row, where several are loaded
-    # Each row's tokens and parents as arrays, where the drafter has them; the tokens may change
-    # when it drafts for the row again.
+    methods: Sequence[str] | None = None  # the method of each row, if several are loaded
+    # Each row's tokens and parents as arrays, if the drafter has them; the tokens may change when
+    # it drafts for the row again.
     arrays: Sequence[tuple[np.ndarray, np.ndarray]] | None = None
 
     def to(self, device: torch.device) -> Draft:
@@ -75,10 +75,10 @@ class Verdict:
 
 @dataclass(slots=True)
 class Rows:
-    """Per-request state that persists on the device; `ids_R` names the rows of this step.
+    """Per-request state that persists from step to step; `ids_R` names the rows of this step.
 
-    Tokens at positions below known_X are decided; KV of group g is written below computed_GX[g].
-    Position p lives in slot table[p // block_size] * block_size + p % block_size.
+    Tokens at positions below known_X are known; KV of group g is written below computed_GX[g].
+    Position p has slot table[p // block_size] * block_size + p % block_size.
     """
 
     ids_R: Tensor
@@ -93,7 +93,7 @@ class Rows:
     requests: Sequence[Request | None] = ()  # of each of the X rows; None: free, or just finished
 
     def to(self, device: torch.device) -> Rows:
-        """A view whose rows and lengths a verifier on the device can read."""
+        """The same with rows and lengths on a device, for a verifier there."""
         if device.type == self.ids_R.device.type:
             return self
         return replace(self, ids_R=_sent(self.ids_R, device), known_X=_sent(self.known_X, device))
@@ -120,7 +120,7 @@ class TargetStep:
 
     @staticmethod
     def without_states(rows: Rows) -> TargetStep:
-        """For a drafter that asked for no features: the columns that locate them are empty."""
+        """For a drafter that needs no features: the columns that locate them are empty."""
         nowhere = torch.empty(0, dtype=torch.int64)
         return TargetStep(rows, nowhere, nowhere, nowhere, None)
 
@@ -134,13 +134,13 @@ class KVShape:
     head_dim: int
     dtype: torch.dtype
     is_shared: bool = False  # keys serve as values
-    others: KVShape | None = None  # of the last layers, where their heads are of another shape
+    others: KVShape | None = None  # of the last layers, if their heads have another shape
 
     @staticmethod
     def of(
         shapes: Sequence[tuple[int, int, int]], dtype: torch.dtype, is_shared: bool = False
     ) -> KVShape:
-        """By layers, KV heads and head width of each shape a model has."""
+        """From (layers, KV heads, head width) of each shape that a model has."""
         (num_layers, num_kv_heads, head_dim), *rest = shapes
         return KVShape(
             num_layers=num_layers,
@@ -154,7 +154,7 @@ class KVShape:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """What a drafter asks of the runner, as data: the runner never asks for its name."""
+    """What a drafter needs from the runner, as data: the runner never looks at its name."""
 
     max_nodes: int  # most nodes one draft may have
     feature_layers: tuple[int, ...] = ()  # outputs after this many target layers (0: embeddings)
@@ -167,5 +167,5 @@ class Needs:
 
 
 def _sent(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on a device. A GPU may go on with what it does; the host needs it whole."""
+    """The tensor on a device. Only copies to the host wait for the device."""
     return tensor.to(device, non_blocking=device.type != "cpu")

@@ -27,7 +27,7 @@ from hunch.outputs import RequestOutput as RequestOutput
 @takes_vllms_names("speculation", {})
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speculation:
-    """A request's wish about drafting. It can change the time an answer takes, never its text."""
+    """How to draft for a request. It can change the time an answer takes, never its text."""
 
     mode: str = "default"  # "default" or "auto" (the engine's choice), "off", or a loaded method
     max_nodes: int | None = None  # upper bound on drafted nodes per step
@@ -189,32 +189,32 @@ class GroupInfo:
 
     name: str
     sees_next: bool = False  # KV at a slot depends on the next token too (EAGLE, MTP)
-    is_whole: bool = False  # a hole in it costs more than computing a block again
+    is_whole: bool = False  # the target computes a block again rather than leave a hole here
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Capacity:
-    """What the device side has room for."""
+    """What the runner has room for."""
 
     num_blocks: int
     block_size: int
     max_rows: int
     max_len: int  # longest sequence, prompt and output
     max_nodes: int  # most nodes a draft may have (slots reserved after the committed ones)
-    max_draft_rows: int | None = None  # with more rows nobody drafts: it would not pay
+    max_draft_rows: int | None = None  # with more rows there are no drafts: they would not pay
     drafts_in_step: bool = False  # a step also writes a drafter's KV of the token it commits
     drafter_bytes: int = 0  # memory of the drafter's weights; on a GPU of its KV too
     drafter_share: float = 0.0  # bytes of the drafter's weights per byte of the target's
     max_under_way: int = 1  # steps that may be under way at once, of different rows
     has_states: bool = False  # rows have recurrent states: drafts are chains
-    num_snapshots: int = 0  # such states that can be kept for texts that begin alike
+    num_snapshots: int = 0  # such states that can be kept for prompts that begin alike
     kernels: str = "torch"  # what computes a pass, for reports
-    exact: str = ""  # whether a row's bits depend on the row alone, and by which kernels; in words
+    exact: str = ""  # in words: whether a row's bits depend on the row alone, by which kernels
     vocab_size: int | None = None  # tokens that the model knows; None: those of its tokenizer
     activation_bits: int | None = None  # of a CPU's products; None: they are not rounded
     methods: Mapping[str, int] = field(default_factory=dict)  # name -> most nodes; default first
     groups: tuple[GroupInfo, ...] = (GroupInfo(name="target"),)
-    window: int | None = None  # positions that any layer sees back, its own included; None: all
+    window: int | None = None  # most positions that a layer sees, its own included; None: all
 
 
 @dataclass(kw_only=True, slots=True)
@@ -226,12 +226,12 @@ class RowStart:
     tokens: list[int]  # everything known: prompt, and output so far
     num_computed: tuple[int, ...]  # per KV group: leading tokens whose KV the blocks already hold
     blocks: list[int]
-    snapshot: int = -1  # the kept recurrent state that it begins with; -1: none
+    snapshot: int = -1  # the kept recurrent state that it starts with; -1: none
 
 
 @dataclass(kw_only=True, slots=True)
 class RowWork:
-    """One row's share of a step: catch up on known tokens; once at the end, check the draft."""
+    """One row's part in a step: catch up on known tokens; at the last of them, check the draft."""
 
     row: int
     num_tokens: int  # at most this many known tokens are processed
@@ -242,7 +242,7 @@ class RowWork:
 
 @dataclass(kw_only=True, slots=True)
 class StepPlan:
-    """What the device does next: `freed_rows` first, then `starts`, `blocks` and `work`."""
+    """What the runner does next: `freed_rows` first, then `starts`, `blocks` and `work`."""
 
     id: int
     freed_rows: list[int] = field(default_factory=list)  # their requests ended, or were preempted
@@ -266,12 +266,12 @@ class Logprob:
 
 @dataclass(kw_only=True, slots=True)
 class DraftTrace:
-    """A draft and its fate: node i says tokens[i] after node parents[i] (-1: the last token)."""
+    """A draft and what was accepted: node i is tokens[i] after node parents[i] (-1: the root)."""
 
     tokens: list[int]
     parents: list[int]
     accepted: list[int]  # nodes on the accepted path, in order
-    method: str = ""  # that drafted it
+    method: str = ""  # the method that drafted it
 
 
 @dataclass(kw_only=True, slots=True)
@@ -286,12 +286,12 @@ class RowResult:
     finish: str | None = None  # "stop" or "length", decided on the device; "abort": see problem
     problem: str | None = None  # why the row cannot go on
     computed: tuple[int, ...] = ()  # per KV group: leading tokens whose KV is written
-    num_nodes: int = 0  # size of the draft that now waits for the next step
+    num_nodes: int = 0  # nodes of the new draft, which waits for the next step
     num_levels: int | None = None  # depth of the verified draft; None: a chain, num_drafted deep
     logprobs: list[dict[int, Logprob]] | None = None  # one per committed token
     prompt_logprobs: list[dict[int, Logprob]] | None = None  # of the tokens after those processed
     pooled: list[float] | list[int] | None = None  # states of the prompt's tokens, see pooling.py
-    method: str = ""  # that drafted the verified nodes
+    method: str = ""  # the method that drafted the verified nodes
     trace: DraftTrace | None = None
 
 
@@ -299,8 +299,9 @@ class RowResult:
 class StepResult:
     """The outcome of one submitted plan, in the order of its work.
 
-    Most rows of most steps get one token and no more: `RowResult(tokens=[token], num_processed=1)`,
-    other KV than the target's unchanged. It is in `single_tokens`; -1 there: in `rows`, the next.
+    Most rows of most steps just get one token: `RowResult(tokens=[token], num_processed=1)`, and a
+    drafter's KV does not change. Their tokens are in `single_tokens`. Where that has -1, the row's
+    result is the next one of `rows`.
     """
 
     id: int
@@ -309,13 +310,13 @@ class StepResult:
     single_scores: list[dict[int, Logprob] | None] | None = None  # of these tokens, if asked for
     target_seconds: float = 0.0
     draft_seconds: float = 0.0
-    plain_seconds: float = 0.0  # what a pass over the same rows without drafts would have cost
+    plain_seconds: float = 0.0  # of a pass over the same rows without drafts
 
 
 class Runner(Protocol):
-    """The device side. Plans are submitted in order and collected in the same order."""
+    """Runs steps. Plans are submitted in order and collected in the same order."""
 
-    depth: int  # plans that may wait uncollected while another is submitted: 0 on a CPU
+    depth: int  # plans that may be uncollected when another is submitted: 0 on a CPU
     capacity: Capacity
 
     def submit(self, plan: StepPlan) -> None: ...
@@ -323,10 +324,10 @@ class Runner(Protocol):
     def collect(self) -> StepResult: ...
 
     def reset(self) -> None:
-        """Forget what is kept of requests that left."""
+        """Forget what is kept of requests that have ended."""
 
     def check_alive(self) -> None:
-        """Raise EngineError where a process that it needs is gone."""
+        """Raise EngineError if a process that it needs has ended."""
 
     def close(self) -> None: ...
 

@@ -18,7 +18,7 @@ from hunch.kernels.kv_store import slots_at
 
 @dataclass(slots=True)
 class Span:
-    """One sequence's part of a packed step, as the host knows it."""
+    """One sequence's part of a packed step, as far as the host knows it."""
 
     first: int  # packed tokens [first, last)
     last: int
@@ -34,7 +34,7 @@ class AttnInputs:
 
     Token t reads positions 0..pos_T[t]. A position below base_T[t] is read through the block table;
     position p >= base_T[t] is the drafted ancestor (or the token itself) in slot
-    tree_TP[t, p - base_T[t]]. Where no tree branches, tree_TP is None and base_T > pos_T.
+    tree_TP[t, p - base_T[t]]. If no draft branches, tree_TP is None and base_T > pos_T.
     """
 
     pos_T: Tensor
@@ -140,18 +140,18 @@ def _weights(scores: Tensor, cap: float, sinks_N: Tensor | None) -> Tensor:
 
 @dataclass(slots=True)
 class Piece:
-    """One span, ready for torch: its tokens, its keys' slots, who sees whom."""
+    """One span, ready for torch: its tokens, its keys' slots, and which token sees which key."""
 
     first: int
     last: int
-    slot: int  # first slot where the keys lie in a row; they are then read in place
+    slot: int  # first slot, if the keys are contiguous; they are then read in place
     num_keys: int
-    slots_K: Tensor | None  # the slots where they do not
+    slots_K: Tensor | None  # the slots, if they are not
     mask_WK: Tensor | None  # added to the scores; None: every token sees every key
 
 
 def spans_of(attn: AttnInputs) -> tuple[Span, ...]:
-    """The step's spans; where the host was not told, read back from the device."""
+    """The step's spans; if the host does not know them, they are read back from the device."""
     if attn.spans or not len(attn.pos_T):
         return attn.spans
     if "spans" not in attn.memo:
@@ -188,7 +188,7 @@ def live_tokens(attn: AttnInputs) -> Tensor | None:
 def pieces_of(
     attn: AttnInputs, window: int | None, dtype: torch.dtype, device: torch.device
 ) -> list[Piece]:
-    """Each span's keys and mask, on the device of the KV; built where the host keeps the tables."""
+    """Each span's keys and mask, made on the host and moved to the device of the KV."""
     key = ("pieces", window, dtype)
     if key not in attn.memo:
         attn.memo[key] = [_piece(attn, span, window, dtype, device) for span in spans_of(attn)]
@@ -236,7 +236,7 @@ def _chain_keys(attn: AttnInputs, span: Span, window: int | None) -> tuple[Tenso
 
 
 def _tree_keys(attn: AttnInputs, span: Span, window: int | None) -> tuple[Tensor, Tensor | None]:
-    """Committed positions by the table, then every slot any path of the span goes through."""
+    """Known positions by the table, then all slots on any path of the span."""
     assert attn.tree_TP is not None
     part = slice(span.first, span.last)
     pos_W1, base_W1, path_WP = attn.pos_T[part, None], attn.base_T[part, None], attn.tree_TP[part]
@@ -253,7 +253,7 @@ def _tree_keys(attn: AttnInputs, span: Span, window: int | None) -> tuple[Tensor
     nodes_U, place_WP = path_WP.masked_fill(~is_path_WP, -1).unique(return_inverse=True)
     is_node_WU = torch.zeros(len(path_WP), len(nodes_U), dtype=torch.bool, device=path_WP.device)
     is_node_WU.scatter_(1, place_WP, True)
-    is_real_U = nodes_U >= 0  # -1 stands for what is on no path
+    is_real_U = nodes_U >= 0  # -1: on no path
     nodes_U, is_node_WU = nodes_U[is_real_U], is_node_WU[:, is_real_U]
     slots_K = torch.cat((_table_slots(attn, span.seq, 0, num_table), nodes_U))
     return slots_K, torch.cat((is_table_WK, is_node_WU), dim=1)
@@ -291,7 +291,7 @@ def attention_by_token(
     cap: float = 0.0,
     sinks_N: Tensor | None = None,
 ) -> Tensor:
-    """torch's attention, one call per token: its shape follows from the token's position alone."""
+    """torch's attention, one call per token, whose shape depends on its position alone."""
     key = ("tokens", window)
     if key not in attn.memo:
         live = [token for token, slot in enumerate(attn.slot_T.tolist()) if slot >= 0]
@@ -301,7 +301,7 @@ def attention_by_token(
     out_TNH = torch.zeros_like(q_TNH)
     for token, slots_K in attn.memo[key]:
         piece = Piece(token, token + 1, 0, len(slots_K), slots_K, None)
-        # A copy: where a query begins in memory can decide how it is summed.
+        # A copy, as the order of its sums may depend on a query's address.
         q_1NH = q_TNH[token].clone()[None]
         out_TNH[token] = _attend(q_1NH, k_CMH, v_CMH, piece, scale, cap, sinks_N)[0]
     return out_TNH

@@ -1,4 +1,4 @@
-"""How drafts are made on a device, in plain Python: the specification of its kernels.
+"""How a device drafts, in plain Python: the specification of its kernels.
 
 `gpu_lookup` guesses from the row's own text and a phrase table, `gpu_expect` from its prediction;
 `gpu_draft` and `gpu_grow` prepare a network's passes and make a level of nodes from its scores.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # needs Triton
 
 
 def longest_match(text: list[int], min_match: int, max_match: int) -> tuple[int, int]:
-    """Where the text's end last stood before: the match's length, the place after it; 0: none."""
+    """The last earlier match of the text's end: its length (0: none), and the place after it."""
     for size in range(min(max_match, len(text) - 1), min_match - 1, -1):
         for place in range(len(text) - 1, size - 1, -1):
             if text[place - size : place] == text[-size:]:
@@ -52,7 +52,7 @@ def lookup_ref(
     phrases: DevicePhrases | None = None,
     drafted: tuple[int, int] = (0, 0),
 ) -> None:
-    """What followed the end of a row's text where it last stood before; or what the table says."""
+    """Draft what followed the last match of a row's end, or what the phrase table holds."""
     for r, row in enumerate(step.ids_R.tolist()):
         if int(step.num_checked_R[r]) < 0 or state.is_done_X[row]:
             continue
@@ -69,7 +69,7 @@ def lookup_ref(
             guesses.append(guesses[place + i])
         guesses = guesses[known:]
         if table is not None:
-            guesses, matched = told(table, text, guesses, matched, num_nodes)
+            guesses, matched = with_table(table, text, guesses, matched, num_nodes)
         step.result_RC[r, MATCHED] = matched
         _write_guesses(step, r, guesses, num_nodes)
         if matched >= needed:
@@ -89,7 +89,7 @@ def _write_guesses(step: StepRows, r: int, guesses: list[int], num_nodes: int) -
 
 
 def _write_chain(state: RowState, step: StepRows, r: int, guesses: list[int]) -> None:
-    """The row's draft: as many of the guesses as it may check and can still use."""
+    """Write the row's draft: as many of the guesses as it may check and can still use."""
     row = int(step.ids_R[r])
     left = max(int(state.end_X[row]) - int(state.known_X[row]) - 1, 0)
     count = min(len(guesses), int(step.max_draft_R[r]), left)
@@ -99,7 +99,7 @@ def _write_chain(state: RowState, step: StepRows, r: int, guesses: list[int]) ->
 
 
 def graft_ref(state: RowState, step: StepRows, num_nodes: int, num_guesses: int) -> None:
-    """The first guesses of a lookup, added to the row's tree after the nodes that say them too."""
+    """Add the first guesses of a lookup to the row's tree, after nodes that are equal to them."""
     first = step.guesses_at(num_nodes)
     for r, row in enumerate(step.ids_R.tolist()):
         if int(step.num_checked_R[r]) < 0 or state.is_done_X[row]:
@@ -124,8 +124,8 @@ def graft_ref(state: RowState, step: StepRows, num_nodes: int, num_guesses: int)
 def longest_expected(answer: list[int], expected: list[int], ahead: int) -> tuple[int, int]:
     """The longest match of an answer's end in its prediction: its length, the place after it.
 
-    Of equals the nearest to `ahead` counts, and one further on before one passed. A single token is
-    believed only near there. 0: nowhere.
+    Of equals the nearest to `ahead` counts, and one ahead before one behind. A single token counts
+    only near there. 0: there is none.
     """
     best, found = (0, 0), (0, 0)
     for place in range(1, len(expected) + 1):
@@ -141,10 +141,10 @@ def longest_expected(answer: list[int], expected: list[int], ahead: int) -> tupl
 
 
 def expect_ref(state: RowState, step: StepRows, num_nodes: int) -> None:
-    """What a row's prediction says next, in place of the draft it has, if the answer keeps to it.
+    """Draft what comes next in a row's prediction, if the answer follows it, instead of its draft.
 
-    Where it does not, the answer is taken to change tokens one for one; that is drafted only for
-    rows that have no draft, or that nothing else may draft for.
+    If the answer has departed from it, tokens are assumed to be replaced one for one; that is
+    drafted only for rows that have no draft, or that nothing else may draft for.
     """
     assert step.sources is not None
     for r, row in enumerate(step.ids_R.tolist()):
@@ -163,17 +163,17 @@ def expect_ref(state: RowState, step: StepRows, num_nodes: int) -> None:
         is_kept = bool(guesses) and (matched > 1 or (matched == 1 and place == ahead))
         if not (is_kept or rules[at.IS_ALONE] or not state.num_nodes_X[row]):
             continue
-        # An answer that keeps to its prediction goes on so more often than a text repeats itself.
+        # An answer follows its prediction more reliably than a text repeats itself.
         matched = min(4 + 4 * matched, MAX_MATCH) if is_kept else 0
         step.result_RC[r, MATCHED] = matched + BY_PREDICTION
         _write_guesses(step, r, guesses, num_nodes)
         _write_chain(state, step, r, guesses)
 
 
-def told(
+def with_table(
     phrases: DevicePhrases, text: list[int], own: list[int], matched: int, num_nodes: int
 ) -> tuple[list[int], int]:
-    """The own text's guesses until the table knows better, then the table's; what to call it."""
+    """Guesses of the text until the table is right more often, then the table's; and the match."""
     needed, guesses = phrases.needed.tolist(), list(own)
     length = matched
     for i in range(min(num_nodes, NUM_ASKED)):
@@ -191,7 +191,7 @@ def told(
 def committed_inputs_ref(
     state: RowState, step: StepRows, ids_T: Tensor, attn: AttnInputs, last_R: Tensor
 ) -> None:
-    """What a step just committed, as a network's input: each token where its predecessor stands."""
+    """Inputs of a network that sees each committed token at the position of its predecessor."""
     width = len(ids_T) // len(step.ids_R)
     for r, row in enumerate(step.ids_R.tolist()):
         here = slice(r * width, (r + 1) * width)
@@ -242,9 +242,9 @@ def add_nodes_ref(
     parent_T: Tensor,
     first_node: int,
     num_nodes: int,
-    kept_R: Tensor,  # nodes of the level that count; none: the draft ended before it
+    kept_R: Tensor,  # nodes of the level that count; 0: the draft ended before it
 ) -> None:
-    """Write a level's nodes, and count what the row may check of them."""
+    """Write a level's nodes, and count those that the row may check."""
     width = len(token_T) // len(step.ids_R)
     for r, row in enumerate(step.ids_R.tolist()):
         if int(step.num_checked_R[r]) < 0 or state.is_done_X[row]:
@@ -269,7 +269,7 @@ def grow_level_ref(
     following: tuple[Tensor, AttnInputs] | None, sees_next: bool = False,
     branch: int | None = None, least: float | None = None,
 ) -> None:  # fmt: skip
-    """Children of every node of the level before; those of the likeliest paths become nodes."""
+    """Of all children of the level before, those on the likeliest paths become nodes."""
     num_rows, width = chances_RW.shape
     branch = min(branch or width, width) if depth else width
     first = depth * width
@@ -288,7 +288,7 @@ def grow_level_ref(
     value_RNB = score_TC.log_softmax(-1).gather(1, column_TB).view(num_rows, -1, branch)
     if depth:
         value_RNB = value_RNB + chances_RW[:, : value_RNB.shape[1], None]
-    # Of all children of the level, the likeliest paths go on; that of first children always does.
+    # The likeliest paths are kept, and always the path of first children.
     order = value_RNB.flatten(1).clone()
     order[:, 0] = torch.inf
     best_RW = order.sort(dim=1, descending=True, stable=True).indices[:, :width]

@@ -163,7 +163,7 @@ def _longest(history_ptr, known, least, most, MAX_MATCH: tl.constexpr, BLOCK: tl
 
 
 @triton.jit
-def _told(
+def _with_table(
     tokens, num_guesses, matched, node, place, period, known, may_ask, history_ptr,
     entries_ptr, needed_ptr, bits, num_asked,
     MAX_MATCH: tl.constexpr, NUM_LEVELS: tl.constexpr, BY_TABLE: tl.constexpr,
@@ -271,7 +271,7 @@ def _lookup_kernel(
     tokens = tl.load(history_ptr + place + node % period, mask=is_own, other=-1)
     num_guesses = tl.where(matched > 0, num_nodes, 0)
     if MAX_ORDER:
-        tokens, num_guesses, matched = _told(
+        tokens, num_guesses, matched = _with_table(
             tokens, num_guesses, matched, node, place, period, known, may_ask, history_ptr,
             entries_ptr, needed_ptr, bits, num_asked,
             MAX_MATCH, NUM_LEVELS, BY_TABLE, MULTIPLIER, SHIFT, MAX_ORDER, NUM_WAYS,

@@ -1,4 +1,4 @@
-"""What requests ask of their logits before temperature, by tables over (row, token).
+"""Rules of requests, applied to their logits before temperature, by tables over (row, token).
 
 The order is vLLM's: a grammar's mask, allowed ids and bad words, stop ids before min_tokens, logit
 bias, penalties. A drafted node's history is prompt, output and the drafted tokens on the path to
@@ -27,12 +27,12 @@ NO_WORD = -1  # in place of a word's last token
 
 @dataclass(frozen=True, slots=True)
 class ProcessTables:
-    """The rules of all rows. A table is read for a row only where the row has its rule."""
+    """The rules of all rows. A table is read for a row only if the row has its rule."""
 
     rules_X: Tensor  # int32
     min_pos_X: Tensor  # int64: stop ids are removed before this position
     penalties_X3: Tensor  # float32: repetition, frequency, presence
-    counts_XV: Tensor  # int32: how often each token stands in the output
+    counts_XV: Tensor  # int32: how often each token occurs in the output
     bias_XV: Tensor  # float32
     flags_XV: Tensor  # uint8
     words_XN: Tensor  # int32: prefixes [W, H] ending at the right, last tokens [W], tail [H]
@@ -75,11 +75,11 @@ class ProcessTables:
         return self.words_XN[:, -self.num_prefix :]
 
     def with_room(self, num_words: int, num_prefix: int) -> ProcessTables:
-        """The same with larger tables of bad words; all other tables stay where they are."""
+        """A copy with larger tables of bad words; all other tables are the same tensors."""
         max_rows, device = len(self.rules_X), self.rules_X.device
         words_XN = _no_words(max_rows, num_words, num_prefix, device)
         wider = replace(self, words_XN=words_XN, num_words=num_words, num_prefix=num_prefix)
-        # Prefixes end at the right, so room for longer ones opens at the left.
+        # Prefixes are aligned at their ends, so that longer ones need room at the left.
         wider.prefix_XWH[:, : self.num_words, -self.num_prefix :] = self.prefix_XWH
         wider.last_XW[:, : self.num_words] = self.last_XW
         wider.tail_XH[:, -self.num_prefix :] = self.tail_XH
@@ -98,7 +98,7 @@ def penalise(
 ) -> Any:
     """Logits after vLLM's penalties, in its order.
 
-    `count` is how often a token stands in the output; `is_known`, whether in prompt or output;
+    `count` is how often a token occurs in the output; `is_known`, whether in prompt or output;
     `where` is torch.where or numpy.where. All in float32.
     """
     x = where(is_known, where(x > 0, x / repetition, x * repetition), x)
@@ -165,7 +165,7 @@ def count_committed_ref(
     tokens_RK: Tensor,
     num_tokens_R: Tensor,  # how many of them were committed
 ) -> None:
-    """Take committed tokens into the rows' counts and tails."""
+    """Add committed tokens to the rows' counts and tails."""
     columns = zip(row_R.tolist(), num_tokens_R.tolist(), strict=True)
     for r, (row, num_tokens) in enumerate(columns):
         if row < 0 or num_tokens <= 0:

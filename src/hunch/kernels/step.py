@@ -1,11 +1,11 @@
-"""The step's row state, and what a step does with it in plain Python: the specification.
+"""The state of rows, and what a step does with it in plain Python: the specification.
 
-pack, then the target's pass, then commit and compact, as small functions over one state. The Triton
-kernels of `gpu_step` and `gpu_transfer` are held to these; the tests run whole steps by them.
+A step is pack, the target's pass, commit and compact: small functions over one state. Tests hold
+the Triton kernels of `gpu_step` and `gpu_transfer` to those here, and run whole steps with them.
 
-Rows live in state that the host updates by scatter. A step names its rows by ids_R; -1 is padding.
-What a step did stands in result_RC, one line per row: tokens committed, why the row ended, nodes
-checked, length of the match behind the next draft, its nodes, known length, tokens, guesses.
+The host updates the state by scatter. A step names its rows by ids_R; -1 is padding. Its result is
+result_RC, one line per row: number of tokens committed, why the row ended, nodes checked, length of
+the match behind the next draft, nodes of that draft, known length, then the tokens and guesses.
 
 Shape letters: R rows of the step, X rows of the engine, N nodes of a step's draft, G nodes a draft
 can have, K tokens one step can commit (N + 1), M rows of logits (R times K), L longest sequence, B
@@ -24,42 +24,42 @@ from torch import Tensor
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache, slots_at
 
-GOES_ON, STOP, LENGTH = 0, 1, 2  # why a row ended
+GOES_ON, STOP, LENGTH = 0, 1, 2  # whether and why a row ended
 
 
 class Draws(IntEnum):
     """How the tokens of a step's rows are drawn; a captured step is made for one of these."""
 
-    GREEDY = 0  # not at all: every row takes its best
-    SAMPLED = 1  # some rows are
-    FILTERED = 2  # and some of them by filters: top-k, top-p, min-p
+    GREEDY = 0  # no row is sampled: each takes its best token
+    SAMPLED = 1  # some rows are sampled
+    FILTERED = 2  # and some of them with filters: top-k, top-p, min-p
 
 
 TOKENS, REASON, CHECKED, MATCHED, DRAFTED, KNOWN, FIRST = range(7)  # columns of a result
 MAX_STOPS = 64  # stop ids of a row
-BY_PREDICTION = 1 << 20  # added to MATCHED where the draft comes from the request's prediction
+BY_PREDICTION = 1 << 20  # added to MATCHED if the draft comes from the request's prediction
 
-# Columns of RowSources.rules_XW. SURE: the match from which on the row takes a lookup's guesses
-# (AS_OTHERS: as the drafter has it for all rows, NEVER); of such a lookup the shortest and longest
-# match and whether it asks the phrase table; tokens of the prediction, and whether nothing else
-# drafts; tokens of the prompt; how far the prediction is ahead of the answer that follows it.
+# Columns of RowSources.rules_XW. SURE: the shortest match with which the row takes a lookup's
+# guesses (or AS_OTHERS, or NEVER); of that lookup the shortest and longest match, and whether it
+# uses the phrase table; tokens of the prediction, and whether nothing else drafts; tokens of the
+# prompt; how far the prediction is ahead of the answer that follows it.
 SURE, MIN_MATCH, MAX_MATCH, HAS_TABLE, EXPECTED, IS_ALONE, PROMPT, SHIFT = range(8)
 AS_OTHERS, NEVER = -1, 1 << 20
 
 
 @dataclass(slots=True)
 class RowState:
-    """Per-request state, all in one buffer, so that one scatter updates any of it.
+    """Per-request state in one buffer, so that one scatter can update any of it.
 
-    It is where steps run. On a GPU the host has another of the same layout: it is ahead while a
-    prompt is read, and a step behind while the row decodes.
+    It is on the device that runs the steps. On a GPU the host has a copy, which is ahead while the
+    prompt is computed, and one step behind while the row decodes.
     """
 
     flat: Tensor
     known_X: Tensor
     end_X: Tensor  # known length at which max_tokens is reached
     is_done_X: Tensor  # ended; on a GPU the host may not know yet
-    num_nodes_X: Tensor  # nodes of the draft that waits on the device
+    num_nodes_X: Tensor  # nodes of the waiting draft
     stop_XS: Tensor  # padded with -1
     table_XB: Tensor
     draft_XG: Tensor
@@ -80,7 +80,7 @@ class RowState:
         return RowState(flat, *parts[:4], *tables, block_size, flat.new_zeros(2))
 
     def copy_to(self, device: torch.device) -> RowState:
-        """Another of the same layout: what stands at a place of `flat` means the same in both."""
+        """A copy with the same layout of `flat`."""
         tables = (self.table_XB, self.draft_XG, self.stop_XS)
         widths = [table.shape[1] for table in tables]
         made = RowState.create(*self.tokens_XL.shape, *widths, self.block_size, device)
@@ -90,7 +90,7 @@ class RowState:
 
 @dataclass(slots=True)
 class RowSources:
-    """What rows are drafted from where their requests say so: another lookup, a prediction."""
+    """The sources of drafts that requests name: another lookup, or a prediction."""
 
     rules_XW: Tensor
     expected_XE: Tensor  # predictions, int32
@@ -104,7 +104,7 @@ class RowSources:
 
 @dataclass(slots=True)
 class StepRows:
-    """The rows of a step and what they may do, as the host wrote them; what came of it."""
+    """The rows of a step with their limits, written by the host, and the step's results."""
 
     ids_R: Tensor  # rows of the engine; -1: padding
     max_checked_R: Tensor  # nodes of the waiting draft that may be checked
@@ -113,8 +113,8 @@ class StepRows:
     path_RK: Tensor  # accepted nodes, -1 after the last
     result_RC: Tensor
     guesses_end: int = 0  # column after the last guess; 0: the line ends with it
-    has_rules: bool = False  # some rows have penalties, bias or the like, and drafts follow them
-    sources: RowSources | None = None  # some rows are drafted for in ways of their own
+    has_rules: bool = False  # some rows have penalties, bias or the like, which drafts must follow
+    sources: RowSources | None = None  # some rows have sources of their own
 
     def guesses_at(self, num_guesses: int) -> int:
         """The first column of this many guesses."""
@@ -138,10 +138,10 @@ def path_of(state: RowState, row: int, node: int) -> list[int]:
 def pack_ref(
     state: RowState, step: StepRows, num_nodes: int, ids_T: Tensor, attn: AttnInputs
 ) -> None:
-    """Each row's last known token, then the nodes it may check, and where each finds its keys.
+    """Pack each row's last known token, then its nodes to check, and where each finds its keys.
 
-    A node's KV goes to the slot after those of the known tokens and of the nodes before it. In a
-    tree it sees the known positions and, by slot, its ancestors.
+    Node n's KV goes to the slot of position known + n. In a tree it sees the known positions and,
+    by slot, its ancestors.
     """
     state.clock_2[0] += int(step.ids_R[0] >= 0)
     for r, row in enumerate(step.ids_R.tolist()):
@@ -170,7 +170,7 @@ def pack_ref(
 
 
 def commit_ref(state: RowState, step: StepRows, choice_M: Tensor, num_nodes: int) -> None:
-    """Walk each row's draft while the target's choice is a node, and append what was chosen."""
+    """Walk each row's draft while it agrees with the target, and append the chosen tokens."""
     for r, row in enumerate(step.ids_R.tolist()):
         line, checked = step.result_RC[r], int(step.num_checked_R[r])
         line[: FIRST + num_nodes + 1] = 0
@@ -229,7 +229,7 @@ def compact_ref(kv: KVCache, step: StepRows, slot_T: Tensor) -> None:
 
 
 def update_ref(state: RowState, inputs_3R: Tensor, buffer_W: Tensor, num_changes: int) -> None:
-    """Take in a buffer: the step's inputs, then the places of what changed, then the values."""
+    """Apply a buffer: the step's inputs, then the places of what changed, then the values."""
     num_inputs, buffer_W = inputs_3R.numel(), buffer_W.to(inputs_3R.device)
     inputs_3R.copy_(buffer_W[:num_inputs].view(3, -1))
     places, values = buffer_W[num_inputs:].view(2, num_changes)
@@ -237,7 +237,7 @@ def update_ref(state: RowState, inputs_3R: Tensor, buffer_W: Tensor, num_changes
 
 
 def deliver_ref(state: RowState, step: StepRows, buffers_QW: Tensor) -> None:
-    """Put the step's results into its buffer in the host's memory; a clock's reading comes last."""
+    """Write the step's results to its buffer in the host's memory, with its time at the end."""
     if step.ids_R[0] >= 0:
         line_W = buffers_QW[int(state.clock_2[0]) % len(buffers_QW)]
         line_W[-1] = 0

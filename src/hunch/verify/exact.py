@@ -18,7 +18,7 @@ from hunch.verify.base import RowDraft, TargetChoices, Verifier, history_of
 
 
 def walk(draft: RowDraft, target: TargetChoices) -> tuple[list[int], list[int]]:
-    """The path of tokens and nodes; a token is chosen only where the walk gets to."""
+    """The tokens and nodes of the path; tokens are chosen only where the walk gets to."""
     guesses = zip(draft.parents, draft.tokens, strict=True)
     child = {guess: node for node, guess in enumerate(guesses)}
     node = -1
@@ -40,7 +40,7 @@ def exact_in_tensors(
     sampling: SamplingState,
     mask_MV: Tensor | None = None,
 ) -> Verdict:
-    """The same for a device: choices at all nodes, then the walk, without asking the host."""
+    """`walk` on a device: tokens are chosen at all nodes, then the walk follows them."""
     history = history_of(draft, rows, len(logits_MV))
     choice_M = sampling.choose(logits_MV, history.row_M, history.pos_M, history.path_MP, mask_MV)
     return walk_choices(draft, choice_M, history.first_R)
@@ -50,7 +50,7 @@ exact = Verifier(walk, exact_in_tensors)
 
 
 def walk_choices(draft: Draft, choice_M: Tensor, first_R: Tensor) -> Verdict:
-    """Per row the path of nodes that carry the chosen tokens."""
+    """Per row the path of nodes that have the chosen tokens."""
     num_rows, num_nodes = draft.tokens_RN.shape
     device = draft.tokens_RN.device
     offset_N = torch.arange(num_nodes, device=device)
