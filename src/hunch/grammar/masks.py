@@ -1,9 +1,8 @@
-"""The masks of many sequences at once: who makes them, and where they are put.
+"""Masks of many sequences at once, made by one thread or by several.
 
-Most masks take a few microseconds, less than waking another thread. Where much of the vocabulary
-may follow, as inside strings of a bounded length, they can take a hundred times as long. Then other
-threads make them, unless these have no core to run on: what all of it takes in either way is
-measured as it goes on.
+Most masks take a few microseconds, less than waking another thread. If much of the vocabulary may
+follow, as inside strings of a bounded length, they can take a hundred times as long. Then several
+threads make them, unless there are no free cores: both ways are timed all along.
 
 Shape letters: M the roots and nodes of a step's sequences, W words of a mask, J jobs.
 """
@@ -27,9 +26,9 @@ from hunch.grammar.matcher import BITS, Matcher, Words
 
 THREADS = (1, 2, 4, 8)
 WAKE = 35e-6  # seconds that each thread adds, measured on the host of an H200
-MIN_SHARED = 150e-6  # seconds of masks below which nobody is woken
-AGAIN = 32  # every 32nd call makes masks in the other way, to know what it takes
-RATE, MAX_RISE = 0.25, 4.0  # of the newest masks, in what one is thought to take
+MIN_SHARED = 150e-6  # seconds of masks below which no thread is woken
+AGAIN = 32  # every 32nd call makes masks in the other way, to time it
+RATE, MAX_RISE = 0.25, 4.0  # weight of the newest masks in the mean, and the most they raise it
 CHEAP = 10e-6  # seconds of a mask
 
 
@@ -39,13 +38,13 @@ class Job(NamedTuple):
     matcher: Matcher
     tokens: list[int]
     parents: list[int]
-    first: int  # the row of the mask that is its root's; its nodes' follow
+    first: int  # the mask of its root; those of its nodes follow
 
 
 def fill_all(jobs: Sequence[Job], mask_MW: Words) -> None:
     """`Matcher.fill` for many sequences, by several cores at once.
 
-    Rows of nodes come all zero; those of roots may hold anything.
+    Masks of nodes must be zero; those of roots may hold anything.
     """
     roots: list[Job] = []
     drafts: list[Job] = []
@@ -66,13 +65,13 @@ def fill_all(jobs: Sequence[Job], mask_MW: Words) -> None:
         _fill_drafts(drafts, mask_MW)
     for matcher, tokens, _, first in (*roots, *drafts):
         if matcher.recover():
-            mask_MW[first : first + 1 + len(tokens)] = 0  # one that cannot be told allows nothing
+            mask_MW[first : first + 1 + len(tokens)] = 0  # after an error nothing is allowed
 
 
 def _fill_roots(jobs: list[Job], mask_MW: Words) -> None:
-    """What may follow each sequence, into its row of the mask."""
+    """Write what may follow each sequence to its mask."""
     found_MW, size = mask_MW, jobs[0].matcher.grammar.num_words
-    if size != mask_MW.shape[1]:  # the engine's masks are not as long as ours
+    if size != mask_MW.shape[1]:  # the grammar engine's masks have another length
         found_MW = np.zeros((len(mask_MW), size), dtype=np.int32)
     roots = [(job.matcher.parser, job.first) for job in jobs]
     work, began = _COSTS.root * len(roots), perf_counter()
@@ -91,10 +90,10 @@ def _fill_roots(jobs: list[Job], mask_MW: Words) -> None:
 
 
 def _fill_drafts(jobs: list[Job], mask_MW: Words) -> None:
-    """The same of sequences with drafts, and of their nodes.
+    """`_fill_roots` for sequences with drafts, and their nodes.
 
-    The engine reads chains: a tree is read as one chain per leaf, each by a matcher of its own.
-    Branches share their first nodes, so each is read into rows of its own, then put in place.
+    The grammar engine takes chains: a tree is one chain per leaf, each with a matcher of its own.
+    Branches share their first nodes, so each chain has rows of its own, which are then copied.
     """
     chains = [chain for job in jobs for chain in _chains(job)]
     size, begins = jobs[0].matcher.grammar.num_words, [chain.first for chain in chains]
@@ -112,7 +111,7 @@ def _fill_drafts(jobs: list[Job], mask_MW: Words) -> None:
         for job in jobs:
             mask_MW[job.first] = 0
     for chain, at in zip(chains, begins, strict=True):
-        if chain.parser.is_error():  # a mask that cannot be told allows nothing
+        if chain.parser.is_error():  # then nothing is allowed
             found_MW[at : at + 1 + len(chain.nodes)] = 0
         elif is_apart:
             for row, node in enumerate((-1, *chain.nodes), start=at):
@@ -120,14 +119,14 @@ def _fill_drafts(jobs: list[Job], mask_MW: Words) -> None:
 
 
 def _allow(token: int, mask_W: Words) -> None:
-    """This token and no other."""
+    """Allow this token and no other."""
     mask_W[:] = 0
     if token >> 5 < len(mask_W):
         mask_W[token >> 5] = BITS[token & 31]
 
 
 def _put(found_W: Words, mask_W: Words) -> None:
-    """One that may be longer or shorter: nothing past the vocabulary is allowed."""
+    """Copy a mask that may be longer or shorter; nothing past the vocabulary is allowed."""
     size = min(len(found_W), len(mask_W))
     mask_W[:size], mask_W[size:] = found_W[:size], 0
 
@@ -137,8 +136,8 @@ class _Costs:
 
     def __init__(self) -> None:
         self._executors: dict[int, LLExecutor] = {}
-        self.root = self.node = CHEAP  # seconds of a mask by one thread, with a draft or without
-        self._share = 0.6  # of the caller's own time for all masks, if others make them
+        self.root = self.node = CHEAP  # seconds of a mask by one thread, without a draft and with
+        self._share = 0.6  # seconds of several threads per second of one
         self._num_asked = 0
 
     def executor(self, count: int) -> LLExecutor:
@@ -147,7 +146,7 @@ class _Costs:
         return self._executors[count]
 
     def shares(self, work: float) -> bool:
-        """Whether others make masks that would take the caller `work` seconds."""
+        """Whether several threads make masks that would take one `work` seconds."""
         self._num_asked += 1
         is_worth = self._share < 0.9
         if self._num_asked % AGAIN == 0:
@@ -155,18 +154,18 @@ class _Costs:
         return work > MIN_SHARED and is_worth
 
     def shared(self, work: float, seconds: float) -> None:
-        """Others made them."""
+        """Several threads made them in `seconds`."""
         self._share += RATE * (min(seconds / work, 2.0) - self._share)
 
     def count(self, num_chains: int, work: float) -> int:
-        """Threads that are worth waking; one alone would take `work` seconds."""
+        """How many threads are worth waking; one alone would take `work` seconds."""
         most = min(os.cpu_count() or 1, num_chains)
         counts = [count for count in THREADS if count <= most]
         return min(counts, key=lambda count: work / count + WAKE * count)
 
 
 def _moved(mean: float, seconds: float, num_masks: int) -> float:
-    """A grammar's first masks take long once; a thread may have to wait for a core."""
+    """The new mean. Its rise is bounded: first masks take long, and threads may wait for cores."""
     if not num_masks:
         return mean
     newest = min(seconds / num_masks, MAX_RISE * max(mean, CHEAP))

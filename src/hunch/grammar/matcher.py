@@ -1,8 +1,8 @@
-"""Where a sequence stands in its grammar: what may follow it and every node of its draft.
+"""A sequence's state in its grammar: what may follow it and every node of its draft.
 
-A matcher is rolled forward along a draft's branches and back again, so between steps it stands
-after the committed tokens. llguidance's matchers never leave an error state: one that met its
-limits on a drafted branch is made anew from the committed tokens.
+A matcher is rolled forward along a draft's branches and back again, so that between steps it has
+consumed the committed tokens. llguidance's matchers never leave an error state: one that reached
+its limits on a drafted branch is replaced by a new one, which consumes the committed tokens.
 
 Shape letters: M the root and the nodes of a draft, W words of a mask.
 """
@@ -35,7 +35,7 @@ class Codec(Protocol):
 
 
 def ends_of(codec: Codec) -> list[int]:
-    """Tokens that end a text and that the vocabulary has: files name others, too."""
+    """End-of-text tokens that the vocabulary has: files may name others."""
     return [token for token in codec.eos_ids if token < codec.vocab_size]
 
 
@@ -50,7 +50,7 @@ class Budget:
 
 
 class Reasoning(NamedTuple):
-    """Where a sequence stands in its reasoning; None stands for one that is over, or never was."""
+    """A sequence's state in its reasoning; None in its place: it is over, or there is none."""
 
     is_open: bool
     num_tokens: int = 0
@@ -74,12 +74,12 @@ class Grammar:
         ends = ends_of(codec)
         self.eos_ids, self.vocab_size, self.end = frozenset(ends), codec.vocab_size, ends[0]
         self.num_words = -(-tokenizer.vocab_size // 32)  # of the grammar engine's masks
-        # A letter, a digit and a space: where they may follow, most tokens may.
+        # A letter, a digit and a space: if they may follow, most tokens may.
         self.probe = [token for text in "e7 " for token in tokenizer.tokenize_str(text)]
         self._start = start
 
     def matcher(self) -> Matcher:
-        """A new reader at the grammar's beginning."""
+        """A new matcher at the grammar's start."""
         return Matcher(self)
 
     def fresh(self) -> LLMatcher:
@@ -88,7 +88,7 @@ class Grammar:
     def keep_spelling(self, forced: ForcedText, first: int | None) -> None:
         """Remember the token that a forced text's usual spelling begins with.
 
-        None: the grammar engine does not say, as the whole text may be part of a longer token.
+        None: it is not known, as the whole text may be part of a longer token.
         """
         if first is None:
             first = self._first_token(*forced)
@@ -96,7 +96,7 @@ class Grammar:
             self.spellings.keep(forced, first, self.codec.token_bytes(first))
 
     def _first_token(self, last: int, text: bytes) -> int | None:
-        """The same, found as the engine finds it; None: a special token is part of it."""
+        """That token, found as the grammar engine does; None: a special token is part of it."""
         before = b"" if last < 0 else self.codec.token_bytes(last)
         if MARK in before + text or (last >= 0 and self.tokenizer.is_special_token(last)):
             return None
@@ -111,13 +111,13 @@ class Grammar:
         return None if self.budget is None else Reasoning(is_open=not self.budget.begin)
 
     def due(self, at: Reasoning | None) -> int | None:
-        """The token that must follow, as the budget is spent."""
+        """The token that must follow once the budget is spent; None: there is none."""
         if at is None or self.budget is None or not at.is_open:
             return None
         return self.budget.end_ids[at.num_due] if at.num_tokens >= self.budget.max_tokens else None
 
     def reason(self, at: Reasoning | None, token: int) -> Reasoning | None:
-        """One token further."""
+        """The state after one more token."""
         if at is None or self.budget is None:
             return None
         num_due = at.num_due + (self.due(at) == token)
@@ -138,26 +138,26 @@ def _is_allowed(mask_W: Words, token: int) -> bool:
 
 
 class Matcher:
-    """Where one sequence stands in its grammar."""
+    """One sequence's state in its grammar."""
 
     def __init__(self, grammar: Grammar) -> None:
         self.grammar = grammar
         self._parser = grammar.fresh()  # the grammar engine's
         self._tokens: list[int] = []  # consumed for good
-        self._num_behind = 0  # of the tokens, which the parser has not seen
+        self._num_behind = 0  # last tokens that the parser has not consumed
         self._is_over = False  # end-of-text was consumed
-        self._error = ""  # the last limit it met
+        self._error = ""  # the last limit that was reached
         self._needs_mask = False  # a choice without one was refused
         self._forced: ForcedText | None = None  # after the tokens; None: not asked yet
-        # Forced texts that this sequence wrote before; False: another choice was refused there.
+        # Forced texts that this sequence has written; False: another choice was refused there.
         self._wrote: dict[ForcedText, bool] = {}
         self._reasoning = [grammar.start_reasoning()]  # after the tokens, then after each branch
 
     @property
     def parser(self) -> LLMatcher:
-        """The grammar engine's, after the committed tokens.
+        """The grammar engine's parser, after the committed tokens.
 
-        It sees the tokens of a forced text all at once, when it is asked for what comes after.
+        It consumes the tokens of a forced text together, when it is asked what comes after them.
         """
         if self._num_behind:
             behind, self._num_behind = self._tokens[-self._num_behind :], 0
@@ -166,7 +166,7 @@ class Matcher:
         return self._parser
 
     def consume(self, tokens: Sequence[int]) -> int:
-        """Go on by the tokens for good; how many the grammar takes."""
+        """Consume tokens; returns how many the grammar takes."""
         self._forced = None
         is_simple = self._reasoning[0] is None and not self._is_over
         if is_simple and self.grammar.eos_ids.isdisjoint(tokens):  # the grammar alone decides
@@ -182,9 +182,9 @@ class Matcher:
         return len(tokens)
 
     def consume_chosen(self, tokens: Sequence[int], num_masked: int) -> int:
-        """The same of tokens of which only the first had masks: how many masks would have allowed.
+        """Consume tokens of which the first `num_masked` had masks; returns how many masks allow.
 
-        Where the grammar forces a text, a mask allows its usual spelling alone.
+        If the grammar forces a text, a mask allows its usual spelling alone.
         """
         if num_masked == len(tokens):
             return self.consume(tokens)
@@ -200,13 +200,13 @@ class Matcher:
         return taken
 
     def _consume_unmasked(self, token: int) -> bool:
-        """Go on by a token that was chosen without a mask, if a mask would have allowed it."""
+        """Consume a token that was chosen without a mask, if a mask would have allowed it."""
         forced = self._forced or self._forced_text()
         if not forced[1]:
             return self.consume([token]) == 1
         after = self.grammar.spellings.after(forced)
         if after is not None and after[0] == token:
-            if after[1]:  # the text goes on: the parser need not be asked
+            if after[1]:  # the forced text continues: the parser is not needed
                 self._tokens.append(token)
                 self._num_behind += 1
                 self._forced = after
@@ -225,10 +225,10 @@ class Matcher:
         return self._forced
 
     def only_token(self) -> int | None:
-        """The one that a mask would allow, where the grammar forces a text and its spelling.
+        """The only token that a mask would allow, if the grammar forces a text and its spelling.
 
         It is the first token of the text's usual spelling, which depends on the token before. None:
-        any that the grammar takes, as it may also be the beginning of a longer one.
+        a mask may allow others, as the text may be the beginning of a longer token.
         """
         forced = self._forced_text()
         if not forced[1]:
@@ -252,10 +252,10 @@ class Matcher:
         return bool(self.parser.try_consume_tokens([token]) == 1)
 
     def fill(self, tokens: Sequence[int], parents: Sequence[int], mask_MW: Words) -> None:
-        """What may follow the committed tokens (row 0) and each node (the rows after it).
+        """Fill in what may follow the committed tokens (row 0) and each node (the rows after it).
 
-        The mask comes all zero. Rows of nodes the grammar forbids stay so, as does a row whose
-        mask cannot be told: it fails closed.
+        The mask must be zero. It stays zero, and so allows nothing, for nodes that the grammar
+        forbids, and where the grammar engine fails.
         """
         children: list[list[int]] = [[] for _ in range(len(tokens) + 1)]
         for node, parent in enumerate(parents):
@@ -273,12 +273,12 @@ class Matcher:
         mask_MW: Words,
         reasoning: Reasoning | None,
     ) -> None:
-        """From row `at` of the mask on: 0 is the root's, `node + 1` a node's."""
+        """Fill row `at` of the mask and all rows below it: 0 is the root's, `node + 1` a node's."""
         self._mask(mask_MW[at], reasoning)
         for node in children[at]:
             token = tokens[node]
             if token in self.grammar.eos_ids or not _is_allowed(mask_MW[at], token):
-                continue  # nothing follows an end, or what may not stand
+                continue  # nothing follows an end, or a forbidden token
             if self.parser.try_consume_tokens([token]) == 1:
                 after = self.grammar.reason(reasoning, token)
                 self._fill(node + 1, tokens, children, mask_MW, after)
@@ -287,7 +287,7 @@ class Matcher:
                 self._restore(self._path_to(at, children, tokens))
 
     def _path_to(self, at: int, children: list[list[int]], tokens: Sequence[int]) -> list[int]:
-        """Drafted tokens from the root to the node whose row of the mask this is."""
+        """The drafted tokens from the root to the node of row `at`."""
         path: list[int] = []
         while at:
             path.append(tokens[at - 1])
@@ -318,14 +318,14 @@ class Matcher:
 
     @property
     def is_free(self) -> bool:
-        """Nothing but the grammar decides what follows: it is not over and has no budget."""
+        """Whether the grammar alone decides what follows: it is not over and has no budget."""
         return not self._is_over and self.grammar.budget is None
 
     def can_wait(self) -> bool:
-        """Whether a choice without a mask is likely one that the mask would allow.
+        """Whether a mask would most likely allow what is chosen without one.
 
-        So it is where the grammar forces a text that the sequence wrote before, and where most
-        tokens may follow: there a mask takes long, too.
+        That is so if the grammar forces a text that the sequence has written before, and if most
+        tokens may follow (where a mask also takes long).
         """
         if self._needs_mask or self._is_over:
             self._needs_mask = False
@@ -340,7 +340,7 @@ class Matcher:
         return bool(self.parser.validate_tokens(probe) == len(probe))
 
     def recover(self) -> bool:
-        """After others used the parser: make it anew where it met a limit."""
+        """Replace the parser if it reached a limit while others used it."""
         if not self.parser.is_error():
             return False
         self._restore()
@@ -349,7 +349,7 @@ class Matcher:
     # --- looking ahead, for drafts --------------------------------------------------------------
 
     def branch(self, token: int) -> bool:
-        """Go on by a token for a look; False, and nothing happens, if it is forbidden."""
+        """Consume a token for a while, see `back`; False: it is forbidden, and nothing changed."""
         if self._is_over or token in self.grammar.eos_ids or not self._step(token):
             return False
         self._reasoning.append(self.grammar.reason(self._reasoning[-1], token))

@@ -1,9 +1,9 @@
-"""The same processors for a device: tables over (row, vocabulary), no word from the host.
+"""Logits processors on a device: tables over (row, vocabulary), read without the host.
 
-`processors.py` says what they mean, `kernels.process` how the tables are read; a test holds all
-forms equal bit for bit. Captured steps keep the tables' addresses. So all of them are allocated at
-their full size when a request first needs any, and stay; only tables of bad words are ever replaced
-by larger ones, and then `generation` grows.
+`processors.py` has the same rules on the host, `kernels.process` the functions that read the
+tables; a test holds all forms equal bit for bit. Captured steps keep the tables' addresses. So all
+of them are allocated at full size when a request first needs any, and stay; only tables of bad
+words are ever replaced by larger ones, and then `generation` grows.
 
 Shape letters: X rows of the engine, R rows of the step, M rows of logits, V vocabulary, P longest
 path, K tokens of a step, W bad words of a row, H tokens of a bad word before its last.
@@ -41,7 +41,7 @@ from hunch.types import Request
 
 NUM_WORDS, NUM_PREFIX = 32, 8  # bad words of several tokens, and tokens before a word's last
 
-STAGED_BYTES = 32 * 2**20  # of pinned memory for what requests bring along
+STAGED_BYTES = 32 * 2**20  # of pinned memory, to send requests' rules to the device
 
 
 class DeviceProcessors:
@@ -55,7 +55,7 @@ class DeviceProcessors:
 
     @property
     def tables(self) -> ProcessTables:
-        """What the kernels read; asking for them allocates them."""
+        """The tables that the kernels read; allocated on first use."""
         if self._tables is None:
             size = self.max_rows, self.vocab_size
             self._tables = ProcessTables.create(*size, self.device, NUM_WORDS, NUM_PREFIX)
@@ -64,12 +64,12 @@ class DeviceProcessors:
 
     @property
     def generation(self) -> int:
-        """Grows whenever `tables` has other addresses than before; 0: there are none yet."""
+        """A number that grows when `tables` get other addresses; 0: there are none yet."""
         return self._generation
 
     @contextmanager
     def without_memory(self) -> Iterator[None]:
-        """Meanwhile `tables` have shapes and no memory: enough to see which kernels read them."""
+        """In this context `tables` have shapes but no memory: enough to see which kernels run."""
         before, size = self._tables, (self.max_rows, self.vocab_size)
         nowhere = torch.device("meta")
         self._tables = ProcessTables.create(*size, nowhere, NUM_WORDS, NUM_PREFIX)
@@ -109,7 +109,7 @@ class DeviceProcessors:
         self.tables.rules_X[row] = rules
 
     def _write_flags(self, row: int, request: Request) -> int:
-        """What the request says of single tokens; returns the rules that read it."""
+        """Write what the request says of single tokens; returns the rules that it needs."""
         params, rules = request.params, 0
         flags_V = np.zeros(self.vocab_size, np.uint8)
         if params.allowed_token_ids is not None:
@@ -149,7 +149,7 @@ class DeviceProcessors:
 
     def leave(self, row: int) -> None:
         if self._tables is not None:
-            self._tables.rules_X[row] = 0  # what the tables hold is read for rules only
+            self._tables.rules_X[row] = 0  # without rules, the tables are not read
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -178,9 +178,9 @@ class DeviceProcessors:
         row_M: Tensor,
         pos_M: Tensor,
         path_MP: Tensor,
-        ids_C: Tensor | None = None,  # the token of each column, where these are a part of all
+        ids_C: Tensor | None = None,  # the token of each column, if these are not all tokens
     ) -> None:
-        """In place on float32 logits."""
+        """Apply the rules to float32 logits, in place."""
         tables = self.tables
         if self.device.type != "cuda":
             x_MC.copy_(process_ref(x_MC, row_M, pos_M, path_MP, tables, ids_C=ids_C))
@@ -205,8 +205,8 @@ class DeviceProcessors:
 
 
 class Stage:
-    """Pinned memory of the host in pieces used in turn: a copy from it does not wait for the step
-    that is running, and to pin memory anew for every request takes milliseconds."""
+    """Pinned memory of the host, in pieces used in turn. A copy from it does not wait for the
+    running step, and pinning memory for every request would take milliseconds."""
 
     def __init__(self, num_bytes: int) -> None:
         count = max(16, min(64, STAGED_BYTES // num_bytes))
@@ -217,7 +217,7 @@ class Stage:
         self._turn = 0
 
     def send(self, values: npt.NDArray[Any], line: Tensor) -> None:
-        """Copy the values to the device, behind what was launched there."""
+        """Copy the values to the device, after what was launched there."""
         source = torch.from_numpy(np.ascontiguousarray(values))
         if values.nbytes > len(self._pieces[0]):
             line.copy_(source)
@@ -225,13 +225,13 @@ class Stage:
         turn, self._turn = self._turn, (self._turn + 1) % len(self._pieces)
         self._copied[turn].synchronize()  # its last copy was long ago
         held = self._pieces[turn][: values.nbytes].view(source.dtype).view(source.shape)
-        np.copyto(held.numpy(), values)  # torch would wake its threads for so little
+        np.copyto(held.numpy(), values)  # torch would start threads even for small copies
         line.copy_(held, non_blocking=True)
         self._copied[turn].record()
 
 
 def _room(needed: int, room: int) -> int:
-    """Doubled until it is enough: requests that need more are few, and tables are captured."""
+    """Room, doubled until it is enough: each change makes captured steps useless."""
     while room < needed:
         room *= 2
     return room

@@ -1,9 +1,9 @@
-"""min-p, top-k and top-p: which tokens a temperature leaves in the draw.
+"""min-p, top-k and top-p: which tokens may be drawn.
 
-The order is vLLM's: temperature, min-p, top-k, top-p, each over what the one before it left.
-Tokens rank by (score, then lower id), so ties are cut by id. Probability mass is counted in whole
-units of 2**-40 of the best token's: integer sums have no order, so neither the batch, the device
-nor the way a kernel splits a row can move the edge of top-p.
+The order is vLLM's: temperature, min-p, top-k, top-p, each over the tokens that are left. Tokens
+rank by score, then by lower id. Probability mass is counted in whole units of 2**-40 of the best
+token's. Integer sums do not depend on order, so neither the batch, the device nor the way a kernel
+splits a row can move the edge of top-p.
 
 Shape letters: M rows, V vocabulary, K kept tokens.
 """
@@ -49,7 +49,7 @@ def filter_ref(z_MV: Tensor, top_k_M: Tensor, top_p_M: Tensor, log_min_p_M: Tens
 def keep(z_V: Floats, top_k: int, top_p: float, log_min_p: float) -> Ids:
     """The ids `filter_ref` keeps of one row, ascending, without sorting the vocabulary."""
     top = z_V.max()
-    if top == -math.inf:  # nothing is allowed: what argmax would say
+    if top == -math.inf:  # nothing is allowed: as argmax would choose
         return np.array([int(z_V.argmax())])
     gap_V = z_V - top
     limit = math.inf
@@ -57,7 +57,7 @@ def keep(z_V: Floats, top_k: int, top_p: float, log_min_p: float) -> Ids:
         mass_V = mass_of(torch.from_numpy(gap_V)).numpy()
         is_all = log_min_p == -math.inf
         limit = top_p * float(mass_V.sum() if is_all else mass_V[gap_V >= log_min_p].sum())
-    for depth in DEPTHS:  # what is kept is mostly near the top: look there first
+    for depth in DEPTHS:  # kept tokens are mostly near the top: look there first
         ids = np.flatnonzero(gap_V >= max(depth, log_min_p))
         if depth <= log_min_p or 0 < top_k <= len(ids):
             break
@@ -67,7 +67,7 @@ def keep(z_V: Floats, top_k: int, top_p: float, log_min_p: float) -> Ids:
         ids = first_of(gap_V, ids, top_k)
     if top_p < 1.0:
         ids = _nucleus(gap_V, ids, top_p, limit)
-    # An undefined row (nothing is allowed) falls back to what argmax would say.
+    # An undefined row (nothing is allowed) falls back to what argmax would choose.
     return ids if len(ids) else np.array([int(z_V.argmax())])
 
 
@@ -85,7 +85,7 @@ def first_of(gap_V: Floats, ids: Ids, count: int) -> Ids:
 
 
 def _nucleus(gap_V: Floats, ids: Ids, top_p: float, limit: float) -> Ids:
-    """Those of `ids` with less than `limit` mass before them (inf: top_p of their own)."""
+    """The `ids` with less than `limit` mass before them (inf: top_p of their own mass)."""
     ids = ids[np.argsort(-gap_V[ids], kind="stable")]
     mass = mass_of(torch.from_numpy(gap_V[ids])).numpy()
     upto = mass.cumsum()

@@ -41,8 +41,8 @@ def best(x_MV: Tensor, count: int) -> Tensor:
 
 
 def best_dense(x_MV: Tensor, count: int) -> Tensor:
-    """The same in tensors, for any device."""
-    # topk leaves open which of equals it takes, so it only finds the edge value here.
+    """`best` in tensors, for any device."""
+    # topk may take any of equals, so that it only gives the edge value here.
     edge_M1 = x_MV.topk(count, dim=1).values[:, -1:]
     rank_MV = torch.where(x_MV > edge_M1, 0, torch.where(x_MV == edge_M1, 1, 2)).to(torch.int8)
     near_MC = rank_MV.sort(dim=1, stable=True).indices[:, :count]
@@ -74,7 +74,7 @@ def entries(
 ) -> list[dict[int, Logprob]]:
     """Scores as requests get them: the token's entry first, then those of the best tokens.
 
-    Removed tokens have no chance to speak of, and are left out unless they were asked for.
+    Removed tokens are left out, unless one is the token itself.
     """
     rows = []
     for tokens, some, rank in zip(ids, values, ranks, strict=True):
@@ -82,7 +82,7 @@ def entries(
             own, *best = some
             some = [own, *(value for value in best if value > -math.inf)]
             tokens = tokens[: len(some)]
-        # The token may come again among the best, with the same value and rank; it stays in front.
+        # If the token is also among the best, its entry stays first.
         rows.append(dict(zip(tokens, map(Logprob, some, chain((rank,), count(1))), strict=True)))
     return rows
 
@@ -100,7 +100,7 @@ def logprobs_at(
 def logprobs_of(
     logits_MV: Tensor, at: Sequence[int], tokens: Sequence[int], num_best: int
 ) -> list[dict[int, Logprob]]:
-    """The same of some of the rows."""
+    """`logprobs_at` for some of the rows."""
     num_best = min(num_best, logits_MV.shape[1])
     if logits_MV.device.type == "cpu" and is_available():
         x_MV = logits_MV.float()
@@ -116,7 +116,7 @@ def logprobs_of(
 
 
 def _scores_gpu(x_MV: Tensor, token_M: Tensor, num_best: int) -> tuple[Tensor, Tensor, Tensor]:
-    """By the kernels that captured steps use, to the last bit."""
+    """The scores, bit for bit, by the kernels that captured steps use."""
     from hunch.kernels.gpu_scores import read_scores, scores
 
     num_rows = len(x_MV)

@@ -1,8 +1,8 @@
-"""Logits processors that look at history, row by row on the host: only the tokens concerned move.
+"""Logits processors that look at history, row by row on the host; only some tokens change.
 
-Order (vLLM's): allowed ids, bad words, min_tokens, logit bias, penalties. A drafted node's history
-is prompt + output + the drafted tokens on the path to it, so every rule holds there as it would
-in plain decoding.
+The order is vLLM's: allowed ids, bad words, min_tokens, logit bias, penalties. A drafted node's
+history is the prompt, the output and the drafted tokens on the path to it, so that every rule holds
+there as in plain decoding.
 
 Shape letters: M rows of logits, V vocabulary, P longest path.
 """
@@ -51,7 +51,7 @@ def ids_of(ids: object, vocab_size: int) -> Ids:
 
 @dataclass(slots=True)
 class Seen:
-    """Distinct tokens of prompt and output, and how often each stands in the output."""
+    """Distinct tokens of prompt and output, and how often each occurs in the output."""
 
     index: dict[int, int] = field(default_factory=dict)
     ids: Ids = field(default_factory=lambda: np.zeros(64, np.int64))
@@ -124,7 +124,7 @@ class RowRules:
             self.tail = (self.tail + tokens)[-self.num_tail :]
 
     def apply(self, x_V: Floats, pos: int, path: list[int]) -> None:
-        """In place, for the token at position `pos` that follows the drafted tokens `path`."""
+        """Apply in place, for the token at position `pos` after the drafted tokens `path`."""
         if self.allowed is not None:
             allowed = x_V[self.allowed]
             x_V.fill(-np.inf)
@@ -170,9 +170,9 @@ class HostProcessors:
         row_M: Tensor,
         pos_M: Tensor,
         path_MP: Tensor,
-        ids_C: Tensor | None = None,  # the token of each column, where these are a part of all
+        ids_C: Tensor | None = None,  # the token of each column, if these are not all tokens
     ) -> None:
-        """In place on float32 logits."""
+        """Apply the rules to float32 logits, in place."""
         x, ids = x_MC.numpy(), None if ids_C is None else ids_C.numpy()
         columns = zip(row_M.tolist(), pos_M.tolist(), path_MP.tolist(), strict=True)
         for m, (row, pos, path) in enumerate(columns):

@@ -35,7 +35,7 @@ from hunch.sampling.processors import HostProcessors, needs_history
 from hunch.types import Request
 
 GREEDY_BELOW = 1e-5  # as in vLLM: a smaller temperature is 0
-SAMPLED, FILTERED, HISTORY = 1, 2, 4  # what a row flags for
+SAMPLED, FILTERED, HISTORY = 1, 2, 4  # flags of a row: what its request needs
 
 Floats = npt.NDArray[np.float32]
 Mask = npt.NDArray[np.bool_]
@@ -79,7 +79,7 @@ class SamplingState:
         """A request enters a row; `tokens` is its prompt and the output so far."""
         params = request.params
         is_sampled = params.temperature >= GREEDY_BELOW
-        if is_sampled:  # a greedy row has temperature 0, and nobody reads the rest
+        if is_sampled:  # a greedy row has temperature 0, and the rest is not read
             self.temperature_X[row] = params.temperature
             self.top_k_X[row] = params.top_k if params.top_k < self.vocab_size else 0
             self.top_p_X[row] = params.top_p
@@ -112,25 +112,25 @@ class SamplingState:
             copy.leave(row)
 
     def is_plain(self, row_M: Tensor) -> bool:
-        """Every row is greedy without processors: a choice is an argmax."""
+        """Whether all rows are greedy without processors, so that a choice is an argmax."""
         return self._flags(row_M) == 0
 
     def is_greedy(self, row: int) -> bool:
         return not self.flags_X[row] & SAMPLED
 
     def has_rules(self, row: int) -> bool:
-        """Whether the row's logits are more than divided, filtered and drawn from."""
+        """Whether the row has rules, besides temperature and filters."""
         return bool(self.flags_X[row] & HISTORY)
 
     def draws(self, row_R: npt.NDArray[np.int64]) -> Draws:
-        """What a step of these rows must be made for, by what the host knows alone."""
+        """How tokens of these rows are drawn, from what the host knows."""
         flags = int(np.bitwise_or.reduce(self.flags_X[row_R], initial=0))
         if not flags & SAMPLED:
             return Draws.GREEDY
         return Draws.FILTERED if flags & FILTERED else Draws.SAMPLED
 
     def _flags(self, row_M: Tensor) -> int:
-        # Reading row_M from a device would wait for it; there, any row in use counts.
+        # Reading row_M from a device would wait for it; there all rows in use count.
         flags = self.flags_X if self.is_dense else self.flags_X[row_M.numpy()]
         return int(np.bitwise_or.reduce(flags, initial=0))
 
@@ -166,10 +166,10 @@ class SamplingState:
         self, logits_MC: Tensor, row_M: Tensor, pos_M: Tensor, path_MP: Tensor,
         ids_C: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """A drafter's logits as the target's would be: what it guesses follows the rows' rules.
+        """Apply the rows' rules to a drafter's logits, as they will be applied to the target's.
 
-        ids_C names the target's token of each column where a drafter's vocabulary is a part of it;
-        where nothing of that part is allowed, logits stay as they are: the guess is wrong anyway.
+        ids_C: the target's token of each column, if the drafter's vocabulary is a part of it. If no
+        token of that part is allowed, logits stay as they are: any guess would be wrong.
         """
         if not self._flags(row_M) & HISTORY:
             return logits_MC
@@ -192,7 +192,7 @@ class SamplingState:
     def _draw_dense(
         self, logits_MC: Tensor, row_M: Tensor, pos_M: Tensor, ids_C: Tensor | None = None
     ) -> Tensor:
-        """Without the host; on a GPU by the kernels that captured steps use, to the last bit."""
+        """`draw` without the host; on a GPU by the kernels that captured steps use."""
         if logits_MC.device.type != "cuda":
             best_M = argmax(self.scores(logits_MC, row_M, pos_M, ids_C))
             return best_M if ids_C is None else ids_C[best_M]
@@ -205,23 +205,23 @@ class SamplingState:
 
     @property
     def filters_X(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What rows' tokens are drawn from follows from these, in the order the kernels take."""
+        """Temperature and filters of the rows, in the order the kernels take."""
         return self.temperature_X, self.top_k_X, self.top_p_X, self.log_min_p_X
 
     @property
     def columns_X(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """These, and what keys rows' noise, in the order the kernels take."""
+        """Temperature, filters and the keys of noise, in the order the kernels take."""
         return *self.filters_X, self.seed_X, self.sample_X
 
     def columns(self, row_M: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The same of each of these rows."""
+        """`columns_X` of each of these rows."""
         temperature_M, top_k_M, top_p_M, log_min_p_M, *key = (c[row_M] for c in self.columns_X)
         return temperature_M, top_k_M, top_p_M, log_min_p_M, key[0], key[1]
 
     def scores(
         self, logits_MC: Tensor, row_M: Tensor, pos_M: Tensor, ids_C: Tensor | None = None
     ) -> Tensor:
-        """What `draw` takes the best of; a tree's children are its best few."""
+        """The scores of which `draw` takes the best; a tree's children are the best few."""
         z_MC = self.filtered(logits_MC, row_M)
         if not self._flags(row_M) & SAMPLED:
             return z_MC

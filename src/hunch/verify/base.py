@@ -43,7 +43,7 @@ class Verify(Protocol):
 
 
 class Walk(Protocol):
-    """The same for one row on the host: its tokens to commit, the node behind each (-1: bonus)."""
+    """A verifier for one row on the host: the tokens to commit, and each one's node (-1: bonus)."""
 
     def __call__(self, draft: RowDraft, target: TargetChoices) -> tuple[list[int], list[int]]: ...
 
@@ -52,12 +52,12 @@ class Walk(Protocol):
 class Verifier:
     """How drafts are verified: row by row on the host, or all rows in tensors, or either.
 
-    wants_q: it weighs what nodes were drawn from. Drafters then draw with noise of their own, not
-    with the target's, and say what they drew from.
+    wants_q: it uses q, the distributions that nodes were drawn from. Drafters then draw with noise
+    of their own, not with the target's, and add q to their drafts.
     """
 
     walk: Walk | None = None
-    in_tensors: Verify | None = None  # for a device: asks nothing of the host
+    in_tensors: Verify | None = None  # for a device, without the host
     wants_q: bool = False
 
     def __call__(
@@ -78,16 +78,16 @@ class Verifier:
 
 @dataclass(slots=True)
 class History:
-    """For each row of logits: whose it is, which position it decides, what was drafted before."""
+    """For each row of logits: its row, the position that it decides, and the path to it."""
 
-    first_R: Tensor  # where a row's root stands in M
+    first_R: Tensor  # place of each row's root in M
     row_M: Tensor
     pos_M: Tensor
     path_MP: Tensor  # drafted tokens from the root to the node, the node included; then -1
 
 
 def first_of(draft: Draft) -> Tensor:
-    """Where each row's root stands in M."""
+    """The place of each row's root in M."""
     sizes_R = draft.num_nodes_R + 1
     return sizes_R.cumsum(0) - sizes_R
 
@@ -99,9 +99,9 @@ def paths(draft: Draft) -> tuple[Tensor, Tensor]:
     depth_RN = torch.ones((num_rows, num_nodes), dtype=torch.int64, device=device)
     path_RNP = torch.full((num_rows, num_nodes, num_nodes), -1, device=device)
     each_R = torch.arange(num_rows, device=device)
-    for node in range(num_nodes):  # a parent stands before its children
+    for node in range(num_nodes):  # parents come before children
         parent_R = draft.parents_RN[:, node]
-        has_parent_R = (parent_R >= 0) & (draft.num_nodes_R > node)  # padding hangs at the root
+        has_parent_R = (parent_R >= 0) & (draft.num_nodes_R > node)  # padding has none
         at_R = parent_R.clamp(min=0)
         depth_R = torch.where(has_parent_R, depth_RN[each_R, at_R], 0)
         path_RP = torch.where(has_parent_R[:, None], path_RNP[each_R, at_R], -1)
@@ -111,13 +111,13 @@ def paths(draft: Draft) -> tuple[Tensor, Tensor]:
 
 
 def history_of(draft: Draft, rows: Rows, num_logits: int) -> History:
-    """The history of every row of logits, without asking the host."""
+    """The history of every row of logits, computed without the host."""
     num_rows, num_nodes = draft.tokens_RN.shape
     device = draft.tokens_RN.device
     depth_RN, path_RNP = paths(draft)
     first_R = first_of(draft)
     offset_N = torch.arange(num_nodes, device=device)
-    # Padding nodes all write to one spare place behind the last row of logits.
+    # Padding nodes all write to one spare place after the last row of logits.
     is_node_RN = offset_N < draft.num_nodes_R[:, None]
     at_RN = torch.where(is_node_RN, first_R[:, None] + 1 + offset_N, num_logits)
     at = torch.cat([first_R[:, None], at_RN], dim=1).view(-1)
@@ -145,7 +145,7 @@ class RowDraft:
 
     row: int
     known: int  # position of the token after the root
-    first: int  # where its root's logits stand in M
+    first: int  # place of its root in M
     tokens: list[int]
     parents: list[int]
     q_NV: Tensor | None = None
@@ -190,14 +190,14 @@ def row_drafts(draft: Draft, rows: Rows) -> Iterator[RowDraft]:
 
 
 class TargetChoices:
-    """What the target says at single nodes, and the noise of verdicts, on the host."""
+    """The target's choices at single nodes, and the noise of verdicts, on the host."""
 
     def __init__(
         self,
         logits_MV: Tensor,
         sampling: SamplingState,
         mask_MV: Tensor | None,
-        x_MV: npt.NDArray[np.float32] | None = None,  # the same logits, where they are at hand
+        x_MV: npt.NDArray[np.float32] | None = None,  # the same logits as an array, if there is one
     ) -> None:
         self.logits_MV, self.sampling, self.mask_MV = logits_MV, sampling, mask_MV
         if not sampling.is_dense:
@@ -205,13 +205,13 @@ class TargetChoices:
             self._is_allowed_MV = None if mask_MV is None else mask_MV.numpy()
 
     def choice(self, draft: RowDraft, node: int, path: list[int]) -> int:
-        """The token it chooses after `node` (-1: the root), whose drafted tokens are `path`."""
+        """The target's token after `node` (-1: the root); `path`: the drafted tokens up to it."""
         if self.sampling.is_dense:
             return int(self.sampling.choose(*self._place(draft, node, path))[0])
         return self.sampling.choose_row(*self._place_row(draft, node, path))
 
     def p(self, draft: RowDraft, node: int, path: list[int]) -> Chances:
-        """The processed distribution there; greedy rows put everything on one token."""
+        """The processed distribution after `node`; for greedy rows all of it is on one token."""
         z_V: Chances
         if self.sampling.is_dense:
             z_1V = self.sampling.process(*self._place(draft, node, path))
@@ -229,7 +229,7 @@ class TargetChoices:
     def _place_row(
         self, draft: RowDraft, node: int, path: list[int]
     ) -> tuple[npt.NDArray[np.float32], int, int, list[int], npt.NDArray[np.bool_] | None]:
-        """Logits, row, position, history and mask of a node, as one row's rules take them."""
+        """Logits, row, position, history and mask of a node, for the host's rules."""
         m, mask_MV = draft.first + 1 + node, self._is_allowed_MV
         mask_V = None if mask_MV is None else mask_MV[m]
         return self._x_MV[m], draft.row, draft.known + len(path), path, mask_V
@@ -237,7 +237,7 @@ class TargetChoices:
     def _place(
         self, draft: RowDraft, node: int, path: list[int]
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-        """The same in tensors."""
+        """The same as tensors."""
         m, device = draft.first + 1 + node, self.logits_MV.device
         return (
             self.logits_MV[m : m + 1],
@@ -269,7 +269,7 @@ class TargetChoices:
 def verdict_of(
     walks: Sequence[tuple[list[int], list[int]]], device: torch.device | str = "cpu"
 ) -> Verdict:
-    """Per row the tokens to commit and the node behind each (-1: the bonus)."""
+    """A verdict from each row's tokens to commit and their nodes (-1: the bonus)."""
     num_k = max((len(tokens) for tokens, _ in walks), default=0)
     tokens_RK = [tokens + [0] * (num_k - len(tokens)) for tokens, _ in walks]
     path_RK = [nodes + [-1] * (num_k - len(nodes)) for _, nodes in walks]

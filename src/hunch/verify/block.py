@@ -1,4 +1,4 @@
-"""Block: a chain of drafted tokens is verified as a whole: a little more is kept than one by one.
+"""Block: a chain is verified as a whole, which keeps a little more than token by token.
 
 Like `rejection` it follows the target's distribution exactly. With x_i the drafted tokens, p_i and
 q_i the distributions of the one after i of them, and w_0 = 1:
@@ -26,7 +26,7 @@ from hunch.verify.rejection import walk as walk_tree
 
 
 def walk(draft: RowDraft, target: TargetChoices) -> tuple[list[int], list[int]]:
-    """The tokens to commit and the node behind each."""
+    """The tokens to commit, and the node of each."""
     if not draft.is_chain:
         return walk_tree(draft, target)
     tokens, num_nodes = draft.tokens, len(draft.tokens)
@@ -47,7 +47,7 @@ def walk(draft: RowDraft, target: TargetChoices) -> tuple[list[int], list[int]]:
     if num_kept < num_nodes:
         left_V = left_of(p_V, q_NV[num_kept], best_weight)
         total = float(left_V.sum())
-        p_V = left_V / total if total > 0 else p_V  # nothing is left but by rounding
+        p_V = left_V / total if total > 0 else p_V  # 0 only because of rounding
     bonus = target.draw(p_V, draft, num_kept)
     return [*tokens[:num_kept], bonus], [*range(num_kept), -1]
 

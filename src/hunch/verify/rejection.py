@@ -1,11 +1,11 @@
-"""Rejection: a drafted token is kept with chance min(1, p/q), else drawn anew from what is left.
+"""Rejection: a drafted token is kept with chance min(1, p/q); else one is drawn from the rest of p.
 
 p is the target's processed distribution at the node before, q what the token was drawn from. The
 tokens follow the target's distribution exactly; unlike `exact`'s they are not those of plain
 decoding under the same seed. Children of one node are tried in the draft's order: after a rejection
 p becomes norm(max(p - q, 0)), and a later sibling was drawn from q without the earlier ones
-(recursive rejection without replacement). A chosen token has all of q (one-hot). When every child
-is rejected, or there is none, the token comes from what is left of p.
+(recursive rejection without replacement). For a chosen token q is one-hot. When every child is
+rejected, or there is none, the token comes from what is left of p.
 
 Why it is right: P(token kept) = q min(1, p/q) = min(p, q), and what is drawn after a rejection adds
 max(p - q, 0); the sum is p. Papers: arXiv 2211.17192, 2302.01318; trees: 2402.14160.
@@ -19,7 +19,7 @@ from hunch.verify.base import Chances, RowDraft, TargetChoices, Verifier
 
 
 def walk(draft: RowDraft, target: TargetChoices) -> tuple[list[int], list[int]]:
-    """The tokens to commit and the node behind each."""
+    """The tokens to commit, and the node of each."""
     path: list[int] = []
     walked: list[int] = []
     node: int | None = -1
@@ -55,7 +55,7 @@ def without(q_V: Chances | None, tried: list[int]) -> Chances | None:
         return None
     q_V[tried] = 0.0
     total = q_V.sum()
-    # Nothing left to draw from: the sibling was chosen in some other way.
+    # Nothing is left to draw from: the sibling was chosen in some other way.
     return q_V / total if total > 0 else None
 
 
@@ -73,4 +73,4 @@ def residual(p_V: Chances, q_V: Chances | None, token: int) -> Chances:
     else:
         left_V = (p_V - q_V).clip(min=0.0)
     total = left_V.sum()
-    return left_V / total if total > 0 else p_V  # p = q but for rounding: nothing was lost
+    return left_V / total if total > 0 else p_V  # p = q except for rounding

@@ -20,7 +20,7 @@ THRESHOLD, ALPHA = 0.09, 0.3  # the paper's
 
 
 def walk(draft: RowDraft, target: TargetChoices) -> tuple[list[int], list[int]]:
-    """The tokens to commit and the node behind each."""
+    """The tokens to commit, and the node of each."""
     nodes = _longest(draft, target, -1, [])
     path = [draft.tokens[node] for node in nodes]
     return [*path, target.choice(draft, nodes[-1] if nodes else -1, path)], [*nodes, -1]
