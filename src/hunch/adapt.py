@@ -37,7 +37,8 @@ MAX_TOKENS = 1_000_000  # of prompts and answers that are remembered
 FIRST = 2_000  # tokens of answers after which phrases are counted for the first time,
 NETWORK_FIRST = 20_000  # and after which a network goes on learning
 NETWORK_TOKENS = 300_000  # that a network learns from at once: the newest
-FIRST_NAME = "HUNCH_ADAPT_AFTER"  # of a variable that stands for both, for measurements
+# Of variables for measurements: one stands for both, the other for how often texts are gone over.
+FIRST_NAME, EPOCHS_NAME = "HUNCH_ADAPT_AFTER", "HUNCH_ADAPT_EPOCHS"
 MORE = 1.5  # times as many tokens before it is done again
 PAUSE = 20.0  # seconds between two countings, at least
 IDLE = 0.25  # seconds without a step after which there is time for it
@@ -264,6 +265,7 @@ class NetworkAdapter(Adapter):
         self._folder: TemporaryDirectory[str] | None = None
         self._path = str(drafter.path)  # of the drafter that serves
         self._num_made = 0
+        self._epochs = _given(EPOCHS_NAME)
 
     def close(self) -> None:
         super().close()
@@ -285,9 +287,10 @@ class NetworkAdapter(Adapter):
             self._folder = TemporaryDirectory(prefix="hunch-adapt-")
         self._num_made += 1
         out = Path(self._folder.name) / f"drafter-{self._num_made}"
-        asked = {
+        asked: dict[str, Any] = {
             "target": self._target, "drafter": self._path, "out": str(out), "device": self._device,
         }  # fmt: skip
+        asked |= {} if self._epochs is None else {"epochs": self._epochs}
         self._await_idle()
         line = json.dumps(asked).encode() + b"\n"
         data = self._ask(_TRAINER, line + packed(newest))
@@ -326,14 +329,14 @@ class Adapters:
             one.close()
 
 
-def _first_given() -> dict[str, int]:
-    """What the variable says, if it is set."""
-    given = os.environ.get(FIRST_NAME)
+def _given(name: str) -> int | None:
+    """What a variable says, if it is set."""
+    given = os.environ.get(name)
     if given is None:
-        return {}
+        return None
     if not given.isdecimal() or int(given) < 1:
-        raise ConfigError(f"{FIRST_NAME}={given!r} must be a number of tokens, 1 or more")
-    return {"first": int(given)}
+        raise ConfigError(f"{name}={given!r} must be a whole number, 1 or more")
+    return int(given)
 
 
 def adapter_for(options: Mapping[str, str], runner: Any, target: str) -> Adapter | Adapters | None:
@@ -342,7 +345,8 @@ def adapter_for(options: Mapping[str, str], runner: Any, target: str) -> Adapter
         return None
     found: list[Adapter] = []
     drafter = runner.drafter
-    first = _first_given()
+    after = _given(FIRST_NAME)
+    first = {} if after is None else {"first": after}
     if hasattr(getattr(drafter, "lookup", drafter), "take_phrases"):
         vocab_size = runner.target.spec.vocab_size
         found.append(PhraseAdapter(drafter.take_phrases, vocab_size, **first))

@@ -63,7 +63,7 @@ TABLE: dict[str, set[str]] = {
     "bench.parts": {
         "torch", "hunch", "errors", "types", "hub", "models", "kernels", "step", "layers",
         "registry", "config", "engine", "text", "server", "parallel", "parallel.group", "llm",
-        "step.collector",
+        "step.collector", "train",
     },
     "parallel": {
         "torch", "types", "draft", "errors", "config", "kernels", "models", "step",

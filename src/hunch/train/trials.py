@@ -141,8 +141,8 @@ def _try(
             smaller=run.plan.smaller,
         )
         # What learns fast is not what ends best: the rest of the time counts as it is expected to.
-        growth = chosen.chance / max(so_far.chance, 1e-9)
-        speedup = promised(run, chosen.size, replay, growth).speedup
+        missed = min((1 - chosen.chance) / (1 - so_far.chance), 1.0)
+        speedup = promised(run, chosen.size, replay, missed).speedup
         say(
             f"trial of {chosen.size.text()}: {replay.tokens_per_pass:.2f} tokens per pass on "
             f"held-out answers so far, about {speedup:.2f}x of plain decoding in the end"
@@ -243,11 +243,14 @@ def train(
     return student, loop.test(held)
 
 
-def promised(run: Run, size: Size, replay: Replay, growth: float = 1.0) -> Draft:
-    """The best draft, and its speed, if guesses are right `growth` times as often as these."""
+def promised(run: Run, size: Size, replay: Replay, missed: float = 1.0) -> Draft:
+    """The best draft, and its speed, of a drafter with these guesses.
+
+    missed: of what they miss now, what they will still miss.
+    """
     costs, device = run.plan.costs, device_of(run.asked)
     node = node_seconds(*run.parts(size), size)
-    chance = min(growth * chance_of(replay.tokens_per_pass, len(replay.tried)), 0.95)
+    chance = 1 - missed * (1 - chance_of(replay.tokens_per_pass, len(replay.tried)))
     return best_draft(costs, chance, node, METHODS[size.method], device)
 
 

@@ -22,6 +22,7 @@ class Part(NamedTuple):
 PARTS = {
     "adapt": Part("adapt", "any", "what `hunch serve --adapt` takes from requests"),
     "answers": Part("answers", "CPU", "questions answered as float32 does, by activation bits"),
+    "drafters": Part("drafters", "any", "drafters taught the same answers, beside each other"),
     "exactness": Part("exactness", "GPU", "what products in a fixed order cost"),
     "experts": Part("experts", "GPU", "a decode step of a 30B mixture of experts"),
     "fidelity": Part("fidelity", "any", "distance to float32, beside llama.cpp's or torch's"),

@@ -6,7 +6,7 @@ for it. Texts are sampled, each with a seed of its own, so that phrases learned 
 little of the next; both servers say the same.
 
     hunch bench part adapt
-    hunch bench part adapt --model MODEL --device cuda --speculate draft:PATH
+    hunch bench part adapt --model MODEL --device cuda --speculate draft:PATH --epochs 1000
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from hunch.bench.readers import read_workloads
 from hunch.errors import EngineError
 
 LEARNING, TRAINER = "hunch.train.", "hunch.train.go_on"  # in commands of processes that learn
-AFTER_NAME = "HUNCH_ADAPT_AFTER"  # read by hunch.adapt
+AFTER_NAME, EPOCHS_NAME = "HUNCH_ADAPT_AFTER", "HUNCH_ADAPT_EPOCHS"  # read by hunch.adapt
+LEAST_PAIRS = 8  # during which a drafter must have learned
 ASK_SECONDS = 300.0  # that an answer may take
 LEARN_SECONDS = 120.0  # until a drafter must have begun to learn
 
@@ -112,7 +113,8 @@ def servers(words: Sequence[str]) -> Iterator[list[Server]]:
 
 
 def measure(both: Sequence[Server], args: argparse.Namespace) -> tuple[float, list[str]]:
-    """Ask both in turn; returns CPU seconds of training in the pauses, and what went wrong."""
+    """Ask both in turn while the drafter learns; returns CPU seconds of training in the pauses, and
+    what went wrong."""
     chats = [
         [{"role": role, "content": text} for role, text in prompt.messages]
         for prompt in read_workloads(args.workload)
@@ -128,7 +130,7 @@ def measure(both: Sequence[Server], args: argparse.Namespace) -> tuple[float, li
             return 0.0, [f"no drafter began to learn in {LEARN_SECONDS:.0f} s"]
         time.sleep(0.2)
     adapting.signal(signal.SIGSTOP)
-    before = trained_seconds(adapting) or 0.0
+    before = trained = trained_seconds(adapting) or 0.0
     for number in range(args.requests):
         order = both if number % 2 else both[::-1]
         for server in order:
@@ -137,11 +139,16 @@ def measure(both: Sequence[Server], args: argparse.Namespace) -> tuple[float, li
             chat = chats[number % len(chats)]
             server.seconds.append(server.ask(chat, args.tokens, number))
             server.signal(signal.SIGSTOP)
-    after = trained_seconds(adapting)
-    wrong = [] if args.no_network or after is not None else ["training ended during the requests"]
+        now = trained_seconds(adapting)
+        if now is None and not args.no_network:
+            break
+        trained = now or trained
+    wrong = []
+    if len(adapting.seconds) < min(LEAST_PAIRS, args.requests):
+        wrong.append(f"training was over after {len(adapting.seconds)} pairs; give more --epochs")
     if both[0].texts != both[1].texts:
         wrong.append("texts differ")
-    return (after or before) - before, wrong
+    return trained - before, wrong
 
 
 def main(words: Sequence[str]) -> None:
@@ -155,14 +162,18 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--pause", type=float, default=0.6, help="seconds before each request")
     parser.add_argument("--after", type=int, default=600, help="tokens until learning begins")
+    parser.add_argument("--epochs", type=int, help="over what was answered; a GPU needs hundreds")
+    parser.add_argument("--kv-bytes", type=int, default=2**30, help="of each server")
     parser.add_argument("--workload", default="chat,code,math,summary")
     parser.add_argument("--no-network", action="store_true", help="phrases alone: nothing trains")
     args = parser.parse_args(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which closes both
     given = [args.model, "--stats-interval", "0"]
-    for name in ("speculate", "device", "threads"):
-        given += [f"--{name}", getattr(args, name)]
+    for name in ("speculate", "device", "threads", "kv_bytes"):
+        given += [f"--{name}", str(getattr(args, name))]
     os.environ[AFTER_NAME] = str(args.after)  # which both servers inherit
+    if args.epochs is not None:
+        os.environ[EPOCHS_NAME] = str(args.epochs)
     with servers(given) as both:
         trained, wrong = measure(both, args)
     if wrong:
@@ -177,6 +188,6 @@ def main(words: Sequence[str]) -> None:
     halves, tails = np.percentile(adapting, [50, 95]) / np.percentile(plain, [50, 95])
     print(
         f"\nwith --adapt a request takes {middle:.3f} times as long (quartiles {low:.3f} and "
-        f"{high:.3f}; P50 {halves:.3f}, P95 {tails:.3f}); {args.requests} pairs, texts equal; "
+        f"{high:.3f}; P50 {halves:.3f}, P95 {tails:.3f}); {len(ratios)} pairs, texts equal; "
         f"training had {trained:.1f} s of a core in the pauses"
     )
