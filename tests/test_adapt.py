@@ -168,7 +168,7 @@ def test_a_wrong_variable_is_named(
     given: str, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HUNCH_ADAPT_AFTER", given)
-    with pytest.raises(ConfigError, match=r"HUNCH_ADAPT_AFTER.*number of tokens"):
+    with pytest.raises(ConfigError, match=r"HUNCH_ADAPT_AFTER.*whole number"):
         LLM(str(target), speculate="suffix:adapt=true", **ENGINE)
 
 

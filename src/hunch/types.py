@@ -203,6 +203,7 @@ class Capacity:
     max_nodes: int  # most nodes a draft may have (slots reserved after the committed ones)
     max_draft_rows: int | None = None  # with more rows there are no drafts: they would not pay
     drafts_in_step: bool = False  # a step also writes a drafter's KV of the token it commits
+    past_end: int = 0  # slots past a row's end: a tree has more nodes than tokens are to come
     drafter_bytes: int = 0  # memory of the drafter's weights; on a GPU of its KV too
     drafter_share: float = 0.0  # bytes of the drafter's weights per byte of the target's
     max_under_way: int = 1  # steps that may be under way at once, of different rows

@@ -23,7 +23,7 @@ from hunch.bench import loads
 from hunch.bench.metrics import figures
 from hunch.bench.offline import EngineSubject
 from hunch.bench.records import Run
-from hunch.drafting.auto_device import OF_MODELS
+from hunch.drafting.auto_device import OF_MODELS, TreeSize
 from hunch.drafting.step_shapes import StepShape, StepShapes
 from hunch.kernels.step import CHECKED, REASON, TOKENS
 from hunch.step.capture import Graph
@@ -207,6 +207,29 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
         assert max(line[TOKENS] - 1 for line in merged) >= DEEP.num_levels
     assert len(merged if walk == "merged" else chains) > 3
     assert trees or merged or walk == "a long hole"
+
+
+@pytest.mark.parametrize("size", [TREE, WIDE], ids=["tree", "merged"])
+def test_trees_keep_their_nodes_where_fewer_tokens_are_to_come(
+    size: TreeSize, model: Path, exact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An exact copy is right on every level, up to the last token but one."""
+    with LLM(str(model), speculate=f"auto:draft={exact}", **SMALL, max_num_seqs=1) as llm:
+        policy, lines = graph_runner(llm).captured.policy, list[list[int]]()
+        shape = StepShape(size.num_nodes, 2 if size is TREE else 3)
+        learn = policy.learn
+
+        def note(row_R: Any, some: list[list[int]], graph: Any) -> list[str] | None:
+            lines.extend(some)
+            return learn(row_R, some, graph)
+
+        monkeypatch.setattr(policy, "choose", lambda *_, **__: shape)
+        monkeypatch.setattr(policy, "learn", note)
+        params = replace(PARAMS["greedy"], max_tokens=2 + 4 * (1 + size.num_levels))
+        llm.generate(PROMPTS[1], params)
+    checked = [line[TOKENS] for line in lines if line[CHECKED] > 0]
+    # The last pass may have as many tokens to give as it has levels, and none beyond.
+    assert checked == [1 + size.num_levels] * 4
 
 
 @pytest.mark.parametrize(("num_nodes", "of_model"), [(7, 4), (3, 3)])

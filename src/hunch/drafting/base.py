@@ -173,6 +173,12 @@ class DeviceDrafter:
         """Depth of the trees that it drafts as this source; 0: chains."""
         return self.num_levels if self.level_size > 1 and source == DraftSource.TREE else 0
 
+    @property
+    def past_end(self) -> int:
+        """Slots past a row's end that its trees may take: they have more nodes than levels."""
+        has_trees = any(self.depth(shape.source) for shape in self.shapes if shape.source > 0)
+        return self.num_nodes if has_trees else 0
+
     def works(self, source: int) -> bool:
         """Whether it does anything in a step of this source."""
         return source > 0

@@ -53,7 +53,7 @@ class Scheduler:
             events=events,
         )
         self._max_tokens, self._max_under_way = config.num_tokens, capacity.max_under_way
-        self._drafts_in_step = capacity.drafts_in_step
+        self._drafts_in_step, self._past_end = capacity.drafts_in_step, capacity.past_end
         limits = (max_draft_batch, capacity.max_draft_rows)
         self._max_draft_rows: int | None = min((n for n in limits if n is not None), default=None)
         self._is_drafting, self._most_rows = True, self.max_rows  # in the next step
@@ -228,7 +228,7 @@ class Scheduler:
 
         table = sequence.table
         reach, least = sequence.reach, self._least_slots(sequence)
-        slots = min(reach + num_nodes + 1 + max_draft, sequence.end)
+        slots = min(reach + num_nodes + 1 + max_draft, sequence.end + self._past_end)
         if slots <= len(table.blocks) * pool.block_size:
             return self._add_work(sequence, num_tokens, num_nodes, max_draft)
         num_new, num_needed = pool.num_missing(table, slots), pool.num_missing(table, least)
@@ -301,9 +301,10 @@ class Scheduler:
         sequence.steady_until = 0
         if num_nodes == max_draft and not sequence.num_partial and not sequence.pending_more:
             # All steps up to its end are alike, as long as its blocks suffice.
-            end, slots = sequence.end, len(sequence.table.blocks) * self.pool.block_size
-            sequence.steady_until = end - 1
-            sequence.steady_slots = slots - num_nodes - 1 - max_draft if slots < end else NO_LIMIT
+            slots, last = len(sequence.table.blocks) * self.pool.block_size, sequence.end
+            sequence.steady_until = last - 1
+            last += self._past_end
+            sequence.steady_slots = slots - num_nodes - 1 - max_draft if slots < last else NO_LIMIT
         return member
 
     def _make_room(self, sequence: Sequence) -> bool:

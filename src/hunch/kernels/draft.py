@@ -106,7 +106,9 @@ def graft_ref(state: RowState, step: StepRows, num_nodes: int, num_guesses: int)
             continue
         if step.sources is not None and step.sources.rules_XW[row, at.SURE] != at.AS_OTHERS:
             continue
+        left = max(int(state.end_X[row]) - int(state.known_X[row]) - 1, 0)
         guesses = [t for t in step.result_RC[r, first : first + num_guesses].tolist() if t >= 0]
+        guesses = guesses[:left]
         count, node = int(state.num_nodes_X[row]), -1
         children = {
             (int(state.parents_XG[row, n]), int(state.draft_XG[row, n])): n for n in range(count)
@@ -116,8 +118,7 @@ def graft_ref(state: RowState, step: StepRows, num_nodes: int, num_guesses: int)
         for token in guesses:
             state.draft_XG[row, count], state.parents_XG[row, count] = token, node
             node, count = count, count + 1
-        left = max(int(state.end_X[row]) - int(state.known_X[row]) - 1, 0)
-        count = min(count, int(step.max_draft_R[r]), left)
+        count = min(count, int(step.max_draft_R[r]))
         state.num_nodes_X[row], step.result_RC[r, DRAFTED] = count, count
 
 
@@ -219,11 +220,11 @@ def level_inputs_ref(
         if int(step.num_checked_R[r]) < 0 or (depth and state.is_done_X[row]):
             continue
         known = int(state.known_X[row])
-        room = min(int(step.max_draft_R[r]), int(state.end_X[row]) - known)
+        room, is_past = int(step.max_draft_R[r]), depth > int(state.end_X[row]) - known
         for place in range(width):
             at, node = r * width + place, first_node + place
             where = known - sees_next + node if depth else known - width + place
-            if where < 0 or (depth and node >= room):
+            if where < 0 or (depth and (node >= room or is_past)):
                 continue
             ids_T[at] = state.draft_XG[row, node] if depth else state.tokens_XL[row, where]
             attn.pos_T[at] = known - sees_next + depth - 1 if depth else where
@@ -252,9 +253,9 @@ def add_nodes_ref(
         here = slice(r * width, (r + 1) * width)
         nodes = slice(first_node, first_node + width)
         state.draft_XG[row, nodes], state.parents_XG[row, nodes] = token_T[here], parent_T[here]
-        left = max(int(state.end_X[row]) - int(state.known_X[row]) - 1, 0)
-        count = min(int(step.max_draft_R[r]), left, first_node + int(kept_R[r]))
-        if not kept_R[r]:
+        left = int(state.end_X[row]) - int(state.known_X[row]) - 1
+        count = min(int(step.max_draft_R[r]), first_node + int(kept_R[r]))
+        if not kept_R[r] or first_node // width >= left:
             count = int(state.num_nodes_X[row]) if first_node else 0
         state.num_nodes_X[row] = count
         step.result_RC[r, MATCHED], step.result_RC[r, DRAFTED] = 1, count

@@ -40,7 +40,8 @@ def _graft_kernel(
         parent_N = tl.load(parents_ptr + n, mask=n < count, other=-2)
         g = tl.arange(0, BLOCK_G)
         guess_G = tl.load(result_ptr + guesses_at + g, mask=g < num_guesses, other=-1)
-        num_left = tl.sum((guess_G >= 0).to(tl.int64), axis=0)
+        left = tl.maximum(tl.load(end_ptr + row) - tl.load(known_ptr + row) - 1, 0)
+        num_left = tl.minimum(tl.sum((guess_G >= 0).to(tl.int64), axis=0), left)
         node, place = tl.full((), -1, tl.int64), tl.zeros((), tl.int64)
         is_found = num_left > 0
         while is_found:
@@ -54,8 +55,7 @@ def _graft_kernel(
         is_new = (g >= place) & (g < num_left)
         tl.store(draft_ptr + to, guess_G, mask=is_new)
         tl.store(parents_ptr + to, tl.where(g == place, node, to - 1), mask=is_new)
-        left = tl.maximum(tl.load(end_ptr + row) - tl.load(known_ptr + row) - 1, 0)
-        count = tl.minimum(tl.minimum(tl.load(room_ptr + r), left), count + num_left - place)
+        count = tl.minimum(tl.load(room_ptr + r), count + num_left - place)
         tl.store(count_ptr + row, count)
         tl.store(result_ptr + C_DRAFTED, count)
 

@@ -124,14 +124,14 @@ def _log_totals(top_ptr, mass_ptr, r, num_chunks, NUM_PARENTS: tl.constexpr,
 
 @triton.jit
 def _place_nodes(
-    token, place, parent, is_in, is_row, r, row, left, kept, room_ptr, count_ptr, draft_ptr,
+    token, place, parent, is_in, is_row, r, row, kept, room_ptr, count_ptr, draft_ptr,
     parents_ptr, result_ptr, first_node, draft_stride, result_stride, guesses_at,
 ):  # fmt: skip
     """Write the level's nodes into the draft and the guesses, and the new number of nodes.
 
     kept: nodes of the level; 0: the draft ended before it.
     """
-    count = tl.minimum(tl.minimum(tl.load(room_ptr + r), left), first_node + kept)
+    count = tl.minimum(tl.load(room_ptr + r), first_node + kept)
     before = tl.load(count_ptr + row)  # after the level before
     count = tl.where(kept > 0, count, tl.where(first_node > 0, before, 0))
     at = row * draft_stride + first_node + place
@@ -221,14 +221,13 @@ def _grow_kernel(
         token = tl.load(ids_ptr + token, mask=is_in, other=0)
     parent = first_parent + n.to(tl.int64)
     _place_nodes(
-        token, place, parent, is_in, is_row, r, row, tl.maximum(left - 1, 0), kept, room_ptr,
+        token, place, parent, is_in, is_row, r, row, tl.where(depth < left - 1, kept, 0), room_ptr,
         count_ptr, draft_ptr, parents_ptr, result_ptr, first_node, draft_stride, result_stride,
         guesses_at,
     )  # fmt: skip
     if HAS_NEXT:
-        room = tl.minimum(tl.load(room_ptr + r), left)
         is_in &= place < GROWN
-        is_live = is_row & is_in & (first_node + place < room)
+        is_live = is_row & is_in & (first_node + place < tl.load(room_ptr + r)) & (depth < left)
         _next_inputs(
             token, place, parent, is_in, is_live, r, row, known, table_ptr + row * table_stride,
             parents_ptr + row * draft_stride, packed_ptr, pos_ptr, slot_ptr, seq_ptr, base_ptr,
@@ -249,8 +248,9 @@ def grow_level(
 
     The first level has depth 0 and one row of logits per row of the step. chances_RW keeps the log
     of each path's chance between levels. row_T names the engine's row of each row of logits. Nodes
-    past a row's limit are padding in the next pass. If the next pass has fewer nodes than a level,
-    it takes the first of each row, and only those get children.
+    past a row's limit are padding in the next pass; a level past the row's last token is left out.
+    If the next pass has fewer nodes than a level, it takes the first of each row, and only those
+    get children.
     sees_next: the network keeps a token's key one position early, with the state before it.
     branch: children considered per node; of the first level always W.
     least: log of a chance; a level without a path of that chance ends the row's draft.

@@ -123,6 +123,7 @@ class CapturedSteps:
             capacity,
             max_draft_rows=self._max_draft_rows(capacity.max_rows),
             drafts_in_step=found is not None and len(capacity.groups) > 1,
+            past_end=0 if found is None else found.past_end,
         )
 
     def _max_draft_rows(self, max_rows: int) -> int | None:
