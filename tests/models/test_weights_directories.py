@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from hunch.errors import ModelFormatError
+from hunch.models.heads.files import read_config
 from hunch.models.weights import open_weights
 from hunch.models.weights.base import iterate, read_ahead, unified_config
 from hunch.models.weights.torch_file import load_torch_file
@@ -266,3 +267,11 @@ def test_iterate_gives_every_name_once(monkeypatch, delay) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     names = [str(i) for i in range(20)]
     assert list(iterate(names, delay=delay)) == names
+
+
+def test_a_training_job_without_a_drafter_is_called_so(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "job.json").write_text("{}")
+    for read in (open_weights, read_config):
+        with pytest.raises(ModelFormatError, match="has written no drafter yet"):
+            read(tmp_path)

@@ -30,7 +30,7 @@ from hunch.models.source import Shape, Source
 from hunch.models.spec import ModelSpec, read_common
 from hunch.models.target import Target
 from hunch.models.weights import Weights, open_weights
-from hunch.models.weights.json_file import read_json
+from hunch.models.weights.json_file import read_json, refuse_unfinished
 from hunch.parallel.group import Share
 
 _ARCHITECTURES = {
@@ -124,6 +124,7 @@ def read_config(path: str | Path) -> dict[str, Any]:
     file = folder / "config.json"
     if not folder.exists():
         raise ModelNotFoundError(f"{folder}: no such directory; give the folder of a drafter")
+    refuse_unfinished(folder)
     if not file.is_file():
         raise ModelFormatError(
             f"{folder}: no config.json; a drafter is a directory with config.json and its weights"

@@ -8,6 +8,7 @@ from pathlib import Path
 from hunch.errors import ModelFormatError
 from hunch.models.weights.base import Packed, Weights, iterate, with_overrides
 from hunch.models.weights.gguf import GgufWeights
+from hunch.models.weights.json_file import refuse_unfinished
 from hunch.models.weights.published import PublishedWeights, settings_of
 from hunch.models.weights.safetensors import SafetensorsWeights
 from hunch.models.weights.torch_file import TorchWeights, load_torch_file
@@ -22,6 +23,7 @@ def open_weights(files: str | os.PathLike[str]) -> Weights:
         return GgufWeights(path)
     if not path.is_dir():
         raise ModelFormatError(f"{path}: no such file or directory")
+    refuse_unfinished(path)
     is_torch = not any(path.glob("*.safetensors")) and any(
         [*path.glob("*.bin"), *path.glob("*.pt")]
     )

@@ -22,6 +22,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def refuse_unfinished(folder: Path) -> None:
+    """Raises for the directory of a training job that has made no drafter yet."""
+    if (folder / "work" / "job.json").is_file() and not (folder / "config.json").is_file():
+        raise ModelFormatError(
+            f"{folder}: a training job that has written no drafter yet; the command that began it "
+            "goes on with it"
+        )
+
+
 def read_index(path: Path) -> dict[str, str]:
     """Each tensor's file, by an index of shards; files lie beside the index."""
     mapping = read_json(path).get("weight_map")
