@@ -7,7 +7,7 @@ of device is a further Backend here: nothing else compares names of kernels.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
     from hunch.kernels.quant import Weight
     from hunch.models.decoder import Decoder
+    from hunch.models.heads.fused import SharesTables
     from hunch.models.heads.step import StepNet
+    from hunch.models.native import NativeDecoder
     from hunch.models.spec import ModelSpec
     from hunch.models.target import Target
     from hunch.models.weights import Weights
@@ -41,12 +43,11 @@ class Backend:
         """A drafter's layer as it is kept beside this target, and its bytes outside of tensors."""
         return layer, 0
 
-    def output(self, target: Any, *own: Linear | None) -> Callable[[Tensor], Tensor]:
+    def output(self, target: Target, *own: Linear | None) -> Callable[[Tensor], Tensor]:
         """The target's scores of a drafter's states, for those of its heads without an `own`."""
-        logits: Callable[[Tensor], Tensor] = target.logits
-        return logits
+        return target.logits
 
-    def accelerate(self, net: StepNet, target: Any, blocks: list[Any], **parts: Any) -> None:
+    def accelerate(self, net: StepNet, target: Target, blocks: list[Any], **parts: Any) -> None:
         """Let this backend's kernels compute what `net` describes, where they can.
 
         `parts` are what stands around the blocks; see `build_network` and `build_fused`.
@@ -59,7 +60,7 @@ class Backend:
         return self.like_target(load_decoder(weights, dtype=dtype, device=target.device))
 
     def load_cut(
-        self, weights: Weights, spec: ModelSpec, target: Any, dtype: str, ids_C: Tensor | None
+        self, weights: Weights, spec: ModelSpec, target: Target, dtype: str, ids_C: Tensor | None
     ) -> Target:
         """A draft model that shares the target's embedding and output matrix."""
         from hunch.models.heads.draft_model import cut_decoder
@@ -95,10 +96,10 @@ class NativeBackend(Backend):
         held = NativeLinear(layer.weight_NK, layer.bias_N, is_rounded=target.is_quantised)
         return held, held.matrix.nbytes
 
-    def accelerate(self, net: StepNet, target: Any, blocks: list[Any], **parts: Any) -> None:
+    def accelerate(self, net: StepNet, target: Target, blocks: list[Any], **parts: Any) -> None:
         from hunch.models.heads.native import build_network
 
-        net.network = build_network(net, target, blocks, **parts)
+        net.network = build_network(net, cast("NativeDecoder", target), blocks, **parts)
 
     def load_draft(self, weights: Weights, target: Target, dtype: str) -> Target:
         """Beside a quantised target, in 8 bits at most."""
@@ -113,13 +114,13 @@ class NativeBackend(Backend):
         return super().load_draft(weights, target, dtype)
 
     def load_cut(
-        self, weights: Weights, spec: ModelSpec, target: Any, dtype: str, ids_C: Tensor | None
+        self, weights: Weights, spec: ModelSpec, target: Target, dtype: str, ids_C: Tensor | None
     ) -> Target:
         from hunch.models.heads.draft_model import cut_native
         from hunch.models.native import is_supported
 
         if is_supported(spec):
-            return cut_native(weights, spec, target, dtype, ids_C)
+            return cut_native(weights, spec, cast("NativeDecoder", target), dtype, ids_C)
         return super().load_cut(weights, spec, target, dtype, ids_C)
 
 
@@ -130,10 +131,10 @@ class TritonBackend(Backend):
     about = "the GPU's fused kernels"
     captures_steps = True
 
-    def accelerate(self, net: StepNet, target: Any, blocks: list[Any], **parts: Any) -> None:
+    def accelerate(self, net: StepNet, target: Target, blocks: list[Any], **parts: Any) -> None:
         from hunch.models.heads.fused import build_fused
 
-        net.fused = build_fused(net, target, blocks, **parts)
+        net.fused = build_fused(net, cast("SharesTables", target), blocks, **parts)
 
     def like_target(self, model: Decoder) -> Target:
         from hunch.models import cuda

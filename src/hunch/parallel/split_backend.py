@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from hunch.models.spec import ModelSpec
 from hunch.models.target import Target
 from hunch.models.weights import Weights
 from hunch.parallel.part import Layout
+
+if TYPE_CHECKING:
+    from hunch.parallel.split_target import SplitTarget
 
 log = logging.getLogger("hunch")
 
@@ -40,21 +43,22 @@ class SplitBackend(Backend):
         self.hold, self.accelerate = inner.hold, inner.accelerate  # type: ignore[method-assign]
         self.like_target = inner.like_target  # type: ignore[method-assign]
 
-    def output(self, target: Any, *own: Any) -> Callable[[Tensor], Tensor]:
+    def output(self, target: Target, *own: Any) -> Callable[[Tensor], Tensor]:
         """By rank 0 alone inside captured steps, where it cannot order the others."""
         if not self.captures_steps or (own and None not in own):
             return super().output(target)
-        return output_of(target.tables[1], target.spec)
+        tables = target.tables
+        assert tables is not None
+        return output_of(tables[1], target.spec)
 
     def load_draft(self, weights: Weights, target: Target, dtype: str) -> Target:
         if self.draft_ranks is None:
-            return self._fastest_draft(weights, target, dtype)
+            return self._fastest_draft(weights, cast("SplitTarget", target), dtype)
         if self.draft_ranks == 1:
             return self.inner.load_draft(weights, target, dtype)
-        split: Target = self._split_draft(weights, target, dtype, self.draft_ranks)
-        return split
+        return self._split_draft(weights, cast("SplitTarget", target), dtype, self.draft_ranks)
 
-    def _fastest_draft(self, weights: Weights, target: Any, dtype: str) -> Target:
+    def _fastest_draft(self, weights: Weights, target: SplitTarget, dtype: str) -> Target:
         """Whole on rank 0, or over all ranks: what takes less time, as measured now.
 
         Where steps are captured it is whole, as they cannot hold drafts of several ranks. Over
@@ -73,10 +77,11 @@ class SplitBackend(Backend):
         if split_seconds >= seconds:
             split.drop()
             return whole
-        faster: Target = split
-        return faster
+        return split
 
-    def _split_draft(self, weights: Weights, target: Any, dtype: str, num_ranks: int) -> Any:
+    def _split_draft(
+        self, weights: Weights, target: SplitTarget, dtype: str, num_ranks: int
+    ) -> SplitTarget:
         if dtype == "auto" and not weights.metadata and target.is_quantised:
             dtype = "int8"
         config = ModelConfig(
@@ -89,7 +94,7 @@ class SplitBackend(Backend):
         return target.load_draft(Path(weights.path), config, num_ranks)
 
     def load_cut(
-        self, weights: Weights, spec: ModelSpec, target: Any, dtype: str, ids_C: Tensor | None
+        self, weights: Weights, spec: ModelSpec, target: Target, dtype: str, ids_C: Tensor | None
     ) -> Target:
         if self.draft_ranks is not None and self.draft_ranks > 1:
             raise ConfigError(

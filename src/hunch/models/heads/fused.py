@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs
@@ -31,6 +32,17 @@ from hunch.models.heads.files import Table
 from hunch.models.heads.step import StepNet
 
 log = logging.getLogger("hunch")
+
+
+class SharesTables(Protocol):
+    """A target on a GPU, of which a head may take the embedding and the output matrix."""
+
+    dtype: torch.dtype
+    device: torch.device
+    embedding_VD: Tensor
+
+    @property
+    def tables(self) -> tuple[Tensor, Weight] | None: ...
 
 
 class FusedHead:
@@ -91,9 +103,15 @@ class FusedHead:
         return float_logits(state_TD, self.output_CD)
 
 
+def _output_of(target: SharesTables) -> Weight:
+    tables = target.tables
+    assert tables is not None
+    return tables[1]
+
+
 def build_fused(
     net: StepNet,
-    target: Any,
+    target: SharesTables,
     blocks: Sequence[Block | LatentBlock],
     *,
     project: Linear | None,
@@ -117,7 +135,7 @@ def build_fused(
     norms = None
     if token_norm is not None and state_norm is not None:
         norms = token_norm.weight_D, state_norm.weight_D
-    output_CD = target.tables[1] if lm_head is None else lm_head.weight
+    output_CD = lm_head.weight if lm_head is not None else _output_of(target)
     layers = FusedLayers(blocks, [net.rope.table_LH], spec.norm_eps)
     # In whichever order a library adds: what is drafted is checked.
     layers.is_wide = target.device.type == "cuda" and spec.width >= layers.min_width

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from hunch.models.heads.block import MarkovHead
 
 if TYPE_CHECKING:
     from hunch.models.heads.block_net import BlockNet, TiledBlocks
+    from hunch.models.target import Target
 
 Heads = tuple[Tensor, Tensor | None, tuple[Tensor, Tensor] | None]  # weight, bias, norms
 
@@ -110,7 +111,7 @@ def _context_heads(block: Block) -> Heads:
     return attn.qkv.weight_NK[first:], bias_K, norms
 
 
-def build_fused_blocks(net: BlockNet, target: Any) -> FusedBlocks | None:
+def build_fused_blocks(net: BlockNet, target: Target) -> FusedBlocks | None:
     """The network by fused kernels, or None where they cannot compute it."""
     body, shape, spec = net.body, net.shape, net.spec
     blocks = [block for block in body.blocks if isinstance(block, Block)]
