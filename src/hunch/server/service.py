@@ -21,6 +21,7 @@ from hunch.server import logs
 from hunch.server.answers import ChatShape, CompletionShape, Shape
 from hunch.server.cursor import Cursor
 from hunch.server.guard import ARRIVAL
+from hunch.server.long_work import beside, scores_in
 from hunch.server.metrics import Metrics
 from hunch.server.middle import middle_of
 from hunch.server.origins import Painter
@@ -281,7 +282,8 @@ class Service(Prompts):
         check_ends(outputs)
         if params[0].n > body.n:
             outputs = [best(output, body.n) for output in outputs]
-        return JSONResponse(shape.whole(outputs))
+        num_scores = sum(map(scores_in, outputs))
+        return await beside(num_scores, lambda: JSONResponse(shape.whole(outputs)))
 
     async def _submit(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from json.encoder import encode_basestring_ascii as _quote
 from typing import Any, Protocol, TypeVar
 
@@ -14,6 +15,7 @@ from hunch.errors import HunchError
 from hunch.server.answers import Shape
 from hunch.server.cursor import Cursor, Delta
 from hunch.server.guard import BODY_SEND, BODY_WRITER, Receive, Scope, Send
+from hunch.server.long_work import beside, count
 from hunch.server.problems import ProblemError, from_error
 from hunch.server.remote_stream import RemoteStream
 from hunch.server.schemas import StreamOptions
@@ -218,7 +220,7 @@ class EventStream(Response):
     async def _tell(self, send: Send, number: int, output: RequestOutput) -> None:
         parts: list[bytes] = list(self._open(number))
         chunks: list[Json] = []
-        has_news = False
+        has_news, num_scores = False, 0
         if output.finished:
             check_ends([output])
         for cursor, choice in zip(self._cursors[number], output.outputs, strict=True):
@@ -230,11 +232,13 @@ class EventStream(Response):
             if delta is not None:
                 has_news = True
                 self._num_open -= delta.finish_reason is not None
-                chunks += self._shape.chunks(delta)
+                num = count(delta.logprobs or ())
+                num_scores += num
+                chunks += await beside(num, partial(self._shape.chunks, delta))
         if has_news and not self._num_open:
             outputs = [stream.output for stream in self._streams]
             chunks = self._shape.closing(chunks, outputs, self._options.include_usage)
-        parts += map(self._event, chunks)
+        parts += await beside(num_scores, lambda: [*map(self._event, chunks)])
         if parts:
             body = b"".join(parts)
             self._note_sent()

@@ -223,12 +223,13 @@ def empty_output(request_id: str, prompt_ids: list[int], n: int) -> RequestOutpu
     )
 
 
-def _dump_logprobs(entry: Mapping[int, Logprob]) -> list[Any]:
-    return [[token, lp.logprob, lp.rank, lp.decoded_token] for token, lp in entry.items()]
+def _dump_logprobs(entry: Mapping[int, Logprob]) -> list[list[Any]]:
+    """Columns: a list for each of a whole vocabulary's tokens would cost both sides much more."""
+    scores = entry.values()
+    values, ranks = [score.logprob for score in scores], [score.rank for score in scores]
+    return [list(entry), values, ranks, [score.decoded_token for score in scores]]
 
 
-def _load_logprobs(entry: list[Any]) -> dict[int, Logprob]:
-    return {
-        token: Logprob(logprob=logprob, rank=rank, decoded_token=text)
-        for token, logprob, rank, text in entry
-    }
+def _load_logprobs(columns: list[list[Any]]) -> dict[int, Logprob]:
+    tokens, *parts = columns
+    return dict(zip(tokens, map(Logprob, *parts), strict=True))
