@@ -258,6 +258,37 @@ def test_the_last_message_is_continued(server: LiveServer) -> None:
     assert refused.json()["error"]["param"] == "continue_final_message"
 
 
+def test_a_continued_message_may_be_repeated(server: LiveServer) -> None:
+    begun = [*HELLO, {"role": "assistant", "content": "Well, "}]
+    asked = {"messages": begun, "continue_final_message": True, "add_generation_prompt": False}
+    plain = chat(server, **asked)["choices"][0]["message"]["content"]
+    whole = chat(server, **asked, echo=True)["choices"][0]["message"]["content"]
+    assert whole == f"Well, {plain}"
+    chunks = events(server, CHAT, max_tokens=8, seed=1, **asked, echo=True)
+    told = [choice["delta"].get("content") or "" for one in chunks for choice in one["choices"]]
+    assert "".join(told) == whole
+    assert chat(server, echo=True)["choices"] == chat(server)["choices"]  # the user's is not
+
+
+def test_tokens_of_scores_by_their_ids(server: LiveServer) -> None:
+    given = {"logprobs": True, "top_logprobs": 2, "return_token_ids": True}
+    (choice,) = chat(server, **given, return_tokens_as_token_ids=True)["choices"]
+    names = [f"token_id:{token}" for token in choice["token_ids"]]
+    assert [one["token"] for one in choice["logprobs"]["content"]] == names
+    (plain,) = chat(server, **given)["choices"]
+    assert choice["message"] == plain["message"]
+    assert plain["logprobs"]["content"][0]["token"] != names[0]
+    given = {"logprobs": 2, "return_token_ids": True, "return_tokens_as_token_ids": True}
+    (choice,) = complete(server, **given)["choices"]
+    scores = choice["logprobs"]
+    assert scores["tokens"] == [f"token_id:{token}" for token in choice["token_ids"]]
+    assert all(name.startswith("token_id:") for top in scores["top_logprobs"] for name in top)
+    assert (
+        scores["text_offset"]
+        == complete(server, logprobs=2)["choices"][0]["logprobs"]["text_offset"]
+    )
+
+
 def test_a_prompt_is_cut_to_its_end(server: LiveServer) -> None:
     made = complete(server, prompt="abcdef", truncate_prompt_tokens=3, return_token_ids=True)
     assert made["choices"][0]["prompt_token_ids"] == list(b"def")

@@ -39,6 +39,21 @@ def test_text(client: openai.OpenAI) -> None:
     assert client.responses.retrieve(answer.id).output_text == "It is warm."
 
 
+def test_fields_of_vllms_responses(client: openai.OpenAI) -> None:
+    def text(**more: Any) -> str:
+        made = client.responses.create(model="bytes", input="hello", extra_body={"seed": 1, **more})
+        return made.output_text
+
+    notes = {"request_id": "x", "priority": 1, "cache_salt": "s", "enable_response_messages": False}
+    assert text(**notes, min_p=0.0, ignore_eos=False, skip_special_tokens=True) == text()
+    stop = text()[3:5]
+    assert text(stop=stop) == text().partition(stop)[0]
+    wrong: list[dict[str, Any]] = [{"min_p": 7}, {"structured_outputs": {"choice": [], "json": {}}}]
+    for given in wrong:
+        with pytest.raises(openai.BadRequestError, match=next(iter(given))):
+            text(**given)
+
+
 def test_reasoning_text_and_calls_are_items(client: openai.OpenAI) -> None:
     text = says(f"<think>Hm.</think>I look.\n{CALL}\n{CALL}")
     answer = client.responses.create(model="bytes", input=text, tools=TOOLS)

@@ -46,6 +46,7 @@ _HELP = {
     "port": "Port to listen on; 0 takes a free one.",
     "cors_origins": "A web origin that may call the API; may be repeated.",
     "allowed_hosts": "A name clients may call this machine by; may be repeated.",
+    "return_tokens_as_token_ids": "Log-probabilities name tokens by id, as token_id:5.",
     "uds": "A path: listen on a Unix domain socket there, not on a port.",
     "sse_keep_alive_interval": "Seconds of silence in a stream after which a comment is sent.",
     "ssl_keyfile": "The key of a TLS certificate: https is served.",

@@ -137,7 +137,6 @@ REFUSED = by_flag(
         MACHINES: """--data-parallel-address --data-parallel-hybrid-lb --headless --master-addr
             --dist-init-addr""",
         "write it into config.json beside a copy of the model's files": ("--hf-config-path"),
-        "ask for return_token_ids in a request": "--return-tokens-as-token-ids",
         "let a proxy check the certificates of clients": "--ssl-ca-certs --ssl-cert-reqs",
         "HTTP is served: OpenAI's routes": "--grpc",
         "prompts are text or tokens": "--enable-prompt-embeds --enable-mm-embeds",

@@ -65,6 +65,7 @@ class OpenAIStream:
     num_top: int  # alternatives shown where logprobs were asked for; -1: all
     has_token_ids: bool = False
     has_prompt_logprobs: bool = False
+    names_ids: bool = False  # tokens of log-probabilities by their ids
     turn: Turn | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -75,6 +76,10 @@ class OpenAIStream:
     @property
     def head(self) -> Json:
         raise NotImplementedError
+
+    def _name(self, token: int, entry: Logprob | None) -> str:
+        """What a token is called beside its log-probability."""
+        return f"token_id:{token}" if self.names_ids else token_text(self.text, token, entry)
 
     def head_of(self, kind: str) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
@@ -107,6 +112,7 @@ class ChatShape(OpenAIStream):
     """`chat.completion` and its chunks."""
 
     has_reasoning: bool = True  # it is shown
+    echoed: str = ""  # what the text begins with, before what was generated
 
     @property
     def needs_prompt(self) -> bool:
@@ -145,12 +151,14 @@ class ChatShape(OpenAIStream):
 
     def _message(self, choice: CompletionOutput) -> Json:
         if self.turn is None:
-            return {"role": "assistant", "content": choice.text}
+            return {"role": "assistant", "content": self.echoed + choice.text}
         message = read_message(self.turn, choice.text, self.turn.call_ids.new)
+        if self.echoed:
+            message["content"] = self.echoed + (message["content"] or "")
         return message if self.has_reasoning else without_reasoning(message)
 
     def opening(self, index: int, output: RequestOutput) -> Iterator[Json]:
-        delta = {"role": "assistant", "content": ""}
+        delta = {"role": "assistant", "content": self.echoed}
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
         yield {**self.head, "choices": [choice], **(self._of_prompt(output) if not index else {})}
 
@@ -184,7 +192,7 @@ class ChatShape(OpenAIStream):
 
     def _logprob(self, token: int, entry: Logprob) -> Json:
         return {
-            "token": token_text(self.text, token, entry),
+            "token": self._name(token, entry),
             "logprob": max(entry.logprob, -9999.0),
             "bytes": list(self.text.token_bytes(token)),  # of half a character, too
         }
@@ -288,11 +296,12 @@ class CompletionShape(OpenAIStream):
         offsets: list[int] = []
         offset = self._offsets.get(index, 0)
         for token, entry in zip(ids, entries, strict=True):
-            string = token_text(self.text, token, entry[token] if entry else None)
-            strings.append(string)
+            score = entry[token] if entry else None
+            string = token_text(self.text, token, score)
+            strings.append(self._name(token, score))
             values.append(max(entry[token].logprob, -9999.0) if entry else None)
             top = _ranked(entry, self.num_top) if entry else []
-            tops.append({token_text(self.text, t, lp): lp.logprob for t, lp in top} or None)
+            tops.append({self._name(t, lp): lp.logprob for t, lp in top} or None)
             offsets.append(offset)
             offset += len(string)
         self._offsets[index] = offset

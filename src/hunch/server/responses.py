@@ -18,7 +18,7 @@ from hunch.config import say_once
 from hunch.server.events import chat_body
 from hunch.server.problems import ProblemError
 from hunch.server.response_shape import ResponseShape
-from hunch.server.schemas import MAX_COUNT, Body, ChatBody, Many, SpeculationBody
+from hunch.server.schemas import MAX_COUNT, Body, ChatBody, ChoosingBody, Many
 from hunch.server.service import Service
 from hunch.server.summary import Json
 from hunch.types import SamplingParams
@@ -63,15 +63,13 @@ class ResponsesOptions(Body):
     include_obfuscation: bool = False
 
 
-class ResponsesBody(Body):
+class ResponsesBody(ChoosingBody):
     """POST /v1/responses."""
 
     model: str | None = None
     input: str | Annotated[list[dict[str, Any]], Field(fail_fast=True, max_length=MAX_ITEMS)]
     instructions: str | None = None
     max_output_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     tools: Many[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
@@ -82,10 +80,6 @@ class ResponsesBody(Body):
     stream: bool = False
     stream_options: ResponsesOptions | None = None
     truncation: Literal["auto", "disabled"] = "disabled"
-    seed: int | None = None  # ours, as are these three
-    top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
-    speculation: SpeculationBody | None = None
-    timeout: Annotated[float, Field(gt=0)] | None = None
     # Notes for the operator's books, and what has no meaning for a model that runs here.
     metadata: dict[str, str] | None = None
     user: str | None = None
@@ -233,7 +227,7 @@ def _chat(body: ResponsesBody, items: Sequence[Json]) -> ChatBody:
         "response_format": _format(body.text),
         "truncate_prompt_tokens": -1 if body.truncation == "auto" else None,
     }
-    for name in ("temperature", "top_p", "top_k", "seed", "stream", "speculation", "timeout"):
+    for name in body.model_fields_set & {"stream", *ChoosingBody.model_fields}:
         fields[name] = getattr(body, name)
     return chat_body(fields)
 

@@ -136,11 +136,9 @@ class KnownElsewhere(Body):
         return found if known.issuperset(found) else super()._renamed(found, known)
 
 
-class SamplingBody(KnownElsewhere):
-    """What /v1/completions and /v1/chat/completions have in common."""
+class ChoosingBody(KnownElsewhere):
+    """How tokens are chosen, on every path that generates."""
 
-    model: str | None = None
-    n: Count = 1
     # Without a value, the model's own recommendation (generation_config.json) or the usual one.
     temperature: Annotated[float, Field(ge=0, le=100)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -155,29 +153,37 @@ class SamplingBody(KnownElsewhere):
     bad_words: Many[Text] | None = None
     allowed_token_ids: Ids | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
-    max_tokens: Limit | None = None
     stop: Text | Many[Text] | None = None
     stop_token_ids: Many[TokenId] | None = None
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     ignore_eos: bool = False
     seed: Annotated[int, Field(ge=-MAX_SEED - 1, le=MAX_SEED)] | None = None  # -1: none
+    structured_outputs: StructuredBody | None = None
+    speculation: SpeculationBody | None = None
+    timeout: Annotated[float, Field(gt=0)] | None = None  # seconds; never above the server's own
+    priority: Annotated[int, Field(ge=-(2**31), le=MAX_COUNT)] = 0  # lower ones run first
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
+
+
+class SamplingBody(ChoosingBody):
+    """What /v1/completions and /v1/chat/completions have in common."""
+
+    model: str | None = None
+    n: Count = 1
+    max_tokens: Limit | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredBody | None = None
     guided_json: str | dict[str, Any] | bool | None = None  # vLLM's older names for the same
     guided_regex: Text | None = None
     guided_choice: Some[Text] | None = None
     guided_grammar: Text | None = None
-    speculation: SpeculationBody | None = None
     prediction: PredictionBody | None = None
-    timeout: Annotated[float, Field(gt=0)] | None = None  # seconds; never above the server's own
     prompt_logprobs: Scores | None = None
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool | None = None  # tokens of log-probabilities as "token_id:5"
     truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
-    priority: Annotated[int, Field(ge=-(2**31), le=MAX_COUNT)] = 0  # lower ones run first
-    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     # Notes for the operator's books, and advice to OpenAI's machines, which change no answer.
     user: str | None = None
     metadata: Annotated[dict[str, str], Named] | None = None
@@ -274,6 +280,7 @@ class ChatBody(SamplingBody):
     chat_template: str | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False  # go on with the last message instead of a new one
+    echo: bool = False  # the answer begins with the last message, where that is the assistant's
     modalities: Many[Literal["text"]] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None  # advice only OpenAI's models know
     chat_template_kwargs: dict[str, Any] | None = None
@@ -283,6 +290,12 @@ class ChatBody(SamplingBody):
     reasoning_effort: str | None = None
     include_reasoning: bool | None = None  # False: it is not shown
     thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_COUNT)] | None = None
+
+    @property
+    def echoed(self) -> str:
+        """What the answer begins with."""
+        last = self.messages[-1]
+        return _joined(last.content or "") if self.echo and last.role == "assistant" else ""
 
     def wish(self, values: Mapping[str, Any]) -> Wish:
         """What is asked for besides sampling; `values` are for templates, unless it has others."""

@@ -204,7 +204,12 @@ class Service(Prompts):
             has_logprobs=body.logprobs is not None,
             has_token_ids=body.return_token_ids,
             has_prompt_logprobs=body.prompt_logprobs is not None,
+            names_ids=self._names_ids(body),
         )
+
+    def _names_ids(self, body: SamplingBody) -> bool:
+        asked = body.return_tokens_as_token_ids
+        return self.settings.return_tokens_as_token_ids if asked is None else asked
 
     async def chat(
         self, body: ChatBody, request: Request, make_shape: MakeShape | None = None
@@ -239,6 +244,8 @@ class Service(Prompts):
             has_reasoning=body.include_reasoning is not False,
             has_token_ids=body.return_token_ids,
             has_prompt_logprobs=body.prompt_logprobs is not None,
+            names_ids=self._names_ids(body),
+            echoed=body.echoed,
         )
 
     async def open_turn(self, body: ChatBody, params: SamplingParams) -> Turn:

@@ -78,6 +78,7 @@ class ServeConfig:
     override_generation_config: str = ""  # a JSON object that goes before it
     default_chat_template_kwargs: str = ""  # a JSON object that templates read
     sse_keep_alive_interval: float = 0.0  # seconds of silence that a comment ends; 0: none is sent
+    return_tokens_as_token_ids: bool = False  # "token_id:5" for requests that do not say
     force_usage: bool = False  # streams end with their usage, asked for or not
     incremental_streaming_output: bool = False  # events of /generate hold what is new, not all
     disable_log_requests: bool = False  # no line per request, unless it failed
