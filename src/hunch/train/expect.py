@@ -106,6 +106,14 @@ def chance_of(tokens_per_pass: float, num_nodes: int) -> float:
     return low
 
 
+def still_missed(now: float, then: float) -> float:
+    """Of the guesses that are wrong now, the share that still is when these chances have grown.
+
+    Chances themselves are not compared: what was measured may be above the one expected by then.
+    """
+    return min((1 - then) / max(1 - now, 1e-9), 1.0)
+
+
 def levels_in_passes(num_nodes: int, num_levels: int) -> float:
     """What the levels of a draft take, in passes over one node."""
     return num_levels * (TREE_LEVEL if num_nodes > num_levels else 1.0)

@@ -21,6 +21,7 @@ from hunch.train.expect import (
     expect,
     node_seconds,
     rank,
+    still_missed,
 )
 from hunch.train.files import read_json, write_json
 from hunch.train.job import Job, Settings, build_student, read_settings, write_student
@@ -141,7 +142,7 @@ def _try(
             smaller=run.plan.smaller,
         )
         # What learns fast is not what ends best: the rest of the time counts as it is expected to.
-        missed = min((1 - chosen.chance) / (1 - so_far.chance), 1.0)
+        missed = still_missed(so_far.chance, chosen.chance)
         speedup = promised(run, chosen.size, replay, missed).speedup
         say(
             f"trial of {chosen.size.text()}: {replay.tokens_per_pass:.2f} tokens per pass on "
