@@ -255,7 +255,7 @@ def test_activations(name: str) -> None:
         close(y, ACTIVATIONS[name](gated_ref(x, name)))
 
 
-@pytest.mark.parametrize("programs", [1, 3])
+@pytest.mark.parametrize("programs", [1, 3, 8])
 @pytest.mark.parametrize("block_tokens", [1, 4])
 @pytest.mark.parametrize("window", [None, 70, -100])
 @pytest.mark.parametrize("tree", [None, [-1, 0, 0, 1]])
@@ -276,6 +276,23 @@ def test_attention(
     gpu_attention.attention(q, k, v, attn, 0.2, out, window=window, tiling=tiling)
     close(out, attention_ref(q, k, v, attn, 0.2, window))
     assert not space.count.any()
+
+
+@pytest.mark.parametrize("length", [5, 126, 190, 255, 300])  # trees before and across a split
+def test_a_program_for_each_token_with_keys_of_its_own_changes_no_bit(length: int) -> None:
+    attn = packed([length], [1], [-1, 0, 0, 1, 2, -1])
+    num_tokens, num_slots = len(attn.pos_T), int(attn.table_SB.max() + 1) * 16
+    q, k, v = (rand(n, h, 32) for n, h in ((num_tokens, 6), (num_slots, 2), (num_slots, 2)))
+    space = gpu_tiling.Workspace.create(num_tokens, 6, 32, 512, DEVICE)
+    tiles = gpu_tiling.tiles_of(attn.spans, 4).to(DEVICE)
+    out = {}
+    for programs in (1, 4, 8):  # of one token after the other, and of all at once
+        out[programs] = torch.full_like(q, float("nan"))
+        tiling = gpu_tiling.Tiling(tiles, 4, programs, space)
+        gpu_attention.attention(q, k, v, attn, 0.2, out[programs], tiling=tiling)
+    close(out[1], attention_ref(q, k, v, attn, 0.2, None))
+    assert out[1].equal(out[4])
+    assert out[1].equal(out[8])
 
 
 @pytest.mark.parametrize("programs", [1, 2])

@@ -102,6 +102,12 @@ def _end_split(
 
 
 @triton.jit
+def _first_own(base_R, last, TILE: tl.constexpr):
+    """The first tile, among positions below `last`, in which tokens have keys of their own."""
+    return tl.minimum(tl.min(base_R, axis=0) // TILE * TILE, last)
+
+
+@triton.jit
 def _own_keys(table_ptr, tree_ptr, p, token, tok_R, pos_R, base_R, tree_stride,
               BLOCK_SIZE: tl.constexpr):  # fmt: skip
     """Slots of one drafted token's keys: by table below its base, of its ancestors above."""
@@ -124,7 +130,8 @@ def _walk(
     TILE: tl.constexpr, SPLIT: tl.constexpr, IS_SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr,
     HAS_TREE: tl.constexpr, IS_NEAR: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SCALES: tl.constexpr,
 ):  # fmt: skip
-    """Positions [first, last), tile by tile; (m1, z1, acc1) is the current split."""
+    """Positions [first, last), tile by tile; (m1, z1, acc1) is the current split. Where tokens have
+    keys of their own, those of `num_tokens` tokens from `token0` on."""
     m = tl.full((ROWS,), -1e30, tl.float32)
     z = tl.zeros((ROWS,), tl.float32)
     acc = tl.zeros((ROWS, HEAD_PAD), tl.float32)
@@ -134,7 +141,7 @@ def _walk(
     offs_p = tl.arange(0, TILE)
     shared = last  # below it all rows find their keys by table
     if HAS_TREE:
-        shared = tl.maximum(tl.minimum(tl.min(base_R, axis=0) // TILE * TILE, last), first)
+        shared = tl.maximum(_first_own(base_R, last, TILE), first)
     for p0 in range(first, shared, TILE):
         p = p0 + offs_p
         is_key = p < last
@@ -211,6 +218,33 @@ def _first_seen(pos_R, window, HAS_WINDOW: tl.constexpr, IS_CHUNK: tl.constexpr)
     return low_R
 
 
+@triton.jit
+def _shared_out(
+    share, first_split, num_splits, num_keys, min_share, tok_R, base_R, is_row, token0, num_tokens,
+    TILE: tl.constexpr, SPLIT: tl.constexpr, HAS_OWN: tl.constexpr,
+):  # fmt: skip
+    """This program's positions, how many programs share the tile, and whose rows it answers for.
+
+    Splits in which tokens have keys of their own come last, with a program for each token.
+    """
+    num_common, num_own = num_splits, num_splits * 0
+    if HAS_OWN:
+        num_common = tl.maximum(_first_own(base_R, num_keys, TILE) // SPLIT, first_split)
+        num_own = tl.where(num_common < num_splits, num_tokens, 0)
+    num_programs = tl.num_programs(2) - num_own
+    share_size = tl.maximum(tl.cdiv(num_common - first_split, num_programs), min_share)
+    num_before = tl.cdiv(num_common - first_split, share_size)
+    first = (first_split + share * share_size) * SPLIT
+    last = tl.minimum(first + share_size * SPLIT, tl.minimum(num_common * SPLIT, num_keys))
+    if HAS_OWN:
+        is_own = share >= num_before
+        first, last = tl.where(is_own, num_common * SPLIT, first), tl.where(is_own, num_keys, last)
+        token0 = tl.where(is_own, token0 + share - num_before, token0)
+        num_tokens = tl.where(is_own, 1, num_tokens)
+        is_row &= (tok_R == token0) | (share < num_before)
+    return first, last, num_before + num_own, token0, num_tokens, is_row
+
+
 @triton.jit(
     do_not_specialize=["num_packed", "max_splits", "table_stride", "tree_stride", "min_share"]
 )
@@ -258,17 +292,16 @@ def _attention_kernel(
         return
     low = tl.min(low_R, axis=0)
     first_split, num_splits = low // SPLIT, tl.cdiv(num_keys, SPLIT)
-    share_size = tl.maximum(tl.cdiv(num_splits - first_split, tl.num_programs(2)), min_share)
-    num_shares = tl.cdiv(num_splits - first_split, share_size)
+    first, last, num_shares, token0, num_tokens, is_ours = _shared_out(
+        share, first_split, num_splits, num_keys, min_share, tok_R, base_R, is_row, token0,
+        num_tokens, TILE, SPLIT, HAS_TREE and HAS_TILES and IS_SHARED)  # fmt: skip
     if share >= num_shares:
         return
-    first = (first_split + share * share_size) * SPLIT
-    last = tl.minimum(first + share_size * SPLIT, num_keys)
     kv_start = kv_head // KV_PARTS * (HEAD + TAIL)
     m, z, acc = _walk(
         q, q_tail, k_ptr + kv_start, v_ptr + kv_start, k_scale_ptr + kv_head // KV_PARTS,
         v_scale_ptr + kv_head // KV_PARTS, table_ptr + seq * table_stride, tree_ptr, acc_ptr,
-        stat_ptr, tok_R, pos_R, low_R, base_R, at_R * max_splits, is_row, token0, num_tokens,
+        stat_ptr, tok_R, pos_R, low_R, base_R, at_R * max_splits, is_ours, token0, num_tokens,
         tl.maximum(first, low // TILE * TILE), last, num_shares == 1, scale, cap, offs_h, offs_t,
         NUM_KV // KV_PARTS * (HEAD + TAIL), tree_stride, ROWS, HEAD, HEAD_PAD, TAIL, TILE, SPLIT,
         IS_SHARED, BLOCK_SIZE, HAS_TREE, IS_NEAR, HAS_CAP, HAS_SCALES)  # fmt: skip
@@ -311,6 +344,8 @@ def attention(
     group_pad = rows // block_tokens
     if workspace is None or num_tokens > workspace.max_tokens:
         programs = 1
+    if programs > 1 and attn.tree_TP is not None and tiles_I2 is not None:
+        programs += block_tokens  # for the keys that only one token has
     num_tiles = num_tokens if tiles_I2 is None else tiles_I2.shape[0]
     tree = attn.tree_TP
     head_pad = next_power_of_2(head)

@@ -216,23 +216,38 @@ def tile_of(m: int, num_outputs: int, k: int, num_splits: int, is_dual: bool) ->
             return Tile(16, 32, 128, 4, 4, 8)
         return Tile(64, 64 if num_tiles > 2 * NUM_SMS else 32, 64, 4, 5, 8)
     if is_dual:
-        return Tile(16, 32, 128, 4, 5, 8)
+        if k >= 1024 and k % 256 == 0 and num_tiles <= NUM_SMS:
+            return Tile(16, 32, 256, 4, 3, 4)
+        # Two of these fit a multiprocessor, or three with fewer stages: all should run at once.
+        is_second = k >= 1024 and 2 * NUM_SMS < num_tiles <= 3 * NUM_SMS
+        return Tile(16, 32, 128, 4, 3 if is_second else 5, 8)
     return Tile(16, 64 if num_tiles > 2 * NUM_SMS else 16 if num_tiles < 64 else 32, 64, 4, 6, 8)
 
 
 def _deep_tile(m: int, num_tiles: float, is_dual: bool) -> Tile:
-    """`tile_of` for long sums, in which a program can read far ahead."""
+    """`tile_of` for long sums, in which a program can read far ahead.
+
+    A multiprocessor has room for one of the largest tiles: where there are a few more of them than
+    multiprocessors, these few would take as long as all before, and smaller tiles are faster.
+    """
     is_huge = num_tiles > 4 * NUM_SMS
+    is_second = 2 * NUM_SMS < num_tiles <= 3 * NUM_SMS
     if m > 64:
         return Tile(128, 64 if is_dual else 128 if num_tiles > 2 * NUM_SMS else 64, 128, 8, 3, 8)
     if m > 16:
         if is_dual:
             return Tile(64, 64, 64, 4, 4, 4)
+        if m <= 32 and num_tiles < NUM_SMS:
+            return Tile(16, 64, 256, 4, 3, 4)
+        if is_second:
+            return Tile(64, 64, 64, 4, 6, 8)
         return Tile(64, 128, 64, 4, 3, 8) if is_huge else Tile(64, 64, 128, 8, 5, 4)
     if is_dual:
         return Tile(16, 32, 256, 4, 3)
     if num_tiles < NUM_SMS:
         return Tile(16, 32, 256, 4, 4)
+    if is_second:
+        return Tile(16, 32, 128, 4, 6)
     return Tile(16, 64, 128 if is_huge else 256, 4, 4, 8)
 
 

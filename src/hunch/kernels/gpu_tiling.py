@@ -133,7 +133,7 @@ class Tiler:
     def block(self, num_tokens: int) -> int:
         """Most tokens of a tile."""
         group = next_power_of_2(self.num_heads // self.num_kv_heads)
-        size = 4 if num_tokens <= 64 else max(4, 64 // group)
+        size = min(4, max(16 // group, 1)) if num_tokens <= 64 else max(4, 64 // group)
         return max(1, min(size, self.max_rows // group)) if self.max_rows else size
 
     def padded(self, num_tiles: int, num_tokens: int) -> Tiling:

@@ -20,10 +20,14 @@ from hunch.registry import MODELS, resolve
 
 GEOMETRIES = {  # width, layers, heads, KV heads, head width, FFN, vocabulary
     "7B": (4096, 32, 32, 8, 128, 14336, 49152),
+    "3B": (3072, 28, 24, 8, 128, 8192, 128256),
+    "1.5B": (1536, 28, 12, 2, 128, 8960, 151936),
+    "1B": (2048, 16, 32, 8, 64, 8192, 128256),
     "135M": (576, 30, 9, 3, 64, 1536, 49152),
 }
 WALL = 4.45e12  # bytes per second an H200 was measured to read
 BLOCK = 16
+LEVEL, MAX_TREE = 4, 64  # nodes of a tree's level, and of the largest tree
 BF16 = torch.bfloat16
 
 
@@ -94,12 +98,27 @@ def last_tokens(lengths: Sequence[int], news: Sequence[int]) -> AttnInputs:
                       table.cuda(), pos_T + 1, None, BLOCK, tuple(spans))  # fmt: skip
 
 
+def tree_nodes(context: int, num_nodes: int) -> AttnInputs:
+    """A sequence's last token and a tree under it, each node of a level under another one."""
+    attn = last_tokens([context + num_nodes], [num_nodes])
+    paths: list[list[int]] = [[]]  # slots of each node and those above it
+    slots = attn.slot_T.tolist()
+    for node in range(1, num_nodes):
+        above = paths[max(node - LEVEL, 0)]
+        paths.append([*above, slots[node]])
+    depth = max(map(len, paths))
+    attn.pos_T = torch.tensor([context + len(path) for path in paths]).cuda()
+    attn.base_T = torch.full_like(attn.pos_T, context + 1)
+    attn.tree_TP = torch.tensor([path + [0] * (depth - len(path)) for path in paths]).cuda()
+    return attn
+
+
 @torch.inference_mode()
 def main(words: Sequence[str] = ()) -> None:
     parser = PartOptions("kernels", __doc__)
     parser.add_argument("--context", type=int, default=300, help="tokens before each row")
     parser.add_argument("--rows", default="1,8,32,64,128,256,512")
-    parser.add_argument("--geometries", default="7B,135M")
+    parser.add_argument("--geometries", default="7B,135M", help=f"of {', '.join(GEOMETRIES)}")
     given = parser.parse_args(words)
     print(f"whole pass in a CUDA graph, context {given.context}: ms (share of the wall)")
     for geometry in given.geometries.split(","):
@@ -122,5 +141,10 @@ def main(words: Sequence[str] = ()) -> None:
             print(
                 f"{geometry:5} {num_rows:4} rows {ms:7.3f} ms  {size / WALL / ms * 1e5:5.1f}%   "
                 f"as nodes of one sequence {of_one:7.3f} ms",
+                end="" if 1 < num_rows <= MAX_TREE else "\n",
                 flush=True,
             )
+            if 1 < num_rows <= MAX_TREE:
+                tree = tree_nodes(given.context, num_rows)
+                of_tree = graph_ms(lambda attn=tree, run=run: run(attn))  # type: ignore[misc]
+                print(f"   as a tree {of_tree:7.3f} ms", flush=True)
