@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from hunch.drafting.beside_steps import PromptLoad
 from hunch.drafting.captured_policy import CapturedPolicy
 from hunch.drafting.step_shapes import StepShape
 from hunch.kernels.step import CHECKED, FIRST, KNOWN, MATCHED, REASON, TOKENS
@@ -205,10 +206,10 @@ class Replay:
                 shape = StepShape(0, shape.source)
             shape = self.policy.launch(shape, row_R)
             done = self._step(shape, row_R)
-            if pending is not None:  # the host reads it after what it ran beside this one
-                *known, since, reading = pending
-                self._learn(*known, since - reading + done[-1], done[-1])
+            if pending is not None:
+                self._learn(*pending)
             pending = done
+            self.policy.load.add(self.num_came)
 
     def _admit(self) -> None:
         free = [row for row in range(self.max_rows) if row not in self.place]
@@ -306,7 +307,7 @@ class Fixed:
     """A policy of one shape: what never, or always, drafting brings."""
 
     def __init__(self, shape: Any) -> None:
-        self.shape = shape
+        self.shape, self.load = shape, PromptLoad()
 
     def choose(self, row_R: np.ndarray) -> Any:
         return self.shape

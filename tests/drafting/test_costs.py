@@ -288,7 +288,7 @@ def test_prompts_beside_every_step_take_as_long_beside_any():
     load = PromptLoad()
     assert load.with_reading(0.01) == 0.01
     for _ in range(400):  # a request every 10 ms, a step with its prompt every 15
-        load.start(2 if _ % 2 else 1)
+        load.add(2 if _ % 2 else 1)
         load.record(0.015, 0.007)
     assert load.with_reading(0.008) == pytest.approx(0.015, rel=0.02)
     assert load.with_reading(0.02) == pytest.approx(0.027, rel=0.02)
@@ -300,7 +300,7 @@ def test_prompts_beside_every_step_take_as_long_beside_any():
 def test_rare_prompts_slow_all_steps_down_alike():
     load = PromptLoad()
     for number in range(1000):  # every tenth step
-        load.start(int(number % 10 == 0))
+        load.add(int(number % 10 == 0))
         load.record(0.0017, 0.007 if number % 10 == 0 else 0.0)
     short, long = load.with_reading(0.001), load.with_reading(0.002)
     assert short > 0.0012

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from hunch.bench.records import Run
 from hunch.drafting.auto_device import OF_MODELS, TreeSize
 from hunch.drafting.step_shapes import StepShape, StepShapes
 from hunch.kernels.step import CHECKED, REASON, TOKENS
+from hunch.step import captured_step
 from hunch.step.capture import Graph
 from hunch.step.captured_step import Group
 from hunch.step.runner import Runner
@@ -277,6 +279,22 @@ def test_a_measurement_says_what_captured_steps_did(model: Path, exact: Path) ->
         assert num_tokens == len(PROMPTS) * 23, "their prompts' passes bring the first of 24"
     run = Run("auto", {"concurrency": 4}, rounds)
     assert figures(run)["captured"]["num_read"] >= len(PROMPTS)
+
+
+def test_a_pause_without_requests_is_no_time_of_a_step(
+    model: Path, exact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of requests that ended, a last step may be read when the next ones come."""
+    pause = 0.0
+    monkeypatch.setattr(captured_step, "perf_counter", lambda: perf_counter() + pause)
+    with LLM(str(model), speculate=f"auto:draft={exact}", **SMALL) as llm:
+        jobs = [loads.Job(str(p), "", p, PARAMS["greedy"], {}) for p in PROMPTS]
+        subject = EngineSubject("auto", llm)
+        for _ in range(2):
+            found = subject.drive(jobs, loads.Load(concurrency=4))
+            shapes = found.counts["captured"]["shapes"].values()
+            assert sum(counts["late_seconds"] for counts in shapes) < 100.0
+            pause += 1000.0
 
 
 def test_load_takes_the_draft_model_out_and_lets_it_in_again(

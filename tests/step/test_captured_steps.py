@@ -184,6 +184,29 @@ def test_the_others_fly_while_one_reads_its_prompt_or_needs_the_host(
 
 
 @pytest.mark.usefixtures("plain_kernels")
+def test_results_are_read_while_the_device_is_at_work_and_not_after_prompts(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a pass that the host leads the device has nothing to do until the next launch."""
+    did: list[str] = []
+    params = [replace(PARAMS["greedy"], max_tokens=n) for n in (24, 5, 9, 7, 3)]
+    with LLM(str(model), speculate="suffix", max_num_seqs=2, **SMALL) as llm:
+        runner = llm.engine.runner
+        for owner, name in (
+            (runner.captured, "launch"), (runner.captured, "apply"), (runner.host, "run")
+        ):  # fmt: skip
+            call = getattr(owner, name)
+            monkeypatch.setattr(
+                owner, name, lambda *given, call=call, name=name: did.append(name) or call(*given)
+            )
+        tokens(llm, params)
+    _, *beside, _ = [place for place, name in enumerate(did) if name == "run"]
+    assert len(beside) == 2
+    for place in beside:
+        assert did[place - 2 : place + 2] == ["launch", "apply", "run", "launch"]
+
+
+@pytest.mark.usefixtures("plain_kernels")
 def test_an_answer_may_end_with_its_first_token_in_a_longer_ones_row(
     model: Path, plain: dict[str, list[list[int]]]
 ) -> None:

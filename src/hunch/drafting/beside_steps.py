@@ -71,9 +71,9 @@ class PromptLoad:
         # Means over recent passes: prompts, their square, seconds, and prompts times seconds.
         self._prompts, self._squares, self._reading, self._products = 1.0, 1.0, 0.0, 0.0
 
-    def start(self, num_requests: int) -> None:
-        """This many requests came."""
-        self._came += num_requests
+    def add(self, num_prompts: int) -> None:
+        """This many prompts were read to their end."""
+        self._came += num_prompts
 
     def record(self, seconds: float, reading: float) -> None:
         """A step and the prompts beside it took `seconds`, of which `reading` for prompts."""

@@ -85,7 +85,6 @@ class CapturedPolicy:
 
     def start(self, ids: list[int]) -> None:
         """Requests came into these rows at the same time."""
-        self.load.start(len(ids))
         is_first = self.flow.start(ids, self.rows.requests)
         if is_first:
             self._held, self._num_steps = None, 0

@@ -51,7 +51,7 @@ class Received(NamedTuple):
     result_RC: np.ndarray  # valid until the buffer is used again
     lines: list[list[int]]  # the same without scores, and without tokens that were taken back
     seconds: float
-    since: float | None  # seconds since the last result, if the device was busy all the time
+    since: float | None  # seconds since the last result, if somebody waited all the time
     host_seconds: float  # seconds of steps that the host ran meanwhile
     here: list[Request | None]
     checked: CheckedResult
@@ -219,6 +219,7 @@ class CapturedSteps:
         self._host_seconds += result.target_seconds + result.draft_seconds
         for row in result.rows:
             self.device_rows.mark_stale(row.row)
+            self.policy.load.add(bool(row.tokens) and not self._is_decoding[row.row])
             self._is_decoding[row.row] |= bool(row.tokens)
             self.extras.forget_draft(row.row)
         if self.catch_up is None:
@@ -341,7 +342,7 @@ class CapturedSteps:
             request if self.rows.requests[row] is request else None
             for row, request in zip(group.ids, pending.requests, strict=True)
         ]
-        since = None if before is None else self._received_at - before
+        since = self._received_at - before if before is not None and any(here) else None
         lines = result_RC[:, : columns.scores_at].tolist()
         for row, line in zip(group.ids if pending.void else (), lines, strict=False):
             if row in pending.void:

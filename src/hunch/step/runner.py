@@ -106,11 +106,12 @@ class Runner:
             self._queue.append(self._run(plan))
             return
         pending.plan_id = plan.id
-        self._queue.append(pending)
         if len(pending.group.work) < len(plan.work):
+            self._apply_pending()  # now: after the pass that the host runs, the device would wait
             taken = set(pending.group.ids)
             rest = [work for work in plan.work if work.row not in taken]
             pending.order, pending.others = plan.work, self._run(replace(plan, work=rest))
+        self._queue.append(pending)
 
     def _begin(self, plan: StepPlan) -> None:
         """Start the pass of a target with pipeline stages; `collect` does the rest of the step."""
