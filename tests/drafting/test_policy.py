@@ -15,9 +15,10 @@ from hunch.drafting.acceptance import (
     NETWORK_PRIORS,
     AcceptanceEstimate,
 )
-from hunch.drafting.captured_policy import PAUSE, TIRED, CapturedPolicy
+from hunch.drafting.captured_policy import CapturedPolicy
 from hunch.drafting.costs import CostCurve, FixedCurve
 from hunch.drafting.goodput import best_rate
+from hunch.drafting.held_choice import PAUSE, TIRED
 from hunch.drafting.host_policy import HostPolicy, best_count, share_nodes
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.step_shapes import DraftSource, StepShape, chains_of

@@ -281,6 +281,29 @@ def test_a_measurement_says_what_captured_steps_did(model: Path, exact: Path) ->
     assert figures(run)["captured"]["num_read"] >= len(PROMPTS)
 
 
+def test_the_host_chooses_while_the_device_reads_prompts_and_not_after_that(
+    model: Path, exact: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    did: list[str] = []
+    params = [replace(PARAMS["greedy"], max_tokens=n) for n in (24, 6, 9, 7)]
+    with LLM(str(model), speculate=f"auto:draft={exact}", max_num_seqs=2, **SMALL) as llm:
+        runner = graph_runner(llm)
+        assert runner.captured is not None
+        policy = runner.captured.policy
+        monkeypatch.setattr(policy.costs, "seconds", lambda *_, **__: 1.0)
+        for owner, name in ((policy, "_best"), (runner.host, "run"), (policy, "is_ready")):
+            call = getattr(owner, name)
+            monkeypatch.setattr(
+                owner, name, lambda *given, call=call, name=name: did.append(name) or call(*given)
+            )
+        tokens(llm, params)
+    runs = [place for place, name in enumerate(did) if name == "run"]
+    assert len(runs) > 2
+    beside = [place for place in runs if did[place - 1] == "_best"]
+    assert len(beside) >= 2
+    assert all(did[place + 1] == "is_ready" for place in beside), "the next step is not chosen anew"
+
+
 def test_a_pause_without_requests_is_no_time_of_a_step(
     model: Path, exact: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

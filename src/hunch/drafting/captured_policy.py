@@ -20,15 +20,13 @@ from hunch.drafting.beside_steps import Flow, HostTime, PromptLoad
 from hunch.drafting.costs import StepCosts, target_seconds
 from hunch.drafting.gains import SourceGains
 from hunch.drafting.goodput import OF_LOOKUPS, OF_NETWORKS, best_rate, gain_of_rows
+from hunch.drafting.held_choice import PAUSED, HeldChoice
 from hunch.drafting.network_use import NetworkUse, RowLengths, Trees
 from hunch.drafting.step_counts import StepCounts
 from hunch.drafting.step_shapes import SURE, CapturedStep, DraftSource, StepShape, StepShapes
 from hunch.drafting.trials import SourceTrials
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 
-# After TIRED plain steps, the lookups of many rows pause for PAUSE steps: with 64 rows, lookups in
-# every step took 1% of the device's time and made the host late.
-TIRED, PAUSE = 8, 32
 # From MANY rows on, a choice is kept for HELD steps, and the policy learns from one step in TAUGHT:
 # doing both in every step took a third of a small target's step (16 rows, 135M, H200), and the mean
 # of many rows changes slowly. The first FIRST_STEPS steps of requests that came together are all
@@ -72,8 +70,7 @@ class CapturedPolicy:
         self.trials = SourceTrials(self.network_use)
         self.counts = StepCounts()
         self._num_learned = self._num_tokens = 0  # rows and tokens of the last result
-        self._num_plain = self._num_pause = 0
-        self._held: tuple[tuple[int, ...], StepShape, int] | None = None  # rows, shape, steps
+        self.held = HeldChoice()
         self._num_steps = 0  # with guesses, since requests came while none were running
 
     def drafts_at(self, num_rows: int) -> bool:
@@ -87,8 +84,8 @@ class CapturedPolicy:
         """Requests came into these rows at the same time."""
         is_first = self.flow.start(ids, self.rows.requests)
         if is_first:
-            self._held, self._num_steps = None, 0
-            self._num_plain = self._num_pause = 0
+            self.held.clear()
+            self._num_steps = 0
         self.network_use.start(ids, is_first=is_first)
         self.lookup.start(ids)
         self.network.start(ids)
@@ -113,29 +110,23 @@ class CapturedPolicy:
     def choose(self, row_R: np.ndarray, *, extras: int = 0) -> StepShape:
         """The shape of the next step: the one with the most expected tokens per second."""
         num_rows = 1 << (len(row_R) - 1).bit_length()
-        shapes, can_pause = self.shapes.at(num_rows), self.shapes.can_pause(num_rows)
-        if len(shapes) == 1:
-            return shapes[0]
-        if self._num_pause and can_pause:
-            self._num_pause -= 1
-            return StepShape(0, DraftSource.NOBODY)
-        shape = self._choice(row_R, num_rows, extras)
-        self._num_plain = 0 if shape.num_nodes else self._num_plain + 1
-        if can_pause and self._num_plain >= TIRED:
-            self._num_plain, self._num_pause = 0, PAUSE
+        shape = self._next(row_R, num_rows, extras)
+        if len(self.shapes.at(num_rows)) > 1:
+            self.held.take(shape, can_pause=self.shapes.can_pause(num_rows))
         return shape
 
-    def _choice(self, row_R: np.ndarray, num_rows: int, extras: int) -> StepShape:
-        """The best shape now or, with many rows, the one chosen a few steps ago."""
-        if not self._skips_steps(len(row_R)):
-            return self._best(row_R, num_rows, extras)
+    def _next(self, row_R: np.ndarray, num_rows: int, extras: int = 0) -> StepShape:
+        """The only shape of such a step, a pause, the shape held for these rows, or the best."""
+        shapes = self.shapes.at(num_rows)
+        if len(shapes) == 1:
+            return shapes[0]
+        if self.held.num_pause and self.shapes.can_pause(num_rows):
+            return PAUSED
         rows = num_rows, extras, int(self.network_use.is_current[row_R].all())
-        if self._held is not None and self._held[0] == rows:
-            _, shape, num_left = self._held
-            self._held = (rows, shape, num_left - 1) if num_left > 1 else None
-            return shape
-        shape = self._best(row_R, num_rows, extras)
-        self._held = rows, shape, HELD - 1
+        shape = self.held.of(rows)
+        if shape is None:
+            shape = self._best(row_R, num_rows, extras)
+            self.held.hold(rows, shape, HELD if self._skips_steps(len(row_R)) else 1)
         return shape
 
     def _skips_steps(self, num_rows: int) -> bool:
@@ -218,6 +209,16 @@ class CapturedPolicy:
         self.network_use.launch(shape, row_R)
         return shape
 
+    def expect(self, ids: list[int], running: Sequence[int]) -> None:
+        """Choose now for a step of the `running` rows and these, whose prompts are being read.
+
+        The host has time for it while the device reads them, and none after that.
+        """
+        if self.network_use.can_catch_up:
+            was_current = self.network_use.is_current[ids]
+            self._next_source(ids, running)
+            self.network_use.is_current[ids] = was_current
+
     def catch_up(
         self, ids: list[int], run: Callable[[list[int]], None], running: Collection[int] = ()
     ) -> None:
@@ -228,14 +229,18 @@ class CapturedPolicy:
         assert self.drafter is not None
         if not ids or not self.drafter.can_follow(self.rows.view(ids)):
             return
-        row_R = np.array(sorted({*ids, *running}))
-        self.network_use.is_current[ids] = True  # to ask what `choose` would do then
-        if self.drafter.writes_kv(self.choose(row_R).source):
+        if self.drafter.writes_kv(self._next_source(ids, running)):
             began = perf_counter()
             run(ids)
             self.counts.num_read += len(ids)
             self.counts.read_seconds += perf_counter() - began
         self.network_use.is_current[ids] = self.rows.computed[-1, ids] >= self.rows.known[ids]
+
+    def _next_source(self, ids: list[int], running: Collection[int]) -> int:
+        """Who drafts in the next step of these rows, if the network has caught up on `ids`."""
+        row_R = np.array(sorted({*ids, *running}))
+        self.network_use.is_current[ids] = True
+        return self._next(row_R, 1 << (len(row_R) - 1).bit_length()).source
 
     # --- after a step -----------------------------------------------------------------------------
 

@@ -383,8 +383,7 @@ class CapturedSteps:
         is_scored = group.num_best != NO_SCORES
         scores = graph.columns.scores(result_RC, group.num_best_R) if is_scored else None
         tokens, results = self.extras.complete(group, here, checked, scores, tokens, results)
-        # On the same stream: what the host ran first waited for a step like this one.
-        reading = max(host_seconds - seconds, 0.0)
+        reading = max(host_seconds - seconds, 0.0)  # what the host ran waited for this step
         target_seconds, plain_seconds = self.policy.timed(graph, seconds, since, reading)
         result = StepResult(
             id=pending.plan_id,

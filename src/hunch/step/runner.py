@@ -107,11 +107,19 @@ class Runner:
             return
         pending.plan_id = plan.id
         if len(pending.group.work) < len(plan.work):
-            self._apply_pending()  # now: after the pass that the host runs, the device would wait
             taken = set(pending.group.ids)
             rest = [work for work in plan.work if work.row not in taken]
+            self._do_before_pass(pending, rest)
             pending.order, pending.others = plan.work, self._run(replace(plan, work=rest))
         self._queue.append(pending)
+
+    def _do_before_pass(self, pending: PendingStep, rest: list[RowWork]) -> None:
+        """Do what can be done while the device is busy: it has to wait for what the host does after
+        a pass over the `rest`."""
+        assert self.captured is not None
+        self._apply_pending()
+        running = [row for row in pending.group.ids if self.rows.requests[row] is not None]
+        self.captured.policy.expect([work.row for work in rest], running)
 
     def _begin(self, plan: StepPlan) -> None:
         """Start the pass of a target with pipeline stages; `collect` does the rest of the step."""
