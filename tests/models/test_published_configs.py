@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from typing import Any
 
 import pytest
@@ -123,6 +124,40 @@ def test_values_that_a_file_leaves_out_are_those_of_transformers(family, left_ou
     assert ModelSpec.from_config(cut) == ModelSpec.from_config(saved)
 
 
+# What a file must say: sizes, and which config it is.
+_SIZES = re.compile(
+    r"(vocab|hidden|.*intermediate|ffn|n_embd|n_inner|word_embed).*|.*_(dim|rank|rank_size)"
+    r"|(num|n|moe)_.*|max_position_embeddings|.*_token_id|model_type|first_k_dense_replace"
+    r"|top_k_experts"
+)
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [  # of models of more than text, others' files differ more
+        name
+        for name in sorted(THEIRS)
+        if "text_config" not in CONFIG_MAPPING[THEIRS[name]].sub_configs and "Gemma4" not in name
+    ],
+)
+def test_a_file_of_sizes_alone_is_read_as_transformers_reads_it(architecture):
+    """Or with a word of what it lacks."""
+    kind = CONFIG_MAPPING[THEIRS[architecture]]
+    saved = json.loads(kind(**CHANGES.get(architecture, {})).to_json_string(use_diff=False))
+    layers = {"layer_types": saved["layer_types"]} if "mamba" in str(saved.keys()) else {}
+    cut = {key: value for key, value in saved.items() if _SIZES.fullmatch(key)} | layers
+    whole = json.loads(kind(**{**cut, "model_type": None}).to_json_string(use_diff=False))
+
+    def spec(config: dict[str, Any]) -> ModelSpec:
+        return ModelSpec.from_config(unified_config(config | {"architectures": [architecture]}))
+
+    expected = spec(whole)
+    try:
+        assert spec(cut) == expected
+    except ModelFormatError as error:
+        assert "lacks" in str(error)
+
+
 def test_a_part_of_each_head_is_turned_by_those_families_alone_that_do():
     assert tiny_spec("NemotronForCausalLM", partial_rotary_factor=0.25).rope.dim == 2
     with pytest.raises(UnsupportedModelError, match=r"partial_rotary_factor.*whole heads"):
@@ -179,7 +214,8 @@ def test_settings_of_qwen():
 def test_yarn_stretches_a_context_that_was_not_stretched_yet():
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}
     assert tiny_spec(rope_scaling=yarn).max_len == 1024
-    assert tiny_spec(rope_scaling=yarn, max_position_embeddings=800).max_len == 800
+    assert tiny_spec(rope_scaling=yarn, max_position_embeddings=320).max_len == 1024
+    assert tiny_spec(rope_scaling=yarn, max_position_embeddings=2048).max_len == 2048
 
 
 def test_whether_the_embedding_is_the_output_matrix_is_told_by_the_files():

@@ -312,8 +312,8 @@ def read_common(config: Config, architecture: str) -> dict[str, Any]:
     rope, max_len = read_rope(config, head_dim), read_int(config, "max_position_embeddings", 2048)
     if rope.kind == "linear":  # the number of positions may be that of before they were stretched
         max_len = max(max_len, read_int(config, "max_sequence_length", max_len))
-    elif rope.kind == "yarn" and max_len <= rope.original_len:
-        max_len = int(rope.original_len * rope.factor)
+    elif rope.kind == "yarn":  # as vLLM has it: Qwen3's own number is between the two
+        max_len = max(max_len, int(rope.original_len * rope.factor))
     return {
         "architecture": architecture,
         "vocab_size": read_int(config, "vocab_size"),

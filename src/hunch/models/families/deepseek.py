@@ -19,7 +19,11 @@ from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 
 _DEFAULTS: dict[str, Config] = {  # of what files leave out
-    "Glm4MoeLiteForCausalLM": {"routed_scaling_factor": 1.8},
+    "Glm4MoeLiteForCausalLM": {
+        "routed_scaling_factor": 1.8,
+        "rms_norm_eps": 1e-5,
+        "first_k_dense_replace": 1,
+    },
     "DeepseekV3ForCausalLM": {"routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4},
 }
 

@@ -11,6 +11,9 @@ from hunch.models.experts import ExpertNames, first_dense, read_deepseek_experts
 from hunch.models.reading import Config, Defaulted, refuse
 from hunch.models.spec import ModelSpec, read_common
 
+_DEFAULTS = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-07}
+_MOE_DEFAULTS = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5}
+
 
 class Glm(Decoder):
     """The models of 2024, without norms of what is added."""
@@ -19,10 +22,10 @@ class Glm(Decoder):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        common = read_common(Defaulted(config, {"partial_rotary_factor": 0.5}), architecture)
+        common = read_common(Defaulted(config, _DEFAULTS), architecture)
         return ModelSpec(
             **common,
-            has_qkv_bias=bool(config.get("attention_bias", architecture == "GlmForCausalLM")),
+            has_qkv_bias=bool(config.get("attention_bias", True)),
             is_rope_interleaved=True,
         )
 
@@ -47,6 +50,7 @@ class Glm4Moe(Decoder):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        config = Defaulted(config, _MOE_DEFAULTS)
         common = read_common(config, architecture)
         num_layers = common["num_layers"]
         experts = read_deepseek_experts(config, num_layers)
@@ -65,6 +69,7 @@ class SolarOpen(Glm4Moe):
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         refuse(config, "use_qk_norm", False)
         given = {"intermediate_size": config.get("moe_intermediate_size"), "rope_theta": 1e6}
+        given |= {"partial_rotary_factor": 1.0}
         spec = super().read_config(Defaulted(config, given), architecture)
         assert spec.experts is not None
         return replace(spec, experts=replace(spec.experts, layers=(True,) * spec.num_layers))

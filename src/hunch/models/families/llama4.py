@@ -49,9 +49,8 @@ class Llama4(Decoder):
         common = read_common(Defaulted(config, _DEFAULTS), architecture)
         num_layers = common["num_layers"]
         turns = read_turns(config, num_layers)
-        chunk = (
-            read_int(config, "attention_chunk_size") if config.get("attention_chunk_size") else 0
-        )
+        sizes = {"chunk": config.get("attention_chunk_size", 8192)}  # null: there are none
+        chunk = read_int(sizes, "chunk") if sizes["chunk"] else 0
         has_bias = bool(config.get("attention_bias", False))
         common |= {
             "ffn_width": read_int(config, "intermediate_size_mlp", 16384),

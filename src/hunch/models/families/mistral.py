@@ -17,7 +17,8 @@ from hunch.models.spec import ModelSpec, read_common
 _DEFAULTS: dict[str, Config] = {  # of what files leave out
     "MistralForCausalLM": {"sliding_window": 4096},
     "MinistralForCausalLM": {"sliding_window": 4096},
-    "MixtralForCausalLM": {"rope_theta": 1e6},
+    "MixtralForCausalLM": {"rope_theta": 1e6, "rms_norm_eps": 1e-5},
+    "Ministral3ForCausalLM": {"rms_norm_eps": 1e-5},
 }
 _EXPERT = "block_sparse_moe.experts.{}."
 
