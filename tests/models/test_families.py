@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from builders import DictWeights, Seq, new_kv, pack, plain_logits, tables
+from builders import DictWeights, Seq, new_kv, pack, plain_logits, tables, tiny_spec
+from hunch.config import ModelConfig
 from hunch.errors import ModelFormatError
 from hunch.models.load import load_decoder
+from hunch.models.target import load_target
 from hunch.models.weights.base import unified_config
 from their_models import CASES, make
 
@@ -149,3 +151,33 @@ def test_gemma_3_inside_a_model_of_text_and_images():
     ours = load_decoder(DictWeights(config, renamed))
     expected = theirs(torch.tensor([IDS])).logits[0]
     torch.testing.assert_close(plain_logits(ours, IDS), expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_rope_factors_are_those_of_the_context_that_is_served(caplog):
+    """transformers has the others for a text that outgrows the original context."""
+    theirs, saved, tensors = make("phi-3, long")
+    expected = theirs(torch.tensor([IDS[:30]])).logits[0]
+
+    def logits(max_model_len: int | None) -> torch.Tensor:
+        weights = DictWeights(unified_config(saved), tensors)
+        how = ModelConfig(max_model_len=max_model_len, kernels="torch")
+        return plain_logits(load_target(how, weights, torch.device("cpu")), IDS[:30])
+
+    torch.testing.assert_close(logits(32), expected, atol=1e-4, rtol=1e-4)
+    assert "rope factors" not in caplog.text
+    assert (logits(None) - expected).abs().max() > 1e-2
+    assert "max_model_len=32 uses the former" in caplog.text
+    assert logits(33).equal(logits(None))
+
+
+def test_the_first_files_of_phi_3_call_their_factors_yarn():
+    spec = tiny_spec(
+        "Phi3ForCausalLM",
+        head_dim=8,
+        original_max_position_embeddings=64,
+        rope_scaling={"type": "yarn", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+    )
+    assert spec.rope is not None
+    assert spec.rope.kind == "longrope"
+    assert spec.rope.factors == (2.0,) * 4

@@ -25,7 +25,7 @@ from hunch.models.load import dtype_of, load_decoder
 from hunch.models.native import DTYPES, activation_bits, load_native, not_native
 from hunch.models.spec import ModelSpec
 from hunch.models.stage import WHOLE, Stage
-from hunch.models.weights import Weights
+from hunch.models.weights import Weights, for_length
 from hunch.models.weights.adapter import AdaptedWeights
 from hunch.parallel.group import SINGLE, Group
 
@@ -208,6 +208,7 @@ def load_target(
 
     Each rank of a group loads its part, and each stage of a pipeline its layers.
     """
+    weights = for_length(weights, model.max_model_len)
     dtype = dtype_of(model, weights)
     if model.lora is not None:
         weights = AdaptedWeights(weights, model.lora)

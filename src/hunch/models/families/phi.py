@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from hunch.models.build import Names
@@ -42,14 +43,18 @@ class Phi(Decoder):
 
 
 class Phi3(Decoder):
-    """Its long-context files have two sets of rope factors: the one for the whole context is used
-    at every length, so that a row's text does not depend on how long it will become."""
+    """Its long-context files have two sets of rope factors: the one for the context that is served
+    is used at every length, so that a row's text does not depend on how long it will become."""
 
     turns_part: ClassVar[bool] = True
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         config.get("original_max_position_embeddings")  # read with the rope factors, if any
+        given = config.get("rope_scaling")
+        if isinstance(given, Mapping) and given.get("type") == "yarn":  # by its first files' name
+            named = {**given, "type": "longrope"}
+            config = Defaulted({"rope_scaling": named}, config)
         for key, only in (("full_attn_mod", 1), ("interpolate_factor", 1), ("lm_head_bias", False)):
             refuse(config, key, only)
         common = read_common(config, architecture)

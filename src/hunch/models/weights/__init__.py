@@ -6,14 +6,22 @@ import os
 from pathlib import Path
 
 from hunch.errors import ModelFormatError
-from hunch.models.weights.base import Packed, Weights, iterate, with_overrides
+from hunch.models.weights.base import Packed, Weights, for_length, iterate, with_overrides
 from hunch.models.weights.gguf import GgufWeights
 from hunch.models.weights.json_file import refuse_unfinished
 from hunch.models.weights.published import PublishedWeights, settings_of
 from hunch.models.weights.safetensors import SafetensorsWeights
 from hunch.models.weights.torch_file import TorchWeights, load_torch_file
 
-__all__ = ["Packed", "Weights", "iterate", "load_torch_file", "open_weights", "with_overrides"]
+__all__ = [
+    "Packed",
+    "Weights",
+    "for_length",
+    "iterate",
+    "load_torch_file",
+    "open_weights",
+    "with_overrides",
+]
 
 
 def open_weights(files: str | os.PathLike[str]) -> Weights:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from hunch.config import json_object
+from hunch.config import json_object, say_once
 from hunch.errors import ConfigError
 from hunch.hub.gguf_file import parts_of
 from hunch.kernels.quant import Codes
@@ -201,3 +201,33 @@ def with_overrides(weights: Weights, text: str) -> Weights:
                 config["max_position_embeddings"] = num_positions
     weights.config = config
     return weights
+
+
+def for_length(weights: Weights, max_len: int | None) -> Weights:
+    """The weights, for texts of up to `max_len` tokens.
+
+    A model with two sets of rope factors has one for its original context and one for all of it.
+    """
+    config = weights.config
+    key = "rope_scaling" if isinstance(config.get("rope_scaling"), dict) else "rope_parameters"
+    rope = config.get(key)
+    if not isinstance(rope, dict) or not {"short_factor", "long_factor"} <= rope.keys():
+        return weights
+    beside = config.get("original_max_position_embeddings")  # where Phi's files have it
+    original, whole = rope.get("original_max_position_embeddings", beside), _positions(config)
+    if not isinstance(original, int) or original >= whole:
+        return weights
+    if max_len is not None and max_len <= original:
+        weights.config = {**config, key: {**rope, "long_factor": rope["short_factor"]}}
+    else:
+        say_once(
+            f"{weights.path} has rope factors for texts of up to {original} tokens, and others for "
+            f"up to {whole}, which are used at every length. max_model_len={original} uses the "
+            "former, as transformers does for short texts"
+        )
+    return weights
+
+
+def _positions(config: Mapping[str, Any]) -> int:
+    value = config.get("max_position_embeddings")
+    return value if isinstance(value, int) else 0
