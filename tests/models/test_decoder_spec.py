@@ -143,3 +143,24 @@ def test_models_that_are_llamas_by_another_name(changes, kind, theta, max_len):
     assert (spec.rope.kind, spec.rope.theta, spec.max_len) == (kind, theta, max_len)
     assert tensor_shapes(spec)["lm_head.weight"] == (changes["vocab_size"], 4096)
     assert not_native(spec) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "architecture"),
+    [
+        ({"architectures": None, "model_type": "llama"}, "LlamaForCausalLM"),
+        ({"architectures": [], "model_type": "qwen3"}, "Qwen3ForCausalLM"),
+        ({"architectures": None, "model_type": "gemma3_text"}, "Gemma3ForCausalLM"),
+        ({"architectures": None, "model_type": "ernie4_5"}, "Ernie4_5ForCausalLM"),
+        ({"architectures": ["MistralModel"]}, "MistralForCausalLM"),
+    ],
+)
+def test_an_architecture_by_other_names(given, architecture):
+    assert ModelSpec.from_config(tiny_config(head_dim=8) | given).architecture == architecture
+
+
+def test_a_config_without_a_name():
+    with pytest.raises(ModelFormatError, match="names no architectures"):
+        ModelSpec.from_config(tiny_config() | {"architectures": None, "model_type": "unheard_of"})
+    with pytest.raises(UnsupportedModelError, match=r"'ChatGLMModel' is not known$"):
+        ModelSpec.from_config({"architectures": ["ChatGLMModel"], "num_layers": 28})

@@ -275,3 +275,17 @@ def test_a_training_job_without_a_drafter_is_called_so(tmp_path: Path) -> None:
     for read in (open_weights, read_config):
         with pytest.raises(ModelFormatError, match="has written no drafter yet"):
             read(tmp_path)
+
+
+def test_shards_without_an_index(tmp_path: Path) -> None:
+    values, folder = tensors(), directory(tmp_path / "m")
+    names = list(values)
+    for number, part in enumerate((names[:2], names[2:]), start=1):
+        file = folder / f"model-{number:05}-of-00002.safetensors"
+        save_file({name: values[name] for name in part}, file)
+    save_file({"other": torch.zeros(2)}, folder / "adapter_model.safetensors")
+    weights = open_weights(folder)
+    assert sorted(weights.names()) == sorted(names)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(ModelFormatError, match=r"2 safetensors files.*no model.safetensors.index"):
+        open_weights(folder)

@@ -128,31 +128,26 @@ class ModelSpec:
     @staticmethod
     def from_config(config: Config) -> ModelSpec:
         """Read a config.json of Hugging Face's form."""
-        names = config.get("architectures") or []
-        if not isinstance(names, list | tuple) or not names:
-            raise ModelFormatError(
-                "config.json names no architectures; add the one of its family, such as "
-                '"architectures": ["LlamaForCausalLM"]'
-            )
-        if names[0] not in MODELS:
-            raise UnsupportedModelError(_not_known(config, str(names[0])))
+        name = _architecture(config)
+        if name not in MODELS:
+            raise UnsupportedModelError(_not_known(config, name))
         if config.get("quantization_config"):
             method = dict(config["quantization_config"]).get("quant_method", "unknown")
             raise UnsupportedModelError(
                 f"quantization_config ({method}) is not supported; use the plain model or a GGUF"
             )
-        family = resolve(MODELS, names[0])
+        family = resolve(MODELS, name)
         recorded = Recorded(config)
-        spec: ModelSpec = family.read_config(recorded, str(names[0]))
+        spec: ModelSpec = family.read_config(recorded, name)
         spec.check()
         is_part = spec.rope is not None and spec.rope.dim > 0
         if is_part and not family.turns_part and not config.get(FROM_GGUF):
             raise UnsupportedModelError(
-                f"{names[0]}: config.json asks for a part of each head to be turned "
+                f"{name}: config.json asks for a part of each head to be turned "
                 "(partial_rotary_factor); the family turns whole heads"
             )
         if extra := recorded.unread():
-            refuse_unread(config, extra, f"{names[0]}: config.json")
+            refuse_unread(config, extra, f"{name}: config.json")
         return spec
 
     def check(self) -> None:
@@ -276,12 +271,37 @@ class ModelSpec:
         return self.rope_of[layer] if self.rope_of else 0
 
 
+_FEW = 8  # keys of a config that says too little to be near to any family's
+_ENDINGS = ("ForCausalLM", "LMHeadModel")
+
+
+def _architecture(config: Config) -> str:
+    """The one that a config names: as a family's whole model, as its layers without an output
+    matrix, or by model_type alone, as transformers has it."""
+    names, kind = config.get("architectures") or [], str(config.get("model_type"))
+    if isinstance(names, list | tuple) and names:
+        whole = [str(names[0]).removesuffix("Model") + ending for ending in _ENDINGS]
+        return next((name for name in whole if name in MODELS), str(names[0]))
+    wanted = _letters(kind.removesuffix("_text"))
+    for name in MODELS:
+        if wanted in [_letters(name.removesuffix(ending)) for ending in _ENDINGS]:
+            return name
+    raise ModelFormatError(
+        "config.json names no architectures; add the one of its family, such as "
+        '"architectures": ["LlamaForCausalLM"]'
+    )
+
+
+def _letters(name: str) -> str:
+    return "".join(filter(str.isalnum, name.lower()))
+
+
 def _not_known(config: Config, name: str) -> str:
     """Why it is not, or which family reads most of the config, and what would be left."""
     if name in REFUSED:
         return f"architecture {name!r} is not supported: {REFUSED[name]}"
     left: dict[str, Config] = {}
-    for known in MODELS:
+    for known in MODELS if len(config) > _FEW else ():
         recorded = Recorded(config)
         try:
             resolve(MODELS, known).read_config(recorded, known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hunch.models.weights.json_file import check_index, read_json, shards_of
 INDEX = "model.safetensors.index.json"
 SCALE = "_scale"  # NAME_scale holds the size of a unit in each row of NAME, stored as int8
 
+_PART = re.compile(r"model-\d+-of-(?P<count>\d+)\.safetensors")
 _CODES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)  # numbers only with scales
 
 
@@ -113,6 +115,9 @@ def _files(folder: Path) -> list[Path]:
     found = sorted(folder.glob("*.safetensors"))
     if len(found) == 1:
         return found
+    parts = [match for file in found if (match := _PART.fullmatch(file.name))]
+    if len({match["count"] for match in parts}) == 1 and len(parts) == int(parts[0]["count"]):
+        return [folder / match.string for match in parts]  # all of them, without an index
     raise ModelFormatError(
         f"{folder} has {len(found)} safetensors files, none named model.safetensors, and no {INDEX}"
     )
