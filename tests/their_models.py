@@ -30,6 +30,7 @@ YARN = {
     "rope_theta": 1000.0,
 }
 GPT2 = {"vocab_size": 90, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 128}
+MPT = {"vocab_size": 90, "d_model": 32, "n_layers": 3, "n_heads": 4, "max_seq_len": 128}
 GPTJ = GPT2 | {"n_embd": 64, "rotary_dim": 8}
 ALPHA = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 1e4}
 LONG = {
@@ -226,6 +227,34 @@ CASES = {
         | {"embedding_multiplier": 3.0, "residual_multiplier": 0.4}
         | {"attention_multiplier": 0.2, "logits_scaling": 0.5},
     ),
+    "bloom": (
+        "Bloom",
+        {"vocab_size": 90, "hidden_size": 32, "n_layer": 3, "n_head": 4},
+    ),
+    "bloom, six heads": (
+        "Bloom",
+        {"vocab_size": 90, "hidden_size": 48, "n_layer": 3, "n_head": 6},
+    ),
+    "mpt": ("Mpt", MPT),
+    "mpt, limits": (
+        "Mpt",
+        MPT | {"n_heads": 6, "d_model": 48, "attn_config": {"clip_qkv": 0.8, "softmax_scale": 0.2}},
+    ),
+    "falcon, alibi": (
+        "Falcon",
+        COMMON | {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
+    "cohere, head norms": (
+        "Cohere",
+        GATED | {"logit_scale": 0.4, "pad_token_id": 0, "use_qk_norm": True},
+    ),
+    "stablelm, head norms": (
+        "StableLm",
+        GATED | {"use_parallel_residual": True, "qk_layernorm": True, "partial_rotary_factor": 0.5},
+    ),
+    "phi, head norms": ("Phi", PLAIN | {"num_key_value_heads": 2, "qk_layernorm": True}),
+    "persimmon": ("Persimmon", PLAIN),
+    "persimmon, no head norms": ("Persimmon", PLAIN | {"qk_layernorm": False}),
     "gpt-j": ("GPTJ", GPTJ),
     "codegen": ("CodeGen", GPTJ),
     "gpt-neo": (
@@ -253,7 +282,8 @@ def make(name: str) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
         torch.manual_seed(11)
         names = family + ("TextConfig" if family in ("Gemma3", "Gemma4") else "Config")
         config = getattr(transformers, names)(**settings)
-        config._attn_implementation = "eager"  # others leave caps out
+        # Others leave caps out; Falcon's adds its slopes twice.
+        config._attn_implementation = "sdpa" if settings.get("alibi") else "eager"
         kind = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
         theirs = getattr(transformers, kind)(config).eval()
         with torch.no_grad():

@@ -154,9 +154,22 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "hunyuan, experts": ("HunYuanMoEV1ForCausalLM", {**SIZES, "num_experts": 4, "moe_topk": 2}),
     "opt, norms after": ("OPTForCausalLM", {**OPT, "do_layer_norm_before": False}),
+    "cohere, head norms": ("CohereForCausalLM", {**SIZES, "use_qk_norm": True, "logit_scale": 0.5}),
+    "persimmon": ("PersimmonForCausalLM", {**SIZES, "num_key_value_heads": 4}),
+    "bloom": (
+        "BloomForCausalLM",
+        dict.fromkeys({*SIZES, "rms_norm_eps", "rope_theta"})
+        | {"hidden_size": 64, "n_head": 4, "n_layer": 2},
+    ),
+    "mpt": (
+        "MptForCausalLM",
+        dict.fromkeys({*SIZES, "rms_norm_eps", "rope_theta"})
+        | {"d_model": 64, "n_heads": 4, "n_layers": 2},
+    ),
 }
 # What the kernels do not know is computed by torch.
 BY_TORCH = ("olmo, limits", "apertus", "hunyuan", "hunyuan, experts")
+BY_TORCH += ("cohere, head norms", "persimmon", "bloom", "mpt")
 
 
 def write_family(path: Path, name: str, seed: int = 0) -> Path:

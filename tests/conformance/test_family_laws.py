@@ -89,6 +89,10 @@ SLOW = (
     "ernie 4.5, experts",
     "granite, experts and more",
     "hunyuan, experts",
+    "cohere, head norms",
+    "persimmon",
+    "bloom",
+    "mpt",
 )
 
 CASES = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in FAMILIES]

@@ -8,6 +8,7 @@ import torch
 from builders import BLOCK_SIZE, Seq, pack, tables
 from hunch.kernels.attention import attention, attention_by_token, attention_ref
 from hunch.kernels.native_rows import attend, can_attend
+from hunch.layers.attention import Alibi
 
 STEPS = {
     "one token": [Seq([1], start=13)],
@@ -56,6 +57,17 @@ def test_caps_and_sinks_are_those_of_the_reference(window):
     for path in paths:
         got = path(q_TNH, k_CMH, v_CMH, attn, *more)
         torch.testing.assert_close(got, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_scores_fall_with_the_distance(window):
+    q_TNH, k_CMH, v_CMH, attn = make(STEPS["several"], 4, 2, num_padding=1)
+    slopes = Alibi(slopes=(0.5, 0.1, 0.3, 0.02)).table(slice(0, 4), 0.7, 64)
+    more = (0.7, window, 0.0, None, slopes)
+    expected = attention_ref(q_TNH, k_CMH, v_CMH, attn, *more)
+    assert (attention_ref(q_TNH, k_CMH, v_CMH, attn, *more[:2]) - expected).abs().max() > 0.1
+    got = attention_by_token(q_TNH, k_CMH, v_CMH, attn, *more)
+    torch.testing.assert_close(got, expected, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("step", STEPS)

@@ -56,6 +56,33 @@ PUBLISHED = {
         "architectures": ["StableLmForCausalLM"], "rotary_scaling_factor": 1.0,
         "partial_rotary_factor": 0.25, "use_qkv_bias": True, "layer_norm_eps": 1e-5,
     },
+    "StableLM-2-12B": {
+        "architectures": ["StableLmForCausalLM"], "rotary_scaling_factor": 1.0,
+        "partial_rotary_factor": 0.25, "qk_layernorm": True, "use_parallel_residual": True,
+    },
+    "Command-R+": {
+        "architectures": ["CohereForCausalLM"], "use_qk_norm": True, "logit_scale": 0.8333333,
+        "layer_norm_eps": 1e-5, "model_max_length": 131_072,
+    },
+    "BLOOM-560m": {
+        "architectures": ["BloomForCausalLM"], "n_layer": 4, "num_attention_heads": 16,
+        "apply_residual_connection_post_layernorm": False, "attention_softmax_in_fp32": True,
+        "bias_dropout_fusion": True, "masked_softmax_fusion": True, "offset_alibi": 100,
+        "seq_length": 2048, "skip_bias_add": True, "skip_bias_add_qkv": False, "n_inner": None,
+        "slow_but_exact": False, "unk_token_id": 0, "layer_norm_epsilon": 1e-5,
+    },
+    "MPT-7B": {
+        "architectures": ["MPTForCausalLM"], "d_model": 4096, "n_heads": 32, "n_layers": 4,
+        "attn_config": {
+            "alibi": True, "alibi_bias_max": 8, "attn_impl": "torch", "attn_pdrop": 0,
+            "attn_type": "multihead_attention", "attn_uses_sequence_id": False, "clip_qkv": None,
+            "prefix_lm": False, "qk_ln": False, "softmax_scale": None,
+        },
+        "emb_pdrop": 0, "embedding_fraction": 1.0, "expansion_ratio": 4, "init_device": "cpu",
+        "init_config": {"name": "kaiming_normal_"}, "learned_pos_emb": True, "logit_scale": None,
+        "max_seq_len": 2048, "no_bias": True, "norm_type": "low_precision_layernorm",
+        "resid_pdrop": 0, "verbose": 0, "auto_map": {"AutoConfig": "configuration_mpt.MPTConfig"},
+    },
     "StarCoder2-3B": {
         "architectures": ["Starcoder2ForCausalLM"], "activation_function": "gelu",
         "hidden_act": "gelu_pytorch_tanh", "layer_norm_epsilon": 1e-5, "mlp_type": "default",
@@ -250,8 +277,8 @@ def test_why_an_architecture_is_refused_is_said():
     assert not {*REFUSED} & {*MODELS}
     theirs = {name for name in dir(transformers) if name.endswith(("ForCausalLM", "Generation"))}
     assert {*REFUSED} <= theirs | {"DiffusionGemmaForBlockDiffusion"}
-    with pytest.raises(UnsupportedModelError, match=r"'BloomForCausalLM' is not .*ALiBi"):
-        ModelSpec.from_config({"architectures": ["BloomForCausalLM"], "n_layer": 2})
+    with pytest.raises(UnsupportedModelError, match=r"'MambaForCausalLM' is not .*Mamba layers"):
+        ModelSpec.from_config({"architectures": ["MambaForCausalLM"], "n_layer": 2})
     text = (ROOT / "docs" / "models.md").read_text()
     assert [reason for reason in {*REFUSED.values()} if f"| {reason} |" not in text] == []
 

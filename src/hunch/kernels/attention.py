@@ -1,7 +1,7 @@
 """Paged attention: a packed token reads its sequence's keys by block table and tree path.
 
 Shape letters: T packed tokens, S sequences of the step, B blocks of a table, P tree depth, N heads,
-M KV heads, H head width, C slots of the cache, W tokens of one span, K its keys.
+M KV heads, H head width, C slots of the cache, W tokens of one span, K its keys, L positions.
 """
 
 from __future__ import annotations
@@ -104,11 +104,12 @@ def attention_ref(
     window: int | None = None,
     cap: float = 0.0,
     sinks_N: Tensor | None = None,
+    alibi_NL: Tensor | None = None,
 ) -> Tensor:
     """The specification: one token at a time, in float64.
 
     With a cap, scores s become cap * tanh(s / cap). A head's sink is one more score in its softmax,
-    whose value is zero.
+    whose value is zero. `alibi_NL` is added to scores by head and position of the key.
     """
     out_TNH = torch.zeros_like(q_TNH)
     group = q_TNH.shape[1] // k_CMH.shape[1]
@@ -119,6 +120,8 @@ def attention_ref(
         k_PNH = k_CMH[slots].double().repeat_interleave(group, dim=1)
         v_PNH = v_CMH[slots].double().repeat_interleave(group, dim=1)
         scores_NP = torch.einsum("nh,pnh->np", q_TNH[token].double(), k_PNH) * scale
+        if alibi_NL is not None:
+            scores_NP = scores_NP + _added(alibi_NL.double(), int(attn.pos_T[token]), len(slots))
         weights_NP = _weights(scores_NP, cap, sinks_N)
         out_TNH[token] = torch.einsum("np,pnh->nh", weights_NP, v_PNH).to(out_TNH.dtype)
     return out_TNH
@@ -133,6 +136,14 @@ def _weights(scores: Tensor, cap: float, sinks_N: Tensor | None) -> Tensor:
     sink = sinks_N.to(scores.dtype).view(-1, *(1,) * (scores.dim() - 1))
     scores = torch.cat((scores, sink.expand(*scores.shape[:-1], 1)), dim=-1)
     return scores.softmax(-1)[..., :-1]
+
+
+def _added(alibi_NL: Tensor, pos: int, num_keys: int) -> Tensor:
+    """What a token's scores of the `num_keys` positions up to its own are changed by, NK.
+
+    Less its own, which changes nothing but that numbers stay small.
+    """
+    return alibi_NL[:, pos + 1 - num_keys : pos + 1] - alibi_NL[:, pos, None]
 
 
 # --- torch ------------------------------------------------------------------------------------
@@ -290,6 +301,7 @@ def attention_by_token(
     window: int | None = None,
     cap: float = 0.0,
     sinks_N: Tensor | None = None,
+    alibi_NL: Tensor | None = None,
 ) -> Tensor:
     """torch's attention, one call per token, whose shape depends on its position alone."""
     key = ("tokens", window)
@@ -303,7 +315,10 @@ def attention_by_token(
         piece = Piece(token, token + 1, 0, len(slots_K), slots_K, None)
         # A copy, as the order of its sums may depend on a query's address.
         q_1NH = q_TNH[token].clone()[None]
-        out_TNH[token] = _attend(q_1NH, k_CMH, v_CMH, piece, scale, cap, sinks_N)[0]
+        added_NK = None
+        if alibi_NL is not None:
+            added_NK = _added(alibi_NL, int(attn.pos_T[token]), len(slots_K))
+        out_TNH[token] = _attend(q_1NH, k_CMH, v_CMH, piece, scale, cap, sinks_N, added_NK)[0]
     return out_TNH
 
 
@@ -315,6 +330,7 @@ def _attend(
     scale: float,
     cap: float,
     sinks_N: Tensor | None,
+    added_NK: Tensor | None = None,  # to the scores of a piece that is one token
 ) -> Tensor:
     if piece.slots_K is None:
         k_KMH = k_CMH.narrow(0, piece.slot, piece.num_keys)
@@ -322,7 +338,7 @@ def _attend(
     else:
         k_KMH = k_CMH.index_select(0, piece.slots_K)
         v_KMH = v_CMH.index_select(0, piece.slots_K)
-    if cap or sinks_N is not None:
+    if cap or sinks_N is not None or added_NK is not None:
         group = q_WNH.shape[1] // k_CMH.shape[1]
         k_NKH, v_NKH = (
             x.float().transpose(0, 1).repeat_interleave(group, dim=0) for x in (k_KMH, v_KMH)
@@ -332,6 +348,8 @@ def _attend(
             scores_NWK = cap * torch.tanh(scores_NWK / cap)
         if piece.mask_WK is not None:
             scores_NWK = scores_NWK + piece.mask_WK
+        if added_NK is not None:
+            scores_NWK = scores_NWK + added_NK[:, None]
         out_NWH = _weights(scores_NWK, 0.0, sinks_N) @ v_NKH
         return out_NWH.transpose(0, 1).to(q_WNH.dtype)
     out_NWH = functional.scaled_dot_product_attention(

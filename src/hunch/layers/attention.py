@@ -1,7 +1,7 @@
 """Self-attention: project, let the caller attend, project back.
 
 Shape letters: T packed tokens, D width (E: width of the input, where it differs), N heads, M KV
-heads, H head width, A = N + 2M heads of q, k and v side by side, B = N + M of q and k.
+heads, H head width, A = N + 2M heads of q, k and v side by side, B = N + M of q and k, L positions.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hunch.kernels.kv_store import KVCache, kv_store
 from hunch.kernels.native_rows import attend, can_attend
 from hunch.kernels.rope import Rotation, rope
 from hunch.layers.linear import Linear
-from hunch.layers.norm import RMSNorm
+from hunch.layers.norm import HeadNorm, RMSNorm
 from hunch.layers.part import Part
 
 
@@ -37,6 +37,23 @@ class Heads:
     is_reader: bool = False  # there are queries alone: an earlier layer's keys and values are read
     clip: float = 0.0  # q, k and v lie between -clip and clip; 0: as they are
     late_H: Tensor | None = None  # queries are multiplied with it after they were turned
+    alibi_NL: Tensor | None = None  # added to scores by the key's position
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alibi:
+    """Scores fall with the distance of tokens, by another slope for each head."""
+
+    slopes: tuple[float, ...]
+    is_rounded: bool = False  # to bfloat16, by position, and then scaled as scores are
+
+    def table(self, heads: slice, scale: float, max_len: int) -> Tensor:
+        """What is added to scores, by head and position of the key, float32."""
+        slopes_N1 = torch.tensor(self.slopes[heads], dtype=torch.float64)[:, None]
+        positions_L = torch.arange(max_len)
+        if self.is_rounded:
+            return (slopes_N1.bfloat16() * positions_L).float() * scale
+        return (slopes_N1 * positions_L).float()
 
 
 class Attend(Protocol):
@@ -51,8 +68,8 @@ class Attend(Protocol):
         """
 
 
-# The step's tokens, then scale, window, cap and sinks of a layer's heads.
-Where = tuple[AttnInputs, float, int | None, float, Tensor | None]
+# The step's tokens, then scale, window, cap, sinks and ALiBi of a layer's heads.
+Where = tuple[AttnInputs, float, int | None, float, Tensor | None, Tensor | None]
 
 
 class Paged:
@@ -71,7 +88,7 @@ class Paged:
         self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
     ) -> Tensor:
         rotation, (k_CMH, v_CMH) = self.rotations[heads.rope], self.kv[layer]
-        where = (self.attn, heads.scale, heads.window, heads.cap, sinks_N)
+        where = (self.attn, heads.scale, heads.window, heads.cap, sinks_N, heads.alibi_NL)
         if heads.is_reader:
             q_TNH = qkv_TAH
             if rotation is not None:
@@ -85,7 +102,9 @@ class Paged:
         return self.read(q_TNH, k_CMH, v_CMH, where)
 
     def read(self, q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, where: Where) -> Tensor:
-        return attention(q_TNH, k_CMH, v_CMH, *where)
+        if where[-1] is not None:  # by token alone is known which position a key has
+            return attention_by_token(q_TNH, k_CMH, v_CMH, *where)
+        return attention(q_TNH, k_CMH, v_CMH, *where[:-1])
 
     def recur(
         self, inputs_TI: Tensor, shape: DeltaShape, weights: DeltaWeights, layer: int
@@ -99,8 +118,8 @@ class ExactPaged(Paged):
     """The same for a target: what a token reads is the same bits whatever tokens are beside it."""
 
     def read(self, q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, where: Where) -> Tensor:
-        if q_TNH.device.type == "cpu" and can_attend(q_TNH.shape[2]):
-            return attend(q_TNH, k_CMH, v_CMH, *where).to(q_TNH.dtype)
+        if q_TNH.device.type == "cpu" and where[-1] is None and can_attend(q_TNH.shape[2]):
+            return attend(q_TNH, k_CMH, v_CMH, *where[:-1]).to(q_TNH.dtype)
         return attention_by_token(q_TNH, k_CMH, v_CMH, *where)
 
 
@@ -134,6 +153,7 @@ class Attention(Part):
         v_norm: RMSNorm | None = None,
         sinks_N: Tensor | None = None,  # float32
         gate: Linear | None = None,  # how much of what is read goes on, for each number of a head
+        layer_norms: tuple[HeadNorm, HeadNorm] | None = None,  # of q and k, in place of the others
     ) -> None:
         self.qkv = qkv
         self.out = out
@@ -144,6 +164,7 @@ class Attention(Part):
         self.v_norm = v_norm
         self.sinks_N = sinks_N
         self.gate = gate
+        self.layer_norms = layer_norms
 
     def __call__(self, x_TE: Tensor, attend: Attend) -> Tensor:
         heads = self.heads
@@ -152,6 +173,10 @@ class Attention(Part):
             qkv_TAH = qkv_TAH.clamp(-heads.clip, heads.clip)
         if self.q_norm is not None:
             qkv_TAH = self._normed(qkv_TAH, self.q_norm)
+        if self.layer_norms is not None:
+            sizes = (heads.num_heads, heads.num_kv_heads, heads.num_kv_heads)
+            q, k, v = qkv_TAH.split_with_sizes(sizes, 1)
+            qkv_TAH = torch.cat((self.layer_norms[0](q), self.layer_norms[1](k), v), dim=1)
         read_TN = attend(qkv_TAH, heads, self.layer, self.sinks_N).flatten(1)
         if self.gate is not None:
             read_TN = read_TN * sigmoid(self.gate(x_TE))

@@ -1,11 +1,12 @@
 """Normalisation layers.
 
-Shape letters: T packed tokens, D width.
+Shape letters: T packed tokens, D width, N heads, H head width.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn import functional
 
 from hunch.kernels.norm import layer_norm, rms_norm
 from hunch.layers.part import Part
@@ -34,6 +35,20 @@ class LayerNorm(Part):
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         return layer_norm(x_TD, self.weight_D, self.bias_D, self.eps)
+
+
+class HeadNorm(Part):
+    """A layer norm of each head, whose weights are its own or those of all (N = 1)."""
+
+    def __init__(self, weight_NH: Tensor, bias_NH: Tensor | None, eps: float) -> None:
+        self.weight_NH, self.bias_NH, self.eps = weight_NH, bias_NH, eps
+
+    def __call__(self, x_TNH: Tensor) -> Tensor:
+        y_TNH = functional.layer_norm(x_TNH.float(), x_TNH.shape[-1:], eps=self.eps)
+        y_TNH = y_TNH * self.weight_NH.float()
+        if self.bias_NH is not None:
+            y_TNH = y_TNH + self.bias_NH.float()
+        return y_TNH.to(x_TNH.dtype)
 
 
 Norm = RMSNorm | LayerNorm

@@ -16,8 +16,7 @@ from hunch.errors import ModelFormatError
 from hunch.kernels.delta import DeltaShape
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.latent import LatentShape
-from hunch.layers.rope import head_order
-from hunch.models.build import Names
+from hunch.models.build import Names, head_order_of
 from hunch.models.experts import ExpertNames
 from hunch.models.spec import ModelSpec
 from hunch.models.weights.base import Packed, ReadsParts, Rows, Weights, WeightsOver
@@ -83,13 +82,12 @@ class Arranged(WeightsOver):
         if spec.latent is not None:
             self._arrange_latent(spec, spec.latent, f"{prefix}self_attn.")
             return
-        dim = spec.rope.dim if spec.rope else 0
-        order = head_order(spec.head_dim, dim, spec.is_rope_interleaved)
+        order = head_order_of(spec)
         if order is not None:
             self._order(qkv[0], order, spec.num_heads)
             self._order(qkv[1], order, spec.num_kv_heads)
             counts = {names.q_norm: spec.num_heads, names.k_norm: spec.num_kv_heads}
-            for name, count in counts.items():
+            for name, count in counts.items() if not spec.is_qk_norm_centred else ():
                 self._order(prefix + name, order, count if spec.is_qk_norm_whole else 1)
 
     def _repeat_key(self, names: Names, prefix: str) -> None:

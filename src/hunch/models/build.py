@@ -14,7 +14,8 @@ from hunch.layers.block import Block, ParallelBlock, PostNormBlock
 from hunch.layers.experts import Experts
 from hunch.layers.inputs import InputGate, TokenTable
 from hunch.layers.mlp import MLP, GatedMLP, PlainMLP, XieluMLP
-from hunch.layers.norm import LayerNorm, Norm, RMSNorm
+from hunch.layers.norm import HeadNorm, LayerNorm, Norm, RMSNorm
+from hunch.layers.rope import head_order
 from hunch.models.experts import EXPERT_NAMES, ExpertNames, build_beside, build_experts
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
@@ -42,6 +43,7 @@ class Names:
     out: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm"  # "", as k_norm: heads are normed without weights
     k_norm: str = "self_attn.k_norm"
+    embed_norm: str = "model.embed_norm"
     attn_out_norm: str = "attn_out_norm"  # of what attention gives, before it is added
     sinks: str = "self_attn.sinks"
     attn_gate: str = "self_attn.attn_gate"  # in files a part of q, head by head
@@ -111,6 +113,10 @@ def build_attention(
     """`layer` is the KV layer; `input_width` differs from the model's where two inputs join."""
     heads, spec = local_heads(spec, source.group, layer), spec.at(layer)
     heads = replace(heads, late_H=_late_norm(spec, source, prefix, names))
+    if spec.alibi is not None:
+        own = slice(*head_spans(spec.num_heads, spec.num_kv_heads, source.group)[0])
+        alibi_NL = spec.alibi.table(own, heads.scale, spec.max_len).to(source.device)
+        heads = replace(heads, alibi_NL=alibi_NL)
     q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     q_part, kv_part = head_rows(spec, source.group)
     sinks_N = gate = None
@@ -139,6 +145,7 @@ def build_attention(
         *_head_norms(spec, source, prefix, names, is_reader=heads.is_reader),
         sinks_N,
         gate,
+        _layer_norms(spec, source, prefix, names),
     )
 
 
@@ -146,7 +153,7 @@ def _head_norms(
     spec: ModelSpec, source: Source, prefix: str, names: Names, *, is_reader: bool
 ) -> tuple[RMSNorm | None, RMSNorm | None, RMSNorm | None]:
     """The norms of q, k and v."""
-    if not spec.has_qk_norm:
+    if not spec.has_qk_norm or spec.is_qk_norm_centred:
         return None, None, None
 
     is_whole = spec.is_qk_norm_whole
@@ -168,6 +175,41 @@ def _head_norms(
         return norm(""), norm(""), None
     q_norm, k_norm = norm(names.q_norm, spec.num_heads), norm(names.k_norm, spec.num_kv_heads)
     return q_norm, k_norm, norm("") if spec.has_v_norm else None
+
+
+def _layer_norms(
+    spec: ModelSpec, source: Source, prefix: str, names: Names
+) -> tuple[HeadNorm, HeadNorm] | None:
+    """Those of q and k. Some files have a tensor for each head."""
+    if not (spec.has_qk_norm and spec.is_qk_norm_centred):
+        return None
+    size, order = spec.head_dim, head_order_of(spec)
+    q_part, kv_part = head_spans(spec.num_heads, spec.num_kv_heads, source.group)
+
+    def read(name: str, kind: str, num_heads: int, part: Share) -> Tensor:
+        if not spec.is_qk_norm_own:
+            rows_NH = source.take(f"{name}.{kind}", size)[None]
+        elif "{}" in name:
+            each = [source.take(f"{name.format(head)}.{kind}", size) for head in range(num_heads)]
+            rows_NH = torch.stack(each)[slice(*part)]
+        else:
+            rows_NH = source.take(f"{name}.{kind}", num_heads, size)[slice(*part)]
+        return rows_NH if order is None or not rows_NH.numel() else rows_NH[:, order]
+
+    def norm(name: str, num_heads: int, part: Share) -> HeadNorm:
+        bias_NH = read(name, "bias", num_heads, part) if spec.has_qk_norm_bias else None
+        return HeadNorm(read(name, "weight", num_heads, part), bias_NH, spec.norm_eps)
+
+    return (
+        norm(prefix + names.q_norm, spec.num_heads, q_part),
+        norm(prefix + names.k_norm, spec.num_kv_heads, kv_part),
+    )
+
+
+def head_order_of(spec: ModelSpec) -> list[int] | None:
+    """Which number of a head on disk stands where; None: they stand so already."""
+    dim = spec.rope.dim if spec.rope else 0
+    return head_order(spec.head_dim, dim, spec.is_rope_interleaved)
 
 
 def _late_norm(spec: ModelSpec, source: Source, prefix: str, names: Names) -> Tensor | None:

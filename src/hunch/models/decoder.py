@@ -86,6 +86,9 @@ class Decoder(Part):
         self.embedding_VD = torch.empty(0, spec.width, dtype=source.dtype, device=source.device)
         if spec.has_embedding:
             self.embedding_VD = source.take(self.names.embed, spec.vocab_size, spec.width)
+        self.embed_norm = None
+        if spec.has_embed_norm and not spec.takes_stream:
+            self.embed_norm = build_norm(spec, source, self.names.embed_norm)
         # As the family's own code has it: a number of the model's precision.
         self.embed_scale = float(torch.tensor(spec.embed_scale).to(source.dtype))
         layers = progress([self.names.layer.format(layer) for layer in range(spec.num_layers)])
@@ -139,6 +142,8 @@ class Decoder(Part):
     def start(self, ids_T: Tensor, pos_T: Tensor) -> Tensor:
         """The residual stream before the first layer."""
         x_TD = self.embed(ids_T)
+        if self.embed_norm is not None:
+            x_TD = self.embed_norm(x_TD)
         if self.embed_scale != 1.0:
             x_TD = x_TD * self.embed_scale
         if self.positions_LD is not None:

@@ -324,6 +324,9 @@ def unknown_to_kernels(spec: ModelSpec, dtype: torch.dtype) -> dict[str, bool]:
     """What the fused layers do not compute, by name, and whether it is there."""
     return {
         "norms of heads that were turned": spec.is_qk_norm_late,
+        "layer norms of heads": spec.is_qk_norm_centred,
+        "scores that fall with the distance": spec.alibi is not None,
+        "a norm of the embedding": spec.has_embed_norm,
         "q, k and v within limits": bool(spec.qkv_clip),
         f"the activation {spec.activation}": spec.activation not in KERNEL_NAMES,
         "convolutions this long": spec.delta is not None and spec.delta.num_taps > MAX_TAPS,

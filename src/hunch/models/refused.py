@@ -12,8 +12,6 @@ _CAUSAL = {
         "xLSTM",
     ),
     "its layers convolve over tokens": ("Inkling", "Lfm2", "Lfm2Moe", "Lfm3"),
-    "its scores fall with the distance of tokens (ALiBi)": ("Bloom", "Mpt"),
-    "its heads are normed by layer norms": ("Persimmon",),
     "it rounds what goes into each product to 8 bits": ("BitNet",),
     "it subtracts one attention from another": ("DiffLlama",),
     "it chooses which tokens are seen": (

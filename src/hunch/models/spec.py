@@ -8,6 +8,7 @@ from typing import Any
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.kernels.activation import ACTIVATIONS, GATED_ACTIVATIONS
 from hunch.kernels.delta import DeltaShape, StatesShape
+from hunch.layers.attention import Alibi
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.latent import LatentShape
 from hunch.layers.rope import RopeSpec
@@ -66,6 +67,9 @@ class ModelSpec:
     has_qk_norm: bool = False  # each head of q and k is normed before it is turned
     is_qk_norm_whole: bool = False  # and that over all heads at once
     is_qk_norm_late: bool = False  # and that after it was turned
+    is_qk_norm_centred: bool = False  # and that by a layer norm
+    has_qk_norm_bias: bool = False  # of layer norms
+    is_qk_norm_own: bool = False  # of layer norms: each head has weights of its own
     unnormed: tuple[bool, ...] = ()  # per layer: q and k are not, in spite of it; (): none
     has_v_norm: bool = False  # each head of v is divided by its root mean square
     has_input_norms: bool = True  # of the stream, before attention and MLP read it
@@ -74,6 +78,7 @@ class ModelSpec:
     is_parallel: bool = False  # attention and MLP read the same stream, and both are added
     has_mlp_norm: bool = True  # False: the MLP of a parallel layer reads attention's norm
     has_final_norm: bool = True
+    has_embed_norm: bool = False  # of the embedding, before the first layer
     # The MLP
     activation: str = "silu"
     is_gated: bool = True
@@ -85,6 +90,7 @@ class ModelSpec:
     attn_scale: float = 0.0  # of the scores; 0: head_dim ** -0.5
     qkv_clip: float = 0.0  # q, k and v lie between -clip and clip; 0: as they are
     attn_cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: as they are
+    alibi: Alibi | None = None  # scores fall with the distance
     latent: LatentShape | None = None  # keys and values of all heads are one vector per token
     has_attn_gate: bool = False  # what heads read is scaled by a sigmoid of the layer's input
     has_sinks: bool = False  # one score per head that joins the softmax and reads nothing

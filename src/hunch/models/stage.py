@@ -102,7 +102,7 @@ class StageWeights(WeightsOver):
         layers, part = stage.layers(spec), stage_spec(spec, stage)
         in_layer = re.compile(re.escape(names.layer).replace(r"\{\}", r"(\d+)"))
         absent = [] if part.has_embedding else [names.embed]
-        absent += [names.positions] if part.takes_stream else []
+        absent += [names.positions, f"{names.embed_norm}."] if part.takes_stream else []
         absent += [] if part.has_head else [names.head, bias_of(names.head), f"{names.final_norm}."]
         self._stored: dict[str, str] = {}
         for name in weights.names():

@@ -268,6 +268,9 @@ def unlike_llama(spec: ModelSpec) -> dict[str, bool]:
     return {
         "norms after the residual sums": spec.is_post_norm,
         "norms over all heads": spec.is_qk_norm_whole,
+        "layer norms of heads": spec.is_qk_norm_centred,
+        "scores that fall with the distance": spec.alibi is not None,
+        "a norm of the embedding": spec.has_embed_norm,
         "a bias of the output matrix": spec.has_head_bias,
         "experts": spec.experts is not None,
         "several rotary tables": bool(spec.more_ropes),

@@ -14,20 +14,23 @@ _THETA = {"CohereForCausalLM": 500_000.0, "Cohere2ForCausalLM": 10_000.0}
 
 
 class Cohere(Decoder):
-    """Command R+ norms its heads by layer norms too, which no kernel here does."""
+    """Command R+ norms its heads too, each with weights of its own."""
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "use_qk_norm", False)
         config.get("model_length")  # what it was trained at
         config = Defaulted(config, _DEFAULTS | {"rope_theta": _THETA.get(architecture)})
         common = read_common(config, architecture)
         has_bias = bool(config.get("attention_bias", False))
         common["norm_eps"] = read_float(config, "layer_norm_eps")
+        has_head_norms = bool(config.get("use_qk_norm", False))
         return ModelSpec(
             **common,
             norm="layer",
             has_norm_bias=False,
+            has_qk_norm=has_head_norms,
+            is_qk_norm_centred=has_head_norms,
+            is_qk_norm_own=has_head_norms,
             is_parallel=True,
             has_mlp_norm=False,
             is_rope_interleaved=True,

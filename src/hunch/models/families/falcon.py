@@ -1,11 +1,14 @@
-"""Falcon (7B, 11B, 40B, 180B): layer norms, a plain MLP, few KV heads. Falcon 3 is Llama."""
+"""Falcon (1B to 180B): layer norms, a plain MLP, few KV heads. Falcon 3 is Llama."""
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+from hunch.layers.attention import Alibi
+from hunch.layers.rope import RopeSpec
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
+from hunch.models.families.alibi import slopes_of
 from hunch.models.reading import FROM_GGUF, Config, Defaulted, read_float, read_int, refuse
 from hunch.models.spec import ModelSpec, read_common
 
@@ -31,7 +34,7 @@ class Falcon(Decoder):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "alibi", False)
+        refuse(config, "apply_residual_connection_post_layernorm", False)
         is_grouped = bool(config.get("new_decoder_architecture", False))
         is_parallel = bool(config.get("parallel_attn", True)) or is_grouped
         num_heads = config.get("num_attention_heads") or config.get("n_head")
@@ -55,6 +58,9 @@ class Falcon(Decoder):
         for key in ("num_kv_heads", "n_head_kv", "rotary", "ff_factor"):
             config.get(key)  # of no use to the smaller ones
         has_bias = bool(config.get("bias", False))
+        if config.get("alibi", False):  # in place of turns
+            common["rope"] = RopeSpec(kind="none")
+            common["alibi"] = Alibi(slopes=slopes_of(common["num_heads"]), is_rounded=True)
         num_norms = config.get("num_ln_in_parallel_attn") or (2 if is_grouped else 1)
         return ModelSpec(
             **common,

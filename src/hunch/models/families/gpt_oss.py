@@ -31,7 +31,11 @@ class GptOss(Decoder):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        given: dict[str, Any] = {"sliding_window": 128, "rope_theta": 150_000.0, "rms_norm_eps": 1e-5}
+        given: dict[str, Any] = {
+            "sliding_window": 128,
+            "rope_theta": 150_000.0,
+            "rms_norm_eps": 1e-5,
+        }
         if not any(config.get(key) for key in ("rope_theta", "rope_parameters", "rope_scaling")):
             given["rope_scaling"] = _ROPE
         config = Defaulted(config, given)

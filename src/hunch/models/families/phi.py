@@ -20,18 +20,23 @@ class Phi(Decoder):
     names: ClassVar[Names] = Names(
         final_norm="model.final_layernorm",
         out="self_attn.dense",
+        q_norm="self_attn.q_layernorm",
+        k_norm="self_attn.k_layernorm",
         up="mlp.fc1",
         down="mlp.fc2",
     )
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "qk_layernorm", False)
+        has_head_norms = bool(config.get("qk_layernorm", False))
         common = read_common(Defaulted(config, _DEFAULTS), architecture)
         common["norm_eps"] = read_float(config, "layer_norm_eps", 1e-5)
         return ModelSpec(
             **common,
             norm="layer",
+            has_qk_norm=has_head_norms,
+            is_qk_norm_centred=has_head_norms,
+            has_qk_norm_bias=has_head_norms,
             is_parallel=True,
             has_mlp_norm=False,
             is_gated=False,
