@@ -87,6 +87,7 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "ArceeForCausalLM": "hunch.models.families.nemotron:Arcee",
     "Exaone4ForCausalLM": "hunch.models.families.olmo:Exaone4",
     "ExaoneForCausalLM": "hunch.models.families.llama:Exaone",
+    "InternLM2ForCausalLM": "hunch.models.families.llama:InternLM2",
     "InternLM3ForCausalLM": "hunch.models.families.llama:InternLM3",
     "RWForCausalLM": "hunch.models.families.falcon:Falcon",
     "FalconForCausalLM": "hunch.models.families.falcon:Falcon",

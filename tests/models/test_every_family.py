@@ -122,6 +122,11 @@ PUBLISHED = {
         "architectures": ["MiniCPMForCausalLM"], "dim_model_base": 256, "mup_denominator": 32,
         "scale_depth": 1.4, "scale_emb": 12, "quantization_config": None,
     },
+    "InternLM2.5-7B": {
+        "architectures": ["InternLM2ForCausalLM"], "bias": False, "attn_implementation": "eager",
+        "rope_scaling": {"type": "dynamic", "factor": 2.0}, "pretraining_tp": 1,
+        "auto_map": {"AutoConfig": "configuration_internlm2.InternLM2Config"},
+    },
     "InternLM3-8B": {
         "architectures": ["InternLM3ForCausalLM"], "bias": False, "qkv_bias": False,
         "rope_scaling": {"factor": 6.0, "rope_type": "dynamic"},

@@ -139,6 +139,38 @@ def test_exaone_3_is_llama_under_other_names():
 
 
 @torch.no_grad()
+def test_internlm_2_is_llama_under_other_names():
+    theirs, saved, tensors = make("llama, grouped heads, tied")
+    saved |= {
+        "architectures": ["InternLM2ForCausalLM"],
+        "bias": False,
+        "tie_word_embeddings": False,
+    }
+    names = {
+        "embed_tokens": "tok_embeddings",
+        "lm_head": "output",
+        "input_layernorm": "attention_norm",
+    }
+    names |= {"post_attention_layernorm": "ffn_norm", "self_attn.o_proj": "attention.wo"}
+    names |= {"mlp.gate_proj": "feed_forward.w1", "mlp.up_proj": "feed_forward.w3"}
+    names |= {"mlp.down_proj": "feed_forward.w2"}
+    renamed = {}
+    for name, value in tensors.items():
+        for theirs_, ours_ in names.items():
+            name = name.replace(theirs_, ours_)
+        if "q_proj" in name:  # two queries, the key and the value of each KV head
+            before = name.removesuffix("self_attn.q_proj.weight")
+            k, v = (tensors[f"{before}self_attn.{part}_proj.weight"] for part in "kv")
+            fused = [part.view(2, -1, value.shape[1]) for part in (value, k, v)]
+            renamed[f"{before}attention.wqkv.weight"] = torch.cat(fused, dim=1).flatten(0, 1)
+        elif "k_proj" not in name and "v_proj" not in name:
+            renamed[name] = value
+    ours = load_decoder(DictWeights(unified_config(saved), renamed))
+    expected = theirs(torch.tensor([IDS])).logits[0]
+    torch.testing.assert_close(plain_logits(ours, IDS), expected, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
 def test_gemma_3_inside_a_model_of_text_and_images():
     theirs, saved, tensors = make("gemma 3")
     saved.pop("architectures")

@@ -31,8 +31,12 @@ FAMILIES = {  # case of test_expert_families -> GGUF's architecture
     "dots1": "dots1",
     "ernie-4.5-moe": "ernie4_5-moe",
     "minimax-m2": "minimax-m2",
+    "hunyuan-moe": "hunyuan-moe",
 }
 OWN = {
+    "self_attn.query_layernorm": "attn_q_norm", "self_attn.key_layernorm": "attn_k_norm",
+    "mlp.gate.wg": "ffn_gate_inp",
+    **{f"mlp.shared_mlp.{part}_proj": f"ffn_{part}_shexp" for part in ("gate", "up", "down")},
     "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
     "mlp.gate": "ffn_gate_inp", "block_sparse_moe.gate": "ffn_gate_inp",
     "block_sparse_moe.router.layer": "ffn_gate_inp",
@@ -48,6 +52,7 @@ OWN = {
     "self_attn.q_b_proj": "attn_q_b", "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
     "self_attn.kv_a_layernorm": "attn_kv_a_norm", "self_attn.kv_b_proj": "attn_kv_b",
 }  # fmt: skip
+USED = ("num_experts_per_tok", "moe_k", "moe_topk")
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 EXPERTS = {
     "gate_proj": "ffn_gate_exps", "up_proj": "ffn_up_exps", "down_proj": "ffn_down_exps",
@@ -128,7 +133,7 @@ def write(path: Path, weights, architecture: str, kind: str) -> Path:
         "feed_forward_length": config["intermediate_size"],
         "expert_feed_forward_length": inner,
         "expert_count": next(config[key] for key in COUNTS if config.get(key)),
-        "expert_used_count": config.get("num_experts_per_tok") or config["moe_k"],
+        "expert_used_count": next(config[key] for key in USED if config.get(key)),
         "expert_shared_feed_forward_length": config.get("shared_expert_intermediate_size", 0),
         "attention.head_count": config["num_attention_heads"],
         "attention.head_count_kv": config["num_key_value_heads"],

@@ -44,6 +44,8 @@ KEYS = {  # what converters take over from every config.json
 GEMMA4: dict[str, Any] = {"rope.freq_base": 1e6, "rope.freq_base_swa": 1e4}
 GEMMA4 |= {"attention.key_length": 24, "attention.key_length_swa": 16}
 GEMMA4 |= {"attention.sliding_window_pattern": [True, True, False, True, False]}
+MPT: dict[str, Any] = {"embedding_length": 32, "attention.head_count": 4, "block_count": 3}
+MPT |= {"feed_forward_length": 128, "context_length": 128}
 FAMILIES = {  # case -> architecture, what its converter writes besides
     "granite": ("granite", {}),
     "minicpm": ("minicpm", {}),
@@ -97,6 +99,15 @@ FAMILIES = {  # case -> architecture, what its converter writes besides
         | {"rope.scaling.original_context_length": 32, "attention.temperature_scale": 0.4}
         | {"rope.scaling.yarn_log_multiplier": 1.0},
     ),
+    "apertus": ("apertus", {"rope.freq_base": 1.2e7}),
+    "bloom": ("bloom", {"feed_forward_length": 128, "context_length": 128}),
+    "mpt": (
+        "mpt",
+        MPT | {"attention.max_alibi_bias": 8.0},
+    ),
+    "cohere, head norms": ("command-r", {"rope.freq_base": 5e5}),
+    # Its converter takes fused tensors apart: what is left is Llama.
+    "llama": ("internlm2", {}),
     "gemma 2 as converted": ("gemma2", {"rope.freq_base": 1e4}),
     "gemma 3 as converted": ("gemma3", {"rope.freq_base": 1e6}),
     "gemma 4": ("gemma4", GEMMA4 | {"attention.shared_kv_layers": 2}),
@@ -113,13 +124,12 @@ def stored(name: str, tensor: torch.Tensor, architecture: str, config: dict[str,
     if architecture == "gpt2" and ".c_" in name and value.ndim == 2:
         return np.ascontiguousarray(value.T)
     if name.split(".")[-2] == "query_key_value":  # a KV head's queries, key and value
-        groups = config.get("num_kv_heads", 4)
+        groups = config.get("num_kv_heads", config.get("n_head", 4))
         groups = groups if config.get("new_decoder_architecture", True) else 1
         parts = np.split(value.reshape(groups, -1, 8, *value.shape[1:]), [-2, -1], axis=1)
         return np.concatenate([part.reshape(-1, *value.shape[1:]) for part in parts])
-    if architecture in ("granite", "minicpm", "smollm3", "arcee", "mistral3", "olmo") and (
-        "q_proj" in name or "k_proj" in name
-    ):
+    turned = ("granite", "minicpm", "smollm3", "arcee", "mistral3", "olmo", "internlm2")
+    if architecture in turned and ("q_proj" in name or "k_proj" in name):
         key = "num_attention_heads" if "q_proj" in name else "num_key_value_heads"
         return interleave(value, config[key])
     return value
@@ -159,7 +169,10 @@ def gguf_name(names: gguf.TensorNameMap, name: str) -> str:
             return f"blk.{name.split('.')[2]}.{part}.scale"
     name += ".weight" if name.endswith(("layer_scalar", "experts.gate_up_proj")) else ""
     name += ".weight" if name.endswith(".experts.down_proj") else ""
-    found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+    suffixes = (".weight", ".bias")
+    found = names.get_name(name, suffixes) or names.get_name(
+        name.removeprefix("transformer."), suffixes
+    )
     assert found is not None, name
     return str(found)
 
@@ -179,7 +192,15 @@ def convert(path: Path, case: str) -> Any:
         add_key(writer, f"{architecture}.{key}", value)
     arch = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, 5)
+    if architecture == "apertus":
+        for part in ("alpha_p", "alpha_n", "beta", "eps"):
+            values = [t.item() for name, t in tensors.items() if name.endswith(f"act_fn.{part}")]
+            writer.add_array(f"xielu.{part}", values)
+        factors = 1.2e7 ** -(np.arange(4) / 4) / theirs.model.rotary_emb.inv_freq.numpy()
+        writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
     for name, tensor in tensors.items():
+        if ".act_fn." in name:
+            continue
         if name == "lm_head.weight" and config.get("tie_word_embeddings"):
             continue
         found = gguf_name(names, name)

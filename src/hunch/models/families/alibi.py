@@ -13,6 +13,7 @@ from hunch.layers.rope import RopeSpec
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.reading import (
+    FROM_GGUF,
     Config,
     Defaulted,
     Recorded,
@@ -85,7 +86,7 @@ class Bloom(Decoder):
             has_out_bias=True,
             has_mlp_bias=True,
             alibi=Alibi(slopes=slopes_of(common["num_heads"])),
-            num_qkv_groups=common["num_heads"],
+            num_qkv_groups=1 if config.get(FROM_GGUF) else common["num_heads"],
         )
 
 

@@ -42,6 +42,33 @@ class InternLM3(Llama):
         )
 
 
+class InternLM2(Llama):
+    """InternLM 2 and 2.5: Llama under other names; q, k and v of a KV head stand side by side."""
+
+    names: ClassVar[Names] = Names(
+        embed="model.tok_embeddings.weight",
+        head="output.weight",
+        attn_norm="attention_norm",
+        q="attention.wq",
+        k="attention.wk",
+        v="attention.wv",
+        qkv="attention.wqkv",
+        out="attention.wo",
+        mlp_norm="ffn_norm",
+        gate="feed_forward.w1",
+        up="feed_forward.w3",
+        down="feed_forward.w2",
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        has_bias = bool(config.get("bias", True))
+        config.get("attn_implementation")
+        spec = super().read_config(config, architecture)
+        groups = spec.num_kv_heads
+        return replace(spec, has_qkv_bias=has_bias, has_out_bias=has_bias, num_qkv_groups=groups)
+
+
 class Exaone(Llama):
     """EXAONE 3 and 3.5: Llama under other names."""
 

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hunch.errors import ModelFormatError
-from hunch.hub.gguf_file import TensorPlace, read_header
+from hunch.errors import ModelFormatError, UnsupportedModelError
+from hunch.hub.gguf_file import GgufHeader, TensorPlace, read_header
+from hunch.kernels.activation import XIELU_BETA
 from hunch.models.weights.base import Packed
 from hunch.models.weights.dequant import PLAIN, dequantise
 from hunch.models.weights.gguf_config import INTERLEAVED, architecture, config_of, hf_name
@@ -39,11 +40,13 @@ class GgufWeights:
         # Copy-on-write: torch wants writable memory, and the file must never change.
         self._maps = [_map(part) for part in header.parts]
         self._bytes = [np.frombuffer(mapped, np.uint8) for mapped in self._maps]
+        self._told: dict[str, float] = {}  # tensors of one number that the metadata holds
         self._num_heads: dict[str, int] = {}  # of the tensors stored in another order of rows
         factors = [name for name in self._places if name.startswith("rope_freqs")]
         self.config = config_of(
             header, {name.removesuffix(".weight"): self.tensor(name).tolist() for name in factors}
         )
+        self._told = _activation_numbers(header, self.config["num_hidden_layers"])
         if is_interleaved:
             self._num_heads = {
                 "q_proj": self.config["num_attention_heads"],
@@ -51,12 +54,16 @@ class GgufWeights:
             }
 
     def names(self) -> list[str]:
-        return list(self._places)
+        return [*self._places, *self._told]
 
     def shape(self, name: str) -> tuple[int, ...]:
+        if name in self._told:
+            return (1,)
         return self._place(name).shape
 
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        if name in self._told:
+            return torch.tensor([self._told[name]], dtype=dtype)
         place = self._place(name)
         rows = self._rows(name, place)
         numbers = dequantise(place.kind, rows, place.shape[-1], dtype).view(place.shape)
@@ -65,6 +72,8 @@ class GgufWeights:
         return torch.log(-numbers) if name.endswith("linear_attn.A_log") else numbers
 
     def packed(self, name: str) -> Packed | None:
+        if name in self._told:
+            return None
         place = self._place(name)
         if place.kind in PLAIN or len(place.shape) < 2:
             return None
@@ -101,6 +110,26 @@ class GgufWeights:
         order = _rotary_order(self.path, name, len(rows), num_heads)
         rows = rows[order]
         return rows.view(1, -1) if parts[-1] == "bias" else rows
+
+
+def _activation_numbers(header: GgufHeader, num_layers: int) -> dict[str, float]:
+    """What the layers of Apertus have learned of their activation is in the metadata."""
+    if architecture(header) != "apertus":
+        return {}
+    found: dict[str, list[Any]] = {}
+    for key in ("alpha_p", "alpha_n", "beta"):
+        value = header.metadata.get(f"xielu.{key}")
+        found[key] = value if isinstance(value, list) else [value] * num_layers
+        is_number = all(isinstance(one, int | float) for one in found[key])
+        if len(found[key]) != num_layers or not is_number:
+            raise ModelFormatError(f"{header.path}: its metadata lacks xielu.{key} of every layer")
+    if any(abs(one - XIELU_BETA) > 1e-6 for one in found.pop("beta")):
+        raise UnsupportedModelError(f"{header.path}: xielu.beta is not {XIELU_BETA}")
+    return {
+        f"model.layers.{layer}.mlp.act_fn.{key}": float(value)
+        for key, values in found.items()
+        for layer, value in enumerate(values)
+    }
 
 
 def _map(path: Path) -> mmap.mmap:

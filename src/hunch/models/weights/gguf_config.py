@@ -58,10 +58,15 @@ ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"),
     "minimax-m2": ("MiniMaxM2ForCausalLM", "minimax_m2"),
     "olmo": ("OlmoForCausalLM", "olmo"),
+    "apertus": ("ApertusForCausalLM", "apertus"),
+    "bloom": ("BloomForCausalLM", "bloom"),
+    "hunyuan-moe": ("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe"),
+    "internlm2": ("LlamaForCausalLM", "llama"),  # its fused tensors come apart
+    "mpt": ("MptForCausalLM", "mpt"),
 }
 # Files of these store the rows of q and k so that rotary pairs are neighbours.
 _LLAMAS = ("llama", "mistral", "mistral3", "smollm3", "arcee")
-INTERLEAVED = (*_LLAMAS, "granite", "granitemoe", "minicpm", "olmo")
+INTERLEAVED = (*_LLAMAS, "granite", "granitemoe", "minicpm", "olmo", "internlm2")
 
 _OUTER = {
     "token_embd": "model.embed_tokens",
@@ -126,6 +131,10 @@ _LATENT = {  # a head's ways to keys and to values may come apart, the former tu
 _SHARED = {
     f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
 }
+_TURNED_NORMS = {
+    "attn_q_norm": "self_attn.query_layernorm",
+    "attn_k_norm": "self_attn.key_layernorm",
+}
 _AFTER = {"post_attention_norm": "post_attention_layernorm"}
 _BRANCHES = {**_AFTER, "post_ffw_norm": "post_feedforward_layernorm"}
 _OWN = {  # what a family calls differently, or has besides
@@ -150,10 +159,12 @@ _OWN = {  # what a family calls differently, or has besides
     "seed_oss": _AFTER,
     "dots1": _SHARED,
     "ernie4_5-moe": _SHARED | {"exp_probs_b": "mlp.moe_statics.e_score_correction_bias"},
-    "hunyuan-dense": {
-        "attn_q_norm": "self_attn.query_layernorm",
-        "attn_k_norm": "self_attn.key_layernorm",
-    },
+    "hunyuan-dense": _TURNED_NORMS,
+    "hunyuan-moe": _TURNED_NORMS
+    | {f"ffn_{part}_shexp": f"mlp.shared_mlp.{part}_proj" for part in ("gate", "up", "down")},
+    "apertus": {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
+    "bloom": gguf_dense.BLOOM,
+    "mpt": gguf_dense.MPT,
     "minimax-m2": {"exp_probs_b": "block_sparse_moe.e_score_correction_bias"},
 }
 _NAME = re.compile(r"(?:blk\.(?P<layer>\d{1,5})\.)?(?P<part>\w+)(?:\.(?P<kind>weight|bias|scale))?")
@@ -330,6 +341,7 @@ _OWN_KEYS: dict[str, Callable[[Reader, dict[str, Any]], dict[str, Any]]] = {
     "dots1": gguf_experts.dots,
     "ernie4_5-moe": gguf_experts.ernie,
     "minimax-m2": gguf_experts.minimax,
+    "hunyuan-moe": gguf_experts.hunyuan,
     "granitemoe": lambda read, config: (
         gguf_dense.KEYS["granite"](read, config) | gguf_experts.local(read, config)
     ),

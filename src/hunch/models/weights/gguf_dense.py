@@ -17,6 +17,8 @@ LAYERS = {  # what stands before a layer's number, where it is not Llama's "mode
     "starcoder": "transformer.h",
     "falcon": "transformer.h",
     "gptneox": "gpt_neox.layers",
+    "bloom": "transformer.h",
+    "mpt": "transformer.blocks",
 }
 FALCON = {  # GGUF's names of tensors
     "token_embd": "transformer.word_embeddings",
@@ -48,6 +50,25 @@ PHI2 = {
     "attn_output": "self_attn.dense",
     "ffn_up": "mlp.fc1",
     "ffn_down": "mlp.fc2",
+}
+BLOOM = {
+    "token_embd": "transformer.word_embeddings",
+    "token_embd_norm": "transformer.word_embeddings_layernorm",
+    "output_norm": "transformer.ln_f",
+    "attn_qkv": "self_attention.query_key_value",
+    "attn_output": "self_attention.dense",
+    "ffn_up": "mlp.dense_h_to_4h",
+    "ffn_down": "mlp.dense_4h_to_h",
+}
+MPT = {
+    "token_embd": "transformer.wte",
+    "output_norm": "transformer.norm_f",
+    "attn_norm": "norm_1",
+    "attn_qkv": "attn.Wqkv",
+    "attn_output": "attn.out_proj",
+    "ffn_norm": "norm_2",
+    "ffn_up": "ffn.up_proj",
+    "ffn_down": "ffn.down_proj",
 }
 _NO_BIASES = {"attention_bias": None, "mlp_bias": None}  # keys that the family does not have
 
@@ -143,6 +164,30 @@ def _nemotron(read: Reader, config: Found) -> Found:
     return {"norm_eps": _eps(read), "hidden_act": "relu2"}
 
 
+def _apertus(read: Reader, config: Found) -> Found:
+    """Its activation's two learned numbers per layer are metadata; see gguf.py."""
+    return {"hidden_act": "xielu"}
+
+
+def _bloom(read: Reader, config: Found) -> Found:
+    size = {"seq_length": config["max_position_embeddings"]}
+    return _NO_BIASES | size | {"layer_norm_epsilon": _eps(read)}
+
+
+def _mpt(read: Reader, config: Found) -> Found:
+    clip = read.real("attention.clamp_kqv", 0.0) or None
+    most = read.real("attention.max_alibi_bias", 0.0)
+    return _NO_BIASES | {
+        "d_model": config["hidden_size"],
+        "n_layers": config["num_hidden_layers"],
+        "n_heads": config["num_attention_heads"],
+        "max_seq_len": config["max_position_embeddings"],
+        "expansion_ratio": config["intermediate_size"] // config["hidden_size"],
+        "attn_config": {"alibi": most > 0, "alibi_bias_max": most or 8, "clip_qkv": clip},
+        "layer_norm_epsilon": _eps(read),
+    }
+
+
 def _cohere(read: Reader, config: Found) -> Found:
     return {
         "layer_norm_eps": _eps(read),
@@ -189,7 +234,9 @@ def _ministral3(read: Reader, config: Found) -> Found:
 
 
 KEYS: dict[str, Callable[[Reader, Found], Found]] = {
+    "apertus": _apertus,
     "arcee": lambda read, config: {"hidden_act": "relu2"},
+    "bloom": _bloom,
     "cohere2": _cohere2,
     "command-r": _cohere,
     "ernie4_5": _ernie,
@@ -200,6 +247,7 @@ KEYS: dict[str, Callable[[Reader, Found], Found]] = {
     "granite": _granite,
     "minicpm": _minicpm,
     "mistral3": _ministral3,
+    "mpt": _mpt,
     "nemotron": _nemotron,
     "olmo": _olmo,
     "olmo2": _olmo2,

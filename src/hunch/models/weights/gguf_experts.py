@@ -120,6 +120,17 @@ def minimax(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     return {**local(read, config), "intermediate_size": read.size("expert_feed_forward_length")}
 
 
+def hunyuan(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "num_experts": read.size("expert_count"),
+        "moe_topk": read.size("expert_used_count"),
+        "moe_intermediate_size": read.size(
+            "expert_feed_forward_length", config["intermediate_size"]
+        ),
+        "num_shared_expert": read.size("expert_shared_count", 1),
+    }
+
+
 def ernie(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     return {
         "moe_num_experts": read.size("expert_count"),
