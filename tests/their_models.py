@@ -131,6 +131,11 @@ CASES = {
         GATED | {"rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0}},
     ),
     "llama, yarn": ("Llama", GATED | {"rope_parameters": YARN}),
+    "llama, yarn, betas": (
+        "Llama",
+        GATED
+        | {"rope_parameters": YARN | {"beta_fast": 8, "beta_slow": 2, "attention_factor": 1.3}},
+    ),
     "mistral": ("Mistral", GATED | {"sliding_window": 7}),
     "mistral, no window": ("Mistral", GATED | {"sliding_window": None}),
     "qwen2": ("Qwen2", GATED | {"tie_word_embeddings": True}),

@@ -106,6 +106,12 @@ FAMILIES = {  # case -> architecture, what its converter writes besides
         MPT | {"attention.max_alibi_bias": 8.0},
     ),
     "cohere, head norms": ("command-r", {"rope.freq_base": 5e5}),
+    "llama, yarn, betas": (
+        "llama",
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.freq_base": 1000.0}
+        | {"rope.scaling.original_context_length": 32, "rope.scaling.yarn_beta_fast": 8.0}
+        | {"rope.scaling.yarn_beta_slow": 2.0, "rope.scaling.yarn_attn_factor": 1.3},
+    ),
     # Its converter takes fused tensors apart: what is left is Llama.
     "llama": ("internlm2", {}),
     "gemma 2 as converted": ("gemma2", {"rope.freq_base": 1e4}),
@@ -128,7 +134,7 @@ def stored(name: str, tensor: torch.Tensor, architecture: str, config: dict[str,
         groups = groups if config.get("new_decoder_architecture", True) else 1
         parts = np.split(value.reshape(groups, -1, 8, *value.shape[1:]), [-2, -1], axis=1)
         return np.concatenate([part.reshape(-1, *value.shape[1:]) for part in parts])
-    turned = ("granite", "minicpm", "smollm3", "arcee", "mistral3", "olmo", "internlm2")
+    turned = ("granite", "minicpm", "smollm3", "arcee", "mistral3", "olmo", "internlm2", "llama")
     if architecture in turned and ("q_proj" in name or "k_proj" in name):
         key = "num_attention_heads" if "q_proj" in name else "num_key_value_heads"
         return interleave(value, config[key])

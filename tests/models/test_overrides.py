@@ -49,7 +49,7 @@ def test_a_new_rope_stretches_what_the_model_was_trained_at(tmp_path: Path) -> N
     path = write_llama(tmp_path)  # of 512 positions
     for given, wanted in (
         ({"rope_scaling": {**YARN, "original_max_position_embeddings": 384}}, 1536),
-        ({"rope_scaling": OF_512, "max_position_embeddings": 1000}, 1000),
+        ({"rope_scaling": OF_512, "max_position_embeddings": 1000}, 2048),  # as in vLLM
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, 1024),
     ):
         weights = with_overrides(open_weights(path), json.dumps(given))

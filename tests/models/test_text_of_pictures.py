@@ -19,6 +19,8 @@ from their_models import GATED
 IDS = torch.randint(3, 80, (41,), generator=torch.Generator().manual_seed(5)).tolist()
 EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "patch_size": 14}
 EYES |= {"num_attention_heads": 2, "image_size": 28}
+EARS = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+EARS |= {"num_attention_heads": 2, "max_source_positions": 20, "num_mel_bins": 8}
 SQUARE = EYES | {"image_size": [28, 28], "patch_size": [14, 14]}
 EXPERTS = GATED | {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2}
 EXPERTS |= {"moe_intermediate_size": 12}
@@ -37,6 +39,23 @@ CASES: dict[str, Callable[[], Any]] = {
         text_config=GATED | {"model_type": "qwen3", "head_dim": 16},
         image_token_id=85,
     ),
+    "GotOcr2": lambda: transformers.GotOcr2Config(
+        vision_config=EYES | {"output_channels": 16, "mlp_dim": 16, "global_attn_indexes": [0]},
+        text_config=GATED | {"model_type": "qwen2"},
+    ),
+    "Voxtral": lambda: transformers.VoxtralConfig(
+        audio_config=EARS, text_config=GATED | {"model_type": "llama"}
+    ),
+    "Idefics2": lambda: transformers.Idefics2Config(
+        vision_config=EYES, text_config=GATED | {"model_type": "mistral"}
+    ),
+    "VideoLlava": lambda: transformers.VideoLlavaConfig(
+        vision_config=EYES | {"model_type": "clip_vision_model"},
+        text_config=GATED | {"model_type": "llama"},
+    ),
+    "Ovis2": lambda: transformers.Ovis2Config(
+        vision_config=EYES, text_config=GATED | {"model_type": "qwen2"}
+    ),
     "Qwen3VLMoe": lambda: transformers.Qwen3VLMoeConfig(
         text_config=EXPERTS | {"rope_parameters": AXES | {"rope_theta": 1e4}},
         vision_config={"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
@@ -45,7 +64,12 @@ CASES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+SLOW = ("VideoLlava", "Ovis2")  # to build, in transformers
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else []) for name in CASES]
+)
 @torch.no_grad()
 def test_logits_of_text_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     with torch.random.fork_rng():

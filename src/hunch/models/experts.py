@@ -197,8 +197,8 @@ def read_deepseek_experts(config: Config, num_layers: int) -> ExpertSpec:
 def first_dense(config: Config, num_layers: int) -> tuple[bool, ...]:
     """DeepSeek's and GLM's ways to say which layers have experts: all but the first few."""
     types = config.get("mlp_layer_types")
+    first = read_int(config, "first_k_dense_replace") if config.get("first_k_dense_replace") else 0
     if isinstance(types, Sequence) and not isinstance(types, str):
         return tuple(kind == "sparse" for kind in types)
-    first = read_int(config, "first_k_dense_replace") if config.get("first_k_dense_replace") else 0
     step = read_int(config, "moe_layer_freq", 1)
     return tuple(layer >= first and layer % step == 0 for layer in range(num_layers))

@@ -46,7 +46,8 @@ class GgufWeights:
         self.config = config_of(
             header, {name.removesuffix(".weight"): self.tensor(name).tolist() for name in factors}
         )
-        self._told = _activation_numbers(header, self.config["num_hidden_layers"])
+        if architecture(header) == "apertus":
+            self._told = _activation_numbers(header, self.config["num_hidden_layers"])
         if is_interleaved:
             self._num_heads = {
                 "q_proj": self.config["num_attention_heads"],
@@ -114,8 +115,6 @@ class GgufWeights:
 
 def _activation_numbers(header: GgufHeader, num_layers: int) -> dict[str, float]:
     """What the layers of Apertus have learned of their activation is in the metadata."""
-    if architecture(header) != "apertus":
-        return {}
     found: dict[str, list[Any]] = {}
     for key in ("alpha_p", "alpha_n", "beta"):
         value = header.metadata.get(f"xielu.{key}")

@@ -300,7 +300,7 @@ def _llama_config(read: Reader, factors: Mapping[str, list[float]]) -> dict[str,
         "max_position_embeddings": read.size("context_length"),
         "rms_norm_eps": None,
         "rope_theta": read.real("rope.freq_base", 10000.0),
-        "rope_scaling": _rope_scaling(read, factors),
+        "rope_scaling": gguf_layers.rope_scaling(read, factors),
         "sliding_window": None,
         "vocab_size": vocab_size,
         "hidden_act": "silu",
@@ -362,29 +362,6 @@ def _num_layers(header: GgufHeader, num_layers: int) -> int:
             f"{header.path} claims {num_layers} layers and holds tensors of {len(found)}"
         )
     return num_layers
-
-
-def _rope_scaling(read: Reader, factors: Mapping[str, list[float]]) -> dict[str, Any] | None:
-    if "rope_freqs" in factors:  # Llama 3's scaling, already worked out per frequency
-        return {"rope_type": "factors", "factors": factors["rope_freqs"]}
-    if "rope_freqs_long" in factors:
-        return {
-            "rope_type": "longrope",
-            "short_factor": factors["rope_freqs_short"],
-            "long_factor": factors["rope_freqs_long"],
-            "attention_factor": read.real("rope.scaling.attn_factor", 1.0),
-            "original_max_position_embeddings": read.size("rope.scaling.original_context_length"),
-        }
-    kind = read.header.metadata.get(f"{read.prefix}.rope.scaling.type", "none")
-    if kind == "none":
-        return None
-    if kind not in ("linear", "yarn"):
-        raise UnsupportedModelError(f"{read.header.path}: rope scaling {kind!r} is not known")
-    scaling = {"rope_type": kind, "factor": read.real("rope.scaling.factor")}
-    if kind == "yarn":
-        key = "rope.scaling.original_context_length"
-        scaling["original_max_position_embeddings"] = read.size(key)
-    return scaling
 
 
 def _check(header: GgufHeader, config: dict[str, Any]) -> None:

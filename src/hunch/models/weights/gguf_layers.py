@@ -1,10 +1,10 @@
-"""What a GGUF's metadata says of models whose layers differ, in the words of a config.json."""
+"""What a GGUF says of ropes, and of models whose layers differ, in the words of a config.json."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hunch.errors import ModelFormatError
+from hunch.errors import ModelFormatError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -155,3 +155,33 @@ def layer_types(read: Reader, config: dict[str, Any], every: int) -> list[str]:
     if not isinstance(given, list) or len(given) != num_layers:
         raise ModelFormatError(f"{read.header.path}: {key} does not list {num_layers} layers")
     return [_SLIDING if some else _FULL for some in given]
+
+
+def rope_scaling(read: Reader, factors: Mapping[str, list[float]]) -> dict[str, Any] | None:
+    """Positions that are stretched; None: they are not."""
+    if "rope_freqs" in factors:  # Llama 3's scaling, already worked out per frequency
+        return {"rope_type": "factors", "factors": factors["rope_freqs"]}
+    if "rope_freqs_long" in factors:
+        return {
+            "rope_type": "longrope",
+            "short_factor": factors["rope_freqs_short"],
+            "long_factor": factors["rope_freqs_long"],
+            "attention_factor": read.real("rope.scaling.attn_factor", 1.0),
+            "original_max_position_embeddings": read.size("rope.scaling.original_context_length"),
+        }
+    kind = read.header.metadata.get(f"{read.prefix}.rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    if kind not in ("linear", "yarn"):
+        raise UnsupportedModelError(f"{read.header.path}: rope scaling {kind!r} is not known")
+    scaling = {"rope_type": kind, "factor": read.real("rope.scaling.factor")}
+    if kind == "yarn":
+        key = "rope.scaling.original_context_length"
+        scaling["original_max_position_embeddings"] = read.size(key)
+        for ours, usual in (("beta_fast", 32.0), ("beta_slow", 1.0)):
+            scaling[ours] = read.real(f"rope.scaling.yarn_{ours}", usual)
+        # Below 1 it is another number, which transformers does not read and whose key is the same.
+        attention = read.real("rope.scaling.yarn_attn_factor", 0.0)
+        if attention >= 1:
+            scaling["attention_factor"] = attention
+    return scaling

@@ -1,4 +1,4 @@
-"""What writes in a model that sees too, where any family may do it: its config, found inside."""
+"""What writes in a model that sees or hears too, of whichever family: its config, found inside."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ from hunch.errors import UnsupportedModelError
 WRAPPERS = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        "Idefics3",
-        "InternVL",
-        "Llava",
-        "LlavaNext",
-        "LlavaOnevision",
-        "SmolVLM",
-        "VipLlava",
+        *("Exaone4_5_", "FastVlm", "GotOcr2", "HyperCLOVAXVisionV2", "Idefics2", "Idefics3"),
+        *("InternVL", "LightOnOcr", "Llava", "LlavaNext", "LlavaNextVideo", "LlavaOnevision"),
+        *("Ovis2", "SmolVLM", "VideoLlava", "VipLlava", "Voxtral"),
     )
 )
 _SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
@@ -24,7 +20,9 @@ _QWEN = _SIZES | {"vocab_size": 151_936, "intermediate_size": 22_016}
 _QWEN |= {"num_key_value_heads": 32, "max_position_embeddings": 32_768}
 # model_type -> architecture, and what its files leave out where it is transformers' default.
 TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "exaone4": ("Exaone4ForCausalLM", {}),
     "gpt_oss": ("GptOssForCausalLM", {}),
+    "hyperclovax": ("HyperCLOVAXForCausalLM", {}),
     "llama": ("LlamaForCausalLM", _SIZES | {"vocab_size": 32_000, "intermediate_size": 11_008}),
     "mistral": (
         "MistralForCausalLM",
