@@ -115,8 +115,12 @@ def test_limits_are_read_in_milliseconds_by_vllms_names() -> None:
     }  # fmt: skip
     with pytest.raises(ConfigError, match="ttft:200"):
         metrics.read_limits("speed:3")
-    with pytest.raises(ConfigError, match="tpot"):  # gaps are another figure than per_token
-        metrics.read_limits("gap:30")
+    limits = metrics.read_limits("itl:30")
+    assert limits == metrics.read_limits("gap:30")
+    answer = Answer("a", "chat", 8, 3, 0.0, 0.1, 0.15, gaps=[0.02, 0.03])
+    assert metrics.is_good(answer, limits)
+    answer.gaps[0] = 0.04  # the mean would do
+    assert not metrics.is_good(answer, limits)
 
 
 def test_a_machine_that_was_not_ours_alone_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

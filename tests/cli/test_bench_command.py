@@ -124,6 +124,7 @@ def test_compare_two_reports(run: Call, model: str, prompts: str, tmp_path: Path
     [
         (("--workload", "chta"), "chat"),
         (("--goodput", "speed:1"), "ttft"),
+        (("--goodput", "itl:30"), "give --url"),
         (("--url", "nowhere"), "http://"),
         (("sweep", "--rates", "1,x"), "numbers"),
         (("sweep", "--rates", "1", "--concurrency", "2"), "not both"),

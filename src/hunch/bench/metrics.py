@@ -18,6 +18,8 @@ LIMITS = {  # names a goodput limit may use -> the figure they are held against
     "ttft": "first_token",
     "first_token": "first_token",
     "tpot": "per_token",
+    "itl": "longest_gap",
+    "gap": "longest_gap",
     "e2e": "end_to_end",
     "e2el": "end_to_end",
     "end_to_end": "end_to_end",
@@ -93,8 +95,8 @@ def read_limits(text: str | None) -> dict[str, float]:
             limits[LIMITS[name]] = float(value) / 1000
         except (KeyError, ValueError):
             raise ConfigError(
-                f"--goodput {part!r} must be NAME:MILLISECONDS with NAME one of ttft, tpot, e2e, "
-                "say ttft:200,tpot:30"
+                f"--goodput {part!r} must be NAME:MILLISECONDS with NAME one of ttft, tpot, itl, "
+                "e2e, say ttft:200,tpot:30"
             ) from None
     return limits
 

@@ -44,6 +44,11 @@ class Answer:
             return None
         return (self.end_to_end - self.first_token) / (self.num_tokens - 1)
 
+    @property
+    def longest_gap(self) -> float | None:
+        """Seconds between two deliveries (ITL), as a client saw them; None: it saw none."""
+        return max(self.gaps, default=None)
+
 
 @dataclass(slots=True)
 class Round:

@@ -280,6 +280,8 @@ def measure(
 
     console = Console()
     status = Console(stderr=True)
+    if "longest_gap" in outputs.limits and not asked.urls:
+        raise ConfigError("--goodput itl: only a server's clients see gaps; give --url, or tpot")
     if save is not None:
         from hunch.bench.measure import open_report
         from hunch.bench.records import Report
