@@ -175,10 +175,21 @@ def runnable():
                 yield pytest.param(line, added, id=param.id)
 
 
+def install_echo(folder):
+    """The guide's drafter as a package that a command started in the folder finds."""
+    (code,) = [text for kind, text in blocks(ROOT / "docs/adding-a-drafter.md") if kind == "python"]
+    (folder / "echo_drafter.py").write_text(code)
+    about = folder / "echo-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: echo\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[hunch.drafters]\necho = echo_drafter:EchoDrafter\n")
+
+
 @pytest.mark.timeout(1800)
 @pytest.mark.slow  # each loads the default model in a process of its own
 @pytest.mark.parametrize(("line", "added"), list(runnable()))
 def test_a_printed_command_runs(line, added, tmp_path):
+    install_echo(tmp_path)
     known = {flag for flag in added[::2] if flag in shlex.split(line)}
     pairs = zip(added[::2], added[1::2], strict=True)
     added = [word for flag, value in pairs if flag not in known for word in (flag, value)]
