@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from hunch.bench import parts
 from hunch.cli import app
-from hunch.errors import ConfigError
+from hunch.errors import ConfigError, EngineError
 
 FOLDER = Path(parts.__file__).parent
 ROOT = Path(__file__).parents[2]
@@ -63,3 +63,11 @@ def test_a_part_for_a_gpu_is_refused_without_triton(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(parts, "import_module", missing)
     with pytest.raises(ConfigError, match="part 'kernels' needs Triton"):
         parts.main_of("kernels")
+
+
+def test_ranks_without_an_undisturbed_exchange_say_why() -> None:
+    from hunch.bench.parts.ranks import Times, measured_link
+
+    with pytest.raises(EngineError, match="others took the cores in nearly all of 7 tries"):
+        measured_link([Times(num_tries=7)], 2)
+    assert measured_link([Times(gathers=[(4.0, 1e-5), (4e6, 1e-3)])], 2).bytes_per_second > 1e9

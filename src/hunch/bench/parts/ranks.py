@@ -26,6 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hunch.bench import collectives
 from hunch.bench.collectives import Network, Pipeline, fit, in_step
 from hunch.bench.parts import PartOptions
 from hunch.config import ModelConfig
@@ -47,6 +48,7 @@ REPEATS = 15
 MAX_SECONDS = 8.0  # of tries at one number of rows
 DISTURBED = 0.02  # of its time that a rank may have waited for a core
 EXCHANGES = 10  # of sums, timed after each pass
+GO_BEFORE = "on Linux, `sudo chrt -f 10 hunch bench part ranks` goes before them"
 
 
 class Recorder:
@@ -204,14 +206,14 @@ def measure(path: Path, num_ranks: int) -> None:
         ranks = [own, *(_read(Path(folder), rank) for rank in range(1, num_ranks))]
     spec = ModelSpec.from_config(open_weights(path).config)
     network = Network(path.name, spec.width, spec.num_layers, spec.vocab_size, 0.0)
-    link = fit([pair for times in own for pair in times.gathers], num_ranks)
+    link = measured_link(own, num_ranks)
     print(f"{num_ranks} ranks: {link.seconds * 1e6:.0f} us, {link.bytes_per_second / 1e9:.2f} GB/s")
     for num_rows, *every in zip(ROWS, *ranks, strict=True):
         first = every[0]
         if not first.passes or not first.computed:
             print(
-                f"{num_rows:3} rows: others took the cores in each of {first.num_tries} tries; on "
-                "Linux, `sudo chrt -f 10 hunch bench part ranks` goes before them"
+                f"{num_rows:3} rows: others took the cores in each of {first.num_tries} tries; "
+                f"{GO_BEFORE}"
             )
             continue
         took, waited = statistics.median(first.passes), statistics.median(first.exchanged)
@@ -225,6 +227,14 @@ def measure(path: Path, num_ranks: int) -> None:
             f"{said_wait * 1e3:5.1f}, of which messages {exchange * 1e3:.1f}; "
             f"{len(first.passes)} of {first.num_tries} passes undisturbed"
         )
+
+
+def measured_link(own: Sequence[Times], num_ranks: int) -> collectives.Link:
+    gathers = [pair for times in own for pair in times.gathers]
+    if len({size for size, _ in gathers}) < 2:
+        num_tries = sum(times.num_tries for times in own)
+        raise EngineError(f"others took the cores in nearly all of {num_tries} tries; {GO_BEFORE}")
+    return fit(gathers, num_ranks)
 
 
 def _read(folder: Path, rank: int) -> list[Times]:
