@@ -72,7 +72,7 @@ class Dense:
             q, k, v = self.heads(qkv_TAH, heads)
         if self.has_readers:
             self.kept[layer] = k, v
-        if heads.cap or sinks_N is not None:
+        if heads.cap or sinks_N is not None or heads.alibi_NL is not None:
             return _attend_plainly(q, k, v, heads, sinks_N).transpose(1, 2).flatten(0, 1)
         mask_LL = None
         if heads.window is not None and abs(heads.window) < self.shape[1]:
@@ -99,12 +99,18 @@ def _seen(length: int, window: int | None, device: torch.device) -> Tensor:
 def _attend_plainly(
     q: Tensor, k: Tensor, v: Tensor, heads: Heads, sinks_N: Tensor | None
 ) -> Tensor:
-    """Attention whose scores are capped, or compete with a sink's: no kernel of torch has these."""
+    """Attention whose scores are capped, fall with the distance, or compete with a sink's.
+
+    No kernel of torch has these.
+    """
     group, length = heads.num_heads // heads.num_kv_heads, q.shape[2]
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
     scores = (q @ k.transpose(2, 3)).float() * heads.scale
     if heads.cap:
         scores = heads.cap * torch.tanh(scores / heads.cap)
+    if heads.alibi_NL is not None:
+        by_key_NL = heads.alibi_NL[:, :length]
+        scores = scores + (by_key_NL[:, None] - by_key_NL[:, :, None])
     scores = scores.masked_fill(~_seen(length, heads.window, q.device), -torch.inf)
     if sinks_N is not None:
         sink = sinks_N.float()[None, :, None, None].expand(*scores.shape[:3], 1)
