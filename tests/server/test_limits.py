@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from hunch.server.params import completion_params
 from hunch.server.schemas import CompletionBody
 from hunch.server.settings import Limits
 from hunch.types import Logprob
-from server.live_server import LiveServer
+from server.live_server import PATIENCE, LiveServer
 
 COMPLETE = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -168,6 +169,20 @@ def test_a_body_that_is_too_large_is_refused_unread(small: LiveServer) -> None:
 
     answer = small.client.post(small.url + COMPLETE, content=endless(), headers=headers)
     assert answer.status_code == 413
+
+
+def test_who_sends_too_much_gets_the_answer_and_no_broken_connection(small: LiveServer) -> None:
+    """A client that reads nothing before all is written, as asyncio's do: the body is read on."""
+
+    async def post(size: int, key: str) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
+        async with httpx.AsyncClient(timeout=PATIENCE) as client:
+            body = b'{"prompt": "' + b"x" * size + b'"}'
+            return await client.post(small.url + COMPLETE, content=body, headers=headers)
+
+    for _ in range(3):
+        assert asyncio.run(post(6_000_000, KEYS[0])).status_code == 413
+        assert asyncio.run(post(6_000_000, "wrong")).status_code == 401
 
 
 def test_a_prompt_longer_than_the_context_is_refused(server: LiveServer) -> None:

@@ -12,6 +12,7 @@ import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 from hunch.server import logs
@@ -28,6 +29,9 @@ BODY_SEND = "hunch.send"
 BODY_WRITER = "hunch.writer"  # the connection's own, where it has one
 ARRIVAL = "arrival"  # in the state of a request: when it came, by the event loop's clock
 BODY_SECONDS = 30.0  # how long a client may take to send its body
+DISCARDED_BYTES = 32 << 20  # that are read of a body which is refused
+DISCARD_SECONDS = 5.0
+IS_READ = "hunch.body_is_read"
 CHUNK_BYTES = 1 << 16  # of a body that is looked through
 OLLAMA = "/api/"  # its paths, whose errors are sentences
 FROM_PAGES = frozenset({b"origin", b"sec-fetch-site"})  # what browsers send with a page's requests
@@ -108,9 +112,12 @@ class Guard:
             await send(message)
 
         try:
-            receive = await self._check(scope, headers, receive)
-            await self.app(scope, receive, send_marked)
+            checked = await self._check(scope, headers, receive)
+            state[IS_READ] = True  # or it is the app's to read
+            await self.app(scope, checked, send_marked)
         except ProblemError as problem:
+            if scope["method"] == "POST" and not state.get(IS_READ) and problem.status != 408:
+                await self._discard(headers, receive)
             is_ollama = scope["path"].startswith(OLLAMA)
             told = {"error": problem.message} if is_ollama else problem.body()
             body = json.dumps(told).encode()
@@ -155,6 +162,7 @@ class Guard:
             others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
             scope["headers"] = [*others, (b"content-type", b"application/json")]
         body = await self._read(headers, receive)
+        scope["state"][IS_READ] = True
         check_values(body, self.max_body_bytes)
         check_characters(body)
         return replay({"type": "http.request", "body": body, "more_body": False}, receive)
@@ -178,6 +186,19 @@ class Guard:
         except TimeoutError:
             message_text = f"the body took longer than {BODY_SECONDS:.0f} s"
             raise ProblemError(408, message_text, code="timeout") from None
+
+    async def _discard(self, headers: dict[bytes, bytes], receive: Receive) -> None:
+        """Read on, within limits: who still writes when the connection closes sees no answer."""
+        if b"expect" in headers:  # it waits for a word before it sends the body
+            return
+        left = DISCARDED_BYTES
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_SECONDS):
+                while left > 0:
+                    message = await receive()
+                    left -= len(message.get("body", b""))
+                    if not message.get("more_body", False):  # all of it, or the client is gone
+                        return
 
     def _too_large(self) -> ProblemError:
         return ProblemError(
