@@ -22,6 +22,7 @@ from hunch.step.rows import RowBuffers
 from hunch.types import Capacity
 
 PROMPT, NUM_GUESSES, NUM_LEVELS, MERGED_LEVELS, MAX_LEVELS, SURE = 50, 15, 5, 7, 10, 4
+MERGED_WIDTH, MERGED_NODES = 4, 43
 ALONE, LOOKUP, CHAIN, TREE, MERGED = -2, 0, 1, 2, 3
 # Milliseconds of a step on an H200, by rows and packed tokens, between those measured a line.
 SMALL = {  # SmolLM2-135M
@@ -273,6 +274,8 @@ class Replay:
             here, text = self.place[row], self.texts[self.sits[row]]
             waits, left = self.waits[row], len(text) - self.place[row]
             run = 0 if waits == -1 else text.run(here, waits, has_lookup=self.has_lookup)
+            if waits == MERGED and num_nodes < MERGED_NODES:  # what a lookup added comes last
+                run = min(int(text.tree[here]), num_nodes // MERGED_WIDTH)
             run = min(run, num_nodes, left - 1)
             line[TOKENS], line[CHECKED] = run + 1, num_nodes if waits != -1 else 0
             line[REASON] = 0 if run + 1 < left else 2

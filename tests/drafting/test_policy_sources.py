@@ -229,6 +229,20 @@ def test_a_tree_that_waits_is_not_dropped_for_what_is_better_for_a_moment() -> N
     assert trees.launch(chain[0], rows) == chain[0]
 
 
+def test_a_merged_tree_is_not_checked_without_its_lookup_for_a_moment() -> None:
+    """A match that is long in every second step makes the smaller tree look better in those."""
+    trees, rows = Trees(WITH_MERGED, StepShapes(WITH_MERGED.shapes), 1), np.array([0])
+    shapes = [TREE, MERGED]
+
+    def choose(tree: float) -> StepShape:
+        (shape,) = trees.choose(rows, (shapes, [tree, 3.0], [1.0, 1.0]))[0]
+        return trees.launch(shape, rows)
+
+    assert choose(2.0) == MERGED
+    assert {choose(tree) for _ in range(20) for tree in (3.3, 2.6)} == {MERGED}
+    assert [choose(3.4) for _ in range(40)][-1] == TREE
+
+
 def test_what_lost_time_must_promise_more_until_that_is_a_small_share_of_all_time() -> None:
     trials = Trials()
     for _ in range(40):

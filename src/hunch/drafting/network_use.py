@@ -23,9 +23,10 @@ from hunch.drafting.trials import Trials
 
 CHANGE_STEPS = 2.0  # that starting to use a network costs: the host runs one, and a draft is lost
 # Leads (see `Leads`) that change what is used. MIN_LEAD: to or from a draft model, and to trees.
-# MIN_LEAD_TREES: from trees, as the tree that waits is lost. The other two drop a head, one that
+# MIN_LEAD_TREES: from trees, as the tree that waits is lost. The next two drop a head, one that
 # lost time before and any other: dropping cannot be undone for the rows that are running.
 MIN_LEAD, MIN_LEAD_TREES, MIN_LEAD_SLOW_HEAD, MIN_LEAD_HEAD = 0.01, 0.03, 0.04, 0.12
+MIN_LEAD_MERGED = 0.02  # to or from merged trees: of one that waits the lookup's guesses are lost
 LEAD_RATE = 0.1  # weight of the newest step in a lead
 MAX_CATCH_UP = 32  # tokens that a network may read for each one that its row can still get
 # Steps without a head that was dropped: the first time, doubled each time up to the second.
@@ -77,7 +78,9 @@ class Leads:
 
 
 class Trees:
-    """Whether to draft trees. A waiting tree can only be checked as one: other steps drop it."""
+    """Whether to draft trees, and which. A waiting tree can only be checked as one: other steps
+    drop it. The last nodes of a merged tree are the lookup's: steps that draft a tree alone check
+    fewer nodes, and drop those."""
 
     def __init__(self, drafter: DeviceDrafter | None, shapes: StepShapes, num_rows: int) -> None:
         sources = {shape.source for shape in shapes.all}
@@ -85,22 +88,27 @@ class Trees:
             one for one in sources if drafter is not None and one > 0 and drafter.depth(one) > 0
         }
         self.is_waiting = np.zeros(num_rows, dtype=np.bool_)  # a tree, for this row
-        self._leads = Leads()
+        self.is_merged = np.zeros(num_rows, dtype=np.bool_)  # with a lookup's guesses beside it
+        self._leads, self._merged_leads = Leads(), Leads()
 
     def start(self, ids: list[int], *, is_first: bool) -> None:
         """Requests came into these rows; is_first: no others are running."""
-        self.is_waiting[ids] = False
+        self.is_waiting[ids] = self.is_merged[ids] = False
         if is_first:
             self._leads.clear()
+            self._merged_leads.clear()
 
     def choose(self, row_R: np.ndarray, choices: Choices) -> Choices:
-        """The shapes that draft trees, or those that do not: those with the lead."""
+        """The shapes that draft trees, or those that do not, and merged trees, or others: those
+        with the lead."""
         is_tree = [shape.source in self.sources for shape in choices[0]]
-        if all(is_tree) or not any(is_tree):
+        least = -MIN_LEAD_TREES if self.is_waiting[row_R].any() else MIN_LEAD
+        choices = _leading(self._leads, len(row_R), choices, is_tree, least)
+        if choices[0][0].source not in self.sources:
             return choices
-        lead = self._leads.of(len(row_R), is_tree, *choices[1:])
-        wanted = lead > (-MIN_LEAD_TREES if self.is_waiting[row_R].any() else MIN_LEAD)
-        return only(choices, [which == wanted for which in is_tree])
+        is_merged = [shape.source == DraftSource.MERGED for shape in choices[0]]
+        least = -MIN_LEAD_MERGED if self.is_merged[row_R].any() else MIN_LEAD_MERGED
+        return _leading(self._merged_leads, len(row_R), choices, is_merged, least)
 
     def launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
         """The shape that a step is launched with; one that drafts no tree drops waiting ones."""
@@ -108,7 +116,18 @@ class Trees:
         if not is_tree and self.is_waiting[row_R].any():
             shape = StepShape(0, shape.source)
         self.is_waiting[row_R] = is_tree
+        self.is_merged[row_R] = shape.source == DraftSource.MERGED
         return shape
+
+
+def _leading(
+    leads: Leads, num_rows: int, choices: Choices, is_some: Sequence[bool], least: float
+) -> Choices:
+    """Some of the choices if their lead is more than `least`, or the others."""
+    if all(is_some) or not any(is_some):
+        return choices
+    wanted = leads.of(num_rows, is_some, *choices[1:]) > least
+    return only(choices, [which == wanted for which in is_some])
 
 
 def only(choices: Choices, is_kept: Sequence[bool]) -> Choices:
