@@ -72,6 +72,7 @@ def bench(
     kv_gib: m.KvGib = None,
     threads: o.Threads = None,
     dtype: o.Dtype = "auto",
+    kv_cache_dtype: o.KvDtype = "auto",
     device: o.Device = "auto",
     activation_bits: o.ActivationBits = "auto",
     html: m.Html = None,
@@ -100,7 +101,8 @@ def bench(
         num_warmup=warmup, max_tokens=max_tokens, top_p=top_p, seed=seed, ignore_eos=ignore_eos,
         rounds=repeats, enlarge=enlarge,
         engine=m.engine(
-            threads, dtype, device, max_model_len, max_num_seqs, kv_gib, activation_bits
+            threads, dtype, device, max_model_len, max_num_seqs, kv_gib, activation_bits,
+            kv_cache_dtype,
         ),
     )  # fmt: skip
     outputs = m.Outputs(html, csv, markdown, as_json, goodput)
@@ -140,6 +142,7 @@ def sweep(
     kv_gib: m.KvGib = None,
     threads: o.Threads = None,
     dtype: o.Dtype = "auto",
+    kv_cache_dtype: o.KvDtype = "auto",
     device: o.Device = "auto",
     activation_bits: o.ActivationBits = "auto",
     html: m.Html = None,
@@ -168,7 +171,8 @@ def sweep(
         min_requests=min_requests, num_warmup=warmup, max_tokens=max_tokens, top_p=top_p, seed=seed,
         ignore_eos=ignore_eos, rounds=repeats, enlarge=enlarge,
         engine=m.engine(
-            threads, dtype, device, max_model_len, max_num_seqs, kv_gib, activation_bits
+            threads, dtype, device, max_model_len, max_num_seqs, kv_gib, activation_bits,
+            kv_cache_dtype,
         ),
     )  # fmt: skip
     outputs = m.Outputs(html, csv, markdown, as_json, goodput)

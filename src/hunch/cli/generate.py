@@ -39,6 +39,7 @@ def generate(
     ] = False,
     threads: o.Threads = None,
     dtype: o.Dtype = "auto",
+    kv_cache_dtype: o.KvDtype = "auto",
     device: o.Device = "auto",
     activation_bits: o.ActivationBits = "auto",
     trace: Annotated[
@@ -59,8 +60,8 @@ def generate(
     )  # fmt: skip
     llm = o.open_llm(
         model, speculate, quiet=as_json, verifier=verifier, always_draft=always_draft,
-        threads=threads, dtype=dtype, device=device, activation_bits=activation_bits,
-        max_num_seqs=1,
+        threads=threads, dtype=dtype, kv_cache_dtype=kv_cache_dtype, device=device,
+        activation_bits=activation_bits, max_num_seqs=1,
     )  # fmt: skip
     ids = llm.encode_chat([{"role": "user", "content": text}]) if chat else None
     answer = _write_as_it_comes(llm.stream(ids or text, params), is_quiet=as_json or trace)

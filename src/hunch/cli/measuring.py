@@ -237,7 +237,7 @@ def asked_for(
 _OPEN_LOAD = ("burstiness", "seconds", "min_requests")
 _ENGINE = (
     "model", "enlarge", "max_model_len", "max_num_seqs", "kv_gib", "threads", "dtype", "device",
-    "activation_bits",
+    "activation_bits", "kv_cache_dtype",
 )  # fmt: skip
 
 
@@ -325,6 +325,7 @@ def engine(
     max_num_seqs: int | None,
     kv_gib: float | None,
     activation_bits: str = "auto",
+    kv_cache_dtype: str = "auto",
 ) -> dict[str, Any]:
     given = {
         "threads": threads,
@@ -334,6 +335,7 @@ def engine(
         "max_num_seqs": max_num_seqs,
         "kv_bytes": None if kv_gib is None else int(kv_gib * 2**30),
         "activation_bits": None if activation_bits == "auto" else activation_bits,
+        "kv_cache_dtype": None if kv_cache_dtype == "auto" else kv_cache_dtype,
     }
     return {name: value for name, value in given.items() if value is not None}
 

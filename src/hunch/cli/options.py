@@ -88,6 +88,14 @@ Dtype = Annotated[
         help="auto, float32, bfloat16, float16, int8, int4, or fp8 on a GPU.",
     ),
 ]
+KvDtype = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype",
+        rich_help_panel=ENGINE,
+        help="Of keys and values: auto, or on a GPU fp8 or int8 for half the memory.",
+    ),
+]
 Device = Annotated[str, typer.Option(rich_help_panel=ENGINE, help="auto, cpu or cuda.")]
 ActivationBits = Annotated[
     str,

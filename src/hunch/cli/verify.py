@@ -74,6 +74,7 @@ def verify(
     ] = 1000,
     threads: o.Threads = None,
     dtype: o.Dtype = "auto",
+    kv_cache_dtype: o.KvDtype = "auto",
     device: o.Device = "auto",
     activation_bits: o.ActivationBits = "auto",
     as_json: o.Json = False,
@@ -97,7 +98,7 @@ def verify(
         frequency_penalty=frequency_penalty, logit_bias=_read_bias(logit_bias),
     )  # fmt: skip
     arguments = {"threads": threads, "dtype": dtype, "device": device, "quiet": as_json}
-    arguments["activation_bits"] = activation_bits
+    arguments |= {"activation_bits": activation_bits, "kv_cache_dtype": kv_cache_dtype}
     check = _Check(model, records, params, arguments, verifier, samples)
     temperatures = o.numbers("temperature", temperature, float, with_zero=True)
     methods, batches = o.words(speculate), o.numbers("batch", batch, int)
