@@ -81,6 +81,6 @@ def test_a_planted_bias_is_seen(
 ) -> None:
     llm = tiny_llm("ngram")
     joint = expected(tiny_llm("off"))
+    monkeypatch.setattr(believes_the_draft, "walk", None, raising=False)  # no form row by row
     monkeypatch.setattr(llm.engine.runner.host, "verify", believes_the_draft)
-    monkeypatch.setattr(llm.engine.runner.host, "_walk_row", None)  # the short way of the sound one
     assert p_value(llm, joint) < 1e-6

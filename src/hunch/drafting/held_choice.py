@@ -32,7 +32,7 @@ class HeldChoice:
         return self._shape if self._num_left and self._rows == rows else None
 
     def hold(self, rows: Rows, shape: StepShape, num_steps: int) -> None:
-        """This shape was chosen, for so many steps."""
+        """This shape was chosen, for `num_steps` steps."""
         self._rows, self._shape, self._num_left = rows, shape, num_steps
 
     def take(self, shape: StepShape, *, can_pause: bool) -> None:
