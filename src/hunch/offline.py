@@ -34,6 +34,7 @@ class OfflineRequests:
         self._open: set[str] = set()  # requests that somebody waits for
         self._kept: dict[str, RequestOutput] = {}  # newest outputs, until they are handed out
         self._is_whole = True  # no step was broken off
+        self._reason = "a step was broken off in the middle"
 
     def add(
         self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, stream: bool
@@ -86,7 +87,12 @@ class OfflineRequests:
         """What came for these requests meanwhile, or with a step that is made now."""
         if self._kept.keys().isdisjoint(waiting):
             self._is_whole = False
-            for output in self._engine.step():
+            try:
+                outputs = self._engine.step()
+            except EngineError as error:  # told again to whoever comes later
+                self._reason = str(error)
+                raise
+            for output in outputs:
                 if output.request_id in self._open:
                     self._kept[output.request_id] = output
             self._is_whole = True
@@ -113,7 +119,7 @@ class OfflineRequests:
         """Nobody else's until it is over."""
         with self.lock:
             if not self._is_whole:
-                raise EngineError("a step was broken off in the middle: load the model again")
+                raise EngineError(f"{self._reason}: load the model again")
             yield
 
 

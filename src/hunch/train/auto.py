@@ -13,6 +13,7 @@ from hunch.errors import ConfigError, TrainingError
 from hunch.hub import resolve as find_files
 from hunch.hub.drafters import PHRASES, find_trained
 from hunch.hub.wheel import KNOWN
+from hunch.kernels import native
 from hunch.kernels.phrases import FILE
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
@@ -63,6 +64,7 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
     """All of it; started again after a stop, it goes on where it was."""
     work = asked.out / "work"
     spec = _check(asked, work)
+    _build_kernels(asked)
     clock = Clock(work / "clock.json", asked.minutes)
     with clock.stage("measure"):
         plan = make_plan(asked, spec, work, clock, say)
@@ -119,6 +121,12 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
         checkpoint = work / "train" / CANDIDATE.format(0)
         publish(job, settings, student, checkpoint, measured, num_prompts)
     return outcome_of(asked, job, plan, speeds, measured, promise)
+
+
+def _build_kernels(asked: Asked) -> None:
+    """Once per machine, before the clock starts: this is not loading, which every stage does."""
+    if device_of(asked) == "cpu":
+        native.is_available()
 
 
 def _with_others(asked: Asked, job: Job, ways: dict[str, str], table: Path) -> dict[str, str]:
