@@ -49,10 +49,3 @@ def test_those_of_every_kernel_test(path: str) -> None:
 @pytest.mark.parametrize("path", ["test_gpu_kernels.py", "test_gpu_quant.py"])
 def test_those_of_a_gpu_with_less_shared_memory(path: str) -> None:
     compiled(f"tests/kernels/{path}", capability=89)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("path", sorted(p.name for p in (TESTS / "models").glob("test_gpu_*.py")))
-def test_those_of_every_family(path: str) -> None:
-    assert compiled(f"tests/models/{path}") >= 3
