@@ -127,7 +127,7 @@ def test_whole_drafts(width: int, draws: int, monkeypatch: pytest.MonkeyPatch) -
     drafter(Model(), width, draws).draft(
         other, plain, NO_STATES, draws, DraftSource.TREE if width > 1 else DraftSource.CHAIN
     )
-    assert state.num_nodes_X.tolist() == [LEVELS * width, 2, 0]
+    assert state.num_nodes_X.tolist() == [LEVELS * width, 2 * width, 0]  # two levels before its end
     assert torch.equal(state.num_nodes_X, other.num_nodes_X)
     for row, count in enumerate(state.num_nodes_X.tolist()):
         assert torch.equal(state.draft_XG[row, :count], other.draft_XG[row, :count])

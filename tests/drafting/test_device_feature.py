@@ -131,7 +131,7 @@ def test_every_node_of_a_tree_goes_on_its_parents_state(size: int, width: int, b
     net, known = Net(), 20
     tree = {"level_size": size, "width": width, "branch": branch}
     drafter(net, 0, **tree).draft(state, step, hidden, 0, DraftSource.TREE)
-    assert state.num_nodes_X.tolist() == [LEVELS * size, 2, 0]
+    assert state.num_nodes_X.tolist() == [LEVELS * size, 2 * size, 0]
     # Row 0, the second of the step, committed nodes 0 and 2 of its tree, and one more token.
     last = WIDTH + 1 + 2
     fused = net.fuse(hidden.last_TD[last], tuple(f[last] for f in hidden.features))
