@@ -48,7 +48,7 @@ TABLE: dict[str, set[str]] = {
     "advice": set(),
     "adapt": {"config", "errors", "kernels"},
     "engine": {"types", "config", "errors", "advice", "pooling"},
-    "server": {"types", "config", "errors", "chat", "compat", "pooling"},
+    "server": {"types", "config", "errors", "chat", "compat", "pooling", "step.collector"},
     "train": {
         "torch", "models", "layers", "kernels", "sampling", "config", "errors", "registry", "hunch",
         "hub",

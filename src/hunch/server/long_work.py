@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
-from threading import Lock
+from collections.abc import Callable, Iterable, Sized
 from typing import TypeVar
 
+from hunch.step.collector import without_collector
 from hunch.types import RequestOutput
 
 T = TypeVar("T")
 MANY = 10_000  # scores that take some tens of milliseconds to put into words
-_pauses = 0
-_lock = Lock()
 
 
 async def beside(num_scores: int, work: Callable[[], T]) -> T:
@@ -23,7 +19,7 @@ async def beside(num_scores: int, work: Callable[[], T]) -> T:
         return work()
 
     def run() -> T:
-        with _no_collection():
+        with without_collector():  # all that is made is kept: looking for garbage triples the time
             return work()
 
     return await asyncio.to_thread(run)
@@ -37,19 +33,3 @@ def scores_in(output: RequestOutput) -> int:
 
 def count(entries: Iterable[Sized | None]) -> int:
     return sum(len(entry) for entry in entries if entry is not None)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """All that is made is kept: looking for garbage in it again and again triples the time."""
-    global _pauses
-    with _lock:
-        _pauses += 1
-        gc.disable()
-    try:
-        yield
-    finally:
-        with _lock:
-            _pauses -= 1
-            if not _pauses:
-                gc.enable()

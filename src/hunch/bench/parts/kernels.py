@@ -138,13 +138,12 @@ def main(words: Sequence[str] = ()) -> None:
 
             ms = graph_ms(lambda attn=several, run=run: run(attn))  # type: ignore[misc]
             of_one = graph_ms(lambda attn=one, run=run: run(attn))  # type: ignore[misc]
-            print(
+            line = (
                 f"{geometry:5} {num_rows:4} rows {ms:7.3f} ms  {size / WALL / ms * 1e5:5.1f}%   "
-                f"as nodes of one sequence {of_one:7.3f} ms",
-                end="" if 1 < num_rows <= MAX_TREE else "\n",
-                flush=True,
+                f"as nodes of one sequence {of_one:7.3f} ms"
             )
             if 1 < num_rows <= MAX_TREE:
                 tree = tree_nodes(given.context, num_rows)
                 of_tree = graph_ms(lambda attn=tree, run=run: run(attn))  # type: ignore[misc]
-                print(f"   as a tree {of_tree:7.3f} ms", flush=True)
+                line += f"   as a tree {of_tree:7.3f} ms"
+            print(line, flush=True)
