@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from hunch.bench import analysis, compare, intervals
+from hunch.bench.envelope import YES, envelope
 from hunch.bench.html import as_html
 from hunch.bench.plots import charts
 from hunch.bench.records import Answer, Report, Round, Run, load_report
@@ -64,11 +65,11 @@ def test_noise_is_no_inversion() -> None:
 
 
 def test_auto_is_held_against_the_fastest() -> None:
-    points = analysis.envelope(made())
+    points = envelope(made())
     assert [one.best for one in points] == ["long", "long", "off"]
-    assert all(one.is_on and one.is_above_plain for one in points)
+    assert all(one.verdict == YES and not one.is_below_plain for one in points)
     slow = made({**CURVES, "auto": (2.0, 1.2, 0.9)})
-    assert not analysis.envelope(slow)[2].is_above_plain
+    assert envelope(slow)[2].is_below_plain
     assert any("SLOWER" in line for line in findings(slow))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -84,6 +85,21 @@ def test_a_closed_load_keeps_so_many_under_way(llm: LLM) -> None:
     assert max(end for _, end in spans) <= found.seconds + 1e-3
 
 
+@pytest.mark.parametrize(("kernels", "num_driven"), [("triton", 1), ("cpu", 0)])
+def test_a_gpu_learns_its_steps_under_an_open_load_before_the_first_round(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, kernels: str, num_driven: int
+) -> None:
+    subject, driven = EngineSubject("ngram", llm), []
+    monkeypatch.setattr(subject, "drive", lambda jobs, load: driven.append((len(jobs), load)))
+    capacity = replace(llm.engine.capacity, kernels=kernels)
+    monkeypatch.setattr(type(llm.engine), "capacity", capacity)
+    jobs = make_jobs(PROMPTS, lambda p: llm.tokenizer.encode(p.text), PARAMS, 6)
+    subject.warm(jobs, Load(concurrency=2))
+    assert not driven
+    subject.warm(jobs, Load(rate=5.0))
+    assert driven == [(6, Load(rate=5.0))] * num_driven
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> LiveServer:
     live = LiveServer(tmp_path_factory.mktemp("server") / "log", {})
@@ -97,7 +113,7 @@ def test_a_server_is_measured_over_http(server: LiveServer) -> None:
     assert subject.model == "bytes"
     chat = Prompt.chat("chat", "chat", "hello")
     jobs = make_jobs([*PROMPTS[:2], chat], None, {**PARAMS, "ignore_eos": False}, 6)
-    subject.warm(jobs)
+    subject.warm(jobs, Load(concurrency=3))
     closed = subject.drive(jobs, Load(concurrency=3))
     assert [a.error for a in closed.answers] == [None] * 6
     for answer in closed.answers:

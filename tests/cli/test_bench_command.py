@@ -100,6 +100,12 @@ def test_a_sweep_goes_on_where_it_stopped(
     code, _, err = run(*words, "--seed", "5")
     assert code == 2
     assert "seed" in err
+    calls.clear()
+    assert run(*words, "--repeats", "2")[0] == 0  # a round more of everything
+    assert len(calls) == 6
+    code, _, err = run(*words)
+    assert code == 2
+    assert "rounds" in err
 
 
 def test_compare_two_reports(run: Call, model: str, prompts: str, tmp_path: Path) -> None:
@@ -128,6 +134,8 @@ def test_compare_two_reports(run: Call, model: str, prompts: str, tmp_path: Path
         (("--url", "nowhere"), "http://"),
         (("sweep", "--rates", "1,x"), "numbers"),
         (("sweep", "--rates", "1", "--concurrency", "2"), "not both"),
+        (("sweep", "--until-decided", "--repeats", "4"), "more than 4"),
+        (("sweep", "--until-decided", "--speculate", "ngram"), "about auto"),
         (("compare", "none.json", "none.json"), "no such file"),
         (("--html", "no/such/dir/x.html"), "no directory"),
         (("sweep", "--out", "no/such/dir/x.json"), "no directory"),

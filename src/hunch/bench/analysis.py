@@ -1,4 +1,4 @@
-"""What a report says: speed-ups with their intervals, where a method starts to cost, and `auto`."""
+"""What a report says: speed-ups with their intervals, where a method starts to cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from hunch.bench.records import Point, Report, Run
 
 PLAIN = "off"
 LOAD_AXES = ("rate", "concurrency")
-TOLERANCE = 0.02  # by which `auto` may be slower than the best before it is said to be
 
 
 def seconds_by_prompt(run: Run) -> dict[str, list[float]]:
@@ -147,61 +146,6 @@ def _inversion(
     share = (before.value - 1) / (before.value - after.value)
     at = math.exp(math.log(x0) + share * (math.log(x1) - math.log(x0)))
     return Inversion(method, axis, others, at, False, last)
-
-
-@dataclass(frozen=True, slots=True)
-class Envelope:
-    """`auto` at one point beside the fastest of the others."""
-
-    point: dict[str, Any]
-    best: str
-    ratio: Interval  # the best one's time over auto's: 1 is as fast
-    against_plain: Interval
-
-    @property
-    def is_on(self) -> bool:
-        """As fast as the best, within the tolerance."""
-        return self.ratio.value >= 1 - TOLERANCE
-
-    @property
-    def is_below(self) -> bool:
-        """Slower than the best beyond the tolerance and beyond noise. It may be neither."""
-        return self.ratio.high < 1 - TOLERANCE
-
-    @property
-    def is_above_plain(self) -> bool:
-        return self.against_plain.high >= 1 - TOLERANCE
-
-
-def is_auto(method: str) -> bool:
-    return method.partition(":")[0] == "auto"
-
-
-def envelope(report: Report) -> list[Envelope]:
-    """`auto` against the upper envelope of all other methods, point by point."""
-    plain = plain_of(report)
-    auto = next((method for method in report.methods() if is_auto(method)), None)
-    if auto is None or plain is None or auto == plain:
-        return []
-    found = []
-    for point in report.points():
-        mine, base = report.find(auto, point), report.find(plain, point)
-        if mine is None or base is None or not mine.answers() or not base.answers():
-            continue
-        best = min(
-            (run for run in report.runs if run.point == point and run is not mine),
-            key=lambda run: _total(run, base),
-        )
-        ratio, against = speedup(best, mine), speedup(base, mine)
-        if ratio is not None and against is not None:
-            found.append(Envelope(point, best.method, ratio, against))
-    return found
-
-
-def _total(run: Run, base: Run) -> float:
-    """Seconds of the requests both have."""
-    _, table = _tables(base, run)
-    return sum(median(line) for line in table) if table else math.inf
 
 
 def time_saved(report: Report, run: Run) -> dict[str, float | None] | None:

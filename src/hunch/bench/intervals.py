@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ T = TypeVar("T")
 Array = NDArray[Any]
 NUM_DRAWS = 1000
 SEED = 0  # the same interval every time a report is read
+# 97.5% of Student's t lies below these, from 1 degree of freedom on; of a normal variable, below Z.
+STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+Z = 1.96
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,26 @@ def _drawn_sums(table: Array, rows: Array, chooser: np.random.Generator) -> Arra
     distinct, places = np.unique(columns, axis=0, return_inverse=True)
     medians = np.stack([np.median(table[:, some], axis=1) for some in distinct])
     return np.asarray(medians[places.reshape(-1, 1), rows].sum(axis=1))
+
+
+def mean_ratio(pairs: Sequence[tuple[float, float]], num_draws: int = NUM_DRAWS) -> Interval | None:
+    """The mean ratio (of logarithms) of pairs that were measured together, say in one round.
+
+    Pairs are drawn with replacement. As the draws of few pairs differ too little, the interval is
+    widened to the one that Student's t has for as many (one pair: it is open). None without pairs.
+    """
+    if not pairs or min(map(min, pairs)) <= 0.0:
+        return None
+    logs = np.log([one / two for one, two in pairs])
+    count, middle = len(logs), float(logs.mean())
+    if count == 1:
+        return Interval(math.exp(middle), 0.0, math.inf)
+    chosen = np.random.default_rng(SEED).integers(count, size=(num_draws, count))
+    student = STUDENT[count - 2] if count - 2 < len(STUDENT) else Z + 2.65 / (count - 1)
+    wider = student / Z * math.sqrt(count / (count - 1))
+    low, high = np.quantile(logs[chosen].mean(axis=1), (0.025, 0.975))
+    bounds = (math.exp(middle + wider * (float(one) - middle)) for one in (low, high))
+    return Interval(math.exp(middle), *bounds)
 
 
 def spread(values: Sequence[float]) -> float:

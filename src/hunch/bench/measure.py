@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hunch import SamplingParams
+from hunch.bench.envelope import MIN_ROUNDS, open_methods
 from hunch.bench.loads import Job, Load
 from hunch.bench.records import Report, Round, Run, load_report
 from hunch.bench.workloads import Prompt, cycle
@@ -15,6 +16,7 @@ from hunch.errors import RequestError
 
 OnAnswer = Callable[[str, str, Any], None]  # method, prompt id, the engine's output
 OnTurn = Callable[[str, dict[str, Any], int, bool], None]  # method, point, round, was it there
+ROUNDS = ("rounds", "until_decided")  # settings that a run which goes on may change
 
 
 class Subject(Protocol):
@@ -22,7 +24,7 @@ class Subject(Protocol):
 
     name: str
 
-    def warm(self, jobs: Sequence[Job]) -> None: ...
+    def warm(self, jobs: Sequence[Job], load: Load) -> None: ...
     def drive(
         self, jobs: Sequence[Job], load: Load, on_answer: Callable[[str, Any], None] | None = None
     ) -> Round: ...
@@ -74,20 +76,26 @@ def make_jobs(
 
 
 def open_report(path: Path | None, fresh: Report) -> Report:
-    """The report of an earlier run that was stopped, if it measured the same; else the new one."""
+    """The report of an earlier run, if it measured the same; else the new one.
+
+    It may have been stopped, or have had fewer rounds.
+    """
     if path is None or not path.exists():
         return fresh
     found = load_report(path)
-    if found.settings != fresh.settings:
-        differing = sorted(
-            name
-            for name in found.settings.keys() | fresh.settings.keys()
-            if found.settings.get(name) != fresh.settings.get(name)
-        )
+    differing = sorted(
+        name
+        for name in found.settings.keys() | fresh.settings.keys()
+        if found.settings.get(name) != fresh.settings.get(name) and name not in ROUNDS
+    )
+    if found.settings.get("rounds", 0) > fresh.settings.get("rounds", 0):
+        differing.append("rounds")
+    if differing:
         raise RequestError(
             f"{path} holds another measurement ({', '.join(differing)} differ): give another file, "
             "or remove it"
         )
+    found.settings = fresh.settings
     return found
 
 
@@ -97,27 +105,33 @@ def measure(
     num_rounds: int,
     report: Report,
     *,
+    until_decided: bool = False,
     on_turn: OnTurn | None = None,
     on_answer: OnAnswer | None = None,
     save: Path | None = None,
 ) -> None:
     """Fill the report. Rounds it already holds are not measured again.
 
-    `on_turn` hears of every turn, also of those that were there before.
+    With `until_decided`, later rounds are of the points and methods alone of which it is not known
+    yet whether `auto` is within 2% of them. `on_turn` hears of every turn, also of those that were
+    there before or are left out.
     """
     warmed: set[str] = set()
-    most = max((cell.jobs for cell in cells), key=len, default=())
     for number in range(num_rounds):
         for cell in cells:
             runs = [_run_of(report, subject.name, cell.point) for subject in subjects]
+            wanted = {subject.name for subject in subjects}
+            if until_decided and number >= MIN_ROUNDS:
+                wanted = open_methods(report, cell.point)
             todo = [
                 (subject, run)
                 for subject, run in zip(subjects, runs, strict=True)
-                if len(run.rounds) <= number
+                if len(run.rounds) <= number and subject.name in wanted
             ]
             for subject, _ in todo:
                 if subject.name not in warmed:
-                    subject.warm(most)
+                    busiest = max(cells, key=lambda one: len(one.jobs))
+                    subject.warm(busiest.jobs, busiest.load)
                     warmed.add(subject.name)
             first = number % len(todo) if todo else 0  # nobody always goes first
             listen = on_answer if number == 0 else None

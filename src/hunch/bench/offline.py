@@ -33,8 +33,12 @@ class EngineSubject:
         self.meter = meter
         self._conversation = ""
 
-    def warm(self, jobs: Sequence[Job]) -> None:
-        """Short answers that count for nothing: kernels are built, costs are learned."""
+    def warm(self, jobs: Sequence[Job], load: Load) -> None:
+        """Answers that count for nothing: kernels are built, costs are learned.
+
+        A GPU's steps are learned under the load itself, where it is an open one: else the first
+        round would be one of trials.
+        """
         if self.llm.config.spec.is_synthetic:  # it drafts what it has seen once
             for job in {job.id: job for job in jobs}.values():
                 self.llm.generate([job.token_ids], job.params, use_tqdm=False)
@@ -45,6 +49,8 @@ class EngineSubject:
         if capacity.kernels == "triton":  # kernels of many rows are compiled when first asked for
             many = [job.token_ids for job in jobs[: capacity.max_rows]]
             self.llm.generate(many, params, use_tqdm=False)
+            if load.rate is not None:
+                self.drive(jobs, load)
 
     def drive(self, jobs: Sequence[Job], load: Load, on_answer: OnAnswer | None = None) -> Round:
         """All jobs under the load. Nothing cached before helps, but for a conversation's own.

@@ -37,7 +37,8 @@ class UrlSubject:
         self.model = model or self.server.first_model()
         self.extra = extra  # further fields of every body, say ignore_eos
 
-    def warm(self, jobs: Sequence[Job]) -> None:
+    def warm(self, jobs: Sequence[Job], load: Load) -> None:
+        del load
         job = min(jobs, key=lambda j: len(json.dumps(j.body)))
         for _ in range(2):
             asyncio.run(self._one(job, 0.0, perf_counter(), max_tokens=8))

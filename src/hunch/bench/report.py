@@ -12,6 +12,7 @@ from rich import box
 from rich.table import Table
 
 from hunch.bench import analysis
+from hunch.bench.envelope import OPEN, envelope
 from hunch.bench.environment import busy_words
 from hunch.bench.intervals import spread
 from hunch.bench.metrics import figures, token_rate_ratio
@@ -205,7 +206,12 @@ def _flat(row: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]
 
 def as_json(report: Report, limits: Mapping[str, float] | None = None) -> dict[str, Any]:
     """The whole report and, beside it, its figures."""
-    return {**report.to_json(), "figures": rows(report, limits), "findings": findings(report)}
+    return {
+        **report.to_json(),
+        "figures": rows(report, limits),
+        "envelope": [one.to_json() for one in envelope(report)],
+        "findings": findings(report),
+    }
 
 
 def findings(report: Report) -> list[str]:
@@ -251,24 +257,22 @@ def _saved(report: Report) -> list[str]:
 
 
 def _auto(report: Report) -> list[str]:
-    found = analysis.envelope(report)
-    if not found:
-        return []
-    worst = min(found, key=lambda one: one.ratio.value)
+    """`auto` beside the fastest other method at every point, and whether it is within 2% of it."""
+    found = envelope(report)
     axes = analysis.varied_axes(report.points())
-    where = analysis.describe_point(worst.point, axes)
-    num_on, num_below = sum(one.is_on for one in found), sum(one.is_below for one in found)
-    said = [
-        f"auto is within 2% of the fastest method at {num_on} of {len(found)} points, slower at "
-        f"{num_below}, too noisy to tell at {len(found) - num_on - num_below}; at worst "
-        f"{worst.ratio} of {analysis.label(worst.best)} ({where})"
-    ]
-    if len(found) == 1:
-        said = [f"auto: {worst.ratio} of the speed of {analysis.label(worst.best)}"]
-    below = [one for one in found if not one.is_above_plain]
+    said = []
+    for one in found:
+        where = f" ({analysis.describe_point(one.point, axes)})" if axes else ""
+        more = " (more rounds would)" if one.verdict == OPEN else ""
+        rounds = f"{one.num_rounds} round{'s' if one.num_rounds > 1 else ''}"
+        ratio = str(one.ratio) if one.num_rounds > 1 else f"{one.ratio.value:.3f}"
+        said.append(
+            f"auto{where}: {ratio} of the speed of {analysis.label(one.best)} over {rounds}; "
+            f"within 2%: {one.verdict}{more}"
+        )
+    below = [analysis.describe_point(one.point, axes) for one in found if one.is_below_plain]
     if below:
-        points = "; ".join(analysis.describe_point(one.point, axes) for one in below)
-        said.append(f"auto is SLOWER than plain decoding at {points}")
-    else:
+        said.append(f"auto is SLOWER than plain decoding at {'; '.join(below)}")
+    elif found:
         said.append("auto is never slower than plain decoding beyond noise and 2%")
     return said

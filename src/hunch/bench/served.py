@@ -39,8 +39,8 @@ def cost(
             prompts = [Prompt(f"story-{number}", "all", text=PROMPT) for number in range(count)]
             jobs = make_jobs(prompts, lambda prompt: llm.tokenizer.encode(prompt.text), params)
             load = Load(concurrency=count)
-            here.warm(jobs)
-            there.warm(jobs)
+            here.warm(jobs, load)
+            there.warm(jobs, load)
             pairs = [
                 (_speed(here.drive(jobs, load)), _speed(there.drive(jobs, load)))
                 for _ in range(num_rounds)

@@ -53,6 +53,7 @@ class Asked:
     seed: int | None = 0
     ignore_eos: bool = False
     rounds: int = 3
+    until_decided: bool = False  # leave out rounds that cannot decide anything about `auto`
     engine: dict[str, Any] = field(default_factory=dict)  # further arguments of LLM
     enlarge: str | None = None  # a size the model is enlarged to, at equal text
 
@@ -197,7 +198,7 @@ class Session:
         report.environment = environment.describe(**self._about())
         measure(
             self.subjects, self.cells, self.asked.rounds, report,
-            on_turn=on_turn, on_answer=on_answer, save=save,
+            until_decided=self.asked.until_decided, on_turn=on_turn, on_answer=on_answer, save=save,
         )  # fmt: skip
         report.environment |= watch.shares()
         if save is not None:

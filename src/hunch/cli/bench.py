@@ -134,6 +134,7 @@ def sweep(
     seed: o.Seed = 0,
     ignore_eos: m.IgnoreEos = False,
     repeats: m.Repeats = 1,
+    until_decided: m.UntilDecided = False,
     goodput: m.Goodput = None,
     out: m.Saved = Path("sweep.json"),
     enlarge: m.Enlarge = None,
@@ -152,11 +153,13 @@ def sweep(
 ) -> None:
     """Vary methods, lengths, temperatures and load in one run.
 
-    It says from which load on a method costs time, and whether `auto` ever does. Run the same
-    command again to go on after a stop.
+    It says from which load on a method costs time, and whether `auto` is within 2% of the fastest
+    at each. Run the same command again to go on after a stop, or with more --repeats.
     """
     if rates and concurrency:
         raise ConfigError("give --rates or --concurrency, not both")
+    if until_decided:
+        m.check_deciding(speculate, url, repeats)
     m.refuse_unused(
         context, is_open=bool(rates), is_remote=bool(url), is_quiet=as_json,
         has_contexts=bool(contexts),
@@ -169,7 +172,7 @@ def sweep(
         contexts=o.words(contexts), rates=o.numbers("rates", rates, float), burstiness=burstiness,
         concurrency=o.numbers("concurrency", concurrency or "1,2,4,8", int), seconds=seconds,
         min_requests=min_requests, num_warmup=warmup, max_tokens=max_tokens, top_p=top_p, seed=seed,
-        ignore_eos=ignore_eos, rounds=repeats, enlarge=enlarge,
+        ignore_eos=ignore_eos, rounds=repeats, until_decided=until_decided, enlarge=enlarge,
         engine=m.engine(
             threads, dtype, device, max_model_len, max_num_seqs, kv_gib, activation_bits,
             kv_cache_dtype,

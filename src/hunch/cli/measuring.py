@@ -65,6 +65,15 @@ Repeats = Annotated[
         min=1,
     ),
 ]
+UntilDecided = Annotated[
+    bool,
+    typer.Option(
+        "--until-decided",
+        rich_help_panel=LOAD,
+        help="From the fifth round on, measure only points and methods of which it is not known "
+        "yet whether auto is within 2% of them; --repeats are the most.",
+    ),
+]
 Goodput = Annotated[
     str | None,
     typer.Option(
@@ -262,6 +271,16 @@ def refuse_unused(
 def refuse_two_workloads(context: typer.Context) -> None:
     if o.given_options(context, ("prompts",)):
         o.refuse(context, ("workload",), "--prompts are asked in its place; give one of them")
+
+
+def check_deciding(speculate: str | None, url: Sequence[str] | None, repeats: int) -> None:
+    """Raises where there is nothing that --until-decided could decide."""
+    from hunch.bench.envelope import MIN_ROUNDS, is_auto
+
+    if not any(map(is_auto, o.words(speculate or ("" if url else "auto")))):
+        raise ConfigError("--until-decided is about auto: name it in --speculate")
+    if repeats <= MIN_ROUNDS:
+        raise ConfigError(f"--until-decided needs more than {MIN_ROUNDS} --repeats, say 12")
 
 
 def measure(

@@ -1,0 +1,137 @@
+"""Is `auto` as fast as the fastest other method at every load? Decided round by round.
+
+In a round all methods get the same requests at the same moments, so what is compared is the ratio
+of two methods' times in one round. Nobody picks the fastest of several noisy times, which would be
+faster than any method is: `auto` is within the tolerance of the fastest exactly where it is within
+the tolerance of each of the others, and that is asked one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hunch.bench.analysis import plain_of
+from hunch.bench.intervals import Interval, mean_ratio
+from hunch.bench.records import Answer, Point, Report, Round, Run
+
+TOLERANCE = 0.02  # by which `auto` may be slower than the fastest other method
+MIN_ROUNDS = 4  # before rounds of a point are left out, as all that could be decided is
+YES, NO, OPEN = "yes", "no", "not decided"
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """`auto` at one point beside every other method."""
+
+    point: dict[str, Any]
+    ratios: Mapping[str, Interval]  # the method's time over auto's: 1 is as fast, more is slower
+    num_rounds: int  # of auto
+    plain: str
+
+    @property
+    def best(self) -> str:
+        """The method that leaves `auto` the least."""
+        return min(self.ratios, key=lambda method: self.ratios[method].value)
+
+    @property
+    def ratio(self) -> Interval:
+        return self.ratios[self.best]
+
+    @property
+    def verdict(self) -> str:
+        """Whether `auto` is within the tolerance of all the others: yes, no or not decided."""
+        said = [verdict(interval) for interval in self.ratios.values()]
+        return NO if NO in said else YES if set(said) == {YES} else OPEN
+
+    @property
+    def is_below_plain(self) -> bool:
+        return verdict(self.ratios[self.plain]) == NO
+
+    def to_json(self) -> dict[str, Any]:
+        ratios = {
+            method: {"value": one.value, "low": one.low, "high": _finite(one.high)}
+            for method, one in self.ratios.items()
+        }
+        return {
+            "point": self.point, "best": self.best, "within_2_percent": self.verdict,
+            "num_rounds": self.num_rounds, "ratios": ratios,
+        }  # fmt: skip
+
+
+def verdict(ratio: Interval) -> str:
+    """Whether a method's time over that of `auto` is at least 1 less the tolerance."""
+    if ratio.low >= 1 - TOLERANCE:
+        return YES
+    return NO if ratio.high < 1 - TOLERANCE else OPEN
+
+
+def is_auto(method: str) -> bool:
+    return method.partition(":")[0] == "auto"
+
+
+def envelope(report: Report) -> list[Envelope]:
+    """`auto` beside all other methods, point by point."""
+    found = (_at(report, point) for point in report.points())
+    return [one for one in found if one is not None]
+
+
+def open_methods(report: Report, point: Point) -> set[str]:
+    """Methods of which another round could decide something at this point.
+
+    Those that `auto` is shown to be within the tolerance of need none, and where it is shown to be
+    slower than one, no other can change that.
+    """
+    found = _at(report, point)
+    if found is None:
+        return set(report.methods())
+    left = {method for method, one in found.ratios.items() if verdict(one) == OPEN}
+    if not left or found.verdict == NO:
+        return set()
+    return left | {method for method in report.methods() if is_auto(method)}
+
+
+def _at(report: Report, point: Point) -> Envelope | None:
+    plain = plain_of(report)
+    auto = next((method for method in report.methods() if is_auto(method)), None)
+    mine = report.find(auto, point) if auto is not None else None
+    if mine is None or plain is None or auto == plain:
+        return None
+    ratios: dict[str, Interval] = {}
+    for run in report.runs:
+        if run.point == point and run is not mine:
+            interval = mean_ratio(_seconds_of_rounds(run, mine))
+            if interval is not None:
+                ratios[run.method] = interval
+    if plain not in ratios:
+        return None
+    return Envelope(dict(point), ratios, len(mine.rounds), plain)
+
+
+def _seconds_of_rounds(one: Run, two: Run) -> list[tuple[float, float]]:
+    """Of each round that both have: the seconds of its requests, by the one and by the other.
+
+    Where texts differ in length, the other's seconds are those for as many tokens.
+    """
+    pairs = []
+    for first, second in zip(one.rounds, two.rounds, strict=False):
+        mine, theirs = _counted(first), _counted(second)
+        both = sorted(mine.keys() & theirs.keys())
+        if both:
+            tokens = {name: mine[name].num_tokens for name in both}
+            seconds = sum(
+                theirs[name].end_to_end * tokens[name] / max(theirs[name].num_tokens, 1)
+                for name in both
+            )
+            pairs.append((sum(mine[name].end_to_end for name in both), seconds))
+    return pairs
+
+
+def _counted(one: Round) -> dict[str, Answer]:
+    return {a.id: a for a in one.answers if not a.is_warmup and a.error is None}
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
