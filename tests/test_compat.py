@@ -146,7 +146,7 @@ def test_sglang_arguments() -> None:
 
 def test_sglang_sampling() -> None:
     params = sampling_from_sglang({"temperature": 0, "max_new_tokens": 30, "stop": ["x"]})
-    assert (params.temperature, params.max_tokens, params.stop) == (0, 30, ("x",))
+    assert (params.temperature, params.max_tokens, params.stop) == (0, 30, ["x"])
     with pytest.raises(RequestError, match="temperature"):
         sampling_from_sglang({"temprature": 0})
 
@@ -252,6 +252,24 @@ def test_copies_of_sampling_parameters_are_their_own() -> None:
         assert other == params
         other.seed = 4
         assert params.seed == 3
+
+
+def test_lists_of_sampling_parameters_grow_as_vllms_do() -> None:
+    given = ["a"]
+    params: Any = SamplingParams(stop=given, max_tokens=9)
+    params.stop += ["b"]
+    params.stop.append("c")
+    params.stop_token_ids.append(7)
+    params.bad_words += ("d",)
+    assert given == ["a"]
+    copied = params.clone()
+    params.stop.append("e")
+    assert copied.stop == ["a", "b", "c"]
+    assert (copied.stop_token_ids, copied.bad_words) == ([7], ["d"])
+    assert SamplingParams().stop == SamplingParams().stop_token_ids == []
+    params.stop.append("")
+    with pytest.raises(RequestError, match="not empty"):
+        params.clone()  # as every call does
 
 
 def test_structured_outputs_do_not_change() -> None:

@@ -126,9 +126,9 @@ def recommended(generation_config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_row(value: Any) -> Any:
-    """A list, a set and the like as a tuple; what is none stays, for a rule to name."""
+    """A tuple, a set and the like as a list of its own; what is none stays, for a rule to name."""
     is_row = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
-    return tuple(value) if is_row else value
+    return list(value) if is_row else value
 
 
 def is_number(value: object) -> bool:
@@ -141,11 +141,11 @@ def is_whole(value: object, least: int) -> bool:
 
 
 def are_texts(values: Any) -> bool:
-    return isinstance(values, tuple) and all(isinstance(v, str) and v for v in values)
+    return isinstance(values, list) and all(isinstance(v, str) and v for v in values)
 
 
 def are_ids(values: Any) -> bool:
-    return isinstance(values, tuple) and all(is_whole(value, 0) for value in values)
+    return isinstance(values, list) and all(is_whole(value, 0) for value in values)
 
 
 def is_flag(value: Any) -> bool:
@@ -180,7 +180,7 @@ _IN_OUR_TYPES: dict[str, Callable[[Any], Any]] = {
     "logprobs": _number_of_scores,
     "prompt_logprobs": _number_of_scores,
     "logit_bias": _bias,
-    "stop": lambda v: (v,) if isinstance(v, str) else as_row(v or ()),
+    "stop": lambda v: [v] if isinstance(v, str) else as_row(v or ()),
     "bad_words": lambda v: as_row(v or ()),
     "stop_token_ids": lambda v: as_row(v or ()),
     "allowed_token_ids": as_row,

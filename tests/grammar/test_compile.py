@@ -48,6 +48,7 @@ KINDS = [
     ({"json": SCHEMA}, '{"name": "Ada", "age": 36}', '{"name": "Augusta"}'),
     ({"json": json.dumps(SCHEMA)}, '{"name": "é"}', '{"age": 36}'),
     ({"json": {"enum": ["café", 3]}}, '"café"', '"cafe"'),
+    ({"grammar": '?start: a ","\n?a: "x" | "?y"'}, "?y,", "y,"),
     ({"json": SCHEMA, "whitespace": True}, '{ "name":\n"Ada"}', '{"nom": "Ada"}'),
     ({"json": SCHEMA}, '{"name": "A"}', '{ "name":\n"Ada"}'),
     ({"json_object": True}, '{"a": [1, {"b": null}]}', "[1]"),

@@ -18,6 +18,7 @@ MAX_BYTES = 256 * 1024  # of a schema, regex or grammar
 MAX_NESTING = 100  # groups of a regex within each other
 MAX_UNIQUE = 5  # values whose orders are spelt out: 326 of them
 
+_INLINED = re.compile(r"^\?(?=[a-z_]\w*\s*:)", re.MULTILINE)  # Lark's mark for its trees: ?rule: ...
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
 
 
@@ -141,7 +142,7 @@ def _values(items: Any) -> list[Any]:
 
 def _from_grammar(text: str) -> str:
     try:
-        return str(LLMatcher.grammar_from_lark(any_to_lark(text)))
+        return str(LLMatcher.grammar_from_lark(any_to_lark(_INLINED.sub("", text))))
     except RecursionError:
         raise GrammarError("structured_outputs.grammar is nested too deeply") from None
     except Exception as error:  # the GBNF reader raises nothing narrower
