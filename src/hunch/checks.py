@@ -47,7 +47,6 @@ VLLMS_FORMS: dict[str, tuple[tuple[Any, ...], str]] = {  # the same of structure
     "disable_any_whitespace": ((True, False), "whitespace=True lets JSON be laid out freely"),
     "whitespace_pattern": ((None,), "whitespace=True lets JSON be laid out freely"),
     "disable_additional_properties": ((False,), "give a schema with additionalProperties: false"),
-    "structural_tag": ((None,), "LLM.chat(tools=...) holds calls to their schemas"),
 }
 POOLINGS = ("last", "mean")  # of a prompt's states: the last token's, or the mean of all
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from hunch.adapt import adapter_for
 from hunch.arguments import Arguments
+from hunch.chat.structural_tag import as_grammar
 from hunch.chat.turn import Wish, add_messages, chat_format, open_turn
 from hunch.compat import VllmCalls, config_from_vllm, spec_from_vllm, unused_arguments, wishes_of
 from hunch.config import DEFAULT_MODEL, Config, ModelConfig, load_drafter, say_once
@@ -21,23 +22,10 @@ from hunch.errors import CapacityError, ConfigError, ModelError, ModelFormatErro
 from hunch.hub import ModelFiles, resolve
 from hunch.offline import OfflineRequests
 from hunch.pooling import EmbeddingOutput, EmbeddingRequestOutput, pooling_params, unit
-from hunch.prompts import (
-    Params,
-    Prompt,
-    list_chats,
-    list_prompts,
-    params_for,
-    progress,
-)
+from hunch.prompts import Params, Prompt, list_chats, list_prompts, params_for, progress
 from hunch.step.collector import without_collector
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
-from hunch.types import (
-    Capacity,
-    RequestOutput,
-    SamplingParams,
-    StructuredOutput,
-    recommended,
-)
+from hunch.types import Capacity, RequestOutput, SamplingParams, StructuredOutput, recommended
 
 if TYPE_CHECKING:
     import torch
@@ -304,7 +292,7 @@ def _grammar_compiler(tokenizer: Tokenizer) -> Callable[[StructuredOutput], Any]
         with lock:
             if not made:
                 made.append(GrammarCompiler(tokenizer))
-        return made[0](asked)
+        return made[0](as_grammar(asked, tokenizer.special_tokens))
 
     return compile_grammar
 

@@ -46,7 +46,7 @@ class Speculation:
 @takes_vllms_names("structured_outputs", VLLMS_FORMS)
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StructuredOutput:
-    """What an answer must look like; exactly one of the first five. Names and meanings are vLLM's.
+    """What an answer must look like; exactly one of the first six. Names and meanings are vLLM's.
 
     It holds for every token, drafted or not; end-of-text comes when the form is complete.
     """
@@ -56,6 +56,7 @@ class StructuredOutput:
     regex: str | None = None  # the whole answer matches
     choice: Sequence[str] | None = None  # one of these texts
     grammar: str | None = None  # in Lark's manner, or llama.cpp's GBNF
+    structural_tag: str | Mapping[str, Any] | None = None  # forms within text, as xgrammar has them
     whitespace: bool = False  # JSON may be laid out freely, not only as {"a": 1, "b": 2}
     frame: str | None = None  # Lark in which @body stands for the above: what may be around it
     reasoning: tuple[str, str, int] | None = None  # what begins it, what ends it, most tokens
@@ -63,7 +64,7 @@ class StructuredOutput:
     def __post_init__(self) -> None:
         kinds: dict[str, Any] = {
             "json": (str, Mapping, bool), "json_object": bool, "regex": str,
-            "choice": (list, tuple), "grammar": str,
+            "choice": (list, tuple), "grammar": str, "structural_tag": (str, Mapping),
         }  # fmt: skip
         given = {name: getattr(self, name) for name in kinds}
         given = {name: value for name, value in given.items() if value is not None}

@@ -37,6 +37,16 @@ def ask(server: LiveServer, **fields: Any) -> Any:
         {"structured_outputs": {"json": {"type": "object"}}},
         {"structured_outputs": {"json_object": True}},
         {"structured_outputs": {"choice": ["yes", "no"]}},
+        {"structured_outputs": {"structural_tag": {"format": {"type": "any_text"}}}},
+        {"response_format": {"type": "structural_tag", "format": {"type": "any_text"}}},
+        {
+            "response_format": {
+                "type": "structural_tag",
+                "structures": [{"begin": "<f>", "schema": {"type": "object"}, "end": "</f>"}],
+                "triggers": ["<f>"],
+            }
+        },
+        {"structural_tag": '{"format": {"type": "any_text"}}'},
     ],
 )
 def test_every_known_way_to_ask_is_taken(server: LiveServer, fields: dict[str, Any]) -> None:
@@ -56,7 +66,7 @@ def test_every_known_way_to_ask_is_taken(server: LiveServer, fields: dict[str, A
         ({"guided_regex": "bad"}, "cannot be compiled"),
         ({"structured_outputs": {}}, "exactly one of"),
         ({"structured_outputs": {"regex": "a", "grammar": "b"}}, "exactly one of"),
-        ({"structured_outputs": {"structural_tag": "a"}}, "structural_tag"),
+        ({"structured_outputs": {"structural_tags": "a"}}, "structural_tag"),
     ],
 )
 def test_what_cannot_be_is_refused(server: LiveServer, fields: dict[str, Any], words: str) -> None:

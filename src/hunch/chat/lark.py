@@ -19,6 +19,11 @@ def quote(text: str) -> str:
     return json.dumps(text) if text else '""'
 
 
+def _slashed(regex: str) -> str:
+    """A regex to stand between slashes."""
+    return re.sub(r"\\.|/", lambda found: r"\/" if found[0] == "/" else found[0], regex)
+
+
 class Rules:
     """A grammar in the making. `special_ids`: marks that are tokens of their own, not text."""
 
@@ -50,19 +55,31 @@ class Rules:
         """Whether a token of its own is in it, which no text holds."""
         return any(index is not None for _, index in self._specials_in(mark))
 
-    def after_text(self, mark: str) -> str:
-        """Text, and the mark that ends it."""
+    def first_special(self, text: str) -> str:
+        """The token of its own that the text begins with; "" where it begins with text."""
+        part, index = self._specials_in(text)[0]
+        return "" if index is None else part
+
+    def pattern(self, regex: str, but: str | None = None) -> str:
+        """A name for what matches the one regex, and not the other."""
+        self._num_names += 1
+        body = " & ~".join(f"/{_slashed(one)}/" for one in (regex, but) if one is not None)
+        self.lines.append(f"PATTERN_{self._num_names}: {body}")
+        return f"PATTERN_{self._num_names}"
+
+    def after_text(self, mark: str, text: str = "TEXT") -> str:
+        """Text, or what else is named so, and the mark that ends it."""
         is_special = self.has_special(mark)
         before, index = self._specials_in(mark)[0]
         if index is not None:
-            return f"TEXT {self.mark(mark)}"
+            return f"{text} {self.mark(mark)}"
         self._num_names += 1
         if is_special:
             pattern = re.escape(before).replace("/", r"\/")
             self.lines.append(f"TEXT_{self._num_names}: /(.|\\n)*{pattern}/")
             return f"TEXT_{self._num_names} {self.mark(mark[len(before) :])}"
         name = f"until_{self._num_names}"
-        self.lines.append(f"{name}[lazy]: TEXT {quote(mark)}")
+        self.lines.append(f"{name}[lazy]: {text} {quote(mark)}")
         return name
 
     def sections(

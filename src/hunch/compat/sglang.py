@@ -56,6 +56,7 @@ _SGLANG_SAMPLING = {
     "no_stop_trim": "include_stop_str_in_output",
 }
 _SGLANG_GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
+_SGLANG_GRAMMARS |= {"structural_tag": "structural_tag"}
 
 
 def known_to_sglang() -> set[str]:

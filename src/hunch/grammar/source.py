@@ -18,7 +18,7 @@ MAX_BYTES = 256 * 1024  # of a schema, regex or grammar
 MAX_NESTING = 100  # groups of a regex within each other
 MAX_UNIQUE = 5  # values whose orders are spelt out: 326 of them
 
-_INLINED = re.compile(r"^\?(?=[a-z_]\w*\s*:)", re.MULTILINE)  # Lark's mark for its trees: ?rule: ...
+_INLINED = re.compile(r"^\?(?=[a-z_]\w*\s*:)", re.MULTILINE)  # ?rule: Lark's mark for its trees
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$#&~/-]")
 
 

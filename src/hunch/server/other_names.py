@@ -91,7 +91,6 @@ INSTEAD = {
     "repeat_last_n": "penalties look at all tokens: send -1",
     "session_params": "send the whole prompt; what it begins with is cached",
     "stop_regex": "send stop, strings that end the answer",
-    "structural_tag": "send regex, ebnf or json_schema",
     "logprob_token_ids": "send top_logprobs, for the likeliest tokens",
     "token_ids_logprob": "send top_logprobs_num, for the likeliest tokens",
     "n_probs": "send logprobs: true and top_logprobs",
@@ -148,6 +147,8 @@ def as_ours(
             continue
         elif NAMES.get(name) in known:
             later[NAMES[name]] = value
+        elif name == "structural_tag" and "structured_outputs" in known:  # SGLang
+            later["structured_outputs"] = {name: value}
         elif name in CHAT and "messages" in known:
             _add(later, CHAT[name](value))
         elif name in INSTEAD:

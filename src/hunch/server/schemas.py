@@ -109,10 +109,13 @@ class SchemaBody(Body):
 
 
 class ResponseFormat(Body):
-    """What the answer must be: any text, any JSON object, or JSON of one schema."""
+    """What the answer must be: any text, a JSON object, JSON of one schema, or text with forms."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: SchemaBody | None = None
+    format: dict[str, Any] | None = None  # of a structural tag; in its older form the next two
+    structures: Many[dict[str, Any]] | None = None
+    triggers: Many[Text] | None = None
 
 
 class StructuredBody(Body):
@@ -123,6 +126,7 @@ class StructuredBody(Body):
     regex: Text | None = None
     choice: Some[Text] | None = None
     grammar: Text | None = None
+    structural_tag: Text | dict[str, Any] | None = None
 
 
 class KnownElsewhere(Body):

@@ -29,8 +29,8 @@ def structured_output(body: SamplingBody, limits: Limits) -> StructuredOutput | 
     if len(asked) > 1:
         raise ProblemError(400, f"give only one of {', '.join(asked)}", param=min(asked))
     ((param, values),) = asked.items()
-    if "json" in values:
-        values["json"] = _text(param, values["json"])
+    for name in values.keys() & {"json", "structural_tag"}:
+        values[name] = _text(param, values[name])
     at_most(param, _size(values), limits.max_grammar_bytes, "bytes")
     return StructuredOutput(**values)
 
@@ -50,6 +50,9 @@ def check_tools(body: ChatBody, limits: Limits) -> None:
 def _from_format(asked: ResponseFormat) -> dict[str, Any]:
     if asked.type == "json_object":
         return {"json_object": True}
+    if asked.type == "structural_tag":
+        names = {"format", "structures", "triggers"}
+        return {"structural_tag": asked.model_dump(include=names, exclude_none=True)}
     if asked.json_schema is None:
         param = "response_format.json_schema"
         raise ProblemError(400, "response_format: json_schema is missing", param=param)
