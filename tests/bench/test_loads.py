@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hunch import LLM
+from hunch import LLM, SamplingParams
 from hunch.bench import peers
 from hunch.bench.energy import EnergyMeter
 from hunch.bench.environment import cpu_seconds, local_servers
@@ -85,6 +85,61 @@ def test_a_closed_load_keeps_so_many_under_way(llm: LLM) -> None:
     assert max(end for _, end in spans) <= found.seconds + 1e-3
 
 
+TALK = Prompt.turns("talk", "chat", ["fast token fast", "and the model?", "why?"])
+
+
+@pytest.mark.parametrize("load", [Load(concurrency=1), Load(concurrency=2), Load(rate=50.0)])
+def test_later_turns_follow_the_models_own_answers(llm: LLM, load: Load) -> None:
+    talks = [TALK, PROMPTS[0], replace(TALK, id="again")]
+    messages = [{"role": role, "content": content} for role, content in TALK.messages]
+    jobs = make_jobs(
+        talks,
+        lambda p: llm.encode_messages(messages) if p.messages else llm.tokenizer.encode(p.text),
+        PARAMS,
+    )
+    texts: dict[str, str] = {}
+    subject = EngineSubject("ngram", llm)
+    found = subject.drive(jobs, load, lambda name, out: texts.update({name: out.outputs[0].text}))
+    names = ["talk", "talk, turn 2", "talk, turn 3"]
+    again = [name.replace("talk", "again") for name in names]
+    assert [a.id for a in found.answers] == [*names, "p0", *again]
+    said = [dict(message) for message in messages]
+    for name, question in zip(names, [*TALK.later, ""], strict=True):
+        expected = llm.chat(said, SamplingParams(**PARAMS), use_tqdm=False)[0].outputs[0].text
+        assert texts[name] == expected
+        said += [
+            {"role": "assistant", "content": texts[name]},
+            {"role": "user", "content": question},
+        ]
+    first, second, third = found.answers[:3]
+    assert second.start == pytest.approx(first.start + first.end_to_end, abs=1e-6)
+    assert third.num_prompt_tokens > second.num_prompt_tokens > first.num_prompt_tokens + 12
+
+
+def test_a_turn_that_has_no_room_is_an_answer_with_an_error(llm: LLM) -> None:
+    long = replace(TALK, later=("fast " * 600,))
+    jobs = make_jobs([long], lambda p: llm.tokenizer.encode("fast"), PARAMS)
+    found = EngineSubject("ngram", llm).drive(jobs, Load(concurrency=1))
+    assert [a.error is None for a in found.answers] == [True, False]
+    assert "does not fit the context" in (found.answers[1].error or "")
+
+
+def test_only_a_conversation_finds_its_own_prefix(tmp_path: Path) -> None:
+    asked = replace(TALK, messages=(("user", "fast token " * 40),))
+    model = str(write_llama(tmp_path / "model"))
+    with LLM(model, speculate="off", threads=1, enable_prefix_caching=True) as llm:
+
+        def found(prompts: list[Prompt]) -> int:
+            before = llm.engine.stats()["prefix_hits"]
+            ids = llm.encode_messages([{"role": "user", "content": "fast token " * 40}])
+            jobs = make_jobs(prompts, lambda p: ids, PARAMS)
+            EngineSubject("off", llm).drive(jobs, Load(concurrency=1))
+            return int(llm.engine.stats()["prefix_hits"] - before)
+
+        assert found([replace(asked, id=name, later=()) for name in "ab"]) == 0
+        assert found([asked]) > 0
+
+
 @pytest.mark.parametrize(("kernels", "num_driven"), [("triton", 1), ("cpu", 0)])
 def test_a_gpu_learns_its_steps_under_an_open_load_before_the_first_round(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, kernels: str, num_driven: int
@@ -124,6 +179,27 @@ def test_a_server_is_measured_over_http(server: LiveServer) -> None:
     assert closed.answers[0].digest == closed.answers[3].digest
     rate = subject.drive(jobs, Load(rate=50.0))
     assert [a.start for a in rate.answers] == Load(rate=50.0).arrivals(6)
+
+
+def test_later_turns_are_asked_of_a_server(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject, bodies = UrlSubject("here", server.url), []
+    stream = subject.server.stream
+    monkeypatch.setattr(
+        subject.server, "stream", lambda body, more: bodies.append(body) or stream(body, more)
+    )
+    jobs = make_jobs([TALK], None, {**PARAMS, "ignore_eos": False})
+    for load in (Load(concurrency=1), Load(rate=50.0)):
+        bodies.clear()
+        found = subject.drive(jobs, load)
+        assert [a.error for a in found.answers] == [None] * 3
+        assert [a.id for a in found.answers] == ["talk", "talk, turn 2", "talk, turn 3"]
+        assert [len(body["messages"]) for body in bodies] == [1, 3, 5]
+        roles = [message["role"] for message in bodies[2]["messages"]]
+        assert roles == ["user", "assistant", "user", "assistant", "user"]
+        assert bodies[1]["messages"][1]["content"]
+        assert found.answers[1].start >= found.answers[0].start + found.answers[0].end_to_end
 
 
 def test_a_refused_request_is_an_answer_with_an_error(server: LiveServer) -> None:

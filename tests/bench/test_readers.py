@@ -48,6 +48,8 @@ def test_what_is_asked(tmp_path: Path) -> None:
 
     assert first("spec-bench").messages == (("user", "Compose."),)
     assert first("spec-bench").id == "81"
+    assert first("spec-bench").later == ("Rewrite.",)  # asked after the model's own answer
+    assert first("hunch").later == ("second",)
     assert first("humaneval").text == "def add(a, b):\n"  # completed as it is, not chatted about
     assert first("gsm8k").messages == (("user", "How many?"),)
     assert first("cnn-dm").messages[0][1].endswith("News.")

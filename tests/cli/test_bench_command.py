@@ -108,6 +108,22 @@ def test_a_sweep_goes_on_where_it_stopped(
     assert "rounds" in err
 
 
+def test_every_turn_of_a_question_is_asked_unless_told_otherwise(
+    run: Call, model: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "mt_bench.jsonl"
+    path.write_text('{"question_id": 7, "category": "x", "turns": ["fast token", "the model"]}\n')
+    words = (
+        "-m", model, "--prompts", str(path), "--speculate", "ngram", "--max-tokens", "4",
+        "--repeats", "1", "--json", "--threads", "1",
+    )  # fmt: skip
+    for more, expected in (((), ["7", "7, turn 2"]), (("--first-turns",), ["7"])):
+        code, out, _ = run(*words, *more)
+        assert code == 0
+        for method in json.loads(out)["runs"]:
+            assert [answer["id"] for answer in method["rounds"][0]["answers"]] == expected
+
+
 def test_compare_two_reports(run: Call, model: str, prompts: str, tmp_path: Path) -> None:
     paths = []
     for name in "ab":

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hunch import SamplingParams
 from hunch.errors import ConfigError
+
+Encode = Callable[[list[dict[str, str]]], list[int]]  # messages to token ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +23,31 @@ class Job:
     params: SamplingParams
     body: dict[str, Any]  # "messages" or "prompt", as OpenAI's API has them
     conversation: str = ""  # requests of one conversation share their cached prefix
+    later: tuple[str, ...] = ()  # what the user says after the answers to this and to each other
+    turn: int = 1
+
+    @property
+    def answer_id(self) -> str:
+        return self.id if self.turn == 1 else f"{self.id}, turn {self.turn}"
+
+
+def next_turn(job: Job, answer: str, encode: Encode | None = None) -> Job | None:
+    """What is asked after this answer: the conversation so far, and the user's next words."""
+    if not job.later:
+        return None
+    said = [
+        *job.body["messages"],
+        {"role": "assistant", "content": answer},
+        {"role": "user", "content": job.later[0]},
+    ]
+    return replace(
+        job,
+        token_ids=encode(said) if encode is not None else [],
+        params=replace(job.params, prediction=None),  # it was of the first answer
+        body={"messages": said},
+        later=job.later[1:],
+        turn=job.turn + 1,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,6 +70,7 @@ def make_jobs(
                 params=SamplingParams(prediction=prompt.prediction, **given),
                 body=prompt.body(),
                 conversation=prompt.conversation,
+                later=prompt.later,
             )
         )
     return jobs

@@ -11,7 +11,7 @@ from typing import Any
 
 from hunch import LLM, RequestOutput
 from hunch.bench.energy import EnergyMeter
-from hunch.bench.loads import Job, Load
+from hunch.bench.loads import Job, Load, next_turn
 from hunch.bench.records import Answer, Round, difference
 from hunch.step.collector import without_collector
 
@@ -55,6 +55,8 @@ class EngineSubject:
     def drive(self, jobs: Sequence[Job], load: Load, on_answer: OnAnswer | None = None) -> Round:
         """All jobs under the load. Nothing cached before helps, but for a conversation's own.
 
+        A later turn of a conversation is asked as soon as the one before it is answered.
+
         While an open load has nothing to do, the clock is moved on to the next arrival: that a
         rate is low makes answers no slower, and the measurement no longer.
         """
@@ -88,10 +90,10 @@ class _Turn:
         self, llm: LLM, jobs: Sequence[Job], load: Load, on_answer: OnAnswer | None
     ) -> None:
         self.engine, self.load, self.on_answer = llm.engine, load, on_answer
-        self.jobs = jobs
-        self.waiting = deque(enumerate(load.arrivals(len(jobs))))
-        self.open: dict[str, tuple[int, float, float]] = {}  # id -> place, due, added
-        self.answers: dict[int, Answer] = {}
+        self.encode = llm.encode_messages
+        self.waiting = deque(zip(enumerate(jobs), load.arrivals(len(jobs)), strict=True))
+        self.open: dict[str, tuple[int, Job, float, float]] = {}  # id -> place, job, due, added
+        self.answers: dict[tuple[int, int], Answer] = {}  # by place and turn
         self.began, self.skipped = perf_counter(), 0.0
 
     def now(self) -> float:
@@ -115,29 +117,35 @@ class _Turn:
         if self.waiting and not self.open:
             self.skipped += max(0.0, self.waiting[0][1] - self.now())
         while self.waiting:
-            place, due = self.waiting[0]
+            (place, job), due = self.waiting[0]
             is_full = self.load.concurrency is not None and len(self.open) >= self.load.concurrency
             if is_full or due > self.now():
                 return
             self.waiting.popleft()
-            job, added = self.jobs[place], self.now()
-            request_id = f"bench-{id(self)}-{place}"
-            self.engine.add(request_id, job.token_ids, job.params, stream=False)
-            is_open = self.load.rate is not None
-            self.open[request_id] = (place, due if is_open else added, added)
+            self._ask(place, job, due if self.load.rate is not None else self.now())
+
+    def _ask(self, place: int, job: Job, due: float) -> None:
+        added, request_id = self.now(), f"bench-{id(self)}-{place}-{job.turn}"
+        # A prompt that comes again must be read again: only a conversation finds its own prefix.
+        asked = self.engine.check(
+            request_id, job.token_ids, job.params, stream=False,
+            cache_salt=job.conversation or job.id,
+        )  # fmt: skip
+        self.engine.admit(asked)
+        self.open[request_id] = (place, job, due, added)
 
     def _take(self, output: RequestOutput) -> None:
-        place, due, added = self.open.pop(output.request_id)
-        answer, stats, job = output.outputs[0], output.stats, self.jobs[place]
-        first = stats["first_token_seconds"]
-        self.answers[place] = Answer(
-            id=job.id,
+        place, job, due, added = self.open.pop(output.request_id)
+        answer, stats = output.outputs[0], output.stats
+        first, now = stats["first_token_seconds"], self.now()
+        self.answers[place, job.turn] = Answer(
+            id=job.answer_id,
             category=job.category,
             num_prompt_tokens=len(job.token_ids),
             num_tokens=len(answer.token_ids),
             start=due,
             first_token=None if first is None else added - due + first,
-            end_to_end=self.now() - due,
+            end_to_end=now - due,
             digest=digest_of(answer.token_ids),
             num_passes=stats["steps"],
             drafted=stats["drafted"],
@@ -145,4 +153,18 @@ class _Turn:
             is_warmup=place < self.load.num_warmup,
         )
         if self.on_answer is not None:
-            self.on_answer(job.id, output)
+            self.on_answer(job.answer_id, output)
+        following = next_turn(job, answer.text, self.encode)
+        if following is not None:
+            self._go_on(place, following, now)
+
+    def _go_on(self, place: int, job: Job, now: float) -> None:
+        """Ask a later turn, if the answers before it leave room."""
+        room = self.engine.capacity.max_len
+        if len(job.token_ids) + (job.params.max_tokens or 0) <= room:
+            self._ask(place, job, now)
+            return
+        self.answers[place, job.turn] = Answer(
+            job.answer_id, job.category, len(job.token_ids), 0, now, None, 0.0,
+            error=f"{job.answer_id} does not fit the context of {room} tokens",
+        )  # fmt: skip

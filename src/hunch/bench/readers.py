@@ -43,7 +43,7 @@ def _hunch(record: Record, number: str) -> Prompt:
         messages = tuple((str(m["role"]), _text_of(m["content"])) for m in record["messages"])
         return Prompt(name, category, messages, **more)
     if "turns" in record:
-        return Prompt.chat(name, category, str(record["turns"][0]), **more)
+        return Prompt.turns(name, category, record["turns"], **more)
     return Prompt(name, category, text=str(record["prompt"]), **more)
 
 
@@ -58,9 +58,9 @@ def _text_of(content: Any) -> str:
 
 
 def _questions(record: Record, number: str) -> Prompt:
-    """Spec-Bench, MT-bench, SPEED-Bench: the first turn of each question."""
+    """Spec-Bench, MT-bench, SPEED-Bench: the turns of a question are one conversation."""
     name = str(record.get("question_id", number))
-    return Prompt.chat(name, str(record.get("category", "all")), str(record["turns"][0]))
+    return Prompt.turns(name, str(record.get("category", "all")), record["turns"])
 
 
 def _sharegpt(record: Record, number: str) -> Prompt:

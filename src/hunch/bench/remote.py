@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hunch.bench.environment import cpu_seconds
-from hunch.bench.loads import Job, Load
+from hunch.bench.loads import Job, Load, next_turn
 from hunch.bench.records import Answer, Round
 from hunch.errors import RequestError
 
@@ -59,23 +59,35 @@ class UrlSubject:
         began = perf_counter()
         places = asyncio.Semaphore(load.concurrency or len(jobs))
 
-        async def at(place: int, due: float) -> Answer:
+        async def at(place: int, due: float) -> list[Answer]:
             if load.rate is not None:
                 await asyncio.sleep(max(0.0, due - (perf_counter() - began)))
             async with places:
                 start = due if load.rate is not None else perf_counter() - began
-                answer = await self._one(jobs[place], start, began)
-            answer.is_warmup = place < load.num_warmup
-            return answer
+                answers = await self._conversation(jobs[place], start, began)
+            for answer in answers:
+                answer.is_warmup = place < load.num_warmup
+            return answers
 
         moments = enumerate(load.arrivals(len(jobs)))
-        answers = await asyncio.gather(*(at(place, due) for place, due in moments))
-        return Round(perf_counter() - began, list(answers))
+        found = await asyncio.gather(*(at(place, due) for place, due in moments))
+        return Round(perf_counter() - began, [answer for some in found for answer in some])
+
+    async def _conversation(self, job: Job, start: float, began: float) -> list[Answer]:
+        """A request, and what is asked after its answer, up to a turn that fails."""
+        answers: list[Answer] = []
+        asked: Job | None = job
+        while asked is not None:
+            answer, text = await self._one(asked, start, began)
+            answers.append(answer)
+            asked = next_turn(asked, text) if answer.error is None else None
+            start = perf_counter() - began
+        return answers
 
     async def _one(
         self, job: Job, start: float, began: float, max_tokens: int | None = None
-    ) -> Answer:
-        """A request that fails is an answer with an error, not the end of the measurement."""
+    ) -> tuple[Answer, str]:
+        """An answer and its text. A request that fails has an error; the measurement goes on."""
         seen = _Seen()
         try:
             async for event in self.server.stream(job.body, self._fields(job, max_tokens)):
@@ -84,7 +96,7 @@ class UrlSubject:
             seen.error = f"{type(error).__name__}: {error}"
         except RequestError as error:
             seen.error = str(error)
-        return seen.answer(job, start, perf_counter() - began, began)
+        return seen.answer(job, start, perf_counter() - began, began), "".join(seen.said)
 
     def _fields(self, job: Job, max_tokens: int | None) -> dict[str, Any]:
         params = job.params
@@ -110,6 +122,7 @@ class _Seen:
     def __init__(self) -> None:
         self.moments: list[float] = []
         self.text = hashlib.sha256()
+        self.said: list[str] = []  # the text without what a model thought before it
         self.usage: dict[str, Any] = {}
         self.stats: dict[str, Any] = {}
         self.error: str | None = None
@@ -123,7 +136,10 @@ class _Seen:
         self.stats = (event.get("hunch") or {}).get("stats") or self.stats
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or {}
-            piece = choice.get("text") or delta.get("content") or delta.get("reasoning_content")
+            said = choice.get("text") or delta.get("content")
+            piece = said or delta.get("reasoning_content")
+            if said:
+                self.said.append(said)
             if piece:
                 self.text.update(piece.encode())
                 self.moments.append(perf_counter())
@@ -135,7 +151,7 @@ class _Seen:
         if error is None and not self.moments:
             error = "the answer was empty"
         return Answer(
-            id=job.id,
+            id=job.answer_id,
             category=job.category,
             num_prompt_tokens=self.usage.get("prompt_tokens", len(job.token_ids)),
             num_tokens=self.usage.get("completion_tokens", len(self.moments)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from time import monotonic
@@ -27,6 +27,7 @@ from hunch.errors import ConfigError, RequestError
 
 FEW_TURNS, LINE_SECONDS = 40, 5.0  # of progress in a pipe
 SLOW_SECONDS = 10.0  # of opening engines; later ones are said
+MARGIN = 16  # tokens that an answer may have more when it is read again, as text
 GPU_KV = 8 * 2**30  # bytes each engine gets on a GPU, where several share it
 
 
@@ -38,6 +39,7 @@ class Asked:
     methods: tuple[str, ...]
     workload: str = "mixed"
     limit: int | None = None
+    first_turns: bool = False  # of conversations, the first question alone
     urls: tuple[str, ...] = ()  # [NAME=]http://...; instead of an engine in this process
     served_model: str | None = None
     temperatures: tuple[float, ...] = (0.0,)
@@ -107,12 +109,14 @@ class Session:
         for name in asked.contexts:  # what is wrong with these is said before a model is loaded
             length_of(name)
         self._given = [] if asked.contexts else read_workloads(asked.workload, asked.limit)
+        if asked.first_turns:
+            self._given = [replace(prompt, later=()) for prompt in self._given]
         if asked.urls:
             self.subjects += _servers(asked, self.pids)
             return
         rows = None if asked.rates else max(asked.concurrency)
         # A prompt that comes again in a load must be read again, unless it is a conversation's.
-        is_caching = any(prompt.conversation for prompt in self._given)
+        is_caching = any(prompt.conversation or prompt.later for prompt in self._given)
         arguments = {
             "max_num_seqs": rows, "enable_prefix_caching": is_caching, **asked.engine
         }  # fmt: skip
@@ -166,7 +170,7 @@ class Session:
         if self.llm is None:
             return prompts
         room = self.llm.engine.capacity.max_len
-        kept = [p for p in prompts if len(self.encode(p)) + asked.max_tokens <= room]
+        kept = [p for p in prompts if self._longest(p) <= room]
         if not kept:
             raise RequestError(
                 f"no prompt of {context or asked.workload} fits the context of {room} tokens with "
@@ -176,6 +180,15 @@ class Session:
             gone = len(prompts) - len(kept)
             self.say(f"{gone} of {len(prompts)} prompts left out: longer than {room} tokens")
         return kept
+
+    def _longest(self, prompt: Prompt) -> int:
+        """Tokens of a prompt and its answer, or of a conversation to its end."""
+        num_later, most = len(prompt.later), self.asked.max_tokens
+        said = [
+            turn for question in prompt.later for turn in (("assistant", ""), ("user", question))
+        ]
+        whole = replace(prompt, messages=(*prompt.messages, *said))
+        return len(self.encode(whole)) + most + num_later * (most + MARGIN)
 
     @property
     def num_turns(self) -> int:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from typing import Any
@@ -48,12 +48,19 @@ class Prompt:
     text: str = ""
     prediction: str | None = None  # what the answer is expected to be
     schema: Mapping[str, Any] | None = None  # JSON schema of the answer
+    later: tuple[str, ...] = ()  # questions that follow the model's own answers, one by one
     conversation: str = ""  # prompts that share a cached prefix
     max_tokens: int | None = None  # of its own, where a data set says it
 
     @staticmethod
     def chat(name: str, category: str, question: str, **more: Any) -> Prompt:
         return Prompt(name, category, (("user", question),), **more)
+
+    @staticmethod
+    def turns(name: str, category: str, questions: Sequence[str], **more: Any) -> Prompt:
+        """A conversation whose answers are the model's own."""
+        first, *later = map(str, questions)
+        return Prompt.chat(name, category, first, later=tuple(later), **more)
 
     def body(self) -> dict[str, Any]:
         """As a body of OpenAI's API has it."""

@@ -39,6 +39,7 @@ def bench(
     workload: m.Workload = "mixed",
     prompts: o.Prompts = None,
     limit: m.Limit = None,
+    first_turns: m.FirstTurns = False,
     url: m.Url = None,
     served_model: m.ServedModel = None,
     concurrency: Annotated[
@@ -96,7 +97,8 @@ def bench(
     )
     asked = m.asked_for(
         model=model, speculate=speculate, workload=workload, prompts=prompts, limit=limit, url=url,
-        served_model=served_model, temperatures=(temperature,), concurrency=(concurrency,),
+        first_turns=first_turns, served_model=served_model, temperatures=(temperature,),
+        concurrency=(concurrency,),
         rates=() if rate is None else (rate,), burstiness=burstiness, seconds=seconds,
         num_warmup=warmup, max_tokens=max_tokens, top_p=top_p, seed=seed, ignore_eos=ignore_eos,
         rounds=repeats, enlarge=enlarge,
@@ -127,6 +129,7 @@ def sweep(
     workload: m.Workload = "mixed",
     prompts: o.Prompts = None,
     limit: m.Limit = None,
+    first_turns: m.FirstTurns = False,
     url: m.Url = None,
     served_model: m.ServedModel = None,
     max_tokens: o.MaxTokens = 96,
@@ -167,7 +170,7 @@ def sweep(
     asked = m.asked_for(
         model=model, speculate=speculate, trees=o.words(trees), workload=workload, prompts=prompts,
         lengths=o.numbers("draft-lengths", draft_lengths, int), limit=limit, url=url,
-        served_model=served_model,
+        first_turns=first_turns, served_model=served_model,
         temperatures=o.numbers("temperatures", temperatures, float, with_zero=True),
         contexts=o.words(contexts), rates=o.numbers("rates", rates, float), burstiness=burstiness,
         concurrency=o.numbers("concurrency", concurrency or "1,2,4,8", int), seconds=seconds,

@@ -68,7 +68,7 @@ def gpu(
 ) -> None:
     """Print the tables for a GPU: methods by number of requests.
 
-    In bfloat16, with the end of text ignored.
+    In bfloat16, with the end of text ignored; of conversations the first turns.
     """
     from hunch.bench.session import Asked, expand
 
@@ -82,6 +82,7 @@ def gpu(
             methods=expand(o.words(speculate or "ngram,suffix,auto")),
             workload=prompts,
             limit=limit,
+            first_turns=True,
             concurrency=rows,
             max_tokens=max_tokens,
             ignore_eos=True,

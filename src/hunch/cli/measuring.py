@@ -51,6 +51,15 @@ ServedModel = Annotated[
     str | None, typer.Option(help="Name of the server's model; default: its first.")
 ]
 Limit = Annotated[int | None, typer.Option(help="N prompts of each workload or file.", min=1)]
+FirstTurns = Annotated[
+    bool,
+    typer.Option(
+        "--first-turns",
+        rich_help_panel=LOAD,
+        help="Of conversations (Spec-Bench, SPEED-Bench, MT-bench) ask the first turn alone. "
+        "Otherwise each further turn is asked after the model's own answer.",
+    ),
+]
 IgnoreEos = Annotated[
     bool,
     typer.Option("--ignore-eos", rich_help_panel=LOAD, help="Always generate all of --max-tokens."),
@@ -264,7 +273,9 @@ def refuse_unused(
     if is_quiet:
         o.refuse(context, ("show",), "prints answers, and --json one JSON object; give one of them")
     if has_contexts:
-        o.refuse(context, ("workload", "prompts"), "--contexts brings prompts of its own")
+        o.refuse(
+            context, ("workload", "prompts", "first_turns"), "--contexts brings prompts of its own"
+        )
     refuse_two_workloads(context)
 
 
