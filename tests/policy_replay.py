@@ -56,6 +56,9 @@ class Drafter:
         own = min(num_nodes, self.num_levels)
         return {TREE: NUM_LEVELS, MERGED: MERGED_LEVELS}.get(source, own)
 
+    def num_beside(self, source: int, num_nodes: int) -> int:
+        return 16 if source == MERGED else 0
+
     def depth(self, source: int) -> int:
         return {TREE: 15, MERGED: 43}.get(source, 0)
 

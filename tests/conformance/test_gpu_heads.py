@@ -37,9 +37,11 @@ def study(model: Path) -> head_files.Study:
         "eagle3:tree=dynamic:depth=3:num_nodes=9",
         "eagle:tree=dynamic:depth=4:num_nodes=12:width=2",
         "eagle3:min_confidence=0.2",
+        "suffix+eagle3", "suffix+dspark", "suffix+mlp", "suffix+eagle3:tree=dynamic:depth=3",
     ],
 )  # fmt: skip
 def test_as_much_is_accepted(method: str, batch: int, model: Path, study: head_files.Study) -> None:
+    lookup, plus, method = method.rpartition("+")
     name, _, options = method.partition(":")
     path = model.parent / name
     if not path.exists():
@@ -47,11 +49,12 @@ def test_as_much_is_accepted(method: str, batch: int, model: Path, study: head_f
     prompts = [text[:12] for text in study.tokens.tolist()]
     answers, per_pass = [], []
     for is_captured in (False, True):
-        spec = f"{name}:{path}:adaptive=false" + (f":{options}" if options else "")
+        spec = f"{lookup}{plus}{name}:{path}:adaptive=false" + (f":{options}" if options else "")
         with LLM(str(model), speculate=spec, max_num_seqs=batch, **GPU) as llm:
             runner = llm.engine.runner
             assert isinstance(runner, Runner)
             assert runner.captured is not None
+            assert runner.captured.drafter is not None
             if not is_captured:
                 lead_by_host(runner)
             outputs = llm.generate(prompts, GREEDY)

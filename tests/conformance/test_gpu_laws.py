@@ -43,12 +43,18 @@ def test_a_wider_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 6])
-def test_auto_with_a_draft_model(batch: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "speculate",
+    ["auto:draft=PATH", "suffix+draft:PATH", "ngram+draft:PATH:tree=dynamic+merge:adaptive=true"],
+)
+def test_a_lookup_and_a_draft_model(speculate: str, batch: int, tmp_path: Path) -> None:
     target = write_deep(tmp_path / "target", width=64)
     draft = write_shallow(target, tmp_path / "draft", noise=0.1)
     with LLM(str(target), speculate="off", max_num_seqs=1, **GPU) as llm:
         plain = {name: run(llm, params) for name, params in PARAMS.items()}
-    with LLM(str(target), speculate=f"auto:draft={draft}", max_num_seqs=batch, **GPU) as llm:
+    speculate = speculate.replace("PATH", str(draft))
+    with LLM(str(target), speculate=speculate, max_num_seqs=batch, **GPU) as llm:
+        assert llm.engine.runner.captured.drafter is not None
         for name, params in PARAMS.items():
             assert run(llm, params) == plain[name], name
-        assert "draft" in llm.engine.capacity.methods
+        assert llm.engine.capacity.methods.keys() & {"draft", "merge"}

@@ -17,15 +17,16 @@ from safetensors.numpy import save_file
 
 pytest.importorskip("triton")
 
-import hunch.drafting.auto_device
 from deep_models import write_deep, write_shallow
 from hunch import LLM, SamplingParams
 from hunch.bench import loads
 from hunch.bench.metrics import figures
 from hunch.bench.offline import EngineSubject
 from hunch.bench.records import Run
-from hunch.drafting.auto_device import OF_MODELS, TreeSize
+from hunch.drafting import auto_device, with_lookups
+from hunch.drafting.auto_device import OF_MODELS
 from hunch.drafting.step_shapes import StepShape, StepShapes
+from hunch.drafting.with_lookups import TreeSize
 from hunch.kernels.step import CHECKED, REASON, TOKENS
 from hunch.step import captured_step
 from hunch.step.capture import Graph
@@ -93,6 +94,12 @@ def graph_runner(llm: LLM) -> Runner:
     return runner
 
 
+def sure_from(length: int, patch: pytest.MonkeyPatch) -> None:
+    """Lookups go before the network from matches of this length on."""
+    for module in (auto_device, with_lookups):
+        patch.setattr(module, "SURE", length)
+
+
 def watch(runner: Runner, patch: pytest.MonkeyPatch) -> list[StepShape | None]:
     """How every step goes; None: by the host."""
     shapes: list[StepShape | None] = []
@@ -115,9 +122,7 @@ def test_text_does_not_depend_on_who_drafts(
     plain: dict[str, list[list[int]]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        hunch.drafting.auto_device, "SURE", 2
-    )  # or so short texts repeat too little
+    sure_from(2, monkeypatch)  # or so short texts repeat too little
     kinds = {"one": ["greedy"], "all": list(PARAMS), "few blocks": ["filters"]}[engine]
     given = {**SMALL, **ENGINES[engine]}
     with LLM(str(model), speculate=f"auto:draft={draft}", **given) as llm:
@@ -170,7 +175,7 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An exact copy is always right, if it has read every token."""
-    monkeypatch.setattr(hunch.drafting.auto_device, "SURE", 99)
+    sure_from(99, monkeypatch)
     with LLM(str(model), speculate=f"auto:draft={exact}", **SMALL) as llm:
         runner, turns = graph_runner(llm), iter(WALKS[walk] * 100)
         waiting: list[StepShape] = []
@@ -246,7 +251,7 @@ def test_a_phrase_table_goes_on_where_the_chain_ends(
         entries |= {tuple(text[i - 3 : i]): (text[i], 15) for i in range(3, len(text))}
     trust = dict.fromkeys(("guess_trust_V", "last_trust_V"), np.zeros(vocab_size))
     save_file(table_of(entries, **trust).files(), tmp_path / "model.safetensors")
-    monkeypatch.setattr(hunch.drafting.auto_device, "SURE", 99)
+    sure_from(99, monkeypatch)
     speculate = f"auto:draft={exact}:phrases={tmp_path}"
     with LLM(str(model), speculate=speculate, **SMALL) as llm:
         policy = graph_runner(llm).captured.policy

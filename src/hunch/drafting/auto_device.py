@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from hunch.drafting.draft_model import DeviceDraftModel
 from hunch.drafting.following import DeviceFollower
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.step_shapes import SURE, DraftSource, StepShape, levels_after
-from hunch.kernels.step import NEVER
+from hunch.drafting.with_lookups import DeviceWithLookups, TreeSize
 from hunch.models.decoder import Hidden
 
 if TYPE_CHECKING:
@@ -23,19 +23,6 @@ if TYPE_CHECKING:
 
 CHAIN_NODES = (1, 3, 7, 11)  # nodes checked of a network's chains, as far as it drafts so many
 SHORT_CHAIN = 3  # nodes that a model drafts at least before a phrase table continues its chain
-
-
-class TreeSize(NamedTuple):
-    """The size of a network's trees; all of their levels have `width` nodes."""
-
-    width: int
-    num_levels: int
-    num_beside: int = 0  # guesses of a lookup that are checked beside it
-
-    @property
-    def num_nodes(self) -> int:
-        return self.width * self.num_levels + self.num_beside
-
 
 # Trees alone have 15 nodes, so that 16 packed tokens are checked; others have a lookup's guesses
 # beside them. All levels of a block take one pass. Each level of a draft model takes a pass, so
@@ -51,41 +38,25 @@ OF_MODELS = {
 MAX_NODES = max(size.num_nodes for sizes in OF_BLOCKS.values() for size in sizes)
 
 
-class DeviceWithLookups(DeviceDrafter):
-    """Lookups beside a network of any kind.
+def fitting(
+    trees: Mapping[DraftSource, tuple[TreeSize, ...]],
+    matches: DeviceLookup,
+    model: DeviceDrafter,
+    room: int,
+) -> dict[DraftSource, list[TreeSize]]:
+    """These trees, no larger than what the lookup and the model draft and a draft has room for."""
+    found: dict[DraftSource, list[TreeSize]] = {}
+    for source, sizes in trees.items():
+        for width, num_levels, beside in sizes:
+            beside = min(beside, matches.num_nodes)
+            size = TreeSize(width, min(num_levels, model.num_levels), beside)
+            if size.num_levels > 1 and size.num_nodes <= room:
+                found.setdefault(source, []).append(size)
+    return found
 
-    In steps of the network it drafts a chain or a small tree for every row, which rows with a match
-    of `SURE` tokens or more replace by the lookup's guesses. In merged steps the network's tree is
-    larger, and the lookup's guesses are added to it, however short the match.
-    """
 
-    def __init__(
-        self,
-        matches: DeviceLookup,
-        model: DeviceDrafter,
-        room: int,
-        trees: Mapping[DraftSource, tuple[TreeSize, ...]],
-    ) -> None:
-        self.matches = matches
-        self.tree_sizes: dict[int, dict[int, TreeSize]] = {}  # by source and nodes
-        for source, sizes in trees.items():
-            for width, num_levels, beside in sizes:
-                beside = min(beside, matches.num_nodes)
-                size = TreeSize(width, min(num_levels, model.num_levels), beside)
-                if size.num_levels > 1 and size.num_nodes <= room:
-                    self.tree_sizes.setdefault(source, {})[size.num_nodes] = size
-        super().__init__(
-            name="auto",
-            num_levels=model.num_levels,
-            num_nodes=max(
-                (matches.num_nodes, model.num_nodes, *map(max, self.tree_sizes.values()))
-            ),
-            margin=matches.margin,
-        )
-
-    @property
-    def is_guided(self) -> bool:
-        return self.matches.is_guided
+class DeviceEither(DeviceWithLookups):
+    """One of both drafts for a row, or both: whichever promises more."""
 
     @property
     def chain_sizes(self) -> list[int]:
@@ -97,42 +68,11 @@ class DeviceWithLookups(DeviceDrafter):
         trees = [StepShape(n, source) for source, some in self.tree_sizes.items() for n in some]
         return (*self.matches.shapes, *chains, *trees)
 
-    def tree_of(self, source: int, num_nodes: int) -> TreeSize:
-        """The largest tree that fits into `num_nodes` nodes, or the smallest of all."""
-        sizes = self.tree_sizes[source]
-        return sizes[max((size for size in sizes if size <= num_nodes), default=min(sizes))]
-
-    def levels(self, source: int, num_nodes: int) -> int:
-        if source in self.tree_sizes:
-            return self.tree_of(source, num_nodes).num_levels
-        return super().levels(source, num_nodes)
-
-    def depth(self, source: int) -> int:
-        """A lookup's chain may be checked as a tree, whose depth is its number of nodes."""
-        return max(self.tree_sizes.get(source, (0,)))
-
-    def add_matches(
-        self, state: RowState, step: StepRows, source: int, drafted: tuple[int, int] = (0, 0)
-    ) -> None:
-        """Put the lookup's guesses in place of the network's draft, after it or beside it."""
-        from hunch.kernels.gpu_graft import graft
-        from hunch.kernels.gpu_lookup import lookup
-
-        at, is_merged = self.matches, source == DraftSource.MERGED
-        match, sure = (at.min_match, at.max_match), NEVER if is_merged else SURE
-        lookup(state, step, self.num_nodes, *match, sure, phrases=at.phrases, drafted=drafted)
-        if is_merged:
-            size = self.tree_of(source, step.path_RK.shape[1] - 1)
-            graft(state, step, self.num_nodes, size.num_beside)
-
-    def works(self, source: int) -> bool:
-        return source != DraftSource.NOBODY
-
     def name_of(self, source: int, matched: int, network: str) -> str:
         return self.matches.name if source <= 0 or matched >= SURE else network
 
 
-class DeviceAuto(DeviceWithLookups):
+class DeviceAuto(DeviceEither):
     """Lookups beside a draft model or Medusa's kind of heads.
 
     Some steps draft by lookup alone, which is cheaper. Tokens that were accepted from a lookup have
@@ -149,7 +89,8 @@ class DeviceAuto(DeviceWithLookups):
         self, matches: DeviceLookup, model: DeviceDrafter, room: int, *, only_chains: bool
     ) -> None:
         has_trees = isinstance(model, DeviceDraftModel) and not only_chains
-        super().__init__(matches, model, room, OF_MODELS if has_trees else {})
+        trees = fitting(OF_MODELS if has_trees else {}, matches, model, room)
+        super().__init__("auto", matches, model, trees)
         # Both write their guesses to the same columns.
         self.model = replace(model, num_nodes=self.num_nodes)
         self.trees: dict[TreeSize, DeviceDraftModel] = {}
@@ -216,7 +157,7 @@ class DeviceAuto(DeviceWithLookups):
         return self.name_of(source, matched, self.model.name)
 
 
-class DeviceAutoHead(DeviceWithLookups):
+class DeviceAutoHead(DeviceEither):
     """Lookups beside a head, which follows the target's states in every step until it is dropped.
 
     In steps of the lookup it only follows. After it was dropped, lookups draft for the running rows
@@ -227,7 +168,8 @@ class DeviceAutoHead(DeviceWithLookups):
         self, matches: DeviceLookup, head: DeviceFollower, room: int, *, only_chains: bool
     ) -> None:
         has_trees = isinstance(head, DeviceBlock) and not only_chains
-        super().__init__(matches, head, room, OF_BLOCKS if has_trees else {})
+        trees = fitting(OF_BLOCKS if has_trees else {}, matches, head, room)
+        super().__init__("auto", matches, head, trees)
         # Both write their guesses to the same columns.
         self.head = replace(head, num_nodes=self.num_nodes)
         self.trees: dict[int, DeviceBlock] = {}

@@ -169,6 +169,10 @@ class DeviceDrafter:
             return self.num_levels
         return levels_after(num_nodes + 1, self.num_levels)
 
+    def num_beside(self, source: int, num_nodes: int) -> int:
+        """Guesses of a lookup beside its network's draft in a step that checks `num_nodes`."""
+        return 0
+
     def depth(self, source: int) -> int:
         """Depth of the trees that it drafts as this source; 0: chains."""
         return self.num_levels if self.level_size > 1 and source == DraftSource.TREE else 0

@@ -23,7 +23,7 @@ from hunch.drafting.following import DeviceFollower, StateFollower, joined, on_p
 from hunch.drafting.grow import grow
 from hunch.drafting.native_chain import ChainDrafts
 from hunch.drafting.options import GrowOptions
-from hunch.drafting.step_shapes import levels_after
+from hunch.drafting.step_shapes import DraftSource, levels_after
 from hunch.drafting.token_chooser import Array, Level, TokenChooser
 from hunch.drafting.window import RowArrays
 from hunch.errors import ConfigError
@@ -172,7 +172,7 @@ class DeviceFeature(DeviceFollower):
         last_R = ids_T.new_empty(num_rows)
         committed_inputs(state, step, ids_T, attn, last_R)
         states = (hidden.last_TD, *hidden.features)
-        if self.level_size > 1:
+        if self.level_size > 1 or source >= DraftSource.TREE:
             states, _ = on_path(states, step, num_tokens)
         fused_TD = net.fuse(states[0], states[1:])
         state_TD = net.step(ids_T, fused_TD, attn, self.kv).index_select(0, last_R)

@@ -26,11 +26,15 @@ class SourceGains:
         self.has_lookup = shapes.has_lookup
         prior = WITH_PHRASES if drafter is not None and drafter.is_guided else OWN_TEXT
         self.drafter, sources = drafter, shapes.network_sources
+        num_looked_up = [shapes.max_looked_up or 1]
+        if drafter is not None and not shapes.max_looked_up:  # checked beside a network alone
+            merged = [s for s in shapes.all if s.source == DraftSource.MERGED]
+            num_looked_up += [drafter.num_beside(s.source, s.num_nodes) for s in merged]
         self.lookup = AcceptanceEstimate(
             num_rows,
             {DraftSource.LOOKUP: prior.chances},
             rate=prior.rate,
-            num_levels=max(shapes.max_looked_up, 1),
+            num_levels=max(num_looked_up),
             by_match=prior.by_match,
             doubt=prior.doubt,
         )
@@ -89,12 +93,14 @@ class SourceGains:
 
     def of_both(self, row: int, match: float, num_nodes: int, hope: float = 0.0) -> float:
         """Expected tokens of a network's tree with a lookup's guesses beside it."""
+        assert self.drafter is not None
         network, lookup, source = self.network, self.lookup, DraftSource.MERGED
+        beside = self.drafter.num_beside(source, num_nodes)
         return of_either(
             network.odds(row, source, NEW_MATCH, hope),
             self.levels(source, num_nodes),
             lookup.odds(row, DraftSource.LOOKUP, match),
-            lookup.num_levels[DraftSource.LOOKUP],
+            min(beside, lookup.num_levels[DraftSource.LOOKUP]),
         )
 
 

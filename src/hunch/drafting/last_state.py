@@ -20,9 +20,10 @@ from torch import Tensor
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
+from hunch.drafting.following import on_path
 from hunch.drafting.grow import grow
 from hunch.drafting.options import GrowOptions, can_capture
-from hunch.drafting.step_shapes import levels_after
+from hunch.drafting.step_shapes import DraftSource, levels_after
 from hunch.drafting.token_chooser import Array, Feed, TokenChooser, TreeShape
 from hunch.drafting.window import host
 from hunch.models.decoder import Hidden
@@ -133,7 +134,10 @@ class DeviceLastState(DeviceDrafter):
         last_R = ids_T.new_empty(num_rows)
         committed_inputs(state, step, ids_T, attn, last_R)
         row_R, token_R = attn.seq_T[::width], ids_T.index_select(0, last_R)
-        guesses = self.method.guesses(hidden.last_TD.index_select(0, last_R), token_R)
+        state_TD = hidden.last_TD
+        if source >= DraftSource.TREE:
+            (state_TD,), _ = on_path((state_TD,), step, width)
+        guesses = self.method.guesses(state_TD.index_select(0, last_R), token_R)
         chances_R1 = torch.empty(num_rows, 1, dtype=torch.float32, device=ids_T.device)
         logits_RC, num_levels = next(guesses), levels_after(width, self.num_levels)
         for level in range(num_levels):

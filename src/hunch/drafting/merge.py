@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from hunch.config import SpecConfig, read_options
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.acceptance import AcceptanceEstimate
-from hunch.drafting.base import Clears, Drafter, DrafterContext
+from hunch.drafting.base import Clears, DeviceDrafter, Drafter, DrafterContext, WorksOnDevice
 from hunch.drafting.host_network import Sent, SentDrafts
 from hunch.drafting.host_policy import HOST_PRIOR, share_nodes
-from hunch.drafting.lookup import LookupDrafter
+from hunch.drafting.lookup import DeviceLookup, LookupDrafter
+from hunch.drafting.merge_device import DeviceMerge
 from hunch.drafting.step_shapes import DraftSource
 from hunch.drafting.trees import Node, likeliest, to_draft
 from hunch.errors import ConfigError
@@ -169,10 +170,30 @@ class MergeDrafter:
         for part in self.parts:
             part.forget(rows)
 
+    def on_device(self) -> DeviceDrafter | None:
+        """The device form of a lookup and a network; the host merges other parts."""
+        if len(self.parts) != 2 or self.context.only_chains:
+            return None
+        is_lookup = [isinstance(part.method, LookupDrafter) for part in self.parts]
+        if is_lookup[0] == is_lookup[1]:
+            return None
+        found = dict(zip(is_lookup, map(_on_device, self.parts), strict=True))
+        matches, network = found[True], found[False]
+        if not isinstance(matches, DeviceLookup) or network is None:
+            return None
+        if network.level_size >= self.needs.max_nodes:  # there is no room for a guess beside it
+            return None
+        size, is_adaptive = self.needs.max_nodes, self.config.adaptive
+        return DeviceMerge(matches, network, size, is_adaptive=is_adaptive)
+
     def clear(self) -> None:
         for part in self.parts:
             if isinstance(part.method, Clears):
                 part.method.clear()
+
+
+def _on_device(part: Part) -> DeviceDrafter | None:
+    return part.method.on_device() if isinstance(part.method, WorksOnDevice) else None
 
 
 def _load(spec: SpecConfig, context: DrafterContext) -> Part:

@@ -88,7 +88,10 @@ class StepShapes:
         self.max_nodes = max(shape.num_nodes for shape in self.all)
         # Most nodes of a lookup's chain that a step checks; a draft may have more.
         self.max_looked_up = max((s.num_nodes for s in self.all if s.source <= 0), default=0)
-        self.has_lookup = any(shape.num_nodes for shape in self.all if not shape.source)
+        self.has_lookup = any(
+            shape.num_nodes and shape.source in (DraftSource.LOOKUP, DraftSource.MERGED)
+            for shape in self.all
+        )
         self.network_sources = sorted({DraftSource(s.source) for s in self.all if s.source > 0})
         self._at: dict[int, list[StepShape]] = {}
         self._sizes: dict[int, dict[int, tuple[int, ...]]] = {}

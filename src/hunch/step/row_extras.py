@@ -294,10 +294,14 @@ class RowExtras:
 
 def _trace(checked: WaitingDraft, result: RowResult) -> DraftTrace:
     """The draft that a step checked, and the nodes of it that were accepted."""
-    tokens, parents = (some[: result.num_drafted] for some in checked)
+    tokens, parents = checked
     accepted, node = [], -1
     for token in result.tokens[: result.num_accepted]:
         pairs = zip(parents, tokens, strict=True)
         node = next(n for n, pair in enumerate(pairs) if pair == (node, token))
         accepted.append(node)
-    return DraftTrace(tokens=tokens, parents=parents, accepted=accepted, method=result.method)
+    # Near a row's end, a tree has more nodes than tokens can still come.
+    count = max(result.num_drafted, node + 1)
+    return DraftTrace(
+        tokens=tokens[:count], parents=parents[:count], accepted=accepted, method=result.method
+    )

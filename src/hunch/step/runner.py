@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hunch.config import say_once
 from hunch.drafting.base import Clears
 from hunch.models.target import FusedTarget, OverProcesses
 from hunch.step.host_step import HostStep
@@ -68,6 +69,11 @@ class Runner:
         if is_exact:
             self.captured = self.host.captured = CapturedSteps(parts, pool)
             self.capacity = self.captured.capacity
+            if self.is_host_drafting:
+                say_once(
+                    f"{next(iter(self.capacity.methods))}: the host drafts, as there is no device "
+                    "form of it with these options: steps with its drafts are not captured"
+                )
 
     @property
     def is_host_drafting(self) -> bool:

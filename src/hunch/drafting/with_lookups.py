@@ -1,0 +1,98 @@
+"""A network and a lookup on a device, in one step: what `auto` and `A+B` share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from hunch.drafting.base import DeviceDrafter
+from hunch.drafting.lookup import DeviceLookup
+from hunch.drafting.step_shapes import SURE, DraftSource
+from hunch.kernels.step import NEVER
+
+if TYPE_CHECKING:
+    from hunch.kernels.step import RowState, StepRows
+
+
+class TreeSize(NamedTuple):
+    """The size of a network's trees; all of their levels have `width` nodes."""
+
+    width: int
+    num_levels: int
+    num_beside: int = 0  # guesses of a lookup that are checked beside it
+
+    @property
+    def num_nodes(self) -> int:
+        return self.width * self.num_levels + self.num_beside
+
+
+class DeviceWithLookups(DeviceDrafter):
+    """A lookup beside a network of any kind.
+
+    In merged steps the lookup's guesses are added to the network's tree, however short the match.
+    In other steps of the network, rows with a match of `SURE` tokens or more take the lookup's
+    guesses instead of its draft.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        matches: DeviceLookup,
+        model: DeviceDrafter,
+        trees: Mapping[DraftSource, Iterable[TreeSize]],
+        *,
+        is_adaptive: bool = True,
+    ) -> None:
+        self.matches = matches
+        self.tree_sizes: dict[int, dict[int, TreeSize]] = {  # by source and nodes
+            source: {size.num_nodes: size for size in sizes} for source, sizes in trees.items()
+        }
+        super().__init__(
+            name=name,
+            num_levels=model.num_levels,
+            num_nodes=max(
+                (matches.num_nodes, model.num_nodes, *map(max, self.tree_sizes.values()))
+            ),
+            is_adaptive=is_adaptive,
+            margin=matches.margin,
+        )
+
+    @property
+    def is_guided(self) -> bool:
+        return self.matches.is_guided
+
+    def tree_of(self, source: int, num_nodes: int) -> TreeSize:
+        """The largest tree that fits into `num_nodes` nodes, or the smallest of all."""
+        sizes = self.tree_sizes[source]
+        return sizes[max((size for size in sizes if size <= num_nodes), default=min(sizes))]
+
+    def levels(self, source: int, num_nodes: int) -> int:
+        if source in self.tree_sizes:
+            return self.tree_of(source, num_nodes).num_levels
+        return super().levels(source, num_nodes)
+
+    def num_beside(self, source: int, num_nodes: int) -> int:
+        if source in self.tree_sizes:
+            return self.tree_of(source, num_nodes).num_beside
+        return super().num_beside(source, num_nodes)
+
+    def depth(self, source: int) -> int:
+        """A lookup's chain may be checked as a tree, whose depth is its number of nodes."""
+        return max(self.tree_sizes.get(source, (0,)))
+
+    def add_matches(
+        self, state: RowState, step: StepRows, source: int, drafted: tuple[int, int] = (0, 0)
+    ) -> None:
+        """Put the lookup's guesses in place of the network's draft, after it or beside it."""
+        from hunch.kernels.gpu_graft import graft
+        from hunch.kernels.gpu_lookup import lookup
+
+        at, is_merged = self.matches, source == DraftSource.MERGED
+        match, sure = (at.min_match, at.max_match), NEVER if is_merged else SURE
+        lookup(state, step, self.num_nodes, *match, sure, phrases=at.phrases, drafted=drafted)
+        if is_merged:
+            size = self.tree_of(source, step.path_RK.shape[1] - 1)
+            graft(state, step, self.num_nodes, size.num_beside)
+
+    def works(self, source: int) -> bool:
+        return source != DraftSource.NOBODY
