@@ -152,7 +152,13 @@ def test_sglang_sampling() -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours"), [("json_schema", "json"), ("regex", "regex"), ("ebnf", "grammar")]
+    ("theirs", "ours"),
+    [
+        ("json_schema", "json"),
+        ("regex", "regex"),
+        ("ebnf", "grammar"),
+        ("structural_tag", "structural_tag"),
+    ],
 )
 def test_sglang_grammars(theirs: str, ours: str) -> None:
     params = sampling_from_sglang({theirs: "{}"})
@@ -169,7 +175,7 @@ def test_vllms_other_sampling_fields_may_ask_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("given", "word"),
     [
-        ({"use_beam_search": True}, "no beam search; n gives"),
+        ({"use_beam_search": True}, "BeamSearchParams"),
         ({"best_of": 4}, "ask for n answers"),
         ({"logits_processors": [print]}, "logit_bias"),
         ({"truncate_prompt_tokens": 9}, "the last tokens"),
@@ -195,7 +201,7 @@ def test_arguments_of_a_call_are_known_or_ask_for_nothing() -> None:
 
 def test_methods_of_vllm_that_are_missing_say_what_to_do() -> None:
     llm = VllmCalls()
-    with pytest.raises(AttributeError, match="no beam search"):
+    with pytest.raises(AttributeError, match="beam_search searches"):
         _ = llm.beam_search
     with pytest.raises(AttributeError, match="no attribute 'foo'"):
         _ = llm.foo
@@ -227,7 +233,7 @@ def test_sampling_parameters_change_under_the_checks_of_their_construction() -> 
         ("logit_bias", {5: 1000}, "from -100 to 100"),
         ("structured_outputs", 3, "a dict of its fields"),
         ("speculation", {"mod": "off"}, "did you mean 'mode'"),
-        ("use_beam_search", True, "no beam search"),
+        ("use_beam_search", True, "BeamSearchParams"),
         ("max_token", 5, "did you mean 'max_tokens'"),
     ]
     for name, value, word in wrong:
@@ -279,7 +285,7 @@ def test_structured_outputs_do_not_change() -> None:
 
 def test_names_of_vllm_that_are_missing_say_what_to_do() -> None:
     assert hunch.EngineArgs is hunch.AsyncEngineArgs
-    for name in ("LLMEngine", "LoRARequest", "BeamSearchParams", "PoolingParams"):
+    for name in ("LLMEngine", "LoRARequest", "PoolingParams"):
         with pytest.raises(ImportError, match=f"hunch has no {name}: \\w+"):
             getattr(hunch, name)
     assert not hasattr(hunch, "Banana")

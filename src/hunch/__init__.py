@@ -10,6 +10,7 @@ from hunch.vllm_modules import VllmModules
 if TYPE_CHECKING:
     from hunch.async_llm import AsyncEngineArgs as AsyncEngineArgs
     from hunch.async_llm import AsyncLLM as AsyncLLM
+    from hunch.beams import BeamSearchParams as BeamSearchParams
     from hunch.errors import HunchError as HunchError
     from hunch.llm import LLM as LLM
     from hunch.pooling import EmbeddingRequestOutput as EmbeddingRequestOutput
@@ -35,6 +36,7 @@ if not any(isinstance(finder, VllmModules) for finder in sys.meta_path):
 _HOMES = {
     "AsyncEngineArgs": "hunch.async_llm",
     "AsyncLLM": "hunch.async_llm",
+    "BeamSearchParams": "hunch.beams",
     "LLM": "hunch.llm",
     "SamplingParams": "hunch.types",
     "Speculation": "hunch.types",
@@ -56,7 +58,6 @@ _ALIASES = {
 }
 # vLLM's names of what is not here, and what to do instead.
 _INSTEAD = {
-    "BeamSearchParams": "there is no beam search; SamplingParams(n=4) gives several answers",
     "FlexibleArgumentParser": "argparse.ArgumentParser reads a program's flags",
     "LLMEngine": "LLM answers batches, AsyncLLM requests as they come",
     "LoRARequest": "LLM(lora=PATH) merges an adapter into the weights",

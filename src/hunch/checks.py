@@ -21,7 +21,7 @@ _ELSEWHERE = {  # names that transformers and others have for it
     "best_of": "n",
     "stop_strings": "stop",
 }
-_BEAMS = "there is no beam search; n gives several sampled answers"
+_BEAMS = "LLM.beam_search(prompts, BeamSearchParams(...)) searches; n gives sampled answers"
 VLLMS_SAMPLING: dict[str, tuple[tuple[Any, ...], str]] = {
     # vLLM's fields -> values that ask for what hunch does anyway, and what to do in place of others
     "best_of": ((None, 1), "ask for n answers and choose among them"),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from hunch.adapt import adapter_for
 from hunch.arguments import Arguments
+from hunch.beams import BeamSearchOutput, BeamSearchParams, search_beams
 from hunch.chat.structural_tag import as_grammar
 from hunch.chat.turn import Wish, add_messages, chat_format, open_turn
 from hunch.compat import VllmCalls, config_from_vllm, spec_from_vllm, unused_arguments, wishes_of
@@ -90,9 +91,9 @@ class LLM(VllmCalls):
         self,
         prompts: Prompt | Iterable[Prompt] | None = None,
         params: Params = None,
+        use_tqdm: bool | None = None,
         *,
         sampling_params: Params = None,
-        use_tqdm: bool | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
         """Answers in the order of the prompts: texts, token ids, or vLLM's prompt dicts."""
@@ -117,13 +118,13 @@ class LLM(VllmCalls):
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
         params: Params = None,
+        use_tqdm: bool | None = None,
         *,
         sampling_params: Params = None,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        use_tqdm: bool | None = None,
         **wishes: Any,
     ) -> list[RequestOutput]:
         """One conversation, or several: each is a list of {"role", "content"}.
@@ -145,6 +146,14 @@ class LLM(VllmCalls):
         outputs = self.generate(prompts, held, use_tqdm=use_tqdm)
         add_messages(turns, outputs)
         return outputs
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, **others: Any
+    ) -> list[BeamSearchOutput]:
+        """Each prompt's likeliest answers, found as vLLM finds them: slowly, without drafts."""
+        wishes_of("beam_search", others, {})
+        ask, max_len = partial(self.generate, use_tqdm=False), self.engine.runner.capacity.max_len
+        return search_beams(list_prompts(prompts), params, self.tokenizer, max_len, ask)
 
     def embed(
         self,

@@ -31,6 +31,7 @@ _HOMES = {  # module -> the one that has its names
         ),
         "hunch",
     ),
+    "hunch.beam_search": "hunch.beams",
     "hunch.v1.metrics.reader": "hunch.compat.metrics",
 }
 

@@ -20,6 +20,7 @@ TABLE: dict[str, set[str]] = {
     "vllm_modules": set(),
     "prompts": {"errors", "types"},
     "pooling": {"types"},
+    "beams": {"errors", "prompts", "types"},
     "registry": set(),
     "arguments": set(),
     "config": {"errors", "registry", "types"},

@@ -15,7 +15,7 @@ _REQUESTS = "LLM.generate answers a batch, AsyncLLM.generate requests as they co
 _CONFIG = "LLM.config has what the engine was given, LLM.engine.runner.capacity what fits"
 _TASKS = "hunch generates and embeds (LLM.generate, LLM.chat, LLM.embed)"
 _METHODS = {
-    "beam_search": "there is no beam search; SamplingParams(n=4) gives several sampled answers",
+    "beam_search": "LLM.beam_search searches; SamplingParams(n=4) gives several sampled answers",
     "encode": "LLM.embed gives a text as a vector, get_tokenizer().encode its tokens",
     "classify": _TASKS,
     "score": _TASKS,
@@ -46,6 +46,8 @@ _ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "tokenization_kwargs": ((None, {}), "give token ids as prompts"),
     "trace_headers": ((None, {}), "only a server writes traces"),
     "mm_processor_kwargs": ((None, {}), _TEXT),
+    "use_tqdm": ((None, True, False), "only generate and chat have a bar"),
+    "concurrency_limit": ((None,), "max_num_seqs says how many run at once"),
     "chat_template_content_format": (("auto", "string", "openai"), "one of these"),
 }
 
