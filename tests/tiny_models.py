@@ -110,3 +110,55 @@ def write_llama(
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     (path / "config.json").write_text(json.dumps(config))
     return path
+
+
+def write_recurrent(path: Path, *, seed: int = 0) -> Path:
+    """A random Qwen3.5: two recurrent layers, then one with attention."""
+    path.mkdir(parents=True, exist_ok=True)
+    vocab_size, width, ffn, k_dim, v_dim = write_tokenizer(path), 32, 32, 8, 16
+    channels = 2 * k_dim + 2 * v_dim
+    every = {
+        "input_layernorm.weight": (width,), "post_attention_layernorm.weight": (width,),
+        "mlp.gate_proj.weight": (ffn, width), "mlp.up_proj.weight": (ffn, width),
+        "mlp.down_proj.weight": (width, ffn),
+    }  # fmt: skip
+    recurrent = {
+        "A_log": (2,), "dt_bias": (2,), "conv1d.weight": (channels, 1, 4),
+        "in_proj_qkv.weight": (channels, width), "in_proj_z.weight": (2 * v_dim, width),
+        "in_proj_a.weight": (2, width), "in_proj_b.weight": (2, width), "norm.weight": (v_dim,),
+        "out_proj.weight": (width, 2 * v_dim),
+    }  # fmt: skip
+    attention = {
+        "q_proj.weight": (4 * v_dim, width), "k_proj.weight": (v_dim, width),
+        "v_proj.weight": (v_dim, width), "o_proj.weight": (width, 2 * v_dim),
+        "q_norm.weight": (v_dim,), "k_norm.weight": (v_dim,),
+    }  # fmt: skip
+    sizes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocab_size, width),
+        "lm_head.weight": (vocab_size, width),
+        "model.norm.weight": (width,),
+    }
+    for layer, parts in enumerate((recurrent, recurrent, attention)):
+        stem = "self_attn" if parts is attention else "linear_attn"
+        named = every | {f"{stem}.{name}": size for name, size in parts.items()}
+        sizes |= {f"model.layers.{layer}.{name}": size for name, size in named.items()}
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: torch.randn(size, generator=generator) * 2 / size[-1] ** 0.5
+        for name, size in sizes.items()
+    }
+    config = {
+        "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text",
+        "vocab_size": vocab_size, "hidden_size": width, "intermediate_size": ffn,
+        "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": v_dim, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": k_dim, "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2, "linear_value_head_dim": v_dim,
+        "max_position_embeddings": 256, "tie_word_embeddings": False, "torch_dtype": "float32",
+        "eos_token_id": vocab_size - 1,
+        "rope_parameters": {"partial_rotary_factor": 0.25, "rope_theta": 1e4},
+    }  # fmt: skip
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    (path / "config.json").write_text(json.dumps(config))
+    return path

@@ -240,6 +240,7 @@ class RowWork:
     num_nodes: int  # nodes of the waiting draft to verify, from the first on; others are dropped
     max_draft: int  # at most this many nodes are drafted for the next step
     snapshot: int = -1  # where the row's recurrent state after these tokens is kept; -1: nowhere
+    is_apart: bool = False  # the host computes it by itself, as it once ran out of memory
 
 
 @dataclass(kw_only=True, slots=True)
@@ -287,6 +288,7 @@ class RowResult:
     num_accepted: int = 0
     finish: str | None = None  # "stop" or "length", decided on the device; "abort": see problem
     problem: str | None = None  # why the row cannot go on
+    is_lost: bool = False  # without memory, its recurrent state was lost: it has to start again
     computed: tuple[int, ...] = ()  # per KV group: leading tokens whose KV is written
     num_nodes: int = 0  # nodes of the new draft, which waits for the next step
     num_levels: int | None = None  # depth of the verified draft; None: a chain, num_drafted deep

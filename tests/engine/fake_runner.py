@@ -91,6 +91,7 @@ class FakeRunner:
         window: int | None = None,
         num_snapshots: int | None = None,
         num_groups: int = 2,
+        loses: int = 0,  # one row in so many loses its state in a step; 0: none
     ) -> None:
         self.capacity = Capacity(
             num_blocks=num_blocks,
@@ -106,6 +107,7 @@ class FakeRunner:
             num_snapshots=num_snapshots or 0,
         )
         self.states: dict[int, int] = {}  # those that were kept: what the last position held
+        self.loses, self.num_works, self.num_lost = loses, 0, 0
         self.depth, self.width, self.is_brief = depth, width, is_brief
         self.rows: dict[int, Row] = {}
         self.memory: list[dict[int, int]] = [{} for _ in GROUPS]  # slot to content
@@ -214,6 +216,11 @@ class FakeRunner:
         if row.finish is not None:
             return result
         self._check_history(row)
+        self.num_works += 1
+        is_due = self.loses > 0 and self.num_works % self.loses == 0
+        if is_due and row.computed[0] and not work.is_apart:
+            self.num_lost, row.finish = self.num_lost + 1, "lost"
+            return RowResult(row=work.row, is_lost=True)
         first, num_known = row.computed[0], len(row.tokens)
         result.num_processed = min(work.num_tokens, num_known - first)
         assert result.num_processed > 0

@@ -45,6 +45,7 @@ class Setting:
     window: int | None = None
     num_snapshots: int | None = None  # None: rows have no recurrent states
     num_groups: int = 2
+    loses: int = 0  # steps run out of memory now and then, and one row in so many starts again
 
 
 @dataclass
@@ -74,6 +75,7 @@ def run(asks: list[Ask], setting: Setting) -> Run:
         window=setting.window,
         num_snapshots=setting.num_snapshots,
         num_groups=setting.num_groups,
+        loses=setting.loses if setting.num_snapshots is not None else 0,
     )
     config = Config(
         schedule=ScheduleConfig(max_num_batched_tokens=setting.budget),
@@ -199,6 +201,7 @@ settings_of_a_run = st.builds(
     window=st.sampled_from([None, None, 1, 6, 13]),
     num_snapshots=st.sampled_from([None, None, 0, 1, 2, 9]),
     num_groups=st.sampled_from([1, 2]),
+    loses=st.sampled_from([0, 1, 4]),
 )
 
 
@@ -261,6 +264,17 @@ def test_few_blocks_force_preemption_and_nothing_is_lost(depth):
     done = run(asks, Setting(depth=depth, spare_blocks=2, max_rows=8, max_nodes=3))
     check_answers(asks, done)
     assert done.engine.stats()["num_preemptions"] > 0
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("loses", [1, 3])
+def test_rows_that_lose_their_state_start_again_and_then_run_apart(depth, loses):
+    asks = story()
+    done = run(asks, Setting(depth=depth, spare_blocks=20, num_snapshots=2, loses=loses))
+    check_answers(asks, done)
+    num_sequences = sum(ask.params.n for ask in asks)
+    assert 0 < done.runner.num_lost <= num_sequences
+    assert done.engine.stats()["num_preemptions"] >= done.runner.num_lost
 
 
 @pytest.mark.parametrize("depth", [0, 1])

@@ -201,6 +201,7 @@ def by_host(rows: list[Row]) -> list[Seen]:
         grammars=SimpleNamespace(commit=lambda row, tokens: (len(tokens), None)),
         sampling=SimpleNamespace(commit=lambda rows, tokens: None),
     )
+    HostStep._before_commit(cast("HostStep", host), outcomes)
     HostStep._commit(cast("HostStep", host), outcomes)
     return [_seen(batch, kv, buffers, rows, outcomes, number) for number in range(len(rows))]
 

@@ -64,9 +64,7 @@ class Scheduler:
         self._next_id = 0
 
     def add(self, sequence: Sequence) -> None:
-        self._wait(sequence)
-
-    def _wait(self, sequence: Sequence) -> None:
+        """Queue a sequence: one that is new, or one that was preempted."""
         if not self.waiting or self.waiting[-1].place < sequence.place:
             self.waiting.append(sequence)
         else:
@@ -294,7 +292,7 @@ class Scheduler:
         row, member = sequence.row, sequence.member
         work = RowWork(
             row=row, num_tokens=num_tokens, num_nodes=num_nodes, max_draft=max_draft,
-            snapshot=snapshot,
+            snapshot=snapshot, is_apart=sequence.is_apart,
         )  # fmt: skip
         if member is None or member.work != work or member.is_deciding is not is_deciding:
             member = sequence.member = Member(sequence, work, is_deciding)
@@ -333,17 +331,20 @@ class Scheduler:
         sequence.num_partial -= not member.is_deciding
         sequence.pending_more -= work.num_tokens - 1
         sequence.pending_nodes -= work.num_nodes
-        if not result.computed:  # it had ended on the device before this step
+        if not result.computed:  # its state was lost, or it had ended before this step
             self.pool.keep_state(sequence.table, 0, work.snapshot)
+            sequence.is_apart |= result.is_lost
+            if result.is_lost and sequence.state is State.RUNNING:
+                self.num_preemptions += 1
+                self._leave(sequence)
             return
         sequence.tokens += result.tokens
         before, sequence.num_computed = sequence.num_computed, result.computed[0]
         if not sequence.num_pending:
             sequence.num_nodes, sequence.steady_until = result.num_nodes, 0
         pool, size = self.pool, self.pool.block_size
-        if pool.is_told and (
-            len(result.computed) > 1 or before // size < result.computed[0] // size
-        ):
+        is_more = len(result.computed) > 1 or before // size < result.computed[0] // size
+        if pool.is_told and is_more:
             pool.advance(sequence.table, sequence.tokens, result.computed)
         if work.snapshot != NO_SNAPSHOT:
             is_read = result.num_processed == work.num_tokens  # else memory was short
@@ -393,8 +394,6 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         self.pool.release(sequence.table)
         sequence.num_computed = sequence.num_nodes = 0
-        if sequence.is_over:
-            sequence.state = State.GONE
-            return
-        sequence.state = State.WAITING
-        self._wait(sequence)
+        sequence.state = State.GONE if sequence.is_over else State.WAITING
+        if not sequence.is_over:
+            self.add(sequence)

@@ -107,6 +107,13 @@ class RowStates:
         for tell in self.on_copy:
             tell(source, target)
 
+    def is_ahead(self, row: int, num_computed: int) -> bool:
+        """Whether a step that failed has left states with more tokens than were computed.
+
+        Then the step cannot be repeated: the row has to begin again, at position 0.
+        """
+        return num_computed > 0 and bool((self.folded_LX[:, row] > num_computed).any())
+
     @staticmethod
     def create(
         shape: StatesShape | None,
@@ -186,6 +193,7 @@ def recur(
         state_NHD = states.state_LXNHD[layer, row].clone()
         if not span.start:
             state_NHD.zero_()
+        states.folded_LX[layer, row] = known  # before the state: see `RowStates.is_ahead`
         for place in range(span.last - span.first + span.start - folded):
             window_JI = x_WI[place : place + shape.num_taps].clone()  # begins where others do
             state_NHD, read_ND = fold(shape, weights, window_JI, state_NHD)
@@ -198,7 +206,6 @@ def recur(
         last = span.start + span.last - span.first
         kept_P = torch.arange(last - num_kept, last, device=ring_GI.device) % len(ring_GI)
         ring_GI[kept_P] = inputs_TI[span.last - num_kept : span.last].to(ring_GI.dtype)
-        states.folded_LX[layer, row] = known
     return out_TND
 
 

@@ -33,8 +33,9 @@ class FusedDelta:
         assert states is not None
         size = (len(attn.pos_T), shape.value_width)
         read_TZ = torch.empty(size, dtype=torch.float32, device=y_PW.device)
-        fold(y_PW, shape, self.weights, states, self.layer, attn, read_TZ)
         out_PZ = y_PW.new_empty(len(y_PW), shape.value_width)
+        # Nothing is allocated from here on: without memory, states must not change unnoticed.
+        fold(y_PW, shape, self.weights, states, self.layer, attn, read_TZ)
         gate_PZ = y_PW[:, shape.num_inputs :]
         gated_norm(read_TZ, gate_PZ, self.norm_D, self.eps, attn.slot_T, out_PZ)
         keep(y_PW, states, self.layer, attn)

@@ -96,11 +96,14 @@ class SamplingState:
             copy.start(row, request, tokens)
 
     def commit(self, rows: list[int], tokens: list[list[int]]) -> None:
-        """Tokens that became output, per row."""
-        if np.bitwise_or.reduce(self.flags_X[rows], initial=0) & HISTORY:
-            self.processors.commit(rows, tokens)
+        """Tokens that became output, per row.
+
+        Without memory for its own counts nothing has changed but the copies, which only draft.
+        """
         for copy in self.copies:
             copy.commit(rows, tokens)
+        if np.bitwise_or.reduce(self.flags_X[rows], initial=0) & HISTORY:
+            self.processors.commit(rows, tokens)
 
     def leave(self, row: int) -> None:
         flags, self.flags_X[row] = int(self.flags_X[row]), 0

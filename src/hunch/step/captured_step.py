@@ -257,7 +257,6 @@ class CapturedSteps:
         requests = [self.rows.requests[row] for row in group.ids]
         if not self._num_pending:  # the device was idle: the time since then is not a step's
             self._received_at, self._host_seconds = None, 0.0
-        self._num_pending += 1
         graph.forward.replay()
         num_masked: dict[int, int] = {}
         void: set[int] = set()
@@ -267,6 +266,7 @@ class CapturedSteps:
             sizes = graph.num_rows, graph.num_nodes
             num_masked = self.extras.fill_masks(group, *sizes, masks, void)
         graph.finish.replay()
+        self._num_pending += 1
         buffer = self.steps.download.next_buffer()
         return PendingStep(group, requests, graph, buffer, num_masked, void)
 

@@ -6,7 +6,6 @@ Shape letters: T packed tokens, M rows of logits, R rows of the step, D model wi
 from __future__ import annotations
 
 import logging
-from itertools import islice
 from time import perf_counter
 
 import numpy as np
@@ -17,13 +16,12 @@ from hunch.draft import TargetStep
 from hunch.drafting.costs import CostCurve
 from hunch.models.decoder import Hidden
 from hunch.models.target import BegunPass, OverProcesses
-from hunch.pooling import POOL_SCALE
-from hunch.sampling.logprobs import logprobs_at, logprobs_of
 from hunch.sampling.stop import finish
 from hunch.step.batch import Batch, RowPart, pack
+from hunch.step.host_scores import HostScores
 from hunch.step.parts import BegunStep, CapturedRows, Outcome, Passes, RunnerParts
 from hunch.step.step_logits import StepLogits
-from hunch.types import DraftTrace, Logprob, RowResult, StepPlan, StepResult
+from hunch.types import DraftTrace, RowResult, StepPlan, StepResult
 from hunch.verify.base import RowDraft, TargetChoices
 
 log = logging.getLogger("hunch")
@@ -36,7 +34,7 @@ class HostStep:
         self.capacity, self.target, self.kv = parts.capacity, parts.target, parts.kv
         self.drafter, self.verify, self.sampling = parts.drafter, parts.verify, parts.sampling
         self.rows, self.grammars, self.cost = parts.rows, parts.grammars, parts.cost
-        self.scores_processed = parts.scores_processed
+        self.scores = HostScores(parts)
         self.logits = StepLogits(parts.target)
         self.device: torch.device = parts.target.device
         self._is_host = self.device.type == "cpu"
@@ -48,8 +46,17 @@ class HostStep:
         self.captured: CapturedRows | None = None  # which rows take captured steps, on a GPU
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Do all of a plan's work, in one pass over its rows' tokens."""
-        return self.finish(self.begin(plan))
+        """Do all of a plan's work, in one pass over its rows' tokens.
+
+        If it runs out of memory, nothing is committed. Only the rows' drafts are gone.
+        """
+        begun = self.begin(plan)
+        try:
+            return self.finish(begun)
+        except torch.OutOfMemoryError:
+            if self._prepares is not None:
+                self._prepares.settle()
+            raise
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> BegunStep:
@@ -80,14 +87,15 @@ class HostStep:
         if batch.parts:
             self._prepare(batch.parts)
             hidden = self._forward(batch, begun.under_way)
-            self._prompt_logprobs(hidden.last_TD, outcomes)
-            self._pool(hidden.last_TD, outcomes)
+            self.scores.of_prompts(hidden.last_TD, outcomes)
+            self.scores.pool(hidden.last_TD, outcomes)
         checked = [outcome for outcome in outcomes if outcome.part.is_caught_up]
         logits_MV = self._decide(batch, hidden, checked) if hidden and checked else None
         if self._over_processes is not None:
             self._over_processes.check_alive()  # without all ranks the result is wrong
         if self._prepares is not None:
             self._prepares.settle()
+        self._before_commit(checked)
         self._commit(outcomes)
         committed = perf_counter()
         drafting = 0.0 if hidden is None else self._draft(batch, hidden, outcomes, logits_MV)
@@ -111,10 +119,9 @@ class HostStep:
         rows = [outcome.part.row for outcome in outcomes]
         if self.captured is not None and not self.captured.observes(rows):
             return 0.0
-        step = self._target_step(batch, hidden, outcomes, logits_MV)
         began = perf_counter()
         try:
-            self.drafter.observe(step)
+            self.drafter.observe(self._target_step(batch, hidden, outcomes, logits_MV))
             seconds = perf_counter() - began
             return seconds + self._propose([outcome for outcome in outcomes if outcome.is_running])
         except torch.OutOfMemoryError:
@@ -158,7 +165,7 @@ class HostStep:
             outcome.accepted = path[:-1]
             outcome.result.tokens = tokens
             outcome.result.num_accepted = len(tokens) - 1
-        self._score(checked, logits_MV, mask_MV)
+        self.scores.of_decided(checked, logits_MV, mask_MV)
         return logits_MV
 
     def _verify(
@@ -193,46 +200,22 @@ class HostStep:
             first += 1 + part.num_nodes
         return decided
 
-    def _score(self, checked: list[Outcome], logits_MV: Tensor, mask_MV: Tensor | None) -> None:
-        """Log-probabilities of the decided tokens; rows that want as many go together."""
-        same: dict[int, list[tuple[Outcome, list[int]]]] = {}
-        first = 0
-        for outcome in checked:
-            request = self.rows.requests[outcome.part.row]
-            assert request is not None
-            num_best = request.params.logprobs
-            if num_best is not None:
-                at = [first, *(first + 1 + node for node in outcome.accepted)]
-                if self.scores_processed:
-                    mask_KV = None if mask_MV is None else mask_MV[at]
-                    tokens = outcome.result.tokens
-                    logits_KV = self._process(outcome.part, logits_MV[at], tokens, mask_KV)
-                    outcome.result.logprobs = logprobs_at(logits_KV, tokens, num_best)
-                else:
-                    same.setdefault(num_best, []).append((outcome, at))
-            first += 1 + outcome.part.num_nodes
-        for num_best, asked in same.items():
-            places = [place for _, at in asked for place in at]
-            tokens = [token for outcome, _ in asked for token in outcome.result.tokens]
-            scores = iter(logprobs_of(logits_MV, places, tokens, num_best))
-            for outcome, at in asked:
-                outcome.result.logprobs = list(islice(scores, len(at)))
+    def _before_commit(self, checked: list[Outcome]) -> None:
+        """Do what may run out of memory: move the accepted nodes' KV, count the tokens decided.
 
-    def _process(
-        self, part: RowPart, logits_KV: Tensor, tokens: list[int], mask_KV: Tensor | None
-    ) -> Tensor:
-        """The processed logits that tokens were chosen by, each with those before it as history."""
-        count, device = len(tokens), logits_KV.device
-        path = [tokens[:k] + [-1] * (count - k) for k in range(count)]
-        pos_K = part.start + part.num_known + torch.arange(count, device=device)
-        row_K = torch.full((count,), part.row, device=device)
-        path_KP = torch.tensor(path, device=device)
-        return self.sampling.process(logits_KV, row_K, pos_K, path_KP, mask_KV)
+        Tokens that `_commit` drops are counted too: they are the last of their rows.
+        """
+        for outcome in checked:
+            part = outcome.part
+            if part.num_levels is not None and outcome.accepted:  # a chain's KV is in place
+                known, nodes = part.start + part.num_known, np.asarray(outcome.accepted)
+                slots = self.rows.slots(part.row, known, known + part.num_nodes)
+                self.kv[0].compact(slots[nodes], slots[: len(nodes)])
+        rows = [outcome.part.row for outcome in checked]
+        self.sampling.commit(rows, [outcome.result.tokens for outcome in checked])
 
     def _commit(self, outcomes: list[Outcome]) -> None:
-        """Write the decided tokens, move the accepted nodes' KV, and find out which rows end."""
-        rows: list[int] = []
-        tokens: list[list[int]] = []
+        """Write the decided tokens, and find out which rows end. This takes no memory."""
         for outcome in outcomes:
             part, result = outcome.part, outcome.result
             request = self.rows.requests[part.row]
@@ -252,10 +235,6 @@ class HostStep:
                     accepted=outcome.accepted,
                     method=part.nodes.method,
                 )
-            if part.num_levels is not None and outcome.accepted:  # a chain's KV is in place
-                nodes = np.asarray(outcome.accepted)
-                slots = self.rows.slots(part.row, known, known + part.num_nodes)
-                self.kv[0].compact(slots[nodes], slots[: len(nodes)])
             num_kept, result.finish = finish(
                 result.tokens, request, known - len(request.prompt_ids)
             )
@@ -267,41 +246,9 @@ class HostStep:
                 result.logprobs = result.logprobs[:num_kept]
             self.rows.commit(part.row, result.tokens)
             self.rows.computed[0, part.row] += min(len(outcome.accepted), num_kept)
-            rows.append(part.row)
-            tokens.append(result.tokens)
             outcome.is_running = result.finish is None
             if not outcome.is_running:
                 self.rows.leave(part.row)
-        self.sampling.commit(rows, tokens)
-
-    def _prompt_logprobs(self, last_TD: Tensor, outcomes: list[Outcome]) -> None:
-        for outcome in outcomes:
-            part, request = outcome.part, self.rows.requests[outcome.part.row]
-            assert request is not None
-            if request.params.prompt_logprobs is None:
-                continue
-            following = request.prompt_ids[part.start + 1 : part.start + part.num_known + 1]
-            scores: list[dict[int, Logprob]] = []
-            for first in range(0, len(following), 64):  # whole prompts of logits would not fit
-                chunk = following[first : first + 64]
-                hidden_MD = last_TD[part.first + first : part.first + first + len(chunk)]
-                logits_MV = self.target.logits(hidden_MD)
-                scores += logprobs_at(logits_MV, chunk, request.params.prompt_logprobs)
-            outcome.result.prompt_logprobs = scores
-
-    def _pool(self, last_TD: Tensor, outcomes: list[Outcome]) -> None:
-        """States for embeddings: a prompt's last one, or the sum of those in this step."""
-        for outcome in outcomes:
-            part, request = outcome.part, self.rows.requests[outcome.part.row]
-            assert request is not None
-            pooling, num_left = request.params.pooling, len(request.prompt_ids) - part.start
-            if pooling is None or num_left <= 0:
-                continue
-            state_TD = last_TD[part.first : part.first + min(part.num_known, num_left)].double()
-            if pooling == "mean":
-                outcome.result.pooled = (state_TD * POOL_SCALE).round().long().sum(0).tolist()
-            elif part.num_known >= num_left:
-                outcome.result.pooled = state_TD[-1].tolist()
 
     def _target_step(
         self, batch: Batch, hidden: Hidden, outcomes: list[Outcome], logits_MV: Tensor | None

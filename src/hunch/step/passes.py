@@ -5,6 +5,7 @@ Shape letters: T packed tokens, P tree depth, X rows of the engine, B blocks of 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,6 +23,8 @@ from hunch.models.target import FusedTarget
 from hunch.step.batch import Batch, pack_known
 from hunch.step.capture import Graph
 from hunch.step.rows import RowBuffers
+
+log = logging.getLogger("hunch")
 
 MAX_PASS = 2048  # tokens of the largest captured pass; in larger ones launches take little time
 SPARE_TILES = 16  # sequences whose last tile may be partly filled; of large passes size / 16
@@ -122,7 +125,13 @@ class CatchUp:
         return [partial(prepare, size) for size in PASSES]
 
     def run(self, ids: list[int]) -> None:
-        """Run it over all known tokens of these rows that have no KV in its group."""
+        """Run it over all known tokens of these rows that have no KV in its group, if it can."""
+        try:
+            self._run(ids)
+        except torch.OutOfMemoryError:
+            log.warning("no GPU memory for the draft model to catch up in: it drafts nothing yet")
+
+    def _run(self, ids: list[int]) -> None:
         rows = self.rows
         parts: list[tuple[int, int, int]] = []
         left = int((rows.known[ids] - rows.computed[-1, ids]).sum())
@@ -136,8 +145,13 @@ class CatchUp:
                 left -= stop - start
                 start = stop
                 if not room:
-                    self.passes.forward(pack_known(rows, parts))
+                    self._forward(parts)
                     parts, room = [], LARGE if left >= LARGE else SMALL
-            rows.computed[-1, row] = known
         if parts:
-            self.passes.forward(pack_known(rows, parts))
+            self._forward(parts)
+
+    def _forward(self, parts: list[tuple[int, int, int]]) -> None:
+        """Run it over these tokens, given as (row, start, stop)."""
+        self.passes.forward(pack_known(self.rows, parts))
+        for row, _, stop in parts:
+            self.rows.computed[-1, row] = stop

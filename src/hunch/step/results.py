@@ -132,7 +132,7 @@ class Download:
             torch.cuda.Event() if self._is_cuda else None  # type: ignore[no-untyped-call]
             for _ in range(NUM_BUFFERS)
         ]
-        self._num_steps = 0
+        self.num_steps = 0
         self.buffers(room)
 
     def buffers(self, num_numbers: int) -> Tensor:
@@ -147,8 +147,8 @@ class Download:
 
     def next_buffer(self) -> int:
         """A step was launched; returns the buffer it will fill."""
-        self._num_steps += 1
-        buffer = self._num_steps % NUM_BUFFERS
+        self.num_steps += 1
+        buffer = self.num_steps % NUM_BUFFERS
         if self._done[buffer] is not None:
             self._done[buffer].record()
         return buffer

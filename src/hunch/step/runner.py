@@ -105,7 +105,12 @@ class Runner:
         self._enter(plan)
         pending = None
         if self.captured is not None:
-            pending = self.captured.launch(plan.work, self._receive_pending)
+            try:
+                pending = self.captured.launch(plan.work, self._receive_pending)
+            except torch.OutOfMemoryError:  # in an upload, say
+                log.warning("no GPU memory to launch a step: the host runs it, row by row")
+                self.captured.steps.recount()
+                plan = replace(plan, work=[replace(work, is_apart=True) for work in plan.work])
         if pending is None:
             # The host goes on with rows that took captured steps, and must know their tokens.
             self._apply_pending()
@@ -163,10 +168,7 @@ class Runner:
 
     def _run(self, plan: StepPlan) -> StepResult:
         """A step run by the host."""
-        try:
-            result = self.host.run(plan)
-        except torch.OutOfMemoryError:
-            result = self._run_apart(plan)
+        result = self._run_rows(plan)
         for work in plan.work:
             if work.snapshot >= 0:  # keep its state here for prompts that begin alike
                 self._copy_state(work.row, self.capacity.max_rows + work.snapshot)
@@ -181,28 +183,47 @@ class Runner:
         assert states is not None
         states.copy(source, target)
 
-    def _run_apart(self, plan: StepPlan) -> StepResult:
-        """`_run`, row by row, after all rows together ran out of memory.
+    def _run_rows(self, plan: StepPlan) -> StepResult:
+        """Run a plan's rows together, or one by one if there is not enough memory for that.
 
-        A row that does not fit alone ends with an error; the others only lose time.
+        A step that failed can be repeated: nothing is committed until all that takes memory is
+        done, and KV is written to the same slots again. Recurrent states alone cannot go back.
         """
-        whole = StepResult(id=plan.id, rows=[])
-        if self.capacity.has_states:  # some states have changed, and cannot be restored
-            whole.rows = [self._give_up(work) for work in plan.work]
-            return whole
-        log.warning("out of GPU memory in a step of %d rows: they go one by one", len(plan.work))
-        for work in plan.work:
-            torch.cuda.empty_cache()
+        together = [work for work in plan.work if not work.is_apart]
+        if len(together) == len(plan.work):
             try:
-                part = self.host.run(replace(plan, work=[work]))
+                return self.host.run(plan)
             except torch.OutOfMemoryError:
-                whole.rows.append(self._give_up(work))
-                continue
-            whole.rows += part.rows
-            whole.target_seconds += part.target_seconds
-            whole.draft_seconds += part.draft_seconds
-            whole.plain_seconds += part.plain_seconds
-        return whole
+                num_rows, together = len(plan.work), []
+                log.warning("out of GPU memory in a step of %d rows: they go one by one", num_rows)
+        parts = [self._run_rows(replace(plan, work=together))] if together else []
+        parts += [self._run_alone(plan, work) for work in plan.work if work not in together]
+        by_row = {result.row: result for part in parts for result in part.rows}
+        return StepResult(
+            id=plan.id,
+            rows=[by_row[work.row] for work in plan.work],
+            target_seconds=sum(part.target_seconds for part in parts),
+            draft_seconds=sum(part.draft_seconds for part in parts),
+            plain_seconds=sum(part.plain_seconds for part in parts),
+        )
+
+    def _run_alone(self, plan: StepPlan, work: RowWork) -> StepResult:
+        """Run one of a plan's rows; if it does not fit alone either, it ends with an error."""
+        if self._is_lost(work.row):
+            self.rows.leave(work.row)
+            return StepResult(id=plan.id, rows=[RowResult(row=work.row, is_lost=True)])
+        torch.cuda.empty_cache()
+        try:
+            return self.host.run(replace(plan, work=[work]))
+        except torch.OutOfMemoryError:
+            return StepResult(id=plan.id, rows=[self._give_up(work)])
+
+    def _is_lost(self, row: int) -> bool:
+        """Whether a failed step has changed the row's recurrent state."""
+        states = self.host.kv[0].states
+        if states is None or self.rows.requests[row] is None:
+            return False
+        return states.is_ahead(row, int(self.rows.computed[0, row]))
 
     def _give_up(self, work: RowWork) -> RowResult:
         computed = tuple(self.rows.computed[:, work.row].tolist())

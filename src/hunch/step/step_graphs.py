@@ -183,6 +183,13 @@ class StepGraphs:
                 self.inputs_3R.copy_(waiting_3R)
         return self._steps[key]
 
+    def recount(self) -> None:
+        """A launch has failed, perhaps in its middle: let the device count steps as the host does.
+
+        By that count both find the buffer of a step's result.
+        """
+        self.state.clock_2[0] = self.download.num_steps
+
     def _generation(self, kind: StepKind) -> int:
         """A number that changes when the tables of rules are replaced, if this kind reads them."""
         if not kind.extras & (RULES | MASKS):
