@@ -55,7 +55,7 @@ class ModelConfig:
     revision: str | None = None
     download_dir: str | None = None  # where files are fetched to; None: the user's caches
     dtype: str = "auto"
-    kv_cache_dtype: str = "auto"  # of keys and values; fp8, int8, on a GPU: half the memory
+    kv_cache_dtype: str = "auto"  # of keys and values; fp8, int8: half the memory
     quantization: str | None = None  # as the files have it, or fp8, int8, int4 for plain ones
     device: str = "auto"  # auto, cpu, cuda
     max_model_len: int | None = None  # None: the model's own context

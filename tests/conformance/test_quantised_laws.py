@@ -81,11 +81,20 @@ def test_rounded_when_loaded(dtype: str, tmp_path: Path) -> None:
     assert ids(model, speculate=drafted(model, "fp8"), quantization=dtype, **GPU) == plain
 
 
-@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "where",
+    [
+        {"kernels": "auto"},
+        {"kernels": "torch"},
+        pytest.param({"dtype": "int8"}, marks=pytest.mark.slow),
+        pytest.param(GPU, marks=pytest.mark.gpu),
+    ],
+    ids=["native", "torch", "native int8", "gpu"],
+)
 @pytest.mark.parametrize("held", ["fp8", "int8"])
-def test_keys_and_values_in_8_bits(held: str, tmp_path: Path) -> None:
+def test_keys_and_values_in_8_bits(held: str, where: dict[str, Any], tmp_path: Path) -> None:
     model = str(write_llama(tmp_path, width=128))
-    plain = ids(model, speculate="off", kv_cache_dtype=held, max_num_seqs=1, **GPU)
+    plain = ids(model, speculate="off", kv_cache_dtype=held, max_num_seqs=1, **where)
     for kv_dtype in ("auto", "int8"):
         draft = f"{drafted(model)}:kv_dtype={kv_dtype}"
-        assert ids(model, speculate=draft, kv_cache_dtype=held, **GPU) == plain
+        assert ids(model, speculate=draft, kv_cache_dtype=held, **where) == plain

@@ -7,6 +7,7 @@ import torch
 
 from builders import BLOCK_SIZE, Seq, pack, tables
 from hunch.kernels.attention import attention, attention_by_token, attention_ref
+from hunch.kernels.kv_store import codes_ref
 from hunch.kernels.native_rows import attend, can_attend
 from hunch.layers.attention import Alibi
 
@@ -26,12 +27,12 @@ STEPS = {
 }
 
 
-def make(seqs, num_heads, num_kv_heads, num_padding=0):
+def make(seqs, num_heads, num_kv_heads, num_padding=0, head_dim=8, num_blocks=16):
     random = torch.Generator().manual_seed(3)
-    ids_T, attn = pack(seqs, tables(len(seqs)), num_padding=num_padding)
+    ids_T, attn = pack(seqs, tables(len(seqs), num_blocks), num_padding=num_padding)
     num_slots = attn.table_SB.numel() * BLOCK_SIZE
-    q_TNH = torch.randn(len(ids_T), num_heads, 8, generator=random)
-    k_CMH, v_CMH = (torch.randn(num_slots, num_kv_heads, 8, generator=random) for _ in "kv")
+    q_TNH = torch.randn(len(ids_T), num_heads, head_dim, generator=random)
+    k_CMH, v_CMH = (torch.randn(num_slots, num_kv_heads, head_dim, generator=random) for _ in "kv")
     return q_TNH, k_CMH, v_CMH, attn
 
 
@@ -57,6 +58,26 @@ def test_caps_and_sinks_are_those_of_the_reference(window):
     for path in paths:
         got = path(q_TNH, k_CMH, v_CMH, attn, *more)
         torch.testing.assert_close(got, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+@pytest.mark.parametrize("step", ["tree after a chunk", "several", "long"])
+@pytest.mark.parametrize("head_dim", [8, 48, 272])
+def test_codes_are_read_as_the_reference_reads_them(dtype, step, head_dim):
+    """Some heads are a thousand times as large as others: their scales are apart."""
+    long = [Seq([1], start=300, draft=[2, 3, 4], parents=[-1, 0, 0]), Seq(range(40), start=100)]
+    q_TNH, k_CMH, v_CMH, attn = make(STEPS.get(step, long), 6, 2, 1, head_dim, num_blocks=80)
+    sizes_CM1 = 10 ** (3 * torch.rand(*k_CMH.shape[:2], 1) - 2)
+    (k_CMH, k_CM1), (v_CMH, v_CM1) = codes_ref(k_CMH, dtype), codes_ref(v_CMH * sizes_CM1, dtype)
+    more = (0.3, 150, 9.0, torch.full((6,), 0.5))
+    expected = attention_ref(q_TNH, k_CMH, v_CMH, attn, *more, scales=(k_CM1, v_CM1))
+    paths = [attention, attention_by_token]
+    paths += [attend] if can_attend(head_dim, has_scales=True) else []
+    for path in paths:
+        got = path(q_TNH, k_CMH, v_CMH, attn, *more, scales=(k_CM1, v_CM1))
+        error = (got - expected).norm() / expected.norm()
+        # Where a CPU computes in half floats, it does so for heads up to 256.
+        assert error < (2e-3 if path is attend and head_dim <= 256 else 1e-5), path
 
 
 @pytest.mark.parametrize("window", [None, 4])

@@ -90,3 +90,18 @@ def test_kv_store():
     close(caches[3], caches[1])
     assert caches[0][9].equal(k[3])
     assert caches[0].count_nonzero() == 3 * 16
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_kv_store_of_codes(dtype):
+    k, v = torch.randn(4, 2, 8), torch.randn(4, 2, 8)
+    slots = torch.tensor([5, -1, 0, 9])
+    expected, got = ([torch.zeros(12, 2, 8, dtype=dtype) for _ in "kv"] for _ in range(2))
+    scales, got_scales = (tuple(torch.zeros(12, 2, 1) for _ in "kv") for _ in range(2))
+    kv_store_ref(k, v, *expected, slots, scales)
+    live = slots >= 0
+    kv_store(k[live], v[live], *got, slots[live], got_scales)
+    for ours, theirs in zip((*got, *got_scales), (*expected, *scales), strict=True):
+        assert ours.float().equal(theirs.float())
+    kept = expected[0][9].float() * scales[0][9]
+    torch.testing.assert_close(kept, k[3], atol=0.02, rtol=0.07)

@@ -244,11 +244,12 @@ def _size(llm: LLM) -> dict[str, float]:
     spec = target.spec
     heads = spec.width * spec.head_dim * 2 * (spec.num_heads + spec.num_kv_heads)
     mlp = (3 if spec.is_gated else 2) * spec.width * spec.ffn_width
-    kv_width = 2 * spec.num_kv_heads * spec.head_dim
+    kv_size = target.kv_dtype.itemsize
+    head_bytes = spec.head_dim * kv_size + 4 * (kv_size == 1)  # codes have a scale
     return {
         "params": spec.num_layers * (heads + mlp) + spec.vocab_size * spec.width,
         "num_layers": spec.num_layers,
-        "kv_bytes": spec.num_layers * kv_width * target.kv_dtype.itemsize,
+        "kv_bytes": spec.num_layers * 2 * spec.num_kv_heads * head_bytes,
         "weight_bytes": target.weight_bytes,
     }
 

@@ -94,7 +94,7 @@ _HELP = {
     "revision": "Branch, tag or commit of the model on the hub.",
     "download_dir": "Where models are fetched to; default: the user's caches.",
     "dtype": "auto (as the files have it), float32, bfloat16, float16, fp8, int8 or int4.",
-    "kv_cache_dtype": "Of keys and values: auto, or on a GPU fp8 or int8 for half the memory.",
+    "kv_cache_dtype": "Of keys and values: auto, or fp8 or int8 for half the memory.",
     "quantization": "Form of the weights; default: as the files have it.",
     "device": "auto, cpu or cuda.",
     "max_model_len": "Longest prompt and answer together; default: the model's own.",

@@ -93,7 +93,7 @@ KvDtype = Annotated[
     typer.Option(
         "--kv-cache-dtype",
         rich_help_panel=ENGINE,
-        help="Of keys and values: auto, or on a GPU fp8 or int8 for half the memory.",
+        help="Of keys and values: auto, or fp8 or int8 for half the memory.",
     ),
 ]
 Device = Annotated[str, typer.Option(rich_help_panel=ENGINE, help="auto, cpu or cuda.")]

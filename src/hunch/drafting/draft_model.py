@@ -54,7 +54,7 @@ class DraftOptions(GrowOptions):
 
     cross_vocab: bool = False  # draft over the tokens two vocabularies have in common
     dtype: str = "auto"
-    kv_dtype: str = "auto"  # of its keys and values: fp8 or int8, on a GPU
+    kv_dtype: str = "auto"  # of its keys and values; or fp8, int8
     adapt: bool = False  # keep learning from answers while serving
 
 

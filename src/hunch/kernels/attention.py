@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hunch.kernels.kv_store import slots_at
+from hunch.kernels.kv_store import Scales, slots_at
 
 
 @dataclass(slots=True)
@@ -105,11 +105,13 @@ def attention_ref(
     cap: float = 0.0,
     sinks_N: Tensor | None = None,
     alibi_NL: Tensor | None = None,
+    scales: Scales | None = None,
 ) -> Tensor:
     """The specification: one token at a time, in float64.
 
-    With a cap, scores s become cap * tanh(s / cap). A head's sink is one more score in its softmax,
-    whose value is zero. `alibi_NL` is added to scores by head and position of the key.
+    With scales, keys and values are codes. With a cap, scores s become cap * tanh(s / cap). A
+    head's sink is one more score in its softmax, whose value is zero. `alibi_NL` is added to
+    scores by head and position of the key.
     """
     out_TNH = torch.zeros_like(q_TNH)
     group = q_TNH.shape[1] // k_CMH.shape[1]
@@ -117,8 +119,10 @@ def attention_ref(
         if attn.slot_T[token] < 0:
             continue
         slots = seen_slots(attn, token, window)
-        k_PNH = k_CMH[slots].double().repeat_interleave(group, dim=1)
-        v_PNH = v_CMH[slots].double().repeat_interleave(group, dim=1)
+        k_PMH, v_PMH = k_CMH[slots].double(), v_CMH[slots].double()
+        if scales is not None:
+            k_PMH, v_PMH = k_PMH * scales[0][slots], v_PMH * scales[1][slots]
+        k_PNH, v_PNH = (x.repeat_interleave(group, dim=1) for x in (k_PMH, v_PMH))
         scores_NP = torch.einsum("nh,pnh->np", q_TNH[token].double(), k_PNH) * scale
         if alibi_NL is not None:
             scores_NP = scores_NP + _added(alibi_NL.double(), int(attn.pos_T[token]), len(slots))
@@ -159,6 +163,12 @@ class Piece:
     num_keys: int
     slots_K: Tensor | None  # the slots, if they are not
     mask_WK: Tensor | None  # added to the scores; None: every token sees every key
+
+    def pick(self, cache_CMX: Tensor) -> Tensor:
+        """What the cache has of the piece's keys."""
+        if self.slots_K is None:
+            return cache_CMX.narrow(0, self.slot, self.num_keys)
+        return cache_CMX.index_select(0, self.slots_K)
 
 
 def spans_of(attn: AttnInputs) -> tuple[Span, ...]:
@@ -279,15 +289,23 @@ def attention(
     window: int | None = None,
     cap: float = 0.0,
     sinks_N: Tensor | None = None,
+    scales: Scales | None = None,
 ) -> Tensor:
     """torch's attention, one call per span; indices and masks are made once per step."""
     pieces = pieces_of(attn, window, q_TNH.dtype, q_TNH.device)
     if len(pieces) == 1 and pieces[0].last - pieces[0].first == len(q_TNH):
-        return _attend(q_TNH, k_CMH, v_CMH, pieces[0], scale, cap, sinks_N)
+        return _attend(q_TNH, k_CMH, v_CMH, pieces[0], scale, cap, sinks_N, scales=scales)
     out_TNH = torch.zeros_like(q_TNH)
     for piece in pieces:
         out_TNH[piece.first : piece.last] = _attend(
-            q_TNH[piece.first : piece.last], k_CMH, v_CMH, piece, scale, cap, sinks_N
+            q_TNH[piece.first : piece.last],
+            k_CMH,
+            v_CMH,
+            piece,
+            scale,
+            cap,
+            sinks_N,
+            scales=scales,
         )
     return out_TNH
 
@@ -302,6 +320,7 @@ def attention_by_token(
     cap: float = 0.0,
     sinks_N: Tensor | None = None,
     alibi_NL: Tensor | None = None,
+    scales: Scales | None = None,
 ) -> Tensor:
     """torch's attention, one call per token, whose shape depends on its position alone."""
     key = ("tokens", window)
@@ -318,7 +337,9 @@ def attention_by_token(
         added_NK = None
         if alibi_NL is not None:
             added_NK = _added(alibi_NL, int(attn.pos_T[token]), len(slots_K))
-        out_TNH[token] = _attend(q_1NH, k_CMH, v_CMH, piece, scale, cap, sinks_N, added_NK)[0]
+        out_TNH[token] = _attend(q_1NH, k_CMH, v_CMH, piece, scale, cap, sinks_N, added_NK, scales)[
+            0
+        ]
     return out_TNH
 
 
@@ -331,13 +352,14 @@ def _attend(
     cap: float,
     sinks_N: Tensor | None,
     added_NK: Tensor | None = None,  # to the scores of a piece that is one token
+    scales: Scales | None = None,
 ) -> Tensor:
-    if piece.slots_K is None:
-        k_KMH = k_CMH.narrow(0, piece.slot, piece.num_keys)
-        v_KMH = v_CMH.narrow(0, piece.slot, piece.num_keys)
-    else:
-        k_KMH = k_CMH.index_select(0, piece.slots_K)
-        v_KMH = v_CMH.index_select(0, piece.slots_K)
+    k_KMH, v_KMH = piece.pick(k_CMH), piece.pick(v_CMH)
+    if scales is not None:
+        k_KMH, v_KMH = (
+            (codes.float() * piece.pick(scale_CM1)).to(q_WNH.dtype)
+            for codes, scale_CM1 in zip((k_KMH, v_KMH), scales, strict=True)
+        )
     if cap or sinks_N is not None or added_NK is not None:
         group = q_WNH.shape[1] // k_CMH.shape[1]
         k_NKH, v_NKH = (

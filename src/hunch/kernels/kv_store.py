@@ -40,18 +40,43 @@ def write_slots(
         done = stop
 
 
+Scales = tuple[Tensor, Tensor]  # of codes: those of keys and of values, [C, M, 1] each
+
+
 def kv_store_ref(
-    k_TMH: Tensor, v_TMH: Tensor, k_CMH: Tensor, v_CMH: Tensor, slot_T: Tensor
+    k_TMH: Tensor,
+    v_TMH: Tensor,
+    k_CMH: Tensor,
+    v_CMH: Tensor,
+    slot_T: Tensor,
+    scales: Scales | None = None,
 ) -> None:
     """The specification: a slot of -1 is padding."""
     for token, slot in enumerate(slot_T.tolist()):
-        if slot >= 0:
-            k_CMH[slot] = k_TMH[token]
-            v_CMH[slot] = v_TMH[token]
+        if slot < 0:
+            continue
+        for which, (x_TMH, cache_CMH) in enumerate(((k_TMH, k_CMH), (v_TMH, v_CMH))):
+            if scales is None:
+                cache_CMH[slot] = x_TMH[token]
+            else:
+                cache_CMH[slot], scales[which][slot] = codes_ref(x_TMH[token], cache_CMH.dtype)
 
 
-def kv_store(k_TMH: Tensor, v_TMH: Tensor, k_CMH: Tensor, v_CMH: Tensor, slot_T: Tensor) -> None:
+def kv_store(
+    k_TMH: Tensor,
+    v_TMH: Tensor,
+    k_CMH: Tensor,
+    v_CMH: Tensor,
+    slot_T: Tensor,
+    scales: Scales | None = None,
+) -> None:
     """`slot_T` holds no padding here: the caller drops it once per step, not once per layer."""
+    if scales is not None:
+        (k_TMH, k_TM1), (v_TMH, v_TM1) = (codes_ref(x, k_CMH.dtype) for x in (k_TMH, v_TMH))
+        scales[0].index_copy_(0, slot_T, k_TM1)
+        scales[1].index_copy_(0, slot_T, v_TM1)
+        # As bytes: torch copies no float8 by index on a CPU.
+        k_TMH, v_TMH, k_CMH, v_CMH = (x.view(torch.uint8) for x in (k_TMH, v_TMH, k_CMH, v_CMH))
     k_CMH.index_copy_(0, slot_T, k_TMH)
     v_CMH.index_copy_(0, slot_T, v_TMH)
 
@@ -95,7 +120,7 @@ class KVCache:
             return self.k_LCMH[number], self.v_LCMH[number]
         return self.others.layer(number - len(self.k_LCMH))
 
-    def scales_of(self, number: int) -> tuple[Tensor, Tensor] | None:
+    def scales_of(self, number: int) -> Scales | None:
         """The scales of a layer's keys and values, [C, M, 1] each; None: they are plain numbers."""
         if number >= len(self.k_LCMH) and self.others is not None:
             return self.others.scales_of(number - len(self.k_LCMH))

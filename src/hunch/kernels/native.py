@@ -264,7 +264,6 @@ class NativeNetwork:
         spec = _Spec(
             **{name: getattr(shape, name) for name in shape.__slots__},
             num_layers=len(layers),
-            is_half=kv_dtype == torch.float16,
             is_fine=is_fine,
             embedding=embedding.handle,
             head=head.handle,

@@ -6,15 +6,19 @@ C slots of the cache, S sequences, P positions of a sequence, U slots that a ste
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.kv_store import slots_at
+from hunch.kernels.kv_store import Scales, slots_at
 from hunch.kernels.native import _address, _floats, _lib, is_available, team
+from hunch.kernels.native_structs import Kept
 
 STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # weights that are read in place
 MAX_HEAD_DIM = 1024
+_LANES = 16  # codes of 8 bits are read in whole vectors of every CPU
 LOG2_E = 1.4426950408889634
 
 
@@ -34,9 +38,11 @@ def multiply_rows(x_TK: Tensor, weight_NK: Tensor) -> Tensor:
     return out_TN
 
 
-def can_attend(head_dim: int) -> bool:
+def can_attend(head_dim: int, *, has_scales: bool = False) -> bool:
     """Whether heads are whole vectors on this CPU."""
-    return is_available() and head_dim <= MAX_HEAD_DIM and head_dim % _lib().hunch_panel() == 0
+    if not is_available() or head_dim > MAX_HEAD_DIM:
+        return False
+    return head_dim % (_LANES if has_scales else _lib().hunch_panel()) == 0
 
 
 def attend(
@@ -48,11 +54,17 @@ def attend(
     window: int | None,
     cap: float = 0.0,
     sinks_N: Tensor | None = None,
+    scales: Scales | None = None,
 ) -> Tensor:
-    """Attention with positions in fixed tiles; a row's bits are the same in any company."""
+    """Attention with positions in fixed tiles; a row's bits are the same in any company.
+
+    Codes of 8 bits, which have scales, are read where they lie, as floats are.
+    """
     num_rows, num_heads, head_dim = q_TNH.shape
     table_SP, tree_TP, block_size = attn.table_SB, attn.tree_TP, attn.block_size
-    if k_CMH.dtype != torch.float32 or not k_CMH.is_contiguous():
+    is_ready = k_CMH.dtype == torch.float32 or scales is not None
+    if not is_ready or not k_CMH.is_contiguous():
+        assert scales is None
         slots_U, table_SP, tree_TP = _read_by_step(attn)
         block_size = 1
         k_CMH, v_CMH = (_floats(cache.index_select(0, slots_U)) for cache in (k_CMH, v_CMH))
@@ -62,8 +74,10 @@ def attend(
         tree_TP = tree_TP.contiguous()
     assert all(column.is_contiguous() and column.dtype == torch.int64 for column in columns)
     out_TNH = torch.empty(num_rows, num_heads, head_dim)
+    k_scales, v_scales = scales or (None, None)
+    k, v = Kept.over(k_CMH, k_scales), Kept.over(v_CMH, v_scales)
     _lib().hunch_attend(
-        team(torch.get_num_threads()), q_TNH.data_ptr(), k_CMH.data_ptr(), v_CMH.data_ptr(),
+        team(torch.get_num_threads()), q_TNH.data_ptr(), ctypes.addressof(k), ctypes.addressof(v),
         *(column.data_ptr() for column in columns), _address(tree_TP), num_rows,
         table_SP.stride(0), 0 if tree_TP is None else tree_TP.stride(0), block_size,
         num_heads, k_CMH.shape[1], head_dim, window or 0, cap * LOG2_E, _address(sinks_N),

@@ -23,6 +23,8 @@ NORMS = ("attn_norm", "mlp_norm", "attn_out_norm", "mlp_out_norm")
 DELTA_NUMBERS = ("num_k_heads", "num_v_heads", "k_dim", "v_dim", "num_taps", "is_tiled")
 _ORDER = ("is_layer_norm", "is_post_norm", "is_parallel", "is_qk_norm_whole")
 _ACTIVATIONS = ("silu", "relu", "gelu", "gelu_tanh", "clipped", "relu2")  # as in activation.h
+# How a cache holds numbers, as in kept.h.
+KV_FORMS = {torch.float32: 0, torch.float16: 1, torch.int8: 2, torch.float8_e4m3fn: 3}
 _JOINS = ("joins", "is_state_first", "is_first_masked", "is_residual_normed")
 
 
@@ -131,7 +133,7 @@ class _Spec(ctypes.Structure):
             (name, _I32)
             for name in (
                 "width", "ffn_width", "num_heads", "num_kv_heads", "head_dim", "num_layers",
-                "is_half", "max_len",
+                "max_len",
             )
         ),
         ("norm_eps", _F32),
@@ -157,6 +159,16 @@ class _Spec(ctypes.Structure):
     )  # fmt: skip
 
 
+class Kept(ctypes.Structure):
+    """Keys or values as a cache keeps them, with scales where they are codes."""
+
+    _fields_ = (("numbers", _POINTER), ("scales", _POINTER), ("form", _I64))
+
+    @staticmethod
+    def over(numbers: Tensor, scales: Tensor | None) -> Kept:
+        return Kept(numbers.data_ptr(), _address(scales), KV_FORMS[numbers.dtype])
+
+
 class _Pass(ctypes.Structure):
     _fields_ = (
         ("num_rows", _I64),
@@ -165,11 +177,12 @@ class _Pass(ctypes.Structure):
             for name in ("ids", "embedded", "pos", "slot", "seq", "base", "table", "tree")
         ),
         *((name, _I64) for name in ("table_stride", "tree_stride", "block_size")),
-        *((name, _POINTER) for name in ("k", "v")),
+        *((name, Kept) for name in ("k", "v")),
         ("layer_stride", _I64),
         ("num_features", _I64),
         *((name, _POINTER) for name in ("feature_layers", "features", "hidden", "state")),
-        *((name, _POINTER) for name in ("states", "k_other", "v_other")),
+        ("states", _POINTER),
+        *((name, Kept) for name in ("k_other", "v_other")),
         ("other_stride", _I64),
     )
 
@@ -179,7 +192,7 @@ class _Pass(ctypes.Structure):
             self.k_other, self.v_other, self.other_stride = places[1]
 
 
-KVPlaces = tuple[tuple[int, int, int], ...]
+KVPlaces = tuple[tuple[Kept, Kept, int], ...]
 
 
 def kv_places(kv: KVCache, dtype: torch.dtype) -> KVPlaces:
@@ -188,7 +201,12 @@ def kv_places(kv: KVCache, dtype: torch.dtype) -> KVPlaces:
     assert k_LCMH.dtype == v_LCMH.dtype == dtype
     assert k_LCMH[0].is_contiguous()
     assert v_LCMH.stride() == k_LCMH.stride()
-    own = k_LCMH.data_ptr(), v_LCMH.data_ptr(), k_LCMH.stride(0)
+    scales = (None, None)
+    if kv.scales is not None:
+        scales = kv.scales.k_LCMH, kv.scales.v_LCMH
+        assert all(scale_LCM1.is_contiguous() for scale_LCM1 in scales)
+        assert k_LCMH.is_contiguous()
+    own = Kept.over(k_LCMH, scales[0]), Kept.over(v_LCMH, scales[1]), k_LCMH.stride(0)
     return (own, *(kv_places(kv.others, dtype) if kv.others is not None else ()))
 
 

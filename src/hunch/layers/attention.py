@@ -15,7 +15,7 @@ from torch import Tensor
 from hunch.kernels.activation import sigmoid
 from hunch.kernels.attention import AttnInputs, attention, attention_by_token, live_tokens
 from hunch.kernels.delta import DeltaShape, DeltaWeights, recur
-from hunch.kernels.kv_store import KVCache, kv_store
+from hunch.kernels.kv_store import KVCache, Scales, kv_store
 from hunch.kernels.native_rows import attend, can_attend
 from hunch.kernels.rope import Rotation, rope
 from hunch.layers.linear import Linear
@@ -82,29 +82,32 @@ class Paged:
         self.slot_T = attn.slot_T if self.live_T is None else attn.slot_T[self.live_T]
         # One unbind per step is cheaper than two selects per layer.
         self.kv = kv.layers()
+        self.scales_of = kv.scales_of
         self.states = kv.states
 
     def __call__(
         self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
     ) -> Tensor:
         rotation, (k_CMH, v_CMH) = self.rotations[heads.rope], self.kv[layer]
+        scales = self.scales_of(layer)
         where = (self.attn, heads.scale, heads.window, heads.cap, sinks_N, heads.alibi_NL)
         if heads.is_reader:
             q_TNH = qkv_TAH
             if rotation is not None:
                 q_TNH = rope(q_TNH, rotation.cos_T1H, rotation.sin_T1H)
-            return self.read(q_TNH, k_CMH, v_CMH, where)
+            return self.read(q_TNH, k_CMH, v_CMH, where, scales)
         q_TNH, k_TMH, v_TMH = split_heads(qkv_TAH, heads, rotation)
-        if self.live_T is None:
-            kv_store(k_TMH, v_TMH, k_CMH, v_CMH, self.slot_T)
-        else:
-            kv_store(k_TMH[self.live_T], v_TMH[self.live_T], k_CMH, v_CMH, self.slot_T)
-        return self.read(q_TNH, k_CMH, v_CMH, where)
+        if self.live_T is not None:
+            k_TMH, v_TMH = k_TMH[self.live_T], v_TMH[self.live_T]
+        kv_store(k_TMH, v_TMH, k_CMH, v_CMH, self.slot_T, scales)
+        return self.read(q_TNH, k_CMH, v_CMH, where, scales)
 
-    def read(self, q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, where: Where) -> Tensor:
+    def read(
+        self, q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, where: Where, scales: Scales | None
+    ) -> Tensor:
         if where[-1] is not None:  # by token alone is known which position a key has
-            return attention_by_token(q_TNH, k_CMH, v_CMH, *where)
-        return attention(q_TNH, k_CMH, v_CMH, *where[:-1])
+            return attention_by_token(q_TNH, k_CMH, v_CMH, *where, scales)
+        return attention(q_TNH, k_CMH, v_CMH, *where[:-1], scales)
 
     def recur(
         self, inputs_TI: Tensor, shape: DeltaShape, weights: DeltaWeights, layer: int
@@ -117,10 +120,13 @@ class Paged:
 class ExactPaged(Paged):
     """The same for a target: what a token reads is the same bits whatever tokens are beside it."""
 
-    def read(self, q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, where: Where) -> Tensor:
-        if q_TNH.device.type == "cpu" and where[-1] is None and can_attend(q_TNH.shape[2]):
-            return attend(q_TNH, k_CMH, v_CMH, *where[:-1]).to(q_TNH.dtype)
-        return attention_by_token(q_TNH, k_CMH, v_CMH, *where)
+    def read(
+        self, q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, where: Where, scales: Scales | None
+    ) -> Tensor:
+        is_plain = q_TNH.device.type == "cpu" and where[-1] is None
+        if is_plain and can_attend(q_TNH.shape[2], has_scales=scales is not None):
+            return attend(q_TNH, k_CMH, v_CMH, *where[:-1], scales).to(q_TNH.dtype)
+        return attention_by_token(q_TNH, k_CMH, v_CMH, *where, scales)
 
 
 def split_heads(

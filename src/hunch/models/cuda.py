@@ -74,7 +74,8 @@ class CudaDecoder:
 
     def hold_kv(self, dtype: torch.dtype) -> None:
         """Keys and values in another precision than the model's."""
-        self.kv_dtype = self.decoder.kv_dtype = dtype
+        self.decoder.hold_kv(dtype)
+        self.kv_dtype = dtype
 
     def _check_wide(self) -> bool:
         """Whether the vendor's products may serve many rows: they have the same bits."""

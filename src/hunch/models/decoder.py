@@ -202,6 +202,10 @@ class Decoder(Part):
         rotations = [rope(attn.pos_T) for rope in self.ropes]
         return (ExactPaged if self.is_exact else Paged)(attn, kv, *rotations)
 
+    def hold_kv(self, dtype: torch.dtype) -> None:
+        """Keys and values in another precision than the model's."""
+        self.kv_dtype = dtype
+
     def make_exact(self) -> None:
         """Compute every row in one way on a GPU too, where torch's products go by their number."""
         self.is_exact = True

@@ -51,7 +51,7 @@ class NativeDecoder:
     """The interface of Decoder; hidden states and logits are float32, on the CPU.
 
     KV is stored as float16 beside quantised weights (half the memory, rounded once, when it is
-    written) and as float32 beside float32 weights.
+    written) and as float32 beside float32 weights; after `hold_kv` in 8 bits.
     """
 
     backend = NATIVE
@@ -100,6 +100,7 @@ class NativeDecoder:
         held += [] if table is None else [table.table, table.project]
         self.weight_bytes = sum({id(matrix): matrix.nbytes for matrix in held}.values())
         is_float = all(matrix.kind == FLOAT for matrix in held)
+        self.is_quantised = not is_float
         self.kv_dtype = torch.float32 if is_float else torch.float16
         self.activation_bits = None if is_float else 14 if is_fine else 8
         norm_D, norm_bias_D, positions_LD, head_bias_V = self._vectors(reader)
@@ -151,6 +152,10 @@ class NativeDecoder:
         name = HEAD_SHARE if self.group.size > 1 else self.names.head
         return embedding, reader.matrix(name, is_table=True)
 
+    def hold_kv(self, dtype: torch.dtype) -> None:
+        """Keys and values in another precision than the weights ask for."""
+        self.kv_dtype = self.network.kv_dtype = dtype
+
     def use_own_threads(self, num_threads: int) -> None:
         """Compute beside other networks of this process, not after them."""
         self.network.team = new_team(num_threads)
@@ -161,10 +166,6 @@ class NativeDecoder:
         if self._whole is None or self.spec.is_tied:
             return self.embedding if self.spec.is_tied else self.head
         return self._whole.matrix(self.names.head, is_table=True)
-
-    @property
-    def is_quantised(self) -> bool:
-        return self.kv_dtype != torch.float32
 
     def output_rows(self, ids_C: Tensor) -> Tensor:
         return self.head.rows(ids_C)

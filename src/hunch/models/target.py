@@ -254,8 +254,8 @@ def with_kv(target: Target, kv_dtype: str) -> Target:
         raise ConfigError(f"kv_dtype={kv_dtype!r} is not one of {', '.join(KV_DTYPES)}")
     if not isinstance(target, HoldsKV) or target.spec.latent is not None:
         raise ConfigError(
-            f"KV in {kv_dtype}: only a GPU's fused layers read it, no latent attention; "
-            "leave it out for this model and device"
+            f"KV in {kv_dtype}: not for latent attention, nor for a draft model that is split "
+            "over processes; leave it out for this model"
         )
     target.hold_kv(torch.int8 if kv_dtype == "int8" else torch.float8_e4m3fn)
     return target

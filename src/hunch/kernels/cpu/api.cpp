@@ -81,16 +81,16 @@ void hunch_multiply_rows(Team* team, const float* x, int64_t num_rows, int64_t n
     multiply_rows(*team, x, (int)num_rows, (int)num_in, w, (Stored)stored, (int)num_out, out);
 }
 
-// Attention of one layer over a float32 cache; q as AttnCall has it, out [num_rows][head][head_dim].
-void hunch_attend(Team* team, const float* q, const float* k, const float* v, const int64_t* pos,
+// Attention of one layer; q as AttnCall has it, out [num_rows][head][head_dim].
+void hunch_attend(Team* team, const float* q, const Kept* k, const Kept* v, const int64_t* pos,
                   const int64_t* slot, const int64_t* seq, const int64_t* base, const int64_t* table,
                   const int64_t* tree, int64_t num_rows, int64_t table_stride, int64_t tree_stride,
                   int64_t block_size, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
                   int64_t window, float cap, const float* sinks, float* out) {
     Places places{(int)num_rows, pos, slot, seq, base, table, tree, table_stride, tree_stride,
                   block_size};
-    Heads heads{(int)num_heads, (int)num_kv_heads, (int)head_dim, false};
-    AttnCall call{q, k, v, window, cap, sinks};
+    Heads heads{(int)num_heads, (int)num_kv_heads, (int)head_dim};
+    AttnCall call{q, *k, *v, window, cap, sinks};
     Attention attention(heads, places, team->size());
     team->run([&](Worker& worker) {
         std::vector<float> scratch(Attention::scratch_floats(heads));

@@ -101,8 +101,10 @@ void Attention::run_tile(const RowBlock& block, TileOf now, TileOf next, const A
     const bool is_shared = start + reach <= block.shared_end;
     const Buffers buffer(scratch, size);
     Number *queries = (Number*)buffer.queries, *scores = (Number*)buffer.scores;
-    const Stored *k = (const Stored*)call.k + heads_.start_of(now.group);
-    const Stored* v = (const Stored*)call.v + heads_.start_of(now.group);
+    auto cache_of = [&](const Kept& kept, int of) {
+        return (const Stored*)kept.numbers + heads_.kv_head_of(of) * size;
+    };
+    const Stored *k = cache_of(call.k, now.group), *v = cache_of(call.v, now.group);
     const int64_t* at = &at_[block.at + start];
 
     auto count_of = [&](int row) {  // positions of the tile the row sees, from the first on
@@ -127,6 +129,13 @@ void Attention::run_tile(const RowBlock& block, TileOf now, TileOf next, const A
             for (int h = 0; h < size; h += 64 / (int)sizeof(Stored))
                 __builtin_prefetch(cache + where[j] + h);
     };
+    // Scores, or weights, times the scales of the codes they are of.
+    auto scale = [&](const Kept& kept, int first, int last, const int64_t* where, int count) {
+        if (Math::UNIT == 0) return;
+        float factors[TILE] = {};
+        find_factors(kept, now.group, where, count, Math::UNIT, factors);
+        for (int i = first; i < last; i++) Math::multiply(scores + i * TILE, factors, count);
+    };
     for (int i = 0; i < num_queries; i++) {
         int head = first_head + i % group, row = block.first + i / group;
         Math::put(call.q + ((size_t)row * heads_.num_heads + head) * size, size, queries + i * size);
@@ -139,6 +148,7 @@ void Attention::run_tile(const RowBlock& block, TileOf now, TileOf next, const A
                                                           scores + i * TILE + j, TILE);
             });
         }
+        scale(call.k, first, last, where, count);
     });
     float largest[MAX_QUERIES], total[MAX_QUERIES];
     for (int i = 0; i < num_queries; i++) {
@@ -154,10 +164,11 @@ void Attention::run_tile(const RowBlock& block, TileOf now, TileOf next, const A
             std::fill(s, s + TILE, (Number)0);
     }
     each_reader([&](int first, int last, const int64_t* where, int count) {
+        scale(call.v, first, last, where, count);
         each_query<Math>(first, last, [&](auto q, int i) {
             if (next.tile >= 0)
-                read_ahead((const Stored*)call.k + heads_.start_of(next.group),
-                           &at_[block.at + next.tile * TILE], i * TILE / num_queries, (i + q) * TILE / num_queries);
+                read_ahead(cache_of(call.k, next.group), &at_[block.at + next.tile * TILE],
+                           i * TILE / num_queries, (i + q) * TILE / num_queries);
             Math::template add_values<decltype(q)::value>(buffer.sums + i * size, scores + i * TILE,
                                                           TILE, v, where, count, size);
         });
@@ -192,6 +203,14 @@ void Attention::place_row(int row, int64_t start, int count, int64_t shared_end,
     for (int j = count; j % 4; j++) where[j] = where[count - 1];
 }
 
+// The scales of a tile's codes, times `unit`.
+void Attention::find_factors(const Kept& kept, int group, const int64_t* where, int count, float unit,
+                             float* out) const {
+    const float* scales = kept.scales + heads_.kv_head_of(group);
+    const double per_size = 1.0 / heads_.head_dim;  // of whole multiples: no division is needed
+    for (int j = 0; j < count; j++) out[j] = scales[(int64_t)((double)where[j] * per_size + 0.5)] * unit;
+}
+
 int64_t Attention::slot_of(int row, int64_t position) const {
     if (position >= places_.table_end(row))
         return places_.tree[row * places_.tree_stride + position - places_.base[row]];
@@ -218,12 +237,19 @@ void Attention::run(Worker& worker, const AttnCall& call, float* scratch) {
             TileOf now{group, t}, next{group, t + 1 < last ? t + 1 : -1};
             if (is_split_) next = group + 1 < num_groups ? TileOf{group + 1, t} : TileOf{0, t + 1};
             if (next.tile > block.highest / TILE) next.tile = -1;
-            if (heads_.is_half && size > MAX_HALF_DIM)
-                run_tile<FloatMath<uint16_t>>(block, now, next, call, scratch);
-            else if (heads_.is_half)
-                run_tile<StoredHalfMath>(block, now, next, call, scratch);
-            else
-                run_tile<FloatMath<float>>(block, now, next, call, scratch);
+            const bool is_long = size > MAX_HALF_DIM;
+            auto run = [&](auto exact, auto quick) {
+                if (is_long)
+                    run_tile<decltype(exact)>(block, now, next, call, scratch);
+                else
+                    run_tile<decltype(quick)>(block, now, next, call, scratch);
+            };
+            switch (call.k.form) {
+            case KvForm::FLOAT: run(FloatMath<float>(), FloatMath<float>()); break;
+            case KvForm::HALF: run(FloatMath<uint16_t>(), QuickMath<uint16_t>()); break;
+            case KvForm::INT8: run(FloatMath<Int8>(), QuickMath<Int8>()); break;
+            case KvForm::FP8: run(FloatMath<Fp8>(), QuickMath<Fp8>()); break;
+            }
         }
     });
 }

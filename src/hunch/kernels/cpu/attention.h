@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "kept.h"
 #include "pool.h"
 #include "simd.h"
 
@@ -33,11 +34,10 @@ struct Places {
 
 struct Heads {
     int num_heads, num_kv_heads, head_dim;
-    bool is_half;  // keys and values are stored as half floats
     // A KV head's queries are computed in groups of so many, all of which read the same keys.
     int group() const { return num_heads / num_groups(); }
     int num_groups() const { return num_kv_heads * num_parts(); }
-    int start_of(int group) const { return group / num_parts() * head_dim; }
+    int kv_head_of(int group) const { return group / num_parts(); }
 
 private:
     int num_parts() const {
@@ -48,10 +48,10 @@ private:
     }
 };
 
-// One layer. Key (slot, head) starts at (slot * num_kv_heads + head) * head_dim.
+// One layer.
 struct AttnCall {
     const float* q;  // [row][head][head_dim], scaled so that scores are in units of log2
-    const void *k, *v;
+    Kept k, v;
     int64_t window;      // positions a token sees; below 0: those of its chunk; 0: all
     float cap;           // scores s become cap * tanh(s / cap), in their units; 0: as they are
     const float* sinks;  // may be null; [head], scores (not in log2) that join the softmax
@@ -103,6 +103,8 @@ private:
     void place_row(int row, int64_t start, int count, int64_t shared_end, const int64_t* at,
                    int64_t* where) const;
     int64_t slot_of(int row, int64_t position) const;
+    void find_factors(const Kept& kept, int group, const int64_t* where, int count, float unit,
+                      float* out) const;
     void keep(int row, int head, int tile, const AttnCall& call, float largest, float total,
               const float* sums) const;
     template <class Math>

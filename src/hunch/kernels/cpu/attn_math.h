@@ -1,27 +1,27 @@
 // The two inner loops of attention, in floats and (where the CPU computes in them) in half floats.
 //
-// Both kinds offer: Stored, one number of the cache; Number, one of a query, score or weight; scores,
-// of Q queries with four keys; soften, weights of a query's scores; add_values, weighted sums of up
-// to TILE values. Keys and values are found by their distance `at` from the cache's start. Scores are
-// in units of log2: a weight is a power of two.
+// Both kinds offer: Stored, one number of the cache; Number, one of a query, score or weight; UNIT, a
+// code that is read as 1, or 0 where the cache holds no codes; scores, of Q queries with four keys;
+// multiply, a query's scores or weights by the scales of codes; soften, weights of a query's scores;
+// add_values, weighted sums of up to TILE values. Keys and values are found by their distance `at`
+// from the cache's start. Scores are in units of log2: a weight is a power of two.
 #pragma once
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "attention.h"
 #include "vecmath.h"
 
 namespace hunch {
 
-inline vf load_stored(const float* p) { return load(p); }
-inline vf load_stored(const uint16_t* p) { return load_half(p); }
-
 template <class T>
 struct FloatMath {
     typedef T Stored;
     typedef float Number;
+    static constexpr float UNIT = std::is_same_v<T, Int8> ? 1 : std::is_same_v<T, Fp8> ? 256 : 0;
     static constexpr int QUERIES = P == 8 ? 2 : 4;  // computed at once: AVX2 has few registers
 
     static void put(const float* x, int count, Number* out) {
@@ -36,10 +36,10 @@ struct FloatMath {
         const T* keys[4] = {k + at[0], k + at[1], k + at[2], k + at[3]};
         HUNCH_UNROLL for (int i = 0; i < Q; i++)
             HUNCH_UNROLL for (int j = 0; j < 4; j++)
-                acc[i][j] = mul(load(q + i * size), load_stored(keys[j]));
+                acc[i][j] = mul(load(q + i * size), load_kept(keys[j]));
         HUNCH_ROLLED for (int h = P; h < size; h += P) {
             vf key[4];
-            HUNCH_UNROLL for (int j = 0; j < 4; j++) key[j] = load_stored(keys[j] + h);
+            HUNCH_UNROLL for (int j = 0; j < 4; j++) key[j] = load_kept(keys[j] + h);
             HUNCH_UNROLL for (int i = 0; i < Q; i++) {
                 vf x = load(q + i * size + h);
                 HUNCH_UNROLL for (int j = 0; j < 4; j++) acc[i][j] = fma(acc[i][j], x, key[j]);
@@ -47,6 +47,10 @@ struct FloatMath {
         }
         HUNCH_UNROLL for (int i = 0; i < Q; i++)
             store_sums(out + i * stride, acc[i][0], acc[i][1], acc[i][2], acc[i][3]);
+    }
+
+    static void multiply(Number* x, const float* factors, int count) {
+        for (int j = 0; j < count; j += P) store(x + j, mul(load(x + j), load(factors + j)));
     }
 
     // The first scores become limit * tanh(score / limit).
@@ -98,7 +102,7 @@ private:
             HUNCH_UNROLL for (int n = 0; n < N; n++) sum[i][n] = zero();
         HUNCH_ROLLED for (int j = 0; j < count; j++) {
             vf value[N];
-            HUNCH_UNROLL for (int n = 0; n < N; n++) value[n] = load_stored(v + at[j] + n * P);
+            HUNCH_UNROLL for (int n = 0; n < N; n++) value[n] = load_kept(v + at[j] + n * P);
             HUNCH_UNROLL for (int i = 0; i < Q; i++)
                 HUNCH_UNROLL for (int n = 0; n < N; n++)
                     sum[i][n] = fma(sum[i][n], value[n], w[i * stride + j]);
@@ -111,9 +115,11 @@ private:
 #if defined(__ARM_FEATURE_FP16_VECTOR_ARITHMETIC)
 // Products and short sums in half floats: twice the numbers per instruction. A score is one chain
 // over the head; values are summed over each half of a tile, then both together, then in floats.
+template <class T>
 struct HalfMath {
-    typedef float16_t Stored;
+    typedef T Stored;
     typedef float16_t Number;
+    static constexpr float UNIT = std::is_same_v<T, Int8> ? 128 : std::is_same_v<T, Fp8> ? 256 : 0;
     static constexpr int QUERIES = 4;
 
     static void put(const float* x, int count, Number* out) {
@@ -127,10 +133,10 @@ struct HalfMath {
         const Stored* keys[4] = {k + at[0], k + at[1], k + at[2], k + at[3]};
         HUNCH_UNROLL for (int i = 0; i < Q; i++)
             HUNCH_UNROLL for (int j = 0; j < 4; j++)
-                acc[i][j] = vmulq_f16(vld1q_f16(q + i * size), vld1q_f16(keys[j]));
+                acc[i][j] = vmulq_f16(vld1q_f16(q + i * size), eight(keys[j]));
         HUNCH_ROLLED for (int h = 8; h < size; h += 8) {
             float16x8_t key[4];
-            HUNCH_UNROLL for (int j = 0; j < 4; j++) key[j] = vld1q_f16(keys[j] + h);
+            HUNCH_UNROLL for (int j = 0; j < 4; j++) key[j] = eight(keys[j] + h);
             HUNCH_UNROLL for (int i = 0; i < Q; i++) {
                 float16x8_t x = vld1q_f16(q + i * size + h);
                 HUNCH_UNROLL for (int j = 0; j < 4; j++) acc[i][j] = vfmaq_f16(acc[i][j], x, key[j]);
@@ -140,6 +146,13 @@ struct HalfMath {
             float16x8_t pairs = vpaddq_f16(vpaddq_f16(acc[i][0], acc[i][1]),
                                            vpaddq_f16(acc[i][2], acc[i][3]));
             vst1_f16(out + i * stride, vget_low_f16(vpaddq_f16(pairs, pairs)));
+        }
+    }
+
+    static void multiply(Number* x, const float* factors, int count) {
+        for (int j = 0; j < count; j += 4) {
+            uint16_t* at = (uint16_t*)x + j;
+            store_half(at, mul(load_half(at), load(factors + j)));
         }
     }
 
@@ -186,6 +199,15 @@ struct HalfMath {
     }
 
 private:
+    // Eight numbers of the cache. Codes are read as fractions, so that no sum leaves a half's range.
+    static float16x8_t eight(const uint16_t* p) { return vld1q_f16((const float16_t*)p); }
+    static float16x8_t eight(const Int8* p) {
+        return vcvtq_n_f16_s16(vmovl_s8(vld1_s8((const int8_t*)p)), 7);
+    }
+    static float16x8_t eight(const Fp8* p) {
+        int16x8_t half = vshlq_n_s16(vmovl_s8(vld1_s8((const int8_t*)p)), 7);
+        return vreinterpretq_f16_s16(vandq_s16(half, vdupq_n_s16((int16_t)0xBFFF)));
+    }
     // 2^x for x up to 0; below -26 it is 0. The whole part of x stands in the low bits of
     // 1.5 * 2^10 + x; it is applied in two steps, so that small results are rounded, not cut.
     static float16x8_t exp2(float16x8_t x) {
@@ -218,7 +240,7 @@ private:
                         first[i][n] = sum[i][n], sum[i][n] = vdupq_n_f16(0);
             HUNCH_ROLLED for (; j < end; j++) {
                 float16x8_t value[N];
-                HUNCH_UNROLL for (int n = 0; n < N; n++) value[n] = vld1q_f16(v + at[j] + 8 * n);
+                HUNCH_UNROLL for (int n = 0; n < N; n++) value[n] = eight(v + at[j] + 8 * n);
                 HUNCH_UNROLL for (int i = 0; i < Q; i++)
                     HUNCH_UNROLL for (int n = 0; n < N; n++)
                         sum[i][n] = vfmaq_n_f16(sum[i][n], value[n], w[i * stride + j]);
@@ -232,9 +254,11 @@ private:
             }
     }
 };
-typedef HalfMath StoredHalfMath;
+template <class T>
+using QuickMath = HalfMath<T>;  // of heads up to MAX_HALF_DIM
 #else
-typedef FloatMath<uint16_t> StoredHalfMath;
+template <class T>
+using QuickMath = FloatMath<T>;
 #endif
 
 }  // namespace hunch

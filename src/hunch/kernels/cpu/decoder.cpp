@@ -39,7 +39,7 @@ void layer_norm(const float* x, NormSpec norm, int size, float eps, float* out) 
 struct Decoder::Step {
     int num_rows;
     const int64_t *pos, *slot;
-    uint8_t *k, *v;  // of this layer
+    Kept k, v;  // of this layer
 };
 
 Decoder::Decoder(const DecoderSpec& spec)
@@ -145,7 +145,7 @@ void Decoder::embed(Worker& worker, const Pass& pass) {
 
 Heads Decoder::heads_of(bool is_other) const {
     return Heads{spec_.num_heads, is_other ? spec_.other_kv_heads : spec_.num_kv_heads,
-                 is_other ? spec_.other_head_dim : spec_.head_dim, spec_.is_half != 0};
+                 is_other ? spec_.other_head_dim : spec_.head_dim};
 }
 
 const Input& Decoder::attended_by(const LayerSpec& layer) const {
@@ -331,13 +331,12 @@ void Decoder::place_head(const LayerSpec& layer, const Step& step, int head, int
         return;
     }
     if (step.slot[row] < 0) return;
-    size_t at = ((size_t)step.slot[row] * num_kv + index) * size;
-    store_kept(is_k ? step.k : step.v, at, x, size, spec_.is_half != 0);
+    (is_k ? step.k : step.v).store(step.slot[row] * num_kv + index, x, size);
 }
 
 LatentStep Decoder::latent_step(const LayerSpec& layer, const Step& step) const {
-    return LatentStep{step.num_rows, step.pos, step.slot, step.k, spec_.is_half != 0,
-                      layer.rope ? layer.rope : spec_.rope, spec_.scale * LOG2_E};
+    return LatentStep{step.num_rows, step.pos, step.slot, step.k, layer.rope ? layer.rope : spec_.rope,
+                      spec_.scale * LOG2_E};
 }
 
 void Decoder::qkv_phase(Worker& worker, const LayerSpec& layer, const Input& input,
@@ -386,7 +385,7 @@ void Decoder::attend_phase(Worker& worker, const LayerSpec& layer, const Step& s
         qkv_phase(worker, layer, input, step);
     if (spec_.is_qk_norm_whole) whole_norm_phase(worker, layer, step);
     if (layer.attn_gate) gate_phase(worker, layer, input, step.num_rows);
-    const uint8_t* values = layer.latent ? step.k : step.v;
+    const Kept& values = layer.latent ? step.k : step.v;
     AttnCall call{q_.data(), step.k, values, layer.window, spec_.attn_cap * LOG2_E, layer.sinks};
     attention.run(worker, call, mine.attn.data());
     if (layer.latent)
@@ -485,10 +484,10 @@ int Decoder::forward(Team& team, const Pass& pass) {
     std::unique_ptr<Attention> other;
     if (spec_.other_head_dim) other.reset(new Attention(heads_of(true), places, team.size()));
     auto step_of = [&](const LayerSpec& layer) {
-        const int64_t stride = layer.is_other ? pass.other_stride : pass.layer_stride;
-        const size_t at = layer.place * stride * (spec_.is_half ? 2 : 4);
-        return Step{num_rows, pass.pos, pass.slot, (uint8_t*)(layer.is_other ? pass.k_other : pass.k) + at,
-                    (uint8_t*)(layer.is_other ? pass.v_other : pass.v) + at};
+        const int64_t at = layer.place * (layer.is_other ? pass.other_stride : pass.layer_stride);
+        const Kept &k = layer.is_other ? pass.k_other : pass.k, &v = layer.is_other ? pass.v_other : pass.v;
+        const int size = head_dim_of(layer);
+        return Step{num_rows, pass.pos, pass.slot, k.from(at, size), v.from(at, size)};
     };
 
     auto keep_features = [&](int layer) {

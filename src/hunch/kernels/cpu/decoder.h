@@ -52,7 +52,7 @@ struct LayerSpec {
 };
 
 struct DecoderSpec {
-    int32_t width, ffn_width, num_heads, num_kv_heads, head_dim, num_layers, is_half, max_len;
+    int32_t width, ffn_width, num_heads, num_kv_heads, head_dim, num_layers, max_len;
     float norm_eps;
     float scale;  // of the scores
     const Matrix *embedding, *head;
@@ -90,7 +90,7 @@ struct Pass {
     const float* embedded;    // [row][width]
     const int64_t *pos, *slot, *seq, *base, *table, *tree;  // tree may be null
     int64_t table_stride, tree_stride, block_size;
-    void *k, *v;              // [layer][slot][kv head][head_dim]
+    Kept k, v;                // of all layers
     int64_t layer_stride;     // numbers from one layer to the next
     int64_t num_features;
     const int64_t* feature_layers;
@@ -98,7 +98,7 @@ struct Pass {
     float* hidden;            // [row][width], after the final norm
     const float* state;       // [row][width], where the network joins
     const DeltaStates* states;  // null where no layer is recurrent
-    void *k_other, *v_other;    // of layers whose heads are of the other shape
+    Kept k_other, v_other;      // of layers whose heads are of the other shape
     int64_t other_stride;
 };
 

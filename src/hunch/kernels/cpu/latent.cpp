@@ -91,7 +91,7 @@ void Latent::keep_phase(Worker& worker, const LatentSpec& spec, const LatentStep
         float* kept = &kept_[(size_t)row * size];
         rms_norm(kept, spec.kv_norm, latent_, spec.norm_eps, kept);
         rotate(kept + latent_, step.rope + (size_t)step.pos[row] * turned_, turned_);
-        store_kept(step.cache, (size_t)step.slot[row] * size, kept, size, step.is_half);
+        step.cache.store(step.slot[row], kept, size);
     });
 }
 

@@ -27,8 +27,7 @@ struct LatentSpec {
 struct LatentStep {
     int num_rows;
     const int64_t *pos, *slot;
-    uint8_t* cache;
-    bool is_half;
+    Kept cache;
     const float* rope;  // [position][turned]
     float scale;        // of queries
 };

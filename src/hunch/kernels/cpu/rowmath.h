@@ -37,16 +37,4 @@ inline void rotate(float* x, const float* angles, int size) {
     }
 }
 
-// To place `at` of a cache of floats or half floats.
-inline void store_kept(uint8_t* cache, size_t at, const float* x, int size, bool is_half) {
-    if (!is_half) {
-        std::memcpy((float*)cache + at, x, size * sizeof(float));
-        return;
-    }
-    // Saturated: an infinity times a weight of zero would reach rows that must not see it.
-    vf top = set1(65504.0f), bottom = set1(-65504.0f);
-    for (int h = 0; h < size; h += P)
-        store_half((uint16_t*)cache + at + h, min(max(load(x + h), bottom), top));
-}
-
 }  // namespace hunch

@@ -42,6 +42,14 @@ inline float max_lane(vf a) {
 }
 inline vf load_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 inline void store_half(uint16_t* p, vf x) { _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x, 0)); }
+// P codes of 8 bits: whole numbers, or those of kept.h, 2^-8 as large.
+inline vf load_int8(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)));
+}
+inline vf load_fp8(const uint8_t* p) {
+    __m128i half = _mm_slli_epi16(_mm_cvtepi8_epi16(_mm_loadl_epi64((const __m128i*)p)), 7);
+    return _mm256_cvtph_ps(_mm_and_si128(half, _mm_set1_epi16((short)0xBFFF)));
+}
 // 2P small whole numbers.
 inline void load_uint8(const uint8_t* p, vf& first, vf& second) {
     __m128i bytes = _mm_loadu_si128((const __m128i*)p);

@@ -41,6 +41,14 @@ inline vf load_half(const uint16_t* p) {
 inline void store_half(uint16_t* p, vf x) {
     _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
 }
+// P codes of 8 bits: whole numbers, or those of kept.h, 2^-8 as large.
+inline vf load_int8(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+inline vf load_fp8(const uint8_t* p) {
+    __m256i half = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)), 7);
+    return _mm512_cvtph_ps(_mm256_and_si256(half, _mm256_set1_epi16((short)0xBFFF)));
+}
 // 2P small whole numbers.
 inline void load_uint8(const uint8_t* p, vf& first, vf& second) {
     first = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));

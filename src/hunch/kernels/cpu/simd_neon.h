@@ -39,6 +39,17 @@ inline vf abs(vf a) { return vabsq_f32(a); }
 inline float max_lane(vf a) { return vmaxvq_f32(a); }
 inline vf load_half(const uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 inline void store_half(uint16_t* p, vf x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }
+// P codes of 8 bits: whole numbers, or those of kept.h, 2^-8 as large.
+inline int16x4_t four_bytes(const void* p) {
+    int32_t word;
+    std::memcpy(&word, p, 4);
+    return vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(word))));
+}
+inline vf load_int8(const int8_t* p) { return vcvtq_f32_s32(vmovl_s16(four_bytes(p))); }
+inline vf load_fp8(const uint8_t* p) {
+    int16x4_t half = vand_s16(vshl_n_s16(four_bytes(p), 7), vdup_n_s16((int16_t)0xBFFF));
+    return vcvt_f32_f16(vreinterpret_f16_s16(half));
+}
 // 2P small whole numbers.
 inline void load_uint8(const uint8_t* p, vf& first, vf& second) {
     uint16x8_t wide = vmovl_u8(vld1_u8(p));

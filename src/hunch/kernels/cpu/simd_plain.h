@@ -47,6 +47,14 @@ inline vf load_half(const uint16_t* p) {
 inline void store_half(uint16_t* p, vf x) {
     for (int i = 0; i < P; i++) p[i] = to_half(x[i]);
 }
+// P codes of 8 bits: whole numbers, or those of kept.h, 2^-8 as large.
+inline vf load_int8(const int8_t* p) {
+    return vf{(float)p[0], (float)p[1], (float)p[2], (float)p[3]};
+}
+inline vf load_fp8(const uint8_t* p) {
+    auto one = [&](int i) { return from_half((uint16_t)((p[i] & 0x80) << 8 | (p[i] & 0x7F) << 7)); };
+    return vf{one(0), one(1), one(2), one(3)};
+}
 // 2P small whole numbers.
 inline void load_uint8(const uint8_t* p, vf& first, vf& second) {
     first = vf{(float)p[0], (float)p[1], (float)p[2], (float)p[3]};
