@@ -154,6 +154,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     import hunch.kernels.gpu_graft
     import hunch.kernels.gpu_grow
     import hunch.kernels.gpu_lookup
+    import hunch.kernels.gpu_synthetic
     import hunch.layers.tiled
     import hunch.llm
     import hunch.models.cuda
@@ -194,6 +195,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hunch.step.step_graphs, "draft_paths", draft_paths_ref)
     patch.setattr(hunch.step.upload, "update", step.update_ref)
     patch.setattr(hunch.kernels.gpu_lookup, "lookup", draft.lookup_ref)
+    patch.setattr(hunch.kernels.gpu_synthetic, "remembered", draft.remembered_ref)
     patch.setattr(hunch.kernels.gpu_graft, "graft", draft.graft_ref)
     patch.setattr(hunch.kernels.gpu_draft, "known_inputs", draft.level_inputs_ref)
     patch.setattr(hunch.kernels.gpu_draft, "committed_inputs", draft.committed_inputs_ref)

@@ -58,3 +58,18 @@ def test_a_lookup_and_a_draft_model(speculate: str, batch: int, tmp_path: Path) 
         for name, params in PARAMS.items():
             assert run(llm, params) == plain[name], name
         assert llm.engine.capacity.methods.keys() & {"draft", "merge"}
+
+
+@pytest.mark.parametrize("batch", [1, 6])
+def test_synthetic_drafts_in_captured_steps(
+    batch: int, tiny_llm: Callable[..., LLM], plain: dict[str, list]
+) -> None:
+    llm = tiny_llm("synthetic:tokens_per_pass=2.5", max_num_seqs=batch, **GPU)
+    assert llm.engine.runner.captured.drafter is not None
+    for _ in range(2):
+        before = llm.stats()
+        assert run(llm, PARAMS["greedy"]) == plain["greedy"]
+    after = llm.stats()
+    drafted, accepted = (after[name] - before[name] for name in ("drafted", "accepted"))
+    assert drafted > 0
+    assert 0.3 < accepted / drafted < 0.8  # 1.5 of 3

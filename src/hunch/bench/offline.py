@@ -40,8 +40,8 @@ class EngineSubject:
         round would be one of trials.
         """
         if self.llm.config.spec.is_synthetic:  # it drafts what it has seen once
-            for job in {job.id: job for job in jobs}.values():
-                self.llm.generate([job.token_ids], job.params, use_tqdm=False)
+            self.drive(jobs, Load(concurrency=self.llm.engine.capacity.max_rows))
+            self._conversation = ""
         for job in (min(jobs, key=lambda j: len(j.token_ids)),) * 2:
             params = replace(job.params, max_tokens=WARM_TOKENS)
             self.llm.generate([job.token_ids], params, use_tqdm=False)

@@ -223,7 +223,8 @@ def findings(report: Report) -> list[str]:
     if made_up:
         said.append(
             f"{', '.join(dict.fromkeys(made_up))}: SYNTHETIC, what is accepted was wished for; it "
-            "shows the engine's speed, no drafter's"
+            "shows the engine's speed, no drafter's. Requests ran once before: their answers are "
+            "the drafts"
         )
     errors = [answer for run in report.runs for answer in run.errors()]
     if errors:

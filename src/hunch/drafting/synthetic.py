@@ -14,22 +14,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hunch.config import read_options
 from hunch.draft import Draft, Needs, Rows, TargetStep
-from hunch.drafting.base import DrafterContext
+from hunch.drafting.base import DeviceDrafter, DrafterContext
+from hunch.drafting.step_shapes import DraftSource, StepShape, lookups_of
 from hunch.errors import ConfigError
+from hunch.kernels.step import STRIDE, Remembered
+from hunch.models.decoder import Hidden
 from hunch.types import Request
+
+if TYPE_CHECKING:
+    from hunch.kernels.step import Draws, RowState, StepRows
 
 log = logging.getLogger("hunch")
 
 MAX_TOKENS = 20_000_000  # remembered in all; the answers used longest ago are dropped first
 NUM_RUNS = 4096  # lengths of right guesses, used in turn; their mean is the chosen one
-STRIDE = 2654435761  # of positions, to spread them over these
+MAX_ROW = 16384  # tokens of an answer that captured steps draft from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,12 +93,18 @@ def key_of(request: Request) -> Hashable:
 
 @dataclass(slots=True)
 class Followed:
-    """One row: its answer so far, and the remembered answer while both agree."""
+    """One row: how much of its answer was seen, and the remembered one while both agree."""
 
+    request: Request
     key: Hashable
     num_prompt: int
-    answer: list[int] = field(default_factory=list)
+    num_seen: int = 0
     remembered: list[int] | None = None
+
+    @property
+    def turn(self) -> int:
+        """Where among the runs its drafts begin."""
+        return hash(self.key) % NUM_RUNS
 
 
 class SyntheticDrafter:
@@ -103,17 +116,35 @@ class SyntheticDrafter:
         if path is not None:
             raise ConfigError(f"synthetic reads no files; {path!r} given")
         self.config = read_options(SyntheticConfig, options, "synthetic")
-        size = self.config.size
+        self.context, size = context, self.config.size
         self.runs = right_runs(self.config.tokens_per_pass - 1, size)
         self.vocab_size = context.vocab_size
         self.needs = Needs(max_nodes=size)
         self._rows: dict[int, Followed] = {}
+        self._tokens: Rows | None = None  # of all rows, as they are now
         self._answers: dict[Hashable, list[int]] = {}  # the last one was used last
         self._num_tokens = 0
         self._has_told = False
+        self._device: Remembered | None = None  # the same for captured steps
+
+    def on_device(self) -> DeviceDrafter | None:
+        """Drafts within captured steps; the host gives them the answers, and remembers new ones."""
+        context, size = self.context, self.config.size
+        if not context.is_fused:
+            return None
+        room = min(context.max_len, MAX_ROW)
+        answers = Remembered.create(context.max_rows, room, self.runs, context.device)
+        self._device = answers
+        return DeviceSynthetic(
+            name="synthetic",
+            num_nodes=size,
+            is_adaptive=False,
+            answers=answers,
+            vocab_size=self.vocab_size,
+        )
 
     def observe(self, step: TargetStep) -> None:
-        rows = step.rows
+        rows = self._tokens = step.rows
         known_X, prompt_X = rows.known_X.tolist(), rows.prompt_X.tolist()
         for row in rows.ids_R.tolist():
             request = rows.requests[row] if rows.requests else None
@@ -121,16 +152,15 @@ class SyntheticDrafter:
             if state is None:
                 if request is None:
                     continue
-                state = self._rows[row] = self._start(request, prompt_X[row])
-            have = state.num_prompt + len(state.answer)
-            new_tokens = rows.tokens_XL[row, have : known_X[row]].tolist()
+                state = self._rows[row] = self._start(row, request, prompt_X[row])
+            have, num_seen = state.num_prompt + state.num_seen, known_X[row] - state.num_prompt
             if state.remembered is not None:
-                at = len(state.answer)
-                if state.remembered[at : at + len(new_tokens)] != new_tokens:
+                new_tokens = rows.tokens_XL[row, have : known_X[row]].tolist()
+                if state.remembered[state.num_seen : num_seen] != new_tokens:
                     state.remembered = None  # other rules, or longer than before
-            state.answer += new_tokens
+            state.num_seen = num_seen
 
-    def _start(self, request: Request, num_prompt: int) -> Followed:
+    def _start(self, row: int, request: Request, num_prompt: int) -> Followed:
         key = key_of(request)
         remembered = self._answers.pop(key, None)
         if remembered is not None:
@@ -141,7 +171,10 @@ class SyntheticDrafter:
                 "synthetic: a request that comes for the first time is decoded plainly and its "
                 "answer remembered; run the same requests again to measure"
             )
-        return Followed(key, num_prompt, remembered=remembered)
+        state = Followed(request, key, num_prompt, remembered=remembered)
+        if self._device is not None:
+            self._device.put(row, remembered or [], num_prompt, state.turn)
+        return state
 
     def propose(self, rows: Rows) -> Draft:
         known_X, max_draft_X = rows.known_X.tolist(), rows.max_draft_X.tolist()
@@ -155,24 +188,55 @@ class SyntheticDrafter:
     def _chain(self, state: Followed, known: int, limit: int) -> list[int]:
         if state.remembered is None:
             return []
-        at = len(state.answer)
+        at = state.num_seen
         right = state.remembered[at : at + limit]
-        run = self.runs[(known * STRIDE + hash(state.key)) % NUM_RUNS]
+        run = self.runs[(known * STRIDE + state.turn) % NUM_RUNS]
         wrong = [(token + 1) % self.vocab_size for token in right[run:]]
         return right[:run] + wrong
 
     def forget(self, rows: list[int]) -> None:
         for row in rows:
-            state = self._rows.pop(row, None)
-            if state is not None:
-                self._remember(state)
+            state, now = self._rows.get(row), self._tokens
+            if state is None or now is None:
+                continue
+            if now.requests and now.requests[row] is state.request:
+                continue  # captured steps take the row over: its answer goes on
+            del self._rows[row]
+            answer: list[int] = now.tokens_XL[row, state.num_prompt : now.known_X[row]].tolist()
+            self._remember(state.key, answer)
 
-    def _remember(self, state: Followed) -> None:
-        before = self._answers.pop(state.key, [])
-        is_same = before[: len(state.answer)] == state.answer
-        kept = before if is_same else state.answer  # a part is not kept in place of all
-        self._answers[state.key] = kept
+    def _remember(self, key: Hashable, answer: list[int]) -> None:
+        before = self._answers.pop(key, [])
+        is_same = before[: len(answer)] == answer
+        kept = before if is_same else answer  # a part is not kept in place of all
+        self._answers[key] = kept
         self._num_tokens += len(kept) - len(before)
         while self._num_tokens > MAX_TOKENS and len(self._answers) > 1:
             oldest = next(iter(self._answers))
             self._num_tokens -= len(self._answers.pop(oldest))
+
+
+@dataclass(kw_only=True)
+class DeviceSynthetic(DeviceDrafter):
+    """The same chains, drafted within the step; every step checks the whole draft."""
+
+    answers: Remembered
+    vocab_size: int
+
+    @property
+    def shapes(self) -> tuple[StepShape, ...]:
+        return lookups_of(self.num_nodes, is_adaptive=False)
+
+    def draft(
+        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
+    ) -> None:
+        from hunch.kernels.gpu_synthetic import remembered
+
+        remembered(state, step, self.num_nodes, self.answers, self.vocab_size)
+
+    def works(self, source: int) -> bool:
+        return source != DraftSource.NOBODY
+
+    def needs_host(self, rows: Rows) -> bool:
+        """It sees requests begin and end."""
+        return True

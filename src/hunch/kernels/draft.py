@@ -1,7 +1,8 @@
 """How a device drafts, in plain Python: the specification of its kernels.
 
-`gpu_lookup` guesses from the row's own text and a phrase table, `gpu_expect` from its prediction;
-`gpu_draft` and `gpu_grow` prepare a network's passes and make a level of nodes from its scores.
+`gpu_lookup` guesses from the row's own text and a phrase table, `gpu_expect` from its prediction,
+`gpu_synthetic` from its answer to the same request before; `gpu_draft` and `gpu_grow` prepare a
+network's passes and make a level of nodes from its scores.
 
 Shape letters: as in `step`; W nodes of a level, T packed nodes, C columns of a network's logits.
 """
@@ -23,6 +24,7 @@ from hunch.kernels.step import (
     MATCHED,
     TOKENS,
     Draws,
+    Remembered,
     RowState,
     StepRows,
     path_of,
@@ -167,6 +169,32 @@ def expect_ref(state: RowState, step: StepRows, num_nodes: int) -> None:
         # An answer follows its prediction more reliably than a text repeats itself.
         matched = min(4 + 4 * matched, MAX_MATCH) if is_kept else 0
         step.result_RC[r, MATCHED] = matched + BY_PREDICTION
+        _write_guesses(step, r, guesses, num_nodes)
+        _write_chain(state, step, r, guesses)
+
+
+def remembered_ref(
+    state: RowState, step: StepRows, num_nodes: int, answers: Remembered, vocab_size: int
+) -> None:
+    """Draft what comes next in a row's remembered answer, right as far as the row's turn says.
+
+    A row that has departed from the answer, or is longer, is no longer drafted for.
+    """
+    for r, row in enumerate(step.ids_R.tolist()):
+        if int(step.num_checked_R[r]) < 0 or state.is_done_X[row]:
+            continue
+        length, num_prompt, turn = answers.about_XA[row].tolist()
+        known = int(state.known_X[row])
+        place = known - num_prompt
+        # The last tokens, as many as a step can commit, and one that the host did.
+        first = max(place - num_nodes - 2, 0)
+        was: list[int] = answers.tokens_XE[row, first : min(place, length)].tolist()
+        if was != state.tokens_XL[row, num_prompt + first : known].tolist():
+            length = answers.about_XA[row, at.LENGTH_OF] = 0
+        right: list[int] = answers.tokens_XE[row, place : min(place + num_nodes, length)].tolist()
+        run = int(answers.runs_U[(known * at.STRIDE + turn) % len(answers.runs_U)])
+        guesses = right[:run] + [(token + 1) % vocab_size for token in right[run:]]
+        step.result_RC[r, MATCHED] = 0
         _write_guesses(step, r, guesses, num_nodes)
         _write_chain(state, step, r, guesses)
 
