@@ -181,10 +181,14 @@ def test_a_bound_is_shared_by_both() -> None:
 
 
 def test_a_bound_is_kept(model: Path, exact: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    speculate = f"suffix+draft:{exact}+merge:num_nodes=6"
+    """Also by a lookup that would draft more alone, and by predictions."""
+    speculate = f"suffix:num_nodes=48+draft:{exact}+merge:num_nodes=6"
     params = replace(GREEDY, max_tokens=12)
     with LLM(str(model), speculate=speculate, **SMALL) as llm:
-        steps = steps_of(llm, monkeypatch)
-        tokens(llm, PROMPTS, params)
+        steps, drafter = steps_of(llm, monkeypatch), llm.engine.runner.captured.drafter
+        assert drafter.num_nodes <= llm.engine.capacity.max_nodes
+        answer = tokens(llm, PROMPTS, params)[0]
+        expected = replace(params, prediction=answer)
+        assert tokens(llm, PROMPTS[:1], expected) == [answer]
     assert {shape for shape, _ in steps if shape.num_nodes} == {StepShape(6, DraftSource.MERGED)}
     assert rate(steps) > 3

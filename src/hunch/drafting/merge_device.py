@@ -35,6 +35,7 @@ class DeviceMerge(DeviceWithLookups):
         sizes = cuts_of(whole) if is_adaptive else [whole]
         trees = {DraftSource.MERGED: sizes}
         super().__init__("merge", matches, model, trees, is_adaptive=is_adaptive)
+        self.num_nodes = whole.num_nodes  # parts may draft more alone, for which there is no room
         # Both write their guesses to the same columns.
         self.models = {
             size: replace(model, num_levels=size.num_levels, num_nodes=self.num_nodes)
