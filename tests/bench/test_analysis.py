@@ -155,6 +155,18 @@ def test_compare_says_what_changed_beyond_noise() -> None:
         compare.compare(made({"x": (1.0,)}), made({"y": (1.0,)}))
 
 
+def test_no_name_is_cut_short_where_reports_are_compared() -> None:
+    curves = {"off": (1.0, 1.0), "suffix:num_nodes=3:adaptive=false": (1.5, 1.1)}
+    before, after = made(curves, noise=0.1), made(curves, noise=0.1)
+    for run in (*before.runs, *after.runs):
+        run.point = {"concurrency": int(run.point["rate"])}
+    out = io.StringIO()
+    Console(file=out, width=80).print(compare.as_table(compare.compare(before, after)))
+    text = out.getvalue()
+    assert "\u2026" not in text
+    assert "suffix, fixed 3" in text
+
+
 def test_the_page_is_one_file_with_light_and_dark_plots() -> None:
     page = as_html(made({name: curve[:2] for name, curve in CURVES.items()}))
     assert "http" not in page.replace("http://www.w3.org", "")

@@ -71,3 +71,16 @@ def test_ranks_without_an_undisturbed_exchange_say_why() -> None:
     with pytest.raises(EngineError, match="others took the cores in nearly all of 7 tries"):
         measured_link([Times(num_tries=7)], 2)
     assert measured_link([Times(gathers=[(4.0, 1e-5), (4e6, 1e-3)])], 2).bytes_per_second > 1e9
+
+
+def test_masks_are_told_apart_by_where_they_are_asked_for(tmp_path: Path) -> None:
+    from hunch.bench.parts.masks import REST, STRING, answer, walk
+    from hunch.text.tokenizer import load_tokenizer
+    from tiny_models import write_tokenizer
+
+    text, inside = answer(2)
+    assert "".join(text[place] for place in sorted(inside)) == "copper kettleoak table"
+    write_tokenizer(tmp_path)
+    found = walk(load_tokenizer(tmp_path), 2)
+    assert len(found[STRING][0]) + len(found[REST][0]) > len(text) / 3
+    assert all(len(masks) == len(tokens) > 0 for masks, tokens in found.values())

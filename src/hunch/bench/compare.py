@@ -15,6 +15,7 @@ from hunch.bench.metrics import figures
 from hunch.bench.records import Report
 from hunch.errors import RequestError
 
+MAX_NAME = 16  # columns of a method's name before it is folded
 LEAST = 0.01  # a change smaller than this is not worth a word, however sure it is
 
 
@@ -83,9 +84,15 @@ def compare(before: Report, after: Report) -> list[Change]:
 
 
 def as_table(changes: Sequence[Change]) -> Table:
-    names = ("method", "point", "speed-up", "tokens\nper pass", "same\ntext", "verdict")
+    longest = max((len(label(change.method)) for change in changes), default=0)
+    names = ("speed-up", "tokens\nper pass", "same\ntext", "verdict")
     table = Table(
-        names[0], *(Column(name, no_wrap=True) for name in names[1:]), box=box.SIMPLE_HEAD
+        Column("method", overflow="fold", min_width=min(longest, MAX_NAME)),
+        Column("point", overflow="fold"),
+        *(Column(name, no_wrap=True) for name in names),
+        box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
     )
     axes = varied_axes(change.point for change in changes)
     for change in changes:

@@ -30,6 +30,7 @@ PARTS = {
     "idle": Part("idle", "GPU", "how long the GPU waits while one request decodes"),
     "kernels": Part("kernels", "GPU", "a decoder's pass alone, by rows"),
     "loading": Part("loading", "any", "a large checkpoint loaded, beside reading its files"),
+    "masks": Part("masks", "CPU", "what a grammar's masks take, by place in an answer"),
     "merged": Part("merged", "any", "tokens per pass of merged drafts and of their parts"),
     "perplexity": Part("perplexity", "CPU", "how likely a text is, beside transformers'"),
     "quantised": Part("quantised", "CPU", "memory and passes of a GGUF file, beside llama.cpp's"),

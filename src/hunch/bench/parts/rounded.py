@@ -1,7 +1,8 @@
 """What weights in few bits bring on a GPU: a target of 7B's cost, rounded when it is loaded.
 
-Plain decoding, greedy, 64 new tokens, the better of two rounds after one that is not counted; the
-first answer must be the same at every number of requests. Then four prompts of 1,500 tokens.
+Plain decoding, or what --speculate says, greedy, 64 new tokens, the better of two rounds after one
+that is not counted; the first answer must be the same at every number of requests. Then four
+prompts of 1,500 tokens.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def main(words: Sequence[str] = ()) -> None:
     options = PartOptions("rounded", __doc__)
     options.add_argument("--dtypes", default="bfloat16,fp8,int4")
     options.add_argument("--concurrency", default="1,8,64")
+    options.add_argument("--speculate", default="off", help="a method")
     given = options.parse_args(words)
     counts = [int(count) for count in given.concurrency.split(",")]
     for dtype in given.dtypes.split(","):
@@ -51,7 +53,7 @@ def main(words: Sequence[str] = ()) -> None:
         with LLM(
             "smollm2-135m",
             weights=weights,
-            speculate="off",
+            speculate=given.speculate,
             dtype=dtype,
             max_model_len=2048,
             max_num_seqs=max(counts),
@@ -60,4 +62,6 @@ def main(words: Sequence[str] = ()) -> None:
             answers = [answer for _, answer in found.values()]
             assert all(answer == answers[0] for answer in answers), f"{dtype}: another text"
             rates = ", ".join(f"{count}: {each:,.0f}" for count, (each, _) in found.items())
-            print(f"{dtype}: tok/s by requests {rates}; prompts {prompt_rate(llm):,.0f}")
+            size = llm.engine.runner.target.weight_bytes / 1e9  # type: ignore[attr-defined]
+            prompts = prompt_rate(llm)
+            print(f"{dtype}: {size:.2f} GB; tok/s by requests {rates}; prompts {prompts:,.0f}")
