@@ -136,6 +136,53 @@ CASES |= {
     ),
 }
 CASES["granite-moe"][1].pop("head_dim")
+WINDOW, ALL = "sliding_attention", "full_attention"
+MELLUM = QWEN | {"sliding_window": 7, "layer_types": [WINDOW, ALL, WINDOW]}
+SWA = {"sliding_window": 7, "layer_rope_theta": [0, 500.0, 1000.0], "attention_multiplier": 0.2}
+NO_EXPERTS = (
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "n_shared_experts",
+    "moe_intermediate_size",
+)
+DENSE = {k: v for k, v in LATENT.items() if k not in (*NO_EXPERTS, "first_k_dense_replace")}
+FACTORS = {"rope_type": "longrope", "original_max_position_embeddings": 256, "rope_theta": 1e4}
+FACTORS |= {"short_factor": [1.0 + n / 8 for n in range(8)], "long_factor": [2.0] * 8}
+CASES |= {
+    "mellum": (
+        "Mellum",
+        MELLUM
+        | {"mlp_layer_types": ["dense", "sparse", "sparse"]}
+        | {"rope_parameters": {ALL: YARN_4, WINDOW: {"rope_type": "default", "rope_theta": 99.0}}},
+    ),
+    "mellum, as it is": ("Mellum", MELLUM),
+    "flint": (
+        "Flint",
+        QWEN
+        | {"num_hidden_layers": 4, "sliding_window": 7, "mlp_only_layers": [1]}
+        | {"shared_expert_intermediate_size": 32},
+    ),
+    "hy3": ("HYV3", QWEN | {"router_scaling_factor": 1.7, "num_shared_experts": 2}),
+    "k-exaone": (
+        "ExaoneMoe",
+        QWEN
+        | {"sliding_window": 7, "sliding_window_pattern": 3, "n_group": 2, "topk_group": 1}
+        | {"num_shared_experts": 2},
+    ),
+    "granite-moe, windows": (
+        "GraniteMoeSWA",
+        WHOLE
+        | TWO
+        | SWA
+        | {"num_local_experts": 4, "residual_multiplier": 0.3, "shared_intermediate_size": 32},
+    ),
+    "granite, windows": ("GraniteSWA", WHOLE | SWA | {"embedding_multiplier": 3.0}),
+    "youtu": ("Youtu", DENSE | {"rope_parameters": YARN}),
+    "minicpm 3": (
+        "MiniCPM3",
+        DENSE | {"rope_parameters": FACTORS, "scale_depth": 1.1, "dim_model_base": 48},
+    ),
+}
 IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()
 
 

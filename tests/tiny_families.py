@@ -153,6 +153,25 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**LOCAL, **SCALES, "shared_intermediate_size": 48},
     ),
     "hunyuan, experts": ("HunYuanMoEV1ForCausalLM", {**SIZES, "num_experts": 4, "moe_topk": 2}),
+    "granite, windows": (
+        "GraniteSWAForCausalLM",
+        {**SIZES, **SCALES, "head_dim": None, "sliding_window": 24, "layer_rope_theta": [0, 1e4]},
+    ),
+    "minicpm 3": (
+        "MiniCPM3ForCausalLM",
+        {**LATENT, "q_lora_rank": 48, "scale_emb": 3, "tie_word_embeddings": False}
+        | dict.fromkeys(k for k in LATENT if "expert" in k or k in ("n_group", "topk_group"))
+        | dict.fromkeys(("moe_intermediate_size", "first_k_dense_replace")),
+    ),
+    "flint": (
+        "FlintForCausalLM",
+        {**EXPERTS, "sliding_window": 24, "layer_types": [WINDOW, WHOLE], "mlp_only_layers": [0]}
+        | {"shared_expert_intermediate_size": 48},
+    ),
+    "k-exaone": (
+        "ExaoneMoeForCausalLM",
+        {**EXPERTS, "sliding_window": 24, "sliding_window_pattern": 2, "num_shared_experts": 1},
+    ),
     "opt, norms after": ("OPTForCausalLM", {**OPT, "do_layer_norm_before": False}),
     "cohere, head norms": ("CohereForCausalLM", {**SIZES, "use_qk_norm": True, "logit_scale": 0.5}),
     "persimmon": ("PersimmonForCausalLM", {**SIZES, "num_key_value_heads": 4}),

@@ -125,6 +125,14 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "OlmoForCausalLM": "hunch.models.families.olmo:Olmo",
     "Qwen3VLMoeForConditionalGeneration": "hunch.models.families.qwen:Qwen3VLMoe",
     "SolarOpenForCausalLM": "hunch.models.families.glm:SolarOpen",
+    "ExaoneMoeForCausalLM": "hunch.models.families.olmo:ExaoneMoe",
+    "FlintForCausalLM": "hunch.models.families.qwen:Flint",
+    "GraniteMoeSWAForCausalLM": "hunch.models.families.granite:GraniteMoeSWA",
+    "GraniteSWAForCausalLM": "hunch.models.families.granite:GraniteSWA",
+    "HYV3ForCausalLM": "hunch.models.families.qwen:Hy3",
+    "MellumForCausalLM": "hunch.models.families.qwen:Mellum",
+    "MiniCPM3ForCausalLM": "hunch.models.families.deepseek:MiniCPM3",
+    "YoutuForCausalLM": "hunch.models.families.deepseek:Youtu",
     "VaultGemmaForCausalLM": "hunch.models.families.gemma:VaultGemma",
 }
 

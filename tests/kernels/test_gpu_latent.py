@@ -91,6 +91,7 @@ SIZES = {
 
 
 GROUPS = {"n_group": 2, "topk_group": 1}
+DENSE = dict.fromkeys((*(k for k in SIZES if "expert" in k or "moe" in k), "first_k_dense_replace"))
 
 
 def build(dtype: torch.dtype, architecture: str, **changes: object) -> Decoder:
@@ -106,6 +107,11 @@ def build(dtype: torch.dtype, architecture: str, **changes: object) -> Decoder:
     [
         ("DeepseekV3ForCausalLM", {"q_lora_rank": 40, **GROUPS, "attention_bias": True}),
         pytest.param("DeepseekV2ForCausalLM", {}, marks=pytest.mark.slow),
+        pytest.param(
+            "MiniCPM3ForCausalLM",
+            {**DENSE, "q_lora_rank": 40, "scale_emb": 3},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_fused_pass_is_the_plain_pass(architecture: str, changes: dict[str, object]) -> None:

@@ -26,12 +26,17 @@ class PlainBlock(Part):
         attn: Callable[[Tensor, Attend], Tensor],
         mlp_norm: RMSNorm,
         mlp: MLP | Experts,
+        residual_scale: float = 1.0,
     ) -> None:
         self.attn_norm, self.attn, self.mlp_norm, self.mlp = attn_norm, attn, mlp_norm, mlp
+        self.residual_scale = residual_scale
 
     def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
-        x_TD = x_TD + self.attn(self.attn_norm(x_TD), attend)
-        return x_TD + self.mlp(self.mlp_norm(x_TD))
+        x_TD = x_TD + self._scaled(self.attn(self.attn_norm(x_TD), attend))
+        return x_TD + self._scaled(self.mlp(self.mlp_norm(x_TD)))
+
+    def _scaled(self, branch_TD: Tensor) -> Tensor:
+        return branch_TD if self.residual_scale == 1.0 else branch_TD * self.residual_scale
 
 
 class Block(Part):

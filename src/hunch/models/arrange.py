@@ -185,10 +185,10 @@ class Arranged(WeightsOver):
                 self._places[f"{prefix}{names.router}.{kind}"] = router
 
     def _rename(self, theirs: str, ours: str) -> None:
-        for kind in ("weight", "bias"):
-            place = self._places.pop(f"{theirs}.{kind}", None)
+        for kind in (".weight", ".bias", ""):
+            place = self._places.pop(theirs + kind, None)
             if place is not None:
-                self._places[f"{ours}.{kind}"] = place
+                self._places[ours + kind] = place
 
     def _split(
         self, fused: str, parts: tuple[str, ...], sizes: tuple[int, ...], num_groups: int = 1

@@ -90,7 +90,7 @@ def _other_layer(block: LatentBlock | DeltaBlock, timing: Timing) -> Layer:
         is_gated=True,
         down=None if dense is None else dense.down,
         mlp_out_norm=None,
-        residual_scale=1.0,
+        residual_scale=block.residual_scale,
         is_post_norm=False,
         is_parallel=False,
         number=attn.layer,

@@ -14,7 +14,7 @@ from hunch.layers.latent import HeadLinear, LatentAttention, LatentBlock, Latent
 from hunch.layers.norm import RMSNorm
 from hunch.layers.rope import stretch
 from hunch.models.build import Names, build_mlp, build_norm
-from hunch.models.reading import Config, Defaulted, read_int
+from hunch.models.reading import Config, Defaulted, read_int, read_rope
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec, read_common
 from hunch.parallel.group import Share, head_spans
@@ -32,12 +32,13 @@ def read_latent(config: Config, architecture: str) -> ModelSpec:
     changed = {
         "head_dim": latent + rope_dim,
         "num_key_value_heads": 1,
-        "rope_parameters": plain,
+        "rope_parameters": {"rope_type": "default"},
         "rope_scaling": None,
         "rope_theta": plain.get("rope_theta", config.get("rope_theta")),
     }
     common = read_common(Defaulted(changed, config), architecture)
-    scale, rope = (flat + rope_dim) ** -0.5, common["rope"]
+    common["rope"] = rope = read_rope(Defaulted(changed, config), rope_dim, plain)
+    scale = (flat + rope_dim) ** -0.5
     if rope.kind == "proportional":
         raise UnsupportedModelError("rope_type 'proportional' is not supported with latents")
     every = float(given.get("mscale_all_dim") or 0.0)
@@ -69,7 +70,8 @@ def build_latent_block(
     )
     assert isinstance(attn_norm, RMSNorm)
     assert isinstance(mlp_norm, RMSNorm)
-    return LatentBlock(attn_norm, _attention(spec, source, prefix, layer), mlp_norm, mlp)
+    attn = _attention(spec, source, prefix, layer)
+    return LatentBlock(attn_norm, attn, mlp_norm, mlp, spec.residual_scale)
 
 
 def _attention(spec: ModelSpec, source: Source, prefix: str, layer: int) -> LatentAttention:

@@ -21,7 +21,7 @@ _HARMLESS = re.compile(
     r"_.*|.*(token|token_id|token_ids|tokens|token_index|dropout|dropout_prob|pdrop|drop|_version|version)"
     r"|architectures|model_type|auto_map|base_model_name_or_path|name_or_path|license|task_.*"
     r"|torch_dtype|dtype|transformers.*|tokenizer_class|unsloth.*|quantization_config"
-    r"|initializer_range|init_std|init_method|layerdrop|gradient_checkpointing|router_aux_loss_coef"
+    r"|(embedding_)?initializer_range|init_std|init_method|layerdrop|gradient_checkpointing|router_aux_loss_coef"
     r"|output_(attentions|hidden_states|router_logits|past|scores)|return_dict.*|use_cache"
     r"|id2label|label2id|num_labels|problem_type|finetuning_task|is_encoder_decoder|is_decoder"
     r"|add_cross_attention|chunk_size_feed_forward|torchscript|tf_legacy_loss|use_bfloat16"

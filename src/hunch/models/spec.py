@@ -192,9 +192,9 @@ class ModelSpec:
                 f"vocab_size={self.vocab_size}"
             )
         for rope in self.ropes:
-            if rope.factors and len(rope.factors) != (rope.dim or self.head_dim) // 2:
+            if rope.factors and len(rope.factors) != (rope.dim or self.turned_dim) // 2:
                 raise ModelFormatError(
-                    f"{len(rope.factors)} rope factors for a head of {self.head_dim}"
+                    f"{len(rope.factors)} rope factors for a head of {self.turned_dim}"
                 )
 
     @property

@@ -1,4 +1,4 @@
-"""DeepSeek V2 and V3, and GLM-4.7-Flash: latent attention, and experts after the first layers."""
+"""Latent attention: DeepSeek V2 and V3, GLM-4.7-Flash with experts, Youtu and MiniCPM3 without."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.experts import ExpertNames, first_dense, read_deepseek_experts
 from hunch.models.latent import build_latent_block, read_latent
-from hunch.models.reading import Config, Defaulted, refuse
+from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 
@@ -24,30 +24,30 @@ _DEFAULTS: dict[str, Config] = {  # of what files leave out
         "rms_norm_eps": 1e-5,
         "first_k_dense_replace": 1,
     },
+    "YoutuForCausalLM": {"tie_word_embeddings": True},
+    "MiniCPM3ForCausalLM": {
+        "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": True,
+        "rope_interleave": False,
+        "kv_lora_rank": 256,
+        "q_lora_rank": 768,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32,
+    },
     "DeepseekV3ForCausalLM": {"routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4},
 }
+_SCALES = {"scale_emb": 12.0, "scale_depth": 1.4, "dim_model_base": 256}
 
 
-class DeepseekV3(Decoder):
-    """Experts chosen by sigmoid scores with a bias; GLM's config names its dense layers."""
-
-    names: ClassVar[Names] = Names(experts=ExpertNames(shared="mlp.shared_experts."))
+class Youtu(Decoder):
+    """An MLP in every layer."""
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config = Defaulted(config, _DEFAULTS.get(architecture, {}))
-        spec = read_latent(config, architecture)
-        experts = cls.read_experts(config, spec.num_layers)
-        layers = first_dense(config, spec.num_layers)
+        refuse(config, "mlp_bias", False)
+        spec = read_latent(Defaulted(config, _DEFAULTS.get(architecture, {})), architecture)
         has_bias = bool(config.get("attention_bias", False))
-        experts = replace(experts, layers=layers)
-        return replace(spec, experts=experts, has_qkv_bias=has_bias, has_out_bias=has_bias)
-
-    @classmethod
-    def read_experts(cls, config: Config, num_layers: int) -> ExpertSpec:
-        refuse(config, "scoring_func", "sigmoid", None)
-        refuse(config, "topk_method", "noaux_tc", None)
-        return read_deepseek_experts(config, num_layers)
+        return replace(spec, has_qkv_bias=has_bias, has_out_bias=has_bias)
 
     def build_layer(self, source: Source, prefix: str, layer: int) -> LatentBlock:
         return build_latent_block(self.spec, source, prefix, layer, self.names)
@@ -58,12 +58,46 @@ class DeepseekV3(Decoder):
         return (ExactTailPaged if self.is_exact else TailPaged)(attn, kv, rope(attn.pos_T))
 
 
+class MiniCPM3(Youtu):
+    """With MiniCPM's scales along the stream."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        size = read_int(config, "hidden_size") // read_int(config, "num_attention_heads")
+        spec = super().read_config(Defaulted(config, {"v_head_dim": size}), architecture)
+        depth, given = spec.num_layers**0.5, Defaulted(config, _SCALES)
+        return replace(
+            spec,
+            embed_scale=read_float(given, "scale_emb"),
+            residual_scale=read_float(given, "scale_depth", depth) / depth,
+            logits_scale=read_int(given, "dim_model_base", spec.width) / spec.width,
+        )
+
+
+class DeepseekV3(Youtu):
+    """Experts chosen by sigmoid scores with a bias; GLM's config names its dense layers."""
+
+    names: ClassVar[Names] = Names(experts=ExpertNames(shared="mlp.shared_experts."))
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        config = Defaulted(config, _DEFAULTS.get(architecture, {}))
+        spec = super().read_config(config, architecture)
+        experts = cls.read_experts(config, spec.num_layers)
+        return replace(spec, experts=replace(experts, layers=first_dense(config, spec.num_layers)))
+
+    @classmethod
+    def read_experts(cls, config: Config, num_layers: int) -> ExpertSpec:
+        refuse(config, "scoring_func", "sigmoid", None)
+        refuse(config, "topk_method", "noaux_tc", None)
+        return read_deepseek_experts(config, num_layers)
+
+
 class DeepseekV2(DeepseekV3):
     """Experts chosen by a softmax; a group is worth as much as its best expert."""
 
     @classmethod
     def read_experts(cls, config: Config, num_layers: int) -> ExpertSpec:
-        refuse(config, "mlp_bias", False)
         refuse(config, "scoring_func", "softmax", None)
         refuse(config, "topk_method", "greedy", "group_limited_greedy", None)
         experts = read_deepseek_experts(config, num_layers)

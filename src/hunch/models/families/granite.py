@@ -1,18 +1,26 @@
-"""Granite (4 without Mamba layers, and MoE), MiniCPM: Llama with scales along the stream."""
+"""Granite (4 without Mamba, MoE, with windows), MiniCPM: Llama with scales along the stream."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import ClassVar
 
-from hunch.errors import UnsupportedModelError
+from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.kernels.experts import Routing
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import RopeSpec
 from hunch.models.build import Names
 from hunch.models.experts import ExpertNames, read_count
 from hunch.models.families.llama import Llama
-from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
+from hunch.models.reading import (
+    Config,
+    Defaulted,
+    read_float,
+    read_int,
+    read_rope,
+    read_windows,
+    refuse,
+)
 from hunch.models.spec import ModelSpec
 
 
@@ -137,3 +145,61 @@ class GraniteMoeShared(GraniteMoe):
         shared = read_int(config, "shared_intermediate_size", 1024) if width != 0 else 0
         experts = replace(spec.experts, shared_width=shared)
         return replace(spec, experts=experts, ffn_width=shared or spec.ffn_width)
+
+
+def with_windows(spec: ModelSpec, config: Config) -> ModelSpec:
+    """Three of four layers with a window, sinks, and angles of each layer's own, or none."""
+    types = [["full", "sliding"][layer % 4 > 0] + "_attention" for layer in range(spec.num_layers)]
+    given = Defaulted(config, {"sliding_window": 128, "layer_types": types})
+    assert spec.rope is not None
+    thetas = config.get("layer_rope_theta") or [spec.rope.theta] * spec.num_layers
+    if len(thetas) != spec.num_layers:
+        raise ModelFormatError(
+            f"layer_rope_theta lists {len(thetas)} layers, num_hidden_layers={spec.num_layers}"
+        )
+    kinds = list(dict.fromkeys(thetas))
+    how = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    ropes = [
+        read_rope(config, spec.head_dim, {**how, "rope_theta": theta})
+        if theta
+        else RopeSpec(kind="none")
+        for theta in kinds
+    ]
+    return replace(
+        spec,
+        windows=read_windows(given, spec.num_layers),
+        has_sinks=True,
+        rope=ropes[0],
+        more_ropes=tuple(ropes[1:]),
+        rope_of=tuple(kinds.index(theta) for theta in thetas),
+    )
+
+
+class GraniteSWA(Granite):
+    """Granite with windows."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        given = {"rms_norm_eps": 1e-5, "tie_word_embeddings": True}
+        config = Defaulted(config, given)
+        return with_windows(super().read_config(config, architecture), config)
+
+
+class GraniteMoeSWA(GraniteMoeShared):
+    """The same with experts, whose tensors are named as transformers' code has them."""
+
+    names: ClassVar[Names] = replace(
+        GraniteMoeShared.names,
+        experts=replace(
+            GraniteMoeShared.names.experts,
+            router="block_sparse_moe.router",
+            all_up="block_sparse_moe.experts.gate_up_proj",
+            all_down="block_sparse_moe.experts.down_proj",
+            is_turned=False,
+        ),
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        config = Defaulted(config, {"shared_intermediate_size": 0})
+        return with_windows(super().read_config(config, architecture), config)

@@ -1,4 +1,4 @@
-"""OLMo 1 to 3, OLMoE, FlexOlmo, EXAONE 4: norms without weights, of branches, of all heads."""
+"""OLMo 1 to 3, OLMoE, FlexOlmo, EXAONE 4, K-EXAONE: norms without weights, of branches, of heads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from hunch.layers.rope import RopeSpec
 from hunch.models.build import Names
+from hunch.models.experts import ExpertNames, first_dense, read_deepseek_experts
 from hunch.models.families.llama import Llama
 from hunch.models.families.qwen import read_experts
 from hunch.models.reading import Config, Defaulted, read_float, read_rope, refuse, windows_of
@@ -115,3 +116,22 @@ class Exaone4(Llama):
             more_ropes=(RopeSpec(kind="none"),),
             rope_of=tuple(int(is_mixed and window is None) for window in windows),
         )
+
+
+class ExaoneMoe(Exaone4):
+    """K-EXAONE: norms before the branches, and DeepSeek's experts."""
+
+    names: ClassVar[Names] = Names(
+        experts=ExpertNames(shared="mlp.shared_experts."),
+        aliases=(("mlp.e_score_correction_bias", "mlp.gate.e_score_correction_bias"),),
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        given = {"n_routed_experts": config.get("num_experts", 64), "first_k_dense_replace": 1}
+        given |= {"n_shared_experts": config.get("num_shared_experts", 1)}
+        config = Defaulted(config, given | {"routed_scaling_factor": 2.5})
+        spec = super().read_config(config, architecture)
+        experts = read_deepseek_experts(config, spec.num_layers)
+        experts = replace(experts, layers=first_dense(config, spec.num_layers))
+        return replace(spec, has_input_norms=True, has_branch_norms=False, experts=experts)

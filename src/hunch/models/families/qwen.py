@@ -1,12 +1,15 @@
-"""Qwen2, 2.5 and 3, with experts or without, and what reads text of those with pictures."""
+"""Qwen2, 2.5 and 3, with experts or without, what reads text of those with pictures, and models of
+others with their attention: dots.llm1, Hy3, Mellum, Flint."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
 from hunch.kernels.experts import Routing
 from hunch.layers.experts import ExpertSpec
+from hunch.layers.rope import RopeSpec
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.experts import (
@@ -16,7 +19,15 @@ from hunch.models.experts import (
     read_deepseek_experts,
     sparse_layers,
 )
-from hunch.models.reading import Config, Defaulted, read_int, read_windows, refuse, without_pictures
+from hunch.models.reading import (
+    Config,
+    Defaulted,
+    read_int,
+    read_rope,
+    read_windows,
+    refuse,
+    without_pictures,
+)
 from hunch.models.spec import ModelSpec, read_common
 
 
@@ -121,3 +132,89 @@ class Dots1(Qwen3):
         experts = read_deepseek_experts(inner, spec.num_layers)
         layers = first_dense(config, spec.num_layers)
         return replace(spec, experts=replace(experts, layers=layers))
+
+
+class Hy3(Qwen3):
+    """Hy3: DeepSeek's experts under names of its own."""
+
+    names: ClassVar[Names] = Names(
+        experts=ExpertNames(
+            shared="mlp.shared_experts.", choice_bias="mlp.e_score_correction_bias"
+        ),
+        aliases=(
+            ("mlp.router.gate", "mlp.gate"),
+            ("mlp.expert_bias", "mlp.e_score_correction_bias"),
+            *(
+                (f"mlp.shared_mlp.{name}_proj", f"mlp.shared_experts.{name}_proj")
+                for name in ("gate", "up", "down")
+            ),
+        ),
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "mlp_bias", False)
+        config.get("enable_moe_fp32_combine")  # of sums, which are in float32 here anyway
+        given = {"rope_theta": 11_158_840.0, "rms_norm_eps": 1e-5, "head_dim": 128}
+        given |= {"n_routed_experts": config.get("num_experts", 192)}
+        given |= {"n_shared_experts": config.get("num_shared_experts", 1)}
+        given |= {"routed_scaling_factor": config.get("router_scaling_factor", 2.826)}
+        config = Defaulted(config, given)
+        spec = super().read_config(config, architecture)
+        layers = first_dense(Defaulted(config, {"first_k_dense_replace": 1}), spec.num_layers)
+        experts = read_deepseek_experts(config, spec.num_layers)
+        return replace(spec, experts=replace(experts, layers=layers))
+
+
+class Mellum(Qwen3Moe):
+    """Layers with a window turn their heads by angles of their own."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        config = Defaulted(config, {"norm_topk_prob": True, "sliding_window": 1024})
+        if config.get("rope_parameters") is None:
+            config = Defaulted(config, {"rope_theta": 5e5})
+        spec = super().read_config(config, architecture)
+        whole = {"layer_types": ["full_attention"] * spec.num_layers}
+        windows = read_windows(Defaulted(config, whole), spec.num_layers)
+        given = config.get("rope_parameters")
+        local = given.get("sliding_attention") if isinstance(given, Mapping) else None
+        near = read_rope(config, spec.head_dim, local or {"rope_theta": 1e4})
+        assert spec.experts is not None
+        return replace(
+            spec,
+            windows=windows,
+            more_ropes=(near,),
+            rope_of=tuple(int(window is not None) for window in windows),
+            experts=replace(spec.experts, layers=first_dense(config, spec.num_layers)),
+        )
+
+
+class Flint(Qwen3Moe):
+    """Layers without a window do not turn their heads; sinks; experts chosen by sigmoids."""
+
+    names: ClassVar[Names] = Names(aliases=(("self_attn.softmax_offset", "self_attn.sinks"),))
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        given = {"norm_topk_prob": True, "sliding_window": 513, "mlp_only_layers": [0, 1]}
+        config = Defaulted(config, given | {"shared_expert_intermediate_size": 1024})
+        spec = super().read_config(config, architecture)
+        last = spec.num_layers - 1
+        kinds = ["full_attention", "sliding_attention"]
+        types = [kinds[i >= 2 and i % 4 != 1 and i != last] for i in range(last + 1)]
+        windows = read_windows(Defaulted(config, {"layer_types": types}), spec.num_layers)
+        assert spec.experts is not None
+        experts = replace(
+            spec.experts,
+            routing=replace(spec.experts.routing, scores="sigmoid"),
+            shared_width=read_int(config, "shared_expert_intermediate_size"),
+        )
+        return replace(
+            spec,
+            windows=windows,
+            more_ropes=(RopeSpec(kind="none"),),
+            rope_of=tuple(int(window is None) for window in windows),
+            has_sinks=True,
+            experts=experts,
+        )
