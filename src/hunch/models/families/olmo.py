@@ -1,4 +1,4 @@
-"""OLMo 1 to 3, OLMoE, FlexOlmo, EXAONE 4, K-EXAONE: norms without weights, of branches, of heads."""
+"""OLMo 1 to 3, OLMoE, FlexOlmo, EXAONE 4, K-EXAONE: norms of branches, of heads, without weights."""
 
 from __future__ import annotations
 
