@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hunch.kernels import draft, step
+from hunch.kernels import draft, step, successors
 from hunch.kernels.attention import AttnInputs, Span, attention_ref
 from hunch.kernels.gpu_delta import sequences
 from hunch.kernels.gpu_tiling import Tiler, Tiling, Workspace
@@ -154,6 +154,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     import hunch.kernels.gpu_graft
     import hunch.kernels.gpu_grow
     import hunch.kernels.gpu_lookup
+    import hunch.kernels.gpu_recycle
     import hunch.kernels.gpu_synthetic
     import hunch.layers.tiled
     import hunch.llm
@@ -195,6 +196,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hunch.step.step_graphs, "draft_paths", draft_paths_ref)
     patch.setattr(hunch.step.upload, "update", step.update_ref)
     patch.setattr(hunch.kernels.gpu_lookup, "lookup", draft.lookup_ref)
+    patch.setattr(hunch.kernels.gpu_recycle, "recycled", successors.recycled_ref)
     patch.setattr(hunch.kernels.gpu_synthetic, "remembered", draft.remembered_ref)
     patch.setattr(hunch.kernels.gpu_graft, "graft", draft.graft_ref)
     patch.setattr(hunch.kernels.gpu_draft, "known_inputs", draft.level_inputs_ref)

@@ -35,7 +35,11 @@ def test_text_does_not_depend_on_the_drafter(
 def test_a_wider_model(tmp_path: Path) -> None:
     path = str(write_llama(tmp_path / "wide", width=576, layers=4))
     plain = run(LLM(path, speculate="off", max_num_seqs=1, **GPU), PARAMS["greedy"])
-    for name in ("ngram:adaptive=false", "suffix:adaptive=false:tree=true"):
+    for name in (
+        "ngram:adaptive=false",
+        "suffix:adaptive=false:tree=true",
+        "recycling:adaptive=false",
+    ):
         assert (
             run(LLM(path, speculate=name, max_num_seqs=len(PROMPTS), **GPU), PARAMS["greedy"])
             == plain

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.beside_steps import Flow
@@ -151,6 +152,12 @@ class DeviceDrafter:
     def feature_layers(self) -> tuple[int, ...]:
         """Layers of the target whose states it drafts from."""
         return ()
+
+    def see(self, ids_T: Tensor, slot_T: Tensor, logits_TV: Tensor) -> None:
+        """See the target's logits after every packed token of a step, before it drafts.
+
+        slot_T: KV slots of the tokens; -1: padding.
+        """
 
     def draft(
         self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0

@@ -1,6 +1,7 @@
 """Token recycling: a tree of the target's best candidates after each token, as last seen.
 
-Shape letters: M tokens checked, C candidates kept per token, S slots of the table.
+Shape letters: M tokens checked, C candidates kept per token, S slots of the table, T packed tokens,
+V vocabulary.
 Paper: arXiv 2408.08696. No training; the table stays under 2 MB and is shared by all requests.
 """
 
@@ -8,22 +9,31 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import Tensor
 
 from hunch.config import read_options
 from hunch.draft import TargetStep
-from hunch.drafting.base import DrafterContext
+from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.lookup import Chances, LookupDrafter, LookupRow
+from hunch.drafting.step_shapes import DraftSource, StepShape
 from hunch.drafting.trees import Node, best_first
 from hunch.drafting.window import host
 from hunch.errors import ConfigError
+from hunch.kernels.successors import RankTree, Successors
+from hunch.models.decoder import Hidden
+
+if TYPE_CHECKING:
+    from hunch.kernels.step import Draws, RowState, StepRows
 
 MAX_BYTES = 2_000_000
 # How often the candidate of each rank is the target's choice, and the ratio per level: starting
 # values, about those that the paper reports.
 RANK_SHARES = (0.45, 0.14, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)
 DEPTH_DECAY = 0.85
+TREE_SIZES = (7, 15)  # nodes that captured steps check, besides whole trees and none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +86,8 @@ class RecyclingDrafter(LookupDrafter):
         num_slots = min(context.vocab_size, MAX_BYTES // (4 * (width + 1)))
         self.token_S = np.full(num_slots, -1, dtype=np.int32)
         self.next_SC = np.zeros((num_slots, width), dtype=np.int32)
+        self.context = context
+        self._device: Successors | None = None  # the table of captured steps
         num_bytes = self.token_S.nbytes + self.next_SC.nbytes
         self.needs = replace(self.needs, top=width, weight_bytes=num_bytes)
 
@@ -110,6 +122,88 @@ class RecyclingDrafter(LookupDrafter):
 
         return best_first((row.text.tokens[-1], 0), expand, self.config.num_nodes)
 
+    def on_device(self) -> DeviceDrafter | None:
+        """Trees of one shape, from a table on the device; None: the target checks chains alone."""
+        context = self.context
+        if not context.is_fused or context.only_chains:
+            return None
+        num_slots, width = self.next_SC.shape
+        self._device = Successors.create(num_slots, width, context.device)
+        nodes = _of_ranks(width, self.config.depth, self.config.num_nodes)
+        ranks, parents = [node.token for node in nodes], [node.parent for node in nodes]
+        return DeviceRecycling(
+            name="recycling",
+            num_levels=self.config.depth,
+            num_nodes=len(nodes),
+            is_adaptive=self.config.adaptive,
+            successors=self._device,
+            tree=RankTree.of(ranks, parents, context.device),
+            levels_by_node=_levels(parents),
+        )
+
     def clear(self) -> None:
         """Forget what was learned from all requests."""
         self.token_S[:] = -1
+        if self._device is not None:
+            self._device.clear()
+
+
+def _of_ranks(width: int, depth: int, num_nodes: int) -> list[Node]:
+    """The likeliest nodes before anything is learned; their tokens are ranks."""
+
+    def expand(at: int) -> Iterable[tuple[int, float, int, int]]:
+        ranks = range(width) if at < depth else ()
+        return [(rank, RANK_SHARES[rank] * DEPTH_DECAY**at, 0, at + 1) for rank in ranks]
+
+    return best_first(0, expand, num_nodes)
+
+
+def _levels(parents: list[int]) -> list[int]:
+    """The longest path among the first nodes of a tree, for every number of them from none on."""
+    depths: list[int] = []
+    longest = [0]
+    for parent in parents:
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+        longest.append(max(longest[-1], depths[-1]))
+    return longest
+
+
+@dataclass(kw_only=True)
+class DeviceRecycling(DeviceDrafter):
+    """Trees of one shape, likeliest ranks first, drafted within the step.
+
+    The table keeps the best successors of every token that a step processed. Chances of ranks are
+    not learned here: the policy learns how many levels are accepted.
+    """
+
+    successors: Successors
+    tree: RankTree
+    levels_by_node: list[int]
+
+    @property
+    def shapes(self) -> tuple[StepShape, ...]:
+        sizes = {self.num_nodes}
+        if self.is_adaptive:
+            sizes |= {size for size in TREE_SIZES if size < self.num_nodes}
+        trees = [StepShape(size, DraftSource.TREE) for size in sorted(sizes)]
+        return (StepShape(0), *trees) if self.is_adaptive else tuple(trees)
+
+    def see(self, ids_T: Tensor, slot_T: Tensor, logits_TV: Tensor) -> None:
+        self.successors.keep(ids_T, slot_T >= 0, logits_TV)
+
+    def draft(
+        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
+    ) -> None:
+        from hunch.kernels.gpu_recycle import recycled
+
+        if source > 0:
+            recycled(state, step, self.successors, self.tree)
+
+    def levels(self, source: int, num_nodes: int) -> int:
+        return self.levels_by_node[num_nodes or self.num_nodes]
+
+    def depth(self, source: int) -> int:
+        return self.levels_by_node[-1] if source == DraftSource.TREE else 0
+
+    def works(self, source: int) -> bool:
+        return True

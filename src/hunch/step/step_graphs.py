@@ -234,6 +234,8 @@ class StepGraphs:
         def finish() -> None:
             hidden: Hidden = forward.outputs
             logits_MV = self.target.logits(hidden.last_TD)
+            if drafter is not None:
+                drafter.see(buffers.ids_T, buffers.attn.slot_T, logits_MV)
             ruled_MV = self._ruled(logits_MV, rows, buffers.attn, kind)
             choice_M = self._choose(ruled_MV, buffers.attn, kind)
             commit(state, rows, choice_M, kind.num_nodes)

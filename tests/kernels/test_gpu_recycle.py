@@ -1,0 +1,64 @@
+"""Trees of successors in Triton, and the table that they come from."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from hunch.kernels import gpu_recycle, successors
+from hunch.kernels import step as columns
+from hunch.kernels.successors import RankTree, Successors
+from row_states import DEVICE, cells_of, step_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
+
+RANKS, PARENTS = [0, 1, 0, 0, 2, 1, 0, 1], [-1, -1, 0, 2, -1, 0, 1, 3]
+
+
+@pytest.mark.parametrize("num_slots", [8, 40])
+def test_trees_have_no_nodes_after_tokens_without_successors(num_slots: int) -> None:
+    """Tokens that share a slot take it from each other."""
+    gen = torch.Generator().manual_seed(num_slots)
+    texts = [torch.randint(0, 40, (n,), generator=gen).tolist() for n in (1, 3, 9, 20, 7, 5, 6, 4)]
+    known = [text[-1] for text in texts] + torch.randint(0, 40, (25,), generator=gen).tolist()
+    logits_TV = torch.randn(len(known), 40, generator=gen).to(DEVICE)
+    made = []
+    for kernel in (gpu_recycle.recycled, successors.recycled_ref):
+        state = cells_of(texts, ends=[80, 80, 80, 80, 80, 80, 7, 80])
+        state.is_done_X[5] = 1
+        state.draft_XG.fill_(0)
+        state.parents_XG.fill_(0)
+        state.num_nodes_X.fill_(3)
+        room = [8, 8, 8, 2, 8, 8, 8, 8]
+        step = step_of([0, 1, 2, 3, 4, 5, 6, -1], 0, max_draft=room, num_checked=[0] * 7 + [-1])
+        table = Successors.create(num_slots, 3, DEVICE)
+        ids_T = torch.tensor(known, device=DEVICE)
+        table.keep(ids_T, torch.ones_like(ids_T, dtype=torch.bool), logits_TV)
+        tree = RankTree.of(RANKS, PARENTS, DEVICE)
+        kernel(state, step, table, tree)
+        is_node = torch.arange(8, device=DEVICE) < state.num_nodes_X[:, None]
+        drafts = [torch.where(is_node, cells, -9) for cells in (state.draft_XG, state.parents_XG)]
+        made.append((*drafts, state.num_nodes_X, step.result_RC[:, : columns.FIRST]))
+    for got, want in zip(*made, strict=True):
+        assert torch.equal(got, want)
+    counts = made[0][2].tolist()
+    assert counts[5:] == [3, 0, 3], "ended, at its end, no part of the step"
+    assert counts[3] <= 2
+    assert max(counts) > 3
+    assert num_slots == 40 or min(counts[:5]) < max(counts[:5])
+
+
+def test_of_equal_tokens_the_last_counts_and_padding_does_not() -> None:
+    table = Successors.create(10, 2, DEVICE)
+    ids_T = torch.tensor([3, 7, 3, 13, 5], device=DEVICE)
+    is_token_T = torch.tensor([True, True, True, False, True], device=DEVICE)
+    logits_TV = torch.zeros(5, 20, device=DEVICE)
+    for place, (first, second) in enumerate([(1, 2), (4, 6), (8, 9), (1, 1), (11, 12)]):
+        logits_TV[place, second], logits_TV[place, first] = 1.0, 2.0
+    table.keep(ids_T, is_token_T, logits_TV)
+    found = {token: table.find(token) for token in (3, 7, 13, 5, 0)}
+    assert found == {3: [8, 9], 7: [4, 6], 13: [], 5: [11, 12], 0: []}
+    table.clear()
+    assert table.find(7) == []

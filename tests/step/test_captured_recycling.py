@@ -1,0 +1,86 @@
+"""Recycling in captured steps: plain decoding's tokens, from a table that all requests share.
+
+The device's kernels are replaced by plain Python here; tests/kernels compares the two.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from hunch import LLM, SamplingParams
+from hunch.drafting.step_shapes import DraftSource, StepShape
+from stand_in import lead_noted, stand_in
+from tiny_models import write_llama
+
+SMALL: dict[str, Any] = {
+    "device": "cpu", "kv_bytes": 4_000_000, "max_model_len": 128, "block_size": 4,
+}  # fmt: skip
+PROMPTS = [[5, 6, 7, 8] * 4, [9, 4], list(range(10, 31)), [7, 7, 7, 7, 7]]
+PARAMS = {
+    "greedy": SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
+    "filters": SamplingParams(temperature=0.9, top_p=0.9, top_k=20, max_tokens=16, seed=5),
+    "penalties": SamplingParams(temperature=0.8, presence_penalty=0.7, max_tokens=12, seed=8),
+}
+
+
+@pytest.fixture(autouse=True)
+def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("recycling") / "model", width=32, layers=2)
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> dict[str, list[list[int]]]:
+    with pytest.MonkeyPatch.context() as patch:
+        stand_in(patch)
+        with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL) as llm:
+            return {kind: tokens(llm, params) for kind, params in PARAMS.items()}
+
+
+def tokens(llm: LLM, params: SamplingParams) -> list[list[int]]:
+    return [out.outputs[0].token_ids for out in llm.generate(PROMPTS, params)]
+
+
+@pytest.mark.parametrize(
+    ("speculate", "given"),
+    [
+        ("recycling:adaptive=false:num_nodes=12", {}),
+        ("recycling", {"kv_bytes": None, "num_blocks": 40, "max_num_seqs": 3}),
+    ],
+    ids=["always", "where it pays, few blocks"],
+)
+def test_text_does_not_depend_on_recycling(
+    speculate: str, given: dict[str, Any], model: Path, plain: dict[str, list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    with LLM(str(model), speculate=speculate, **{**SMALL, **given}) as llm:
+        by_host = lead_noted(monkeypatch)
+        for kind, params in PARAMS.items():
+            assert tokens(llm, params) == plain[kind], kind
+        if not given:
+            assert sum(len(plan.work) for plan in by_host) == len(PROMPTS) * len(PARAMS)
+            assert llm.stats()["drafters"]["recycling"]["accepted"] > 0
+
+
+def test_what_was_learned_serves_later_requests_until_it_is_cleared(model: Path) -> None:
+    """A successor that comes again is in the tree. The same requests bring the same counts."""
+    steps = []
+    with LLM(str(model), speculate="recycling:adaptive=false:num_nodes=12", **SMALL) as llm:
+        drafter = llm.engine.runner.captured.drafter
+        assert drafter.shapes == (StepShape(12, DraftSource.TREE),)
+        for is_cleared in (False, False, True):
+            if is_cleared:
+                llm.reset_cache()
+            outputs = llm.generate(PROMPTS, PARAMS["greedy"])
+            steps.append(sum(out.outputs[0].stats["steps"] for out in outputs))
+    assert steps[1] < steps[0] < 40 * len(PROMPTS)
+    assert steps[2] == steps[0]
