@@ -1,4 +1,4 @@
-"""OLMo 1 to 3, OLMoE, FlexOlmo, EXAONE 4, K-EXAONE: norms of branches, of heads, without weights."""
+"""OLMo 1 to 3, OLMoE, FlexOlmo, EXAONE 4, K-EXAONE: norms of branches, of heads, or weightless."""
 
 from __future__ import annotations
 
