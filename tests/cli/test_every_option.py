@@ -159,7 +159,7 @@ def _engines(
     instead("hunch.bench.peers.peers", [peer])
     cost = {"streams": 1, "offline": 1.0, "served": 1.0, "cost": 0.0, "low": 0.0, "high": 0.0}
     instead("hunch.bench.served.cost", [cost])
-    instead("hunch.bench.verifiers.measure_way", (Agreement(), Agreement()))
+    instead("hunch.bench.verifiers.measure_setting", (Agreement(), Agreement()))
     instead("hunch.bench.distribution.fit", Agreement(num_samples=1, degrees=1))
     monkeypatch.setattr(Report, "__repr__", lambda report: report.kind)  # it is long
     instead("hunch.bench.html.as_html", "a page")

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from hunch.drafting.ngram import NgramText
 from hunch.kernels import draft, gpu_expect, gpu_graft, gpu_lookup
 from hunch.kernels import step as columns
-from hunch.kernels.gpu_lookup import NUM_WAYS, DevicePhrases
+from hunch.kernels.gpu_lookup import NUM_PLACES, DevicePhrases
 from hunch.kernels.lookup import BY_TABLE, NUM_ASKED
 from hunch.kernels.step import AS_OTHERS, BY_PREDICTION, NEVER, RowSources
 from phrase_tables import table_of
@@ -171,9 +171,9 @@ def test_every_entry_is_found_in_its_bucket() -> None:
     for at in rng.integers(0, len(table.hash_E), 200):
         found = int(table.hash_E[at])
         bucket = found >> (32 - phrases.bits)
-        ways = kept[bucket * NUM_WAYS : (bucket + 1) * NUM_WAYS]
+        places = kept[bucket * NUM_PLACES : (bucket + 1) * NUM_PLACES]
         want = found << 32 | int(table.level_E[at]) << 24 | int(table.token_E[at])
-        assert want in (ways.view(np.uint64)).tolist()
+        assert want in (places.view(np.uint64)).tolist()
     assert (kept != -1).sum() == len(table.hash_E)
 
 
@@ -197,7 +197,7 @@ def test_a_table_of_crowded_hashes_takes_little_room() -> None:
     table.hash_E = np.array([7] * 10 + list(range(100, 130)), dtype=np.uint32)  # alike, and close
     kept = DevicePhrases.of(table, "cpu").entries.numpy()
     assert len(kept) <= 2**10
-    assert NUM_WAYS <= (kept != -1).sum() <= 31
+    assert NUM_PLACES <= (kept != -1).sum() <= 31
 
 
 # --- rows that are drafted for in ways of their own -----------------------------------------------

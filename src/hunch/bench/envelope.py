@@ -43,8 +43,8 @@ class Envelope:
     @property
     def verdict(self) -> str:
         """Whether `auto` is within the tolerance of all the others: yes, no or not decided."""
-        said = [verdict(interval) for interval in self.ratios.values()]
-        return NO if NO in said else YES if set(said) == {YES} else OPEN
+        verdicts = [verdict(interval) for interval in self.ratios.values()]
+        return NO if NO in verdicts else YES if set(verdicts) == {YES} else OPEN
 
     @property
     def is_below_plain(self) -> bool:

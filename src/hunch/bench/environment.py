@@ -200,15 +200,15 @@ def _all_seconds() -> tuple[float, float, float] | None:
 
 def busy_words(shares: Mapping[str, Any]) -> list[str]:
     """Words of warning where the machine was not ours alone."""
-    said = []
+    notes = []
     if (shares.get("busy_share") or 0.0) >= BUSY:
-        said.append(
+        notes.append(
             f"other processes used {shares['busy_share']:.0%} of the CPUs meanwhile: compare "
             "ratios, not tokens per second"
         )
     if (shares.get("taken_share") or 0.0) >= TAKEN:
-        said.append(
+        notes.append(
             f"the host of this virtual machine took {shares['taken_share']:.0%} of its CPUs away "
             "meanwhile (steal): threads that wait for each other stand still then; measure again"
         )
-    return said
+    return notes

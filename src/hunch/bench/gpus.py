@@ -73,4 +73,4 @@ def of_device(name: str) -> Gpu | None:
 
 
 def _plain(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum()).removeprefix("nvidia")
+    return "".join(sign for sign in name.lower() if sign.isalnum()).removeprefix("nvidia")

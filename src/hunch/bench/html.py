@@ -40,7 +40,7 @@ def as_html(report: Report, limits: Mapping[str, float] | None = None) -> str:
     where = report.environment
     machine = where.get("gpu") or f"{where.get('cpu')}, {where.get('num_cpus')} CPUs"
     model = where.get("model") or ", ".join(where.get("servers", []))
-    said = "".join(f"<li>{escape(line)}</li>" for line in findings(report))
+    points = "".join(f"<li>{escape(line)}</li>" for line in findings(report))
     plots = "".join(_figure(chart) for chart in charts(report, limits))
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -48,7 +48,7 @@ def as_html(report: Report, limits: Mapping[str, float] | None = None) -> str:
         f"<title>hunch bench: {escape(str(model))}</title><style>{STYLE}</style></head><body>"
         f"<h1>{escape(str(model))}</h1>"
         f'<p class="soft">{escape(str(machine))}, {escape(str(where.get("date")))}</p>'
-        f"{f'<ul>{said}</ul>' if said else ''}"
+        f"{f'<ul>{points}</ul>' if points else ''}"
         f'<div class="plots">{plots}</div>'
         f"<h2>Figures</h2>{_table(report, limits)}"
         '<p class="soft">Speed-up: time of plain decoding over the method\'s for the same '

@@ -41,16 +41,16 @@ class Model:
         size = context._n_ubatch
         for first in range(0, len(ids), size):
             self._decode(ids[first : first + size], first)
-        most, num_said = int(body.get("max_tokens") or 16), 0
+        most, num_tokens = int(body.get("max_tokens") or 16), 0
         stops = () if body.get("ignore_eos") else (self.tokenizer.eos_token_id,)
-        while num_said < most:
+        while num_tokens < most:
             token = self._likeliest()
-            num_said += 1
+            num_tokens += 1
             write(self.tokenizer.decode([token]))
-            if token in stops or num_said == most:
+            if token in stops or num_tokens == most:
                 break
-            self._decode([token], len(ids) + num_said - 1)
-        return {"prompt_tokens": len(ids), "completion_tokens": num_said}
+            self._decode([token], len(ids) + num_tokens - 1)
+        return {"prompt_tokens": len(ids), "completion_tokens": num_tokens}
 
     def _decode(self, ids: list[int], position: int) -> None:
         from ik_llama_cpp import _ctypes_api as api

@@ -35,16 +35,16 @@ def next_turn(job: Job, answer: str, encode: Encode | None = None) -> Job | None
     """What is asked after this answer: the conversation so far, and the user's next words."""
     if not job.later:
         return None
-    said = [
+    messages = [
         *job.body["messages"],
         {"role": "assistant", "content": answer},
         {"role": "user", "content": job.later[0]},
     ]
     return replace(
         job,
-        token_ids=encode(said) if encode is not None else [],
+        token_ids=encode(messages) if encode is not None else [],
         params=replace(job.params, prediction=None),  # it was of the first answer
-        body={"messages": said},
+        body={"messages": messages},
         later=job.later[1:],
         turn=job.turn + 1,
     )

@@ -76,27 +76,27 @@ def make_jobs(
     return jobs
 
 
-def open_report(path: Path | None, fresh: Report) -> Report:
+def open_report(path: Path | None, new: Report) -> Report:
     """The report of an earlier run, if it measured the same; else the new one.
 
     It may have been stopped, or have had fewer rounds.
     """
     if path is None or not path.exists():
-        return fresh
+        return new
     found = load_report(path)
     differing = sorted(
         name
-        for name in found.settings.keys() | fresh.settings.keys()
-        if found.settings.get(name) != fresh.settings.get(name) and name not in ROUNDS
+        for name in found.settings.keys() | new.settings.keys()
+        if found.settings.get(name) != new.settings.get(name) and name not in ROUNDS
     )
-    if found.settings.get("rounds", 0) > fresh.settings.get("rounds", 0):
+    if found.settings.get("rounds", 0) > new.settings.get("rounds", 0):
         differing.append("rounds")
     if differing:
         raise RequestError(
             f"{path} holds another measurement ({', '.join(differing)} differ): give another file, "
             "or remove it"
         )
-    found.settings = fresh.settings
+    found.settings = new.settings
     return found
 
 

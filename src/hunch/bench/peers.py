@@ -178,8 +178,8 @@ class Server:
         if self.process.poll() is not None:
             how = f"ended by itself with code {self.process.returncode}"
         self.log.seek(0)
-        said = self.log.read().decode("utf-8", "replace").strip()[-600:]
-        raise EngineError(f"{self.peer.name} {how}" + (f". It said:\n{said}" if said else ""))
+        output = self.log.read().decode("utf-8", "replace").strip()[-600:]
+        raise EngineError(f"{self.peer.name} {how}" + (f". It said:\n{output}" if output else ""))
 
 
 @contextmanager

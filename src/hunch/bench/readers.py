@@ -65,9 +65,9 @@ def _questions(record: Record, number: str) -> Prompt:
 
 def _sharegpt(record: Record, number: str) -> Prompt:
     """The first thing a person said."""
-    said = [(str(m["from"]), str(m["value"])) for m in record["conversations"]]
-    asked = next(place for place, (who, _) in enumerate(said) if who in ("human", "user"))
-    return Prompt.chat(str(record.get("id", number)), "sharegpt", said[asked][1])
+    conversation = [(str(m["from"]), str(m["value"])) for m in record["conversations"]]
+    asked = next(place for place, (who, _) in enumerate(conversation) if who in ("human", "user"))
+    return Prompt.chat(str(record.get("id", number)), "sharegpt", conversation[asked][1])
 
 
 def _humaneval(record: Record, number: str) -> Prompt:

@@ -96,7 +96,7 @@ class UrlSubject:
             seen.error = f"{type(error).__name__}: {error}"
         except RequestError as error:
             seen.error = str(error)
-        return seen.answer(job, start, perf_counter() - began, began), "".join(seen.said)
+        return seen.answer(job, start, perf_counter() - began, began), "".join(seen.content)
 
     def _fields(self, job: Job, max_tokens: int | None) -> dict[str, Any]:
         params = job.params
@@ -122,7 +122,7 @@ class _Seen:
     def __init__(self) -> None:
         self.moments: list[float] = []
         self.text = hashlib.sha256()
-        self.said: list[str] = []  # the text without what a model thought before it
+        self.content: list[str] = []  # the text without what a model thought before it
         self.usage: dict[str, Any] = {}
         self.stats: dict[str, Any] = {}
         self.error: str | None = None
@@ -136,10 +136,10 @@ class _Seen:
         self.stats = (event.get("hunch") or {}).get("stats") or self.stats
         for choice in event.get("choices") or ():
             delta = choice.get("delta") or {}
-            said = choice.get("text") or delta.get("content")
-            piece = said or delta.get("reasoning_content")
-            if said:
-                self.said.append(said)
+            content = choice.get("text") or delta.get("content")
+            piece = content or delta.get("reasoning_content")
+            if content:
+                self.content.append(content)
             if piece:
                 self.text.update(piece.encode())
                 self.moments.append(perf_counter())

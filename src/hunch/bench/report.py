@@ -216,64 +216,64 @@ def as_json(report: Report, limits: Mapping[str, float] | None = None) -> dict[s
 
 def findings(report: Report) -> list[str]:
     """What the figures say, in sentences."""
-    said = [*_inversions(report), *_auto(report)]
+    sentences = [*_inversions(report), *_auto(report)]
     if len(report.points()) == 1:
-        said += _saved(report)
+        sentences += _saved(report)
     made_up = [run.method for run in report.runs if run.method.startswith("synthetic")]
     if made_up:
-        said.append(
+        sentences.append(
             f"{', '.join(dict.fromkeys(made_up))}: SYNTHETIC, what is accepted was wished for; it "
             "shows the engine's speed, no drafter's. Requests ran once before: their answers are "
             "the drafts"
         )
     errors = [answer for run in report.runs for answer in run.errors()]
     if errors:
-        said.append(f"{len(errors)} requests failed; the first: {errors[0].error}")
+        sentences.append(f"{len(errors)} requests failed; the first: {errors[0].error}")
     if any(len(run.rounds) == 1 for run in report.runs) and len(report.methods()) > 1:
-        said.append("one round: intervals say nothing of how rounds differ; --repeats 3 would")
-    return said + busy_words(report.environment)
+        sentences.append("one round: intervals say nothing of how rounds differ; --repeats 3 would")
+    return sentences + busy_words(report.environment)
 
 
 def _inversions(report: Report) -> list[str]:
     """Where each method starts to cost time, and at which value of the axes that are no load."""
-    said = []
+    sentences = []
     for one in analysis.inversions(report):
         others = [axis for axis in analysis.varied_axes(report.points()) if axis != one.axis]
         where = f" ({analysis.describe_point(one.others, others)})" if others else ""
-        said.append(f"{one}{where}")
-    return said
+        sentences.append(f"{one}{where}")
+    return sentences
 
 
 def _saved(report: Report) -> list[str]:
     """Time saved by the clock, beside what the engine itself counts for its metrics."""
-    said = []
+    sentences = []
     for run in report.runs:
         found = analysis.time_saved(report, run) if len(run.rounds) > 1 else None
         if found is not None and found["by_engine"]:
-            said.append(
+            sentences.append(
                 f"{analysis.label(run.method)} saved {found['by_clock']:.2f} s of "
                 f"{found['plain']:.2f} s by the clock; its engine counts {found['by_engine']:.2f} s"
             )
-    return said
+    return sentences
 
 
 def _auto(report: Report) -> list[str]:
     """`auto` beside the fastest other method at every point, and whether it is within 2% of it."""
     found = envelope(report)
     axes = analysis.varied_axes(report.points())
-    said = []
+    sentences = []
     for one in found:
         where = f" ({analysis.describe_point(one.point, axes)})" if axes else ""
         more = " (more rounds would)" if one.verdict == OPEN else ""
         rounds = f"{one.num_rounds} round{'s' if one.num_rounds > 1 else ''}"
         ratio = str(one.ratio) if one.num_rounds > 1 else f"{one.ratio.value:.3f}"
-        said.append(
+        sentences.append(
             f"auto{where}: {ratio} of the speed of {analysis.label(one.best)} over {rounds}; "
             f"within 2%: {one.verdict}{more}"
         )
     below = [analysis.describe_point(one.point, axes) for one in found if one.is_below_plain]
     if below:
-        said.append(f"auto is SLOWER than plain decoding at {'; '.join(below)}")
+        sentences.append(f"auto is SLOWER than plain decoding at {'; '.join(below)}")
     elif found:
-        said.append("auto is never slower than plain decoding beyond noise and 2%")
-    return said
+        sentences.append("auto is never slower than plain decoding beyond noise and 2%")
+    return sentences

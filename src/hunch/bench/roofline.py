@@ -73,8 +73,8 @@ class Size:
     @property
     def name(self) -> str:
         """Its parameters as people say them: 8B, 135M."""
-        unit, letter = (1e9, "B") if self.params >= 1e9 else (1e6, "M")
-        return f"{self.params / unit:.3g}{letter}"
+        unit, suffix = (1e9, "B") if self.params >= 1e9 else (1e6, "M")
+        return f"{self.params / unit:.3g}{suffix}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,8 +136,8 @@ class Session:
         assert self.llm is not None
         if not prompt.messages:
             return self.llm.tokenizer.encode(prompt.text)
-        said = [{"role": role, "content": content} for role, content in prompt.messages]
-        return self.llm.encode_messages(said)
+        so_far = [{"role": role, "content": content} for role, content in prompt.messages]
+        return self.llm.encode_messages(so_far)
 
     def _cells(self) -> Iterator[Cell]:
         asked = self.asked
@@ -184,10 +184,10 @@ class Session:
     def _longest(self, prompt: Prompt) -> int:
         """Tokens of a prompt and its answer, or of a conversation to its end."""
         num_later, most = len(prompt.later), self.asked.max_tokens
-        said = [
+        so_far = [
             turn for question in prompt.later for turn in (("assistant", ""), ("user", question))
         ]
-        whole = replace(prompt, messages=(*prompt.messages, *said))
+        whole = replace(prompt, messages=(*prompt.messages, *so_far))
         return len(self.encode(whole)) + most + num_later * (most + MARGIN)
 
     @property

@@ -14,7 +14,7 @@ from hunch import LLM, SamplingParams
 from hunch.bench.intervals import Interval, bootstrap
 from hunch.bench.workloads import Prompt
 
-WAYS = {
+SETTINGS = {
     "exact": ("exact", ""),
     "rejection": ("rejection", ""),
     "block": ("block", ""),
@@ -23,8 +23,8 @@ WAYS = {
 Counts = tuple[int, int, int]  # of an answer: its tokens, its passes, its accepted nodes
 
 
-def measure_way(
-    way: str,
+def measure_setting(
+    setting: str,
     model: str,
     speculate: str,
     prompts: Sequence[Prompt],
@@ -32,7 +32,7 @@ def measure_way(
     **arguments: Any,
 ) -> tuple[Interval, Interval]:
     """Tokens per pass, and accepted nodes per pass."""
-    verifier, more = WAYS[way]
+    verifier, more = SETTINGS[setting]
     with LLM(
         model, speculate=speculate + more, verifier=verifier, always_draft=True, **arguments
     ) as llm:

@@ -147,13 +147,13 @@ def _multi_turn() -> list[Prompt]:
     """Conversations in which every turn begins with what was said before it."""
     prompts = []
     for name, turns in texts.DIALOGUES.items():
-        said: list[tuple[str, str]] = [("system", texts.ASSISTANT)]
+        so_far: list[tuple[str, str]] = [("system", texts.ASSISTANT)]
         for number, (question, answer) in enumerate(turns, 1):
-            said.append(("user", question))
+            so_far.append(("user", question))
             prompts.append(
-                Prompt(f"turn-{name}-{number}", "multi-turn", tuple(said), conversation="office")
+                Prompt(f"turn-{name}-{number}", "multi-turn", tuple(so_far), conversation="office")
             )
-            said.append(("assistant", answer))
+            so_far.append(("assistant", answer))
     return prompts
 
 

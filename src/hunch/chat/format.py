@@ -216,9 +216,9 @@ class ChatFormat:
         if "tool_calls" not in message:
             return message
         functions = [call["function"] for call in message["tool_calls"]]
-        said = [(function["name"], function.get("arguments", {})) for function in functions]
+        named = [(function["name"], function.get("arguments", {})) for function in functions]
         rest = {key: value for key, value in message.items() if key != "tool_calls"}
-        text = [message.get("content") or "", spell(self._tool_form, said)]
+        text = [message.get("content") or "", spell(self._tool_form, named)]
         return {**rest, "content": "\n".join(filter(None, text))}
 
     def _plain(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -254,8 +254,8 @@ def _as_text(message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content") or ""
     for call in message.get("tool_calls", ()):
         function = call["function"]
-        said = {"name": function["name"], "arguments": function.get("arguments", {})}
-        content += f"\n<tool_call>\n{json.dumps(said)}\n</tool_call>"
+        named = {"name": function["name"], "arguments": function.get("arguments", {})}
+        content += f"\n<tool_call>\n{json.dumps(named)}\n</tool_call>"
     if message["role"] == "tool":
         content = f"<tool_response>\n{content}\n</tool_response>"
         return {"role": "user", "content": content}

@@ -134,9 +134,9 @@ class _Scanner:
         if mark == '"':
             end = re.compile(r'(?:[^"\\]|\\.)*"', re.DOTALL).match(self._text, begin)
             stop = end.end() if end else len(self._text)
-            said = self._text[self._at : stop]
+            quoted = self._text[self._at : stop]
             self._at = stop
-            return str(loads_loosely(said)) if end else None
+            return str(loads_loosely(quoted)) if end else None
         end_at = self._text.find(mark, begin)
         self._at = len(self._text) if end_at < 0 else end_at + len(mark)
         return None if end_at < 0 else self._text[begin:end_at]

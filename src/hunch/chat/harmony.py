@@ -91,9 +91,11 @@ class HarmonyForm:
         ]
         head = quote("commentary to=functions.")
         call = rules.add("call", f"{channel} {head} ({' | '.join(options)})")
-        said = rules.add("said", f'{channel} "commentary" {message} TEXT {before_next(rules)}')
+        comment = rules.add(
+            "comment", f'{channel} "commentary" {message} TEXT {before_next(rules)}'
+        )
         final = f'{channel} "final" {message} TEXT'
-        return f"{said}* {call}" if must_call else f"{said}* ({call} | {final})"
+        return f"{comment}* {call}" if must_call else f"{comment}* ({call} | {final})"
 
 
 def before_next(rules: Rules) -> str:

@@ -63,24 +63,24 @@ class KeyedForm:
         types = schema_types(next((tool for tool in tools if tool.name == name), None))
         values = {}
         for pair in self.pair.finditer(text, found.end()):
-            said = pair.groupdict()
-            key = said["key"].strip()
-            kind = said.get("kind")
+            parts = pair.groupdict()
+            key = parts["key"].strip()
+            kind = parts.get("kind")
             if kind is not None:
                 kind = "string" if kind in ("true", "string") else "other"
-            values[key] = value_of(said["value"], kind or types.get(key))
+            values[key] = value_of(parts["value"], kind or types.get(key))
         return name, values
 
     def spell(self, calls: Sequence[tuple[str, Any]]) -> str:
         """Calls of a history as text."""
-        layout, said = self.layout, []
+        layout, parts = self.layout, []
         for name, values in calls:
             text = self.begin + layout.name + name + layout.after_name
             for key, value in values.items() if isinstance(values, Mapping) else ():
                 text += self._spell_pair(key, value)
-            said.append(text + layout.last + self.end)
+            parts.append(text + layout.last + self.end)
         begin, end = self.section or ("", "")
-        return begin + layout.opening + layout.between.join(said) + layout.closing + end
+        return begin + layout.opening + layout.between.join(parts) + layout.closing + end
 
     def _spell_pair(self, key: str, value: Any) -> str:
         layout, is_text = self.layout, isinstance(value, str)

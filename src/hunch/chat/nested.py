@@ -58,8 +58,8 @@ class NestedForm:
         return found.group(1), values
 
     def spell(self, calls: Sequence[tuple[str, Any]]) -> str:
-        said = [f'{self.begin}"{name}">{_spelled(values)}{self.end}\n' for name, values in calls]
-        return f"{self.section[0]}\n{''.join(said)}{self.section[1]}"
+        spelled = [f'{self.begin}"{name}">{_spelled(values)}{self.end}\n' for name, values in calls]
+        return f"{self.section[0]}\n{''.join(spelled)}{self.section[1]}"
 
     def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
         options = [

@@ -61,8 +61,8 @@ class PythonicReader(MarkedReader):
         for name, arguments in _parsed(text):
             number, self._num_calls = self._num_calls, self._num_calls + 1
             pieces.append(Piece("name", name, number))
-            said = json.dumps(arguments, ensure_ascii=False)
-            pieces.append(Piece("arguments", said, number))
+            spelled = json.dumps(arguments, ensure_ascii=False)
+            pieces.append(Piece("arguments", spelled, number))
         return pieces
 
 
@@ -120,12 +120,12 @@ class PythonicForm:
     def spell(self, calls: Sequence[tuple[str, Any]]) -> str:
         """Calls of a history as text."""
         opening, between, closing = self.layout
-        said = []
+        spelled = []
         for name, values in calls:
             pairs = values.items() if isinstance(values, Mapping) else ()
-            said.append(f"{name}({', '.join(f'{key}={value!r}' for key, value in pairs)})")
+            spelled.append(f"{name}({', '.join(f'{key}={value!r}' for key, value in pairs)})")
         begin, end = ("", "") if self.is_bare else (self.begin[0], self.end[0])
-        return begin + opening + between.join(said) + closing + end
+        return begin + opening + between.join(spelled) + closing + end
 
     def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
         rules.lines.append(PY_STRING)

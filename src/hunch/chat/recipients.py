@@ -92,7 +92,7 @@ class RecipientForm:
         first = "" if self.is_open else quote(SIGN)
         if must_call:
             return f"{first} {call} {more}"
-        to_all, said = quote("all\n"), rules.after_text(SIGN)
+        to_all, until_sign = quote("all\n"), rules.after_text(SIGN)
         if self.is_open:
-            return f"{to_all} TEXT | ({to_all} {said})? {call} {more}"
-        return f"TEXT | {said} ({to_all} TEXT | {call} {more})"
+            return f"{to_all} TEXT | ({to_all} {until_sign})? {call} {more}"
+        return f"TEXT | {until_sign} ({to_all} TEXT | {call} {more})"

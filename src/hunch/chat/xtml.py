@@ -48,9 +48,9 @@ class ChannelForm(KeyedForm):
         if many:
             calls = f"{one} {calls}"
         begin, last = rules.mark(self.section[0]), rules.mark(LAST)
-        first, said = map(rules.mark, RESPONSE)
+        first, response = map(rules.mark, RESPONSE)
         if must_call:
-            return f"(({first})? {said})? {begin} {calls} ({last})?"
+            return f"(({first})? {response})? {begin} {calls} ({last})?"
         whole = f"{rules.after_text(RESPONSE[1])} ({begin} {calls})? ({last})?"
         cut = f"{rules.after_text(self.section[0])} {calls} ({last})?"
         return f"({first})? (TEXT | {whole} | {cut})"

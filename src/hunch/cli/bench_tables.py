@@ -247,20 +247,20 @@ def verifiers(
 ) -> None:
     """Measure how much of a draft each verifier keeps."""
     from hunch.bench.readers import read_workloads
-    from hunch.bench.verifiers import WAYS, measure_way
+    from hunch.bench.verifiers import SETTINGS, measure_setting
 
     m.refuse_two_workloads(context)
     asked = read_workloads(str(prompts) if prompts is not None else workload, limit)
     params = o.sampling(max_tokens=max_tokens, temperature=temperature, n=samples, seed=1)
     report = {}
-    for way in WAYS:
-        tokens, accepted = measure_way(
-            way, model, speculate, asked, params, max_num_seqs=batch, max_model_len=2048,
+    for setting in SETTINGS:
+        tokens, accepted = measure_setting(
+            setting, model, speculate, asked, params, max_num_seqs=batch, max_model_len=2048,
             threads=threads,
         )  # fmt: skip
-        report[way] = {"tokens_per_pass": asdict(tokens), "accepted_per_pass": asdict(accepted)}
+        report[setting] = {"tokens_per_pass": asdict(tokens), "accepted_per_pass": asdict(accepted)}
         if not as_json:
-            typer.echo(f"{way:13} tokens per pass {tokens}   accepted per pass {accepted}")
+            typer.echo(f"{setting:13} tokens per pass {tokens}   accepted per pass {accepted}")
     if as_json:
         print(json.dumps(report))
 

@@ -113,7 +113,7 @@ class Conversation:
         """One turn. Ctrl-C keeps what was said so far; an error takes the question back."""
         from hunch.cli.trace import show_stats
 
-        said = [*self.messages, {"role": "user", "content": question}]
+        asked = [*self.messages, {"role": "user", "content": question}]
         shown: list[str] = []
         stats: dict[str, Any] = {}
 
@@ -124,9 +124,9 @@ class Conversation:
 
         try:
             if self.server is not None:
-                _, stats = answer_of(self.server, show, said, **self.sampling)
+                _, stats = answer_of(self.server, show, asked, **self.sampling)
             else:
-                stats = self._local(said, show)
+                stats = self._local(asked, show)
         except KeyboardInterrupt:
             _say("\n(stopped)")
         except HunchError as error:
@@ -137,7 +137,7 @@ class Conversation:
         print()
         if stats:
             show_stats(stats)
-        self.messages = [*said, {"role": "assistant", "content": "".join(shown)}]
+        self.messages = [*asked, {"role": "assistant", "content": "".join(shown)}]
 
     def _local(self, messages: list[dict[str, str]], show: Callable[[str], None]) -> dict[str, Any]:
         assert self.llm is not None

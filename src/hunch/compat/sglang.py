@@ -220,9 +220,9 @@ def _scored(output: RequestOutput, index: int, scores: Scores) -> dict[str, Any]
     prompt = list(
         zip(output.prompt_token_ids[first:], (output.prompt_logprobs or ())[first:], strict=False)
     )
-    said = list(zip(answer.token_ids, answer.logprobs or (), strict=False))
+    chosen = list(zip(answer.token_ids, answer.logprobs or (), strict=False))
     told = {"input": [(token, entry if at else None) for at, (token, entry) in enumerate(prompt)]}
-    told["output"] = [(token, entry) for token, entry in said]
+    told["output"] = [(token, entry) for token, entry in chosen]
     found: dict[str, Any] = {}
     for name, entries in told.items():
         found[f"{name}_token_logprobs"] = [

@@ -82,7 +82,7 @@ class Grammar:
         """A new matcher at the grammar's start."""
         return Matcher(self)
 
-    def fresh(self) -> LLMatcher:
+    def new_parser(self) -> LLMatcher:
         return self._start.deep_copy()
 
     def keep_spelling(self, forced: ForcedText, first: int | None) -> None:
@@ -142,7 +142,7 @@ class Matcher:
 
     def __init__(self, grammar: Grammar) -> None:
         self.grammar = grammar
-        self._parser = grammar.fresh()  # the grammar engine's
+        self._parser = grammar.new_parser()  # the grammar engine's
         self._tokens: list[int] = []  # consumed for good
         self._num_behind = 0  # last tokens that the parser has not consumed
         self._is_over = False  # end-of-text was consumed
@@ -312,7 +312,7 @@ class Matcher:
     def _restore(self, path: Sequence[int] = ()) -> None:
         """A new parser after the same tokens, without the error."""
         self._error = self._parser.get_error()
-        self._parser, self._num_behind = self.grammar.fresh(), 0
+        self._parser, self._num_behind = self.grammar.new_parser(), 0
         ends = self.grammar.eos_ids
         self._parser.consume_tokens([t for t in (*self._tokens, *path) if t not in ends])
 

@@ -140,13 +140,13 @@ def _bar(name: str, progress: bool) -> Iterator[Callable[[int, int], None]]:
 
     console = Console(stderr=True)
     if not console.is_terminal:
-        is_said = False
+        is_announced = False
 
         def say(done: int, total: int) -> None:
-            nonlocal is_said
-            if not is_said:
+            nonlocal is_announced
+            if not is_announced:
                 console.print(f"fetching {name} ({_size(total)}), once", highlight=False)
-                is_said = True
+                is_announced = True
 
         yield say
         return

@@ -262,11 +262,11 @@ def chunks(output: RequestOutput, sent: list[int]) -> list[dict[str, Any]]:
         found.append(chunk)
     if output.finished and found:
         num_prompt = len(output.prompt_token_ids)
-        num_said = sum(len(choice.token_ids) for choice in output.outputs)
+        num_tokens = sum(len(choice.token_ids) for choice in output.outputs)
         found[-1]["completion_usage"] = {
             "prompt_tokens": num_prompt,
-            "completion_tokens": num_said,
-            "total_tokens": num_prompt + num_said,
+            "completion_tokens": num_tokens,
+            "total_tokens": num_prompt + num_tokens,
         }
         scores = extract_prompt_logprobs_from_completion_output(output)
         if scores is not None:

@@ -5,7 +5,7 @@ right more often, it guesses the next token instead, and all that follow. Of the
 with a table only those by match, by level and of one against the other are used: the others, in
 `kernels.guided`, gain less than half a percent of the tokens.
 
-Shape letters: as in `gpu_step`; E entries, O orders of a context, W ways of a bucket.
+Shape letters: as in `gpu_step`; E entries, O orders of a context, W places of a bucket.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hunch.kernels.lookup import BY_TABLE, LENGTHS, NUM_ASKED
 from hunch.kernels.phrases import MULTIPLIER, NUM_LEVELS, SHIFT, PhraseTable
 from hunch.kernels.step import RowState, StepRows
 
-NUM_WAYS = 8  # entries of a bucket, read at once
+NUM_PLACES = 8  # entries of a bucket, read at once
 MORE_BITS = 5  # of a hash, beyond what full buckets would need
 MAX_ORDER = 5  # tokens of the longest context that is looked up
 EMPTY = -1
@@ -41,7 +41,7 @@ class DevicePhrases:
     """A phrase table where kernels find an entry by one read."""
 
     table: PhraseTable | None  # None: there is none yet
-    entries: Tensor  # by bucket and way: hash, level, token in one number
+    entries: Tensor  # by bucket and place: hash, level, token in one number
     needed: Tensor  # lowest level at which the table is used, by length of the text's own match
     bits: int  # of a hash, that name its bucket
     is_growing: bool = False  # it is replaced while captured steps use it
@@ -62,7 +62,7 @@ class DevicePhrases:
     @staticmethod
     def with_room(table: PhraseTable | None, device: torch.device | str) -> DevicePhrases:
         """A table that can be replaced while captured steps use it; at first `table`, or none."""
-        entries = torch.full(((1 << ROOM_BITS) * NUM_WAYS,), EMPTY, device=device)
+        entries = torch.full(((1 << ROOM_BITS) * NUM_PLACES,), EMPTY, device=device)
         needed = torch.zeros(len(LENGTHS), dtype=torch.int64, device=device)
         made = DevicePhrases(None, entries, needed, ROOM_BITS, is_growing=True)
         if table is not None:
@@ -93,16 +93,16 @@ def _buckets(table: PhraseTable, bits: int | None = None) -> tuple[np.ndarray, i
     """
     hash_E, at_E = np.unique(table.hash_E.astype(np.int64), return_index=True)
     entry_E = (table.level_E[at_E].astype(np.int64) << 24) | table.token_E[at_E]
-    least = max(len(hash_E) // NUM_WAYS, 1).bit_length() - 1
+    least = max(len(hash_E) // NUM_PLACES, 1).bit_length() - 1
     tried = range(least, least + MORE_BITS + 1) if bits is None else (bits,)
     for bits in tried:
         bucket_E = hash_E >> (32 - bits)
-        way_E = np.arange(len(hash_E)) - np.searchsorted(bucket_E, bucket_E)
-        if way_E.max(initial=0) < NUM_WAYS:
+        place_E = np.arange(len(hash_E)) - np.searchsorted(bucket_E, bucket_E)
+        if place_E.max(initial=0) < NUM_PLACES:
             break
-    is_in_E = way_E < NUM_WAYS
-    entries = np.full((1 << bits) * NUM_WAYS, EMPTY, dtype=np.int64)
-    entries[(bucket_E * NUM_WAYS + way_E)[is_in_E]] = ((hash_E << 32) | entry_E)[is_in_E]
+    is_in_E = place_E < NUM_PLACES
+    entries = np.full((1 << bits) * NUM_PLACES, EMPTY, dtype=np.int64)
+    entries[(bucket_E * NUM_PLACES + place_E)[is_in_E]] = ((hash_E << 32) | entry_E)[is_in_E]
     return entries, bits
 
 
@@ -116,7 +116,8 @@ def _mixed(state, token, MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr):
 @triton.jit
 def _follower(
     entries_ptr, bits, num_tokens, last1, last2, last3, last4, last5,
-    MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr, MAX_ORDER: tl.constexpr, NUM_WAYS: tl.constexpr,
+    MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr, MAX_ORDER: tl.constexpr,
+    NUM_PLACES: tl.constexpr,
 ):  # fmt: skip
     """Level and token after the longest known context of these last tokens; -1: none is known."""
     hash1 = _mixed(tl.zeros((), tl.uint64), last1, MULTIPLIER, SHIFT)
@@ -128,9 +129,9 @@ def _follower(
     hash_O = tl.where(order_O == 1, hash1, tl.where(order_O == 2, hash2, hash3))
     hash_O = tl.where(order_O == 4, hash4, tl.where(order_O == 5, hash5, hash_O))
     hash_O = (hash_O >> 32).to(tl.int64)
-    bucket_O = (hash_O >> (32 - bits)) * NUM_WAYS
+    bucket_O = (hash_O >> (32 - bits)) * NUM_PLACES
     is_order_O = order_O <= tl.minimum(num_tokens, MAX_ORDER)
-    at_OW = bucket_O[:, None] + tl.arange(0, NUM_WAYS)[None, :]
+    at_OW = bucket_O[:, None] + tl.arange(0, NUM_PLACES)[None, :]
     entry_OW = tl.load(entries_ptr + at_OW, mask=is_order_O[:, None], other=-1)
     is_here_OW = (entry_OW >> 32) & 0xFFFFFFFF == hash_O[:, None]
     is_here_OW &= entry_OW != -1
@@ -167,7 +168,8 @@ def _with_table(
     tokens, num_guesses, matched, node, place, period, known, may_ask, history_ptr,
     entries_ptr, needed_ptr, bits, num_asked,
     MAX_MATCH: tl.constexpr, NUM_LEVELS: tl.constexpr, BY_TABLE: tl.constexpr,
-    MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr, MAX_ORDER: tl.constexpr, NUM_WAYS: tl.constexpr,
+    MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr, MAX_ORDER: tl.constexpr,
+    NUM_PLACES: tl.constexpr,
 ):  # fmt: skip
     """The text's own guesses until the table is right more often, then the table's."""
     last1 = tl.load(history_ptr + tl.maximum(known - 1, 0))
@@ -182,7 +184,7 @@ def _with_table(
     while is_asking:
         told = _follower(
             entries_ptr, bits, known + i, last1, last2, last3, last4, last5,
-            MULTIPLIER, SHIFT, MAX_ORDER, NUM_WAYS,
+            MULTIPLIER, SHIFT, MAX_ORDER, NUM_PLACES,
         )  # fmt: skip
         own = tl.load(history_ptr + place + i % period, mask=length > 0, other=-1)
         is_told = (told >= 0) & (told >> 24 >= needed) & (told & 0xFFFFFF != own)
@@ -202,7 +204,7 @@ def _with_table(
 def _go_on(
     row, known, most, is_asking, history_ptr, draft_ptr, parents_ptr, entries_ptr, bits,
     NUM_DRAFTED: tl.constexpr, MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr,
-    MAX_ORDER: tl.constexpr, NUM_WAYS: tl.constexpr,
+    MAX_ORDER: tl.constexpr, NUM_PLACES: tl.constexpr,
 ):  # fmt: skip
     """Continue a chain of NUM_DRAFTED nodes from the table; returns the new number of nodes."""
     last1 = tl.load(draft_ptr + NUM_DRAFTED - 1)
@@ -215,7 +217,7 @@ def _go_on(
     while is_asking:
         told = _follower(
             entries_ptr, bits, known + i, last1, last2, last3, last4, last5,
-            MULTIPLIER, SHIFT, MAX_ORDER, NUM_WAYS,
+            MULTIPLIER, SHIFT, MAX_ORDER, NUM_PLACES,
         )  # fmt: skip
         is_told = told >= 0
         guess = told & 0xFFFFFF
@@ -244,7 +246,7 @@ def _lookup_kernel(
     draft_stride, result_stride, rules_stride, num_nodes, guesses_at, bits, num_asked, most_nodes,
     MIN_MATCH: tl.constexpr, MAX_MATCH: tl.constexpr, SURE: tl.constexpr, NUM_LEVELS: tl.constexpr,
     BY_TABLE: tl.constexpr, MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr, MAX_ORDER: tl.constexpr,
-    NUM_WAYS: tl.constexpr, HAS_SOURCES: tl.constexpr, NUM_DRAFTED: tl.constexpr,
+    NUM_PLACES: tl.constexpr, HAS_SOURCES: tl.constexpr, NUM_DRAFTED: tl.constexpr,
     BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One row: what followed the longest match of its end, or what the table holds."""
@@ -274,7 +276,7 @@ def _lookup_kernel(
         tokens, num_guesses, matched = _with_table(
             tokens, num_guesses, matched, node, place, period, known, may_ask, history_ptr,
             entries_ptr, needed_ptr, bits, num_asked,
-            MAX_MATCH, NUM_LEVELS, BY_TABLE, MULTIPLIER, SHIFT, MAX_ORDER, NUM_WAYS,
+            MAX_MATCH, NUM_LEVELS, BY_TABLE, MULTIPLIER, SHIFT, MAX_ORDER, NUM_PLACES,
         )  # fmt: skip
     is_node = node < num_guesses
     is_kept = is_node & (matched >= sure)
@@ -297,7 +299,7 @@ def _lookup_kernel(
             count = _go_on(
                 row, known, most, is_row, history_ptr, draft_ptr + row * draft_stride,
                 parents_ptr + row * draft_stride, entries_ptr, bits,
-                NUM_DRAFTED, MULTIPLIER, SHIFT, MAX_ORDER, NUM_WAYS,
+                NUM_DRAFTED, MULTIPLIER, SHIFT, MAX_ORDER, NUM_PLACES,
             ).to(tl.int64)  # fmt: skip
             tl.store(result_ptr + C_DRAFTED, count)
             tl.store(count_ptr + row, count)
@@ -331,7 +333,7 @@ def lookup(
         step.result_RC.stride(0), rules.stride(0), num_nodes, step.guesses_at(num_nodes), bits,
         min(num_nodes, NUM_ASKED), drafted[1], MIN_MATCH=min_match, MAX_MATCH=max_match, SURE=sure,
         NUM_LEVELS=NUM_LEVELS, BY_TABLE=BY_TABLE, MULTIPLIER=MULTIPLIER, SHIFT=SHIFT,
-        MAX_ORDER=max_order, NUM_WAYS=NUM_WAYS, HAS_SOURCES=step.sources is not None,
+        MAX_ORDER=max_order, NUM_PLACES=NUM_PLACES, HAS_SOURCES=step.sources is not None,
         NUM_DRAFTED=drafted[0] if phrases is not None else 0, BLOCK=2048,
         BLOCK_N=next_power_of_2(num_nodes), **options(8),
     )  # fmt: skip

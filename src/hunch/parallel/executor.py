@@ -72,10 +72,10 @@ class Ranks:
                 part = Part.load(self.link, path, config, layout)
             except HunchError as error:  # the others must be heard before it is told
                 failure = error
-            said = self.link.tell_rank_0("")
+            replies = self.link.tell_rank_0("")
         if failure is not None:
             raise failure
-        told = [f"rank {rank}: {text}" for rank, text in enumerate(said) if text]
+        told = [f"rank {rank}: {text}" for rank, text in enumerate(replies) if text]
         if told:
             raise ModelError(f"the model could not be loaded: {'; '.join(told)}")
         assert part is not None
@@ -120,14 +120,14 @@ class Ranks:
         """Until the process of a rank ends."""
         stdout = process.stdout
         assert stdout is not None
-        said = stdout.read().decode(errors="replace").strip()  # ends with the process
+        output = stdout.read().decode(errors="replace").strip()  # ends with the process
         code = process.wait()
         if self._is_closing:
             return
         how = f"ended with exit code {code}"
         if code < 0:
             how = f"was killed by {signal.Signals(-code).name}"
-        why = f" ({said.splitlines()[-1]})" if said else ""
+        why = f" ({output.splitlines()[-1]})" if output else ""
         self._deaths.append(
             f"rank {rank} (process {process.pid}) {how}{why}; the model cannot go on without it"
         )
@@ -221,8 +221,8 @@ def _wait_here(rank: int, process: subprocess.Popen[bytes], stdout: IO[bytes]) -
     ready, _, _ = select.select([stdout], [], [], JOIN_SECONDS)
     line = stdout.readline() if ready else b""
     if line != b"here\n":
-        said = line.decode(errors="replace").strip()
-        raise EngineError(f"rank {rank} did not start {said}".rstrip())
+        output = line.decode(errors="replace").strip()
+        raise EngineError(f"rank {rank} did not start {output}".rstrip())
 
 
 def threads_of_rank(num_ranks: int) -> int:

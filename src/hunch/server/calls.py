@@ -20,8 +20,8 @@ def delta_of(parts: Sequence[Piece], call_ids: CallIds) -> Json:
         if part.kind == "text":
             delta["content"] = delta.get("content", "") + part.text
         elif part.kind == "reasoning":
-            said = delta.get("reasoning_content", "") + part.text
-            delta |= {"reasoning_content": said, "reasoning": said}
+            reasoning = delta.get("reasoning_content", "") + part.text
+            delta |= {"reasoning_content": reasoning, "reasoning": reasoning}
         elif part.kind == "name":
             calls[part.call] = {
                 "index": part.call,

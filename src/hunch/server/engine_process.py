@@ -286,16 +286,16 @@ class Loop:
             items.setdefault(one.channel, []).append(wire.dump_delta(output, one.sent))
             if output.finished:
                 del self.open[output.request_id]
-        said = self.engine.take_tokens()
+        new_tokens = self.engine.take_tokens()
         channels = self.lines.channels
         if len(channels) == 1:
-            if items or said:
+            if items or new_tokens:
                 found = items.get(channels[0], [])
-                channels[0].send({"op": "deltas", "items": found, "said": said})
+                channels[0].send({"op": "deltas", "items": found, "tokens": new_tokens})
             return
-        for channel, tokens in zip(channels, _shared(said, len(channels)), strict=True):
+        for channel, tokens in zip(channels, _shared(new_tokens, len(channels)), strict=True):
             if tokens or channel in items:
-                channel.send({"op": "deltas", "items": items.get(channel, []), "said": tokens})
+                channel.send({"op": "deltas", "items": items.get(channel, []), "tokens": tokens})
 
     def _report(self, *, is_idle: bool) -> None:
         now = time.monotonic()
@@ -306,10 +306,10 @@ class Loop:
                 self.lines.send({"op": "counts", "by_process": self._counts})
 
 
-def _shared(said: list[int], count: int) -> list[list[int]]:
+def _shared(new_tokens: list[int], count: int) -> list[list[int]]:
     """Handles and tokens, by the channel that a handle belongs to, with its own number for it."""
     found: list[list[int]] = [[] for _ in range(count)]
-    pairs = iter(said)
+    pairs = iter(new_tokens)
     for handle, token in zip(pairs, pairs, strict=True):
         found[handle % count] += (handle // count, token)
     return found

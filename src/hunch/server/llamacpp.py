@@ -323,18 +323,18 @@ class NativeShape:
 
 def _timings(num_read: int, choice: CompletionOutput) -> Json:
     """How long reading and writing took, and how drafting went."""
-    stats, num_said = choice.stats, len(choice.token_ids)
+    stats, num_tokens = choice.stats, len(choice.token_ids)
     speed = stats.get("tokens_per_second") or 0.0
     waited = stats.get("first_token_seconds") or 0.0
     read = max(0.0, waited - (stats.get("queue_seconds") or 0.0))
-    wrote = max(0.0, num_said / speed - read) if speed else 0.0
+    wrote = max(0.0, num_tokens / speed - read) if speed else 0.0
     return {
         "prompt_n": num_read,
         "prompt_ms": 1000 * read,
         "prompt_per_second": num_read / read if read else 0.0,
-        "predicted_n": num_said,
+        "predicted_n": num_tokens,
         "predicted_ms": 1000 * wrote,
-        "predicted_per_second": (num_said - 1) / wrote if wrote else 0.0,
+        "predicted_per_second": (num_tokens - 1) / wrote if wrote else 0.0,
         "draft_n": stats.get("drafted") or 0,
         "draft_n_accepted": stats.get("accepted") or 0,
     }

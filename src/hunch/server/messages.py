@@ -143,11 +143,11 @@ def add_messages(app: FastAPI, service: Service) -> None:
 
 
 def _chat(body: CountBody, max_len: int | None = None) -> ChatBody:
-    said = [one for message in body.messages for one in _messages(message)]
+    shaped = [one for message in body.messages for one in _messages(message)]
     if body.system:
-        said.insert(0, {"role": "system", "content": _text(body.system)})
-    fields: Json = {"model": body.model, "messages": said, **_tools(body), **_thinking(body)}
-    fields["continue_final_message"] = said[-1]["role"] == "assistant"
+        shaped.insert(0, {"role": "system", "content": _text(body.system)})
+    fields: Json = {"model": body.model, "messages": shaped, **_tools(body), **_thinking(body)}
+    fields["continue_final_message"] = shaped[-1]["role"] == "assistant"
     if body.output_config is not None and body.output_config.format is not None:
         schema = {"name": "answer", "schema": body.output_config.format.get("schema", {})}
         fields["response_format"] = {"type": "json_schema", "json_schema": schema}
@@ -184,15 +184,15 @@ def _messages(message: Turned) -> Iterator[Json]:
 
 
 def _assistant(blocks: Sequence[Block]) -> Json:
-    said: Json = {"role": "assistant"}
+    shaped: Json = {"role": "assistant"}
     texts = [block for block in blocks if block.type == "text"]
-    said["content"] = _text(texts) if texts else None
-    thoughts = [block.thinking or "" for block in blocks if block.type == "thinking"]
-    if thoughts:
-        said["reasoning_content"] = "".join(thoughts)
+    shaped["content"] = _text(texts) if texts else None
+    reasoning = [block.thinking or "" for block in blocks if block.type == "thinking"]
+    if reasoning:
+        shaped["reasoning_content"] = "".join(reasoning)
     calls = [block for block in blocks if block.type == "tool_use"]
     if calls:
-        said["tool_calls"] = [
+        shaped["tool_calls"] = [
             {
                 "id": block.id,
                 "type": "function",
@@ -200,7 +200,7 @@ def _assistant(blocks: Sequence[Block]) -> Json:
             }
             for block in calls
         ]
-    return said
+    return shaped
 
 
 def _text(content: str | Sequence[Block | Mapping[str, Any]]) -> str:

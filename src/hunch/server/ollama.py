@@ -126,7 +126,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         model = name_of(service, body.model)
         if not body.messages:  # how Ollama's clients ask for a model to be loaded
             return JSONResponse(
-                {**_head(model), "message": _said(), "done": True, "done_reason": "load"}
+                {**_head(model), "message": _reply(), "done": True, "done_reason": "load"}
             )
         messages = [_message(message) for message in body.messages]
         fields = {"model": model, "messages": messages, "tools": body.tools, **_common(body)}
@@ -221,13 +221,13 @@ def _common(body: OllamaBody) -> Json:
 def _message(message: OllamaMessage) -> Json:
     if message.images:
         raise ProblemError(400, "images cannot be used: this model reads text", param="images")
-    said: Json = {"role": message.role, "content": message.content}
+    shaped: Json = {"role": message.role, "content": message.content}
     if message.thinking:
-        said["reasoning_content"] = message.thinking
+        shaped["reasoning_content"] = message.thinking
     if message.tool_name:
-        said["name"] = message.tool_name
+        shaped["name"] = message.tool_name
     if message.tool_calls:
-        said["tool_calls"] = [
+        shaped["tool_calls"] = [
             {
                 "id": f"call_{number}",
                 "type": "function",
@@ -238,14 +238,14 @@ def _message(message: OllamaMessage) -> Json:
             }
             for number, call in enumerate(message.tool_calls)
         ]
-    return said
+    return shaped
 
 
 def _head(model: str) -> Json:
     return {"model": model, "created_at": datetime.now(UTC).isoformat()}
 
 
-def _said(text: str = "") -> Json:
+def _reply(text: str = "") -> Json:
     return {"role": "assistant", "content": text}
 
 
@@ -277,7 +277,7 @@ class OllamaShape:
         if not self.is_chat:
             line["response"] = text
             return {**line, "thinking": thinking} if thinking else line
-        message = _said(text)
+        message = _reply(text)
         if thinking:
             message["thinking"] = thinking
         if calls:

@@ -290,8 +290,8 @@ class RemoteEngine:
         self._num_looks = 0
         match message["op"]:
             case "deltas":
-                if message["said"]:
-                    self._take_tokens(message["said"])
+                if message["tokens"]:
+                    self._take_tokens(message["tokens"])
                 for item in message["items"]:
                     self._take_delta(item)
             case "alive":
@@ -317,9 +317,9 @@ class RemoteEngine:
             case "fatal":
                 self._fatal = message["message"]
 
-    def _take_tokens(self, said: list[int]) -> None:
+    def _take_tokens(self, new_tokens: list[int]) -> None:
         told, by_handle = self._told, self._by_handle
-        pairs = iter(said)
+        pairs = iter(new_tokens)
         for handle, token in zip(pairs, pairs, strict=True):
             stream = by_handle.get(handle)
             if stream is not None:  # else: aborted while this was on its way

@@ -70,8 +70,8 @@ class ResponseShape(NamedEvents):
     def _usage(self, output: RequestOutput) -> Json:
         num_prompt, num_output = len(output.prompt_token_ids), len(output.outputs[0].token_ids)
         details = {"cached_tokens": output.num_cached_tokens, "cache_write_tokens": 0}
-        thoughts = [item for item in self._items if item["type"] == "reasoning"]
-        num_thought = sum(self.count(item["content"][0]["text"]) for item in thoughts)
+        thinking = [item for item in self._items if item["type"] == "reasoning"]
+        num_thought = sum(self.count(item["content"][0]["text"]) for item in thinking)
         return {
             "input_tokens": num_prompt,
             "input_tokens_details": details,
@@ -97,8 +97,8 @@ class ResponseShape(NamedEvents):
         return [*chunks, self._event(f"response.{response['status']}", response=response)]
 
     def fault(self, problem: ProblemError) -> bytes:
-        said = {"code": problem.code, "message": problem.message, "param": problem.param}
-        error = self._event("error", **said)
+        facts = {"code": problem.code, "message": problem.message, "param": problem.param}
+        error = self._event("error", **facts)
         code = "rate_limit_exceeded" if problem.status == 429 else "server_error"
         response = self._response("failed")
         response["error"] = {"code": code, "message": problem.message}
@@ -149,8 +149,8 @@ class ResponseShape(NamedEvents):
             return
         item = self._items[-1]
         if self._kind == "arguments":
-            said = {"arguments": item["arguments"], "name": item["name"]}
-            yield self._of_item("response.function_call_arguments.done", **said)
+            facts = {"arguments": item["arguments"], "name": item["name"]}
+            yield self._of_item("response.function_call_arguments.done", **facts)
         else:
             part = dict(item["content"][0])
             name = "output_text" if self._kind == "text" else "reasoning_text"

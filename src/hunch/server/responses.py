@@ -269,30 +269,30 @@ def _format(text: TextBody | None) -> Json | None:
 
 def _messages(items: Sequence[Json]) -> Iterator[Json]:
     """Items as chat messages: what an assistant said and called in a row is one message."""
-    said: Json = {}
+    reply: Json = {}
     for number, item in enumerate(items):
         kind = item.get("type", "message")
         if kind == "reasoning":
             parts = [*(item.get("content") or ()), *(item.get("summary") or ())]
             text = _text(parts, number)
-            said = {**said, "role": "assistant", "reasoning_content": text or None}
+            reply = {**reply, "role": "assistant", "reasoning_content": text or None}
         elif kind == "function_call":
             call = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
-            calls = [*said.get("tool_calls", ())]
+            calls = [*reply.get("tool_calls", ())]
             calls.append({"id": item.get("call_id"), "type": "function", "function": call})
-            said = {**said, "role": "assistant", "tool_calls": calls}
-        elif kind == "message" and item.get("role") == "assistant" and "content" not in said:
-            said = {**said, "role": "assistant", "content": _text(item.get("content"), number)}
+            reply = {**reply, "role": "assistant", "tool_calls": calls}
+        elif kind == "message" and item.get("role") == "assistant" and "content" not in reply:
+            reply = {**reply, "role": "assistant", "content": _text(item.get("content"), number)}
         else:
-            if said:
-                yield said
-            said = {}
+            if reply:
+                yield reply
+            reply = {}
             if kind == "message" and item.get("role") == "assistant":
-                said = {"role": "assistant", "content": _text(item.get("content"), number)}
+                reply = {"role": "assistant", "content": _text(item.get("content"), number)}
             else:
                 yield _message(item, kind, number)
-    if said:
-        yield said
+    if reply:
+        yield reply
 
 
 def _message(item: Json, kind: str, number: int) -> Json:

@@ -5,7 +5,7 @@ a tenth of JSON's time, and that time is taken from the engine where cores are f
 
 To the engine:   start {factory, config, logs}, submit {id, prompt_ids, params, options},
                  abort {id}, reset {}, close {}
-From the engine: ready {info}, accepted {id}, refused {id, kind, message}, deltas {items, said},
+From the engine: ready {info}, accepted {id}, refused {id, kind, message}, deltas {items, tokens},
                  reset {is_done}, stats {stats}, alive {}, fatal {message}
 """
 

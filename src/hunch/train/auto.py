@@ -19,7 +19,7 @@ from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.registry import RECIPES, resolve
 from hunch.train.batches import Texts
-from hunch.train.clock import Clock
+from hunch.train.clock import Clock, in_words
 from hunch.train.files import read_json
 from hunch.train.job import (
     JOB,
@@ -34,7 +34,15 @@ from hunch.train.job import (
     write_student,
 )
 from hunch.train.loop import CANDIDATE
-from hunch.train.outcome import BEFORE, DRAFTER, Outcome, is_beside, measured_of, outcome_of, way
+from hunch.train.outcome import (
+    BEFORE,
+    DRAFTER,
+    Outcome,
+    is_beside,
+    measured_of,
+    outcome_of,
+    speculate_text,
+)
 from hunch.train.phrase_job import PhraseCount
 from hunch.train.plan import (
     COUNTED,
@@ -89,7 +97,7 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
     if not (has_table or (table / FILE).is_file()):
         seconds = clock.until(ends if is_training else COUNTS_UNTIL)
         count = PhraseCount(texts, spec.vocab_size, seconds)
-    ways, promise = {LOOKUPS: WITHOUT}, None
+    methods, promise = {LOOKUPS: WITHOUT}, None
     try:
         if is_training:
             run = Run(asked, plan, spec, work, texts, test_ids, clock)
@@ -102,16 +110,16 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
             promise = promised(run, chosen.size, replay)
             run.release()
             write_student(job, settings, student, work / "select" / "last")
-            ways[DRAFTER] = way(job.method, work / "select" / "last")
+            methods[DRAFTER] = speculate_text(job.method, work / "select" / "last")
         else:
             say(f"counts phrases alone, as no network is expected to pay: {plan.why}")
         with clock.stage("compare"):
             seconds = max(clock.until(0.95 if is_training else COUNTS_UNTIL), 5.0)
             if count is not None:
                 count.finish(table, seconds)
-            ways = _with_others(asked, job, ways, table)
+            methods = _with_others(asked, job, methods, table)
             say("compares in the engine; kernels for the drafter are compiled once per machine")
-            speeds = compare(asked, ways, test_ids, max(clock.until(1.0) - 2.0, 2.0))
+            speeds = compare(asked, methods, test_ids, max(clock.until(1.0) - 2.0, 2.0))
     finally:
         if count is not None:
             count.stop()
@@ -129,12 +137,12 @@ def _build_kernels(asked: Asked) -> None:
         native.is_available()
 
 
-def _with_others(asked: Asked, job: Job, ways: dict[str, str], table: Path) -> dict[str, str]:
+def _with_others(asked: Asked, job: Job, methods: dict[str, str], table: Path) -> dict[str, str]:
     """What else is compared: a phrase table, beside the drafter too, and `auto` as it was."""
-    found = dict(ways)
+    found = dict(methods)
     if (table / FILE).is_file():
         found[PHRASES] = f"{WITHOUT}:phrases={table}"
-        if DRAFTER in ways and is_beside(job.method):
+        if DRAFTER in methods and is_beside(job.method):
             found[DRAFTER] += f":phrases={table}"
     if _has_other(asked):
         found[BEFORE] = "auto"
@@ -166,7 +174,7 @@ def _check(asked: Asked, work: Path) -> ModelSpec:
 
 def _not_worth_it(asked: Asked, plan: Plan) -> str:
     return (
-        f"No drafter is expected to pay for {asked.target} here in {asked.minutes:g} minutes: "
+        f"No drafter is expected to pay for {asked.target} here in {in_words(asked.minutes)}: "
         f"{plan.why}. auto goes on with lookups; nothing was trained. More --minutes, "
         "or a machine that computes faster, may change that; --force trains all the same"
     )
@@ -189,8 +197,9 @@ def _answers(
     texts = read_answers(work / "answers")
     if len(texts) < MIN_ANSWERS:
         raise TrainingError(
-            f"only {len(texts)} answers in {clock.gone / 60:.1f} minutes: too few to learn from; "
-            f"give more --minutes (now {clock.seconds / 60:g}). What is there is kept"
+            f"too few answers to learn from in {in_words(clock.gone / 60)}: {len(texts)}, and "
+            f"{MIN_ANSWERS} are needed; give more --minutes (now {clock.seconds / 60:g}). What is "
+            "there is kept"
         )
     return min(len(train_ids), len(texts)), test_ids, texts
 

@@ -10,6 +10,11 @@ from time import perf_counter
 from hunch.train.files import read_json, write_json
 
 
+def in_words(minutes: float) -> str:
+    """How long, for a user."""
+    return "1 minute" if minutes == 1 else f"{minutes:.3g} minutes"
+
+
 class Clock:
     """Knows what each stage took; a job that is started again goes on counting."""
 

@@ -14,6 +14,7 @@ import torch
 from hunch.errors import ConfigError, TrainingError
 from hunch.models.decoder import Decoder
 from hunch.train.batches import Batch, Texts, batches
+from hunch.train.clock import in_words
 from hunch.train.files import write_whole
 from hunch.train.kept import Kept, bytes_of, has_room
 from hunch.train.optimiser import Optimiser
@@ -245,10 +246,10 @@ class Loop:
             return
         needed = math.ceil(MIN_STEPS * self.place.seconds / max(step, 1) / 60)
         raise TrainingError(
-            f"only {step} steps in {options.minutes:g} minutes: nothing was learnt, and no "
-            f"drafter was written. On this machine give --minutes {max(needed * 5, 5)} or more, or "
-            f"fewer tokens a step than {self.batch} (batch={max(self.batch // 4, 128)}); what is "
-            "there goes on from here"
+            f"only {step} of {MIN_STEPS} steps in {in_words(options.minutes)}: nothing was learnt, "
+            f"and no drafter was written. On this machine give --minutes {max(needed * 5, 5)} or "
+            f"more, or fewer tokens a step than {self.batch} (batch={max(self.batch // 4, 128)}); "
+            "what is there goes on from here"
         )
 
     def _learn(self, batch: Batch) -> torch.Tensor:

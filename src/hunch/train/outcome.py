@@ -1,4 +1,4 @@
-"""What came of training: which way of drafting is fastest, and what `auto` takes from now on."""
+"""What came of training: which method is fastest, and what `auto` takes from now on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Outcome:
         }
 
 
-def way(method: str, folder: Path) -> str:
+def speculate_text(method: str, folder: Path) -> str:
     """How the engine is told to draft with it: beside lookups where it can, else alone."""
     if is_beside(method):
         return f"auto:draft={folder}:any_size=true"
@@ -121,7 +121,7 @@ def _use(asked: Asked, job: Job, names: list[str]) -> str:
     if DRAFTER not in names:
         return f"auto:phrases={asked.out / PHRASES}"
     table = f":phrases={asked.out / PHRASES}" if PHRASES in names else ""
-    return way(job.method, asked.out) + table
+    return speculate_text(job.method, asked.out) + table
 
 
 def _list(asked: Asked, job: Job, name: str, speeds: Speeds) -> None:

@@ -103,7 +103,7 @@ class Plan:
         if self.lookups is None:
             best = max(self.expected, key=lambda one: one.chance)
             return (
-                f"this CPU is too slow to train one; the most promising, a {best.size.text()}, "
+                f"this CPU is too slow to train one; the most promising, {best.size.text()}, "
                 f"would guess {best.chance:.1%} of the tokens right, which costs more than it saves"
             )
         words = f"{best.size.text()}: {expectation(best)}"
@@ -129,9 +129,7 @@ def make_plan(asked: Asked, spec: ModelSpec, work: Path, clock: Clock, say: Say)
             smaller = _smaller(asked, origin, least_cuts(origin.spec, least, spec), 1.0)
         expected, share = _expected(least, spec, clock, clock.gone, "cpu", smaller)
         if expected[0].speedup < PAYS:
-            plan = Plan(least, None, expected, share, smaller)
-            say(f"no network will pay in {asked.minutes:g} minutes: {plan.why}")
-            return plan
+            return Plan(least, None, expected, share, smaller)
     if stored is None or smaller_of(stored) != asked.smaller or not _is_whole(stored, asked):
         say(f"{asked.target}: measures passes, guesses and lookups, then says what it expects")
         stored = _measure(asked, clock, origin)

@@ -84,7 +84,7 @@ class Size:
         if self.abreast > 1:
             whose = "its" if self.cut_from else "the target's"
             layers += f", each with {self.abreast} of {whose} side by side"
-        return f"{self.method} of {layers}, {self.columns:,} tokens to guess"
+        return f"{self.method} of {layers}, guessing among {self.columns:,} tokens"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Ways to draft against plain decoding in the serving engine: one request at a time, in turn."""
+"""Methods against plain decoding in the serving engine: one request at a time, in turn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _GPU_KV = 2**31  # bytes of KV that each of the engines gets on a GPU
 
 @dataclass(slots=True)
 class Speed:
-    """What one way of drafting did."""
+    """What one method did."""
 
     tokens: int = 0
     steps: int = 0
@@ -39,7 +39,7 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speeds:
-    """Every way beside plain decoding, on the same prompts."""
+    """Every method beside plain decoding, on the same prompts."""
 
     num_prompts: int
     num_tokens: int
@@ -49,7 +49,7 @@ class Speeds:
     per_position: dict[str, list[float]]
     acceptance_rate: dict[str, float]
     node_cost: dict[str, float]  # of a drafted node, in passes of the target
-    captured: dict[str, Any] = field(default_factory=dict)  # what each way's captured steps did
+    captured: dict[str, Any] = field(default_factory=dict)  # what each method's captured steps did
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -65,13 +65,13 @@ def engine_for_one(target: str, engine: Mapping[str, Any], context: int) -> dict
 
 def compare_speeds(
     llm: LLM,
-    ways: Mapping[str, str],
+    methods: Mapping[str, str],
     prompts: Sequence[list[int]],
     *,
     seconds: float,
     max_tokens: int = 64,
 ) -> Speeds:
-    """`llm` decodes plainly; each way is a `speculate=` beside it, over the same weights.
+    """`llm` decodes plainly; each method is a `speculate=` beside it, over the same weights.
 
     Goes on until the prompts or the seconds are used up, with two prompts at least: where these
     would take longer, by answers of fewer tokens. Building the engines is part of the seconds, but
@@ -80,7 +80,7 @@ def compare_speeds(
     ends, whole = perf_counter() + seconds, llm.config
     llm.config = replace(whole, is_greedy=True)
     try:
-        engines = {PLAIN: llm} | {name: llm.sibling(text) for name, text in ways.items()}
+        engines = {PLAIN: llm} | {name: llm.sibling(text) for name, text in methods.items()}
     finally:
         llm.config = whole
     found = {name: Speed() for name in engines}

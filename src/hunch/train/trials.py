@@ -27,7 +27,7 @@ from hunch.train.files import read_json, write_json
 from hunch.train.job import Job, Settings, build_student, read_settings, write_student
 from hunch.train.kept import Kept
 from hunch.train.loop import CANDIDATE, LAST, Loop, restore
-from hunch.train.outcome import way
+from hunch.train.outcome import speculate_text
 from hunch.train.plan import NUM_TRIED, Asked, Plan, Say, context_of, device_of, trained_share
 from hunch.train.progress import Progress
 from hunch.train.regenerate import give_back
@@ -126,12 +126,12 @@ def _try(
 ) -> dict[str, float]:
     """Speed over plain decoding after a trial, of the best of each method."""
     best, seconds = dict[str, tuple[float, str]](), TRIAL * run.clock.seconds
-    ways = {}
+    methods = {}
     for name, one in kinds.items():
         job, settings, chosen = with_columns(run, one.size, seconds)
         student, replay = train(job, settings, run, names[name], show, is_trial=True)
         write_student(job, settings, student, names[name] / "files")
-        ways[name] = way(one.size.method, names[name] / "files")
+        methods[name] = speculate_text(one.size.method, names[name] / "files")
         so_far = expect(
             run.plan.costs,
             run.spec,
@@ -154,8 +154,8 @@ def _try(
     found = {name: speedup for speedup, name in best.values()}
     if len(found) < 2:
         return found
-    ways = {name: text for name, text in ways.items() if name in found}
-    speeds = compare(run.asked, ways, run.test_ids, seconds / 3)
+    methods = {name: text for name, text in methods.items() if name in found}
+    speeds = compare(run.asked, methods, run.test_ids, seconds / 3)
     for name, speedup in speeds.speedup.items():
         say(f"trial of {kinds[name].size.text()}: {speedup:.2f}x of plain decoding in the engine")
     return speeds.speedup
@@ -256,10 +256,10 @@ def promised(run: Run, size: Size, replay: Replay, missed: float = 1.0) -> Draft
 
 
 def compare(
-    asked: Asked, ways: dict[str, str], test_ids: list[list[int]], seconds: float
+    asked: Asked, methods: dict[str, str], test_ids: list[list[int]], seconds: float
 ) -> Speeds:
     from hunch import LLM
 
     engine = engine_for_one(asked.target, asked.engine, context_of(asked))
     with LLM(asked.target, speculate="off", **engine) as llm:
-        return compare_speeds(llm, ways, test_ids[:NUM_TRIED], seconds=seconds)
+        return compare_speeds(llm, methods, test_ids[:NUM_TRIED], seconds=seconds)

@@ -19,7 +19,7 @@ from hunch import LLM, SamplingParams
 from hunch.bench.parts import PartOptions
 
 QUESTIONS = Path(__file__).with_name("simple_questions.jsonl")
-WAYS: dict[str, dict[str, Any]] = {
+PRECISIONS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "8 bits": {"activation_bits": 8},
     "14 bits": {"activation_bits": 14},
@@ -57,16 +57,16 @@ def main(words: Sequence[str] = ()) -> None:
     questions = [json.loads(line)["turns"][0] for line in lines]
     llms = {
         name: LLM(args.model, speculate="off", max_num_seqs=8, max_model_len=512, **options)
-        for name, options in WAYS.items()
+        for name, options in PRECISIONS.items()
     }
     speeds: dict[str, list[float]] = {name: [] for name in llms}
     for _ in range(args.repeats):
         for name, llm in llms.items():
             speeds[name].append(speed(llm))
-    said = {name: answers(llm, questions, args.max_tokens) for name, llm in llms.items()}
+    replies = {name: answers(llm, questions, args.max_tokens) for name, llm in llms.items()}
     report = {}
     for name in llms:
-        pairs = list(zip(said[name], said["float32"], strict=True))
+        pairs = list(zip(replies[name], replies["float32"], strict=True))
         report[name] = {
             "identical": sum(own == exact for own, exact in pairs),
             "begins_alike": sum(own[:8] == exact[:8] for own, exact in pairs),

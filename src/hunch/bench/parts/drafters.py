@@ -36,7 +36,7 @@ from hunch.train.job import (
 )
 from hunch.train.kept import Kept
 from hunch.train.loop import Loop
-from hunch.train.outcome import is_beside, way
+from hunch.train.outcome import is_beside, speculate_text
 from hunch.train.plan import NUM_TRIED, WITHOUT
 from hunch.train.progress import Progress
 from hunch.train.prompts import BUILTIN
@@ -96,7 +96,7 @@ class Taught:
         for form in wanted:
             options = FORMS.get(form, {}).get(self.method)
             if form == AUTO and is_beside(self.method):
-                found[f"{self.name}, {form}"] = way(self.method, self.folder)
+                found[f"{self.name}, {form}"] = speculate_text(self.method, self.folder)
             elif options is not None:
                 words = [drafts_as(self.method), str(self.folder), options, "adaptive=false"]
                 found[f"{self.name}, {form}"] = ":".join(word for word in words if word)
@@ -160,10 +160,10 @@ def answers_of(job: Job, seconds: float) -> tuple[Texts, list[list[int]]]:
     return read_answers(work / "answers"), held_out
 
 
-def in_engine(job: Job, ways: dict[str, str], prompts: list[list[int]]) -> Speeds:
+def in_engine(job: Job, methods: dict[str, str], prompts: list[list[int]]) -> Speeds:
     engine = engine_for_one(job.target, job.engine, CONTEXT)
     with LLM(job.target, speculate="off", **engine) as llm:
-        return compare_speeds(llm, ways, prompts, seconds=COMPARING)
+        return compare_speeds(llm, methods, prompts, seconds=COMPARING)
 
 
 def print_taught(taught: Sequence[Taught], num_tokens: int, seconds: float) -> None:
@@ -227,10 +227,10 @@ def main(words: Sequence[str] = ()) -> None:
         print_taught(taught, len(texts.tokens), args.seconds)
         report: dict[str, Any] = {"taught": [asdict(one) for one in taught]}
         if forms:
-            ways = {LOOKUPS: WITHOUT}
+            methods = {LOOKUPS: WITHOUT}
             for done in taught:
-                ways |= done.forms(forms)
-            speeds = in_engine(job, ways, held_out[: args.prompts])
+                methods |= done.forms(forms)
+            speeds = in_engine(job, methods, held_out[: args.prompts])
             print_speeds(speeds)
             report["engine"] = speeds.to_json()
     if args.json is not None:

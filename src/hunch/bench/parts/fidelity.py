@@ -182,13 +182,13 @@ def _ask_llama(path: str, ids: list[int]) -> Iterator[dict[int, float]]:
     """llama.cpp's likeliest tokens after each token of the page, with their log-probabilities."""
     with start_llama(path) as (url, _):
         for num in range(1, len(ids) + 1):
-            said = post(
+            reply = post(
                 f"{url}/completion",
                 {"prompt": ids[:num], "n_predict": 1, "n_probs": NUM_LIKELY, "temperature": 0,
                  "cache_prompt": True, "samplers": []},
             )  # fmt: skip
             yield {
-                t["id"]: t["logprob"] for t in said["completion_probabilities"][0]["top_logprobs"]
+                t["id"]: t["logprob"] for t in reply["completion_probabilities"][0]["top_logprobs"]
             }
 
 

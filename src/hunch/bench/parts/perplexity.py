@@ -15,7 +15,7 @@ from typing import Any
 from hunch import LLM, SamplingParams
 from hunch.bench.parts import PartOptions
 
-WAYS: dict[str, dict[str, Any]] = {
+PRECISIONS: dict[str, dict[str, Any]] = {
     "8 bits": {"activation_bits": 8},
     "14 bits": {"activation_bits": 14},
     "float32": {"dtype": "float32"},
@@ -52,7 +52,7 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
     args = parser.parse_args(words)
     text, report, ids = args.text.read_text(encoding="utf-8"), {}, [0]
-    for name, options in WAYS.items():
+    for name, options in PRECISIONS.items():
         with LLM(args.model, speculate="off", max_num_seqs=1, max_model_len=2048, **options) as llm:
             ids = llm.tokenizer.encode(text)[: min(args.limit, 2047)]
             report[name] = perplexity(llm, ids)

@@ -76,9 +76,9 @@ class Recorder:
 
     def of_rank_0(self, answer: bool) -> bool:
         """What rank 0 says, on all ranks."""
-        said = torch.tensor([answer])
-        self._real.broadcast(said)
-        return bool(said)
+        reply = torch.tensor([answer])
+        self._real.broadcast(reply)
+        return bool(reply)
 
     def gather(self, part: Tensor) -> Tensor:
         with self._exchange():
@@ -220,11 +220,11 @@ def measure(path: Path, num_ranks: int) -> None:
         together = in_step([times.computed for times in every])
         alone = statistics.mean(map(sum, first.computed))
         exchange = network.exchange(num_rows, num_ranks, link).seconds
-        said, said_wait = together + exchange, together - alone + exchange
+        expected, expected_wait = together + exchange, together - alone + exchange
         print(
-            f"{num_rows:3} rows: pass {took * 1e3:6.1f} ms, simulator {said * 1e3:6.1f} "
-            f"({said / took:.2f}); in exchanges {waited * 1e3:5.1f} ms, simulator "
-            f"{said_wait * 1e3:5.1f}, of which messages {exchange * 1e3:.1f}; "
+            f"{num_rows:3} rows: pass {took * 1e3:6.1f} ms, simulator {expected * 1e3:6.1f} "
+            f"({expected / took:.2f}); in exchanges {waited * 1e3:5.1f} ms, simulator "
+            f"{expected_wait * 1e3:5.1f}, of which messages {exchange * 1e3:.1f}; "
             f"{len(first.passes)} of {first.num_tries} passes undisturbed"
         )
 
@@ -278,11 +278,11 @@ def measure_stages(ranks: Ranks, path: Path, num_stages: int) -> None:
         whole, own = statistics.median(alone), statistics.median(last)
         others = (whole - own) / (num_stages - 1)  # with the stream's way, which they share
         line = Pipeline((*(others for _ in range(num_stages - 1)), own), 0.0)
-        said, took = line.period(num_stages) / num_stages, statistics.mean(together)
+        expected, took = line.period(num_stages) / num_stages, statistics.mean(together)
         print(
             f"{num_rows:3} rows in {num_stages} stages: alone {whole * 1e3:6.1f} ms (last stage "
             f"{own * 1e3:.1f}), each of {num_stages} under way {took * 1e3:6.1f} ms, simulator "
-            f"{said * 1e3:6.1f} ms ({said / took:.2f} of measured)"
+            f"{expected * 1e3:6.1f} ms ({expected / took:.2f} of measured)"
         )
 
 

@@ -140,8 +140,8 @@ def load(target: str, method: str, max_rows: int, logprobs_mode: str = "raw_logp
 
 
 def encode(llm: LLM, prompt: Prompt) -> list[int]:
-    said = [{"role": role, "content": content} for role, content in prompt.messages]
-    return llm.encode_messages(said) if said else llm.tokenizer.encode(prompt.text)
+    turns = [{"role": role, "content": content} for role, content in prompt.messages]
+    return llm.encode_messages(turns) if turns else llm.tokenizer.encode(prompt.text)
 
 
 def measure(

@@ -48,7 +48,7 @@ class EmptyRunner:
         self._seconds = float(os.environ.get("STEP_SECONDS", "0"))
 
     def submit(self, plan: StepPlan) -> None:
-        rows, said = [], []
+        rows, singles = [], []
         for start in plan.starts:
             self._left[start.row] = start.request.max_tokens
             self._known[start.row] = len(start.tokens)
@@ -58,15 +58,15 @@ class EmptyRunner:
             token = 500 + known % 1000
             self._left[row], self._known[row] = left - 1, known + 1
             if work.num_tokens == 1 and left > 1:
-                said.append(token)
+                singles.append(token)
                 continue
-            said.append(-1)
+            singles.append(-1)
             result = RowResult(row=row, num_processed=work.num_tokens)
             if left > 0:
                 result.tokens, result.computed = [token], (known,)
                 result.finish = "length" if left == 1 else None
             rows.append(result)
-        self._results.append(StepResult(id=plan.id, rows=rows, single_tokens=said))
+        self._results.append(StepResult(id=plan.id, rows=rows, single_tokens=singles))
 
     def collect(self) -> StepResult:
         if self._seconds:
