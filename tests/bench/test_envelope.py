@@ -83,7 +83,7 @@ def test_what_is_said_of_every_rate() -> None:
     one = next(line for line in said if line.startswith("auto (rate 1.0)"))
     assert one.endswith("of the speed of off over 4 rounds; within 2%: yes")
     assert any("rate 8.0" in line and line.endswith("within 2%: no") for line in said)
-    assert any("rate 9.0" in line and "not decided (more rounds would)" in line for line in said)
+    assert any("rate 9.0" in line and "not decided (give more --repeats)" in line for line in said)
     assert "auto is SLOWER than plain decoding at rate 8.0" in said
 
 

@@ -264,7 +264,7 @@ def _auto(report: Report) -> list[str]:
     sentences = []
     for one in found:
         where = f" ({analysis.describe_point(one.point, axes)})" if axes else ""
-        more = " (more rounds would)" if one.verdict == OPEN else ""
+        more = " (give more --repeats)" if one.verdict == OPEN else ""
         rounds = f"{one.num_rounds} round{'s' if one.num_rounds > 1 else ''}"
         ratio = str(one.ratio) if one.num_rounds > 1 else f"{one.ratio.value:.3f}"
         sentences.append(
