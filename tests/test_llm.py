@@ -1,5 +1,6 @@
 """The front door: what users type, and what they hear when it is wrong."""
 
+import asyncio
 import gc
 import json
 import math
@@ -15,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import hunch.sglang as sgl
-from hunch import LLM, HunchError, SamplingParams
+from hunch import LLM, BeamSearchParams, HunchError, SamplingParams
 from hunch.compat.metrics import Metric
 from hunch.errors import (
     CapacityError,
@@ -78,6 +79,17 @@ def test_sglangs_example(model: Path) -> None:
     for name, word in (("image_data", "only text"), ("lora_path", "lora=PATH"), ("x", "not known")):
         with pytest.raises(RequestError, match=f"{name}: .*{word}"):
             engine.generate("c", plain, **{name: "y"})
+    vector = engine.encode("a b")
+    assert vector["embedding"] == engine.embed(["a b"])[0].outputs.embedding
+    assert engine.encode(["a b", "c"])[0]["embedding"] == vector["embedding"]
+    one = SamplingParams(temperature=0, max_tokens=1)
+    chat = [{"role": "user", "content": "a b"}]
+    (before,) = engine.chat(chat, one, chat_template="{{ messages[0].content }}")
+    assert engine.beam_search("a b", BeamSearchParams(1, 1))[0].sequences[0].cum_logprob < 0
+    assert engine.tokenizer_manager.tokenizer is engine.tokenizer
+    asyncio.run(engine.async_generate("c", plain))  # from now on in a thread of its own
+    (after,) = engine.chat(chat, one, chat_template="{{ messages[0].content }}")
+    assert after.outputs[0].token_ids == before.outputs[0].token_ids
     engine.flush_cache()
     assert engine.get_server_info()["steps"] > 0
     with pytest.raises(ImportError, match="write prompts as texts"):

@@ -14,7 +14,7 @@ from hunch.errors import RequestError
 from hunch.prompts import Prompt, read_prompt
 from hunch.types import Logprob, RequestOutput, SamplingParams, TextCodec
 
-Generate = Callable[[list[list[int]], SamplingParams], list[RequestOutput]]
+Generate = Callable[[list[list[int]], list[SamplingParams]], list[RequestOutput]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,8 @@ def search_beams(
         running = [s for s in each if s.beams and len(s.beams[0].tokens) < max_len]
         if not running:
             break
-        outputs = iter(generate([beam.tokens for s in running for beam in s.beams], next_one))
+        so_far = [beam.tokens for search in running for beam in search.beams]
+        outputs = iter(generate(so_far, [next_one] * len(so_far)))
         for search in running:
             search.advance([next(outputs) for _ in search.beams])
     return [search.finish(codec) for search in each]

@@ -22,7 +22,7 @@ from hunch.engine.engine import Engine
 from hunch.errors import CapacityError, ConfigError, ModelError, ModelFormatError
 from hunch.hub import ModelFiles, resolve
 from hunch.offline import OfflineRequests
-from hunch.pooling import EmbeddingOutput, EmbeddingRequestOutput, pooling_params, unit
+from hunch.pooling import EmbeddingRequestOutput, embedding_of, pooling_params
 from hunch.prompts import Params, Prompt, list_chats, list_prompts, params_for, progress
 from hunch.step.collector import without_collector
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
@@ -100,7 +100,11 @@ class LLM(VllmCalls):
         prompts = others.pop("prompt_token_ids", None) if prompts is None else prompts
         wishes_of("generate", others, {})
         batch = list_prompts(prompts)
-        each = params_for(len(batch), params, sampling_params)
+        return self._answer(batch, params_for(len(batch), params, sampling_params), use_tqdm)
+
+    def _answer(
+        self, batch: Sequence[Prompt], each: Sequence[SamplingParams], use_tqdm: bool | None
+    ) -> list[RequestOutput]:
         ids = self._requests.add(batch, each, stream=False)
         done: dict[str, RequestOutput] = {}
         # Steps leave no cycles behind; looking for some would stop them for a tenth of a second.
@@ -143,7 +147,7 @@ class LLM(VllmCalls):
         decode = partial(self.tokenizer.decode, skip_special_tokens=False)
         ids, held = [t.prompt_ids for t in turns], [t.params for t in turns]
         prompts = [{"prompt": decode(one), "prompt_token_ids": one} for one in ids]
-        outputs = self.generate(prompts, held, use_tqdm=use_tqdm)
+        outputs = self._answer(prompts, held, use_tqdm)
         add_messages(turns, outputs)
         return outputs
 
@@ -152,7 +156,7 @@ class LLM(VllmCalls):
     ) -> list[BeamSearchOutput]:
         """Each prompt's likeliest answers, found as vLLM finds them: slowly, without drafts."""
         wishes_of("beam_search", others, {})
-        ask, max_len = partial(self.generate, use_tqdm=False), self.engine.runner.capacity.max_len
+        ask, max_len = partial(self._answer, use_tqdm=False), self.engine.runner.capacity.max_len
         return search_beams(list_prompts(prompts), params, self.tokenizer, max_len, ask)
 
     def embed(
@@ -169,17 +173,9 @@ class LLM(VllmCalls):
 
         States are those after the last norm. A model that was trained for it gives good ones.
         """
-        outputs = self.generate(prompts, pooling_params(pooling), use_tqdm=use_tqdm)
-        return [
-            EmbeddingRequestOutput(
-                request_id=output.request_id,
-                prompt_token_ids=output.prompt_token_ids,
-                outputs=EmbeddingOutput(
-                    embedding=unit(output.embedding or ()) if normalize else output.embedding or []
-                ),
-            )
-            for output in outputs
-        ]
+        batch = list_prompts(prompts)
+        outputs = self._answer(batch, params_for(len(batch), pooling_params(pooling)), use_tqdm)
+        return [embedding_of(output, normalize) for output in outputs]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hunch.types import SamplingParams, Speculation
+from hunch.types import RequestOutput, SamplingParams, Speculation
 
 # States are summed as whole multiples of 1 / POOL_SCALE: such a sum is the same in any order, and
 # so does not depend on how a prompt was cut into steps.
@@ -40,3 +40,13 @@ def unit(vector: Sequence[float]) -> list[float]:
     """The same direction with length 1; a vector of zeros stays."""
     length = math.hypot(*vector) or 1.0
     return [number / length for number in vector]
+
+
+def embedding_of(output: RequestOutput, normalize: bool) -> EmbeddingRequestOutput:
+    """The answer to a request that pools its prompt's states."""
+    found = output.embedding or []
+    return EmbeddingRequestOutput(
+        request_id=output.request_id,
+        prompt_token_ids=output.prompt_token_ids,
+        outputs=EmbeddingOutput(embedding=unit(found) if normalize else found),
+    )

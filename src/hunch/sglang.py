@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 from hunch.async_llm import AsyncLLM
 from hunch.compat import Scores, answer_of, config_from_sglang, sampling_from_sglang
@@ -41,6 +41,11 @@ class Engine(LLM):
     def flush_cache(self) -> None:
         self.reset_cache()
 
+    @property
+    def tokenizer_manager(self) -> Self:
+        """SGLang's scripts ask for `engine.tokenizer_manager.tokenizer`."""
+        return self
+
     def get_server_info(self) -> dict[str, Any]:
         return self.stats()
 
@@ -60,14 +65,33 @@ class Engine(LLM):
         """
         scores = _scores(others)
         prompts, params = _read(prompt, input_ids, sampling_params, others, scores)
-        if self._async is not None:
-            if stream:
-                raise RequestError("stream=True after async_generate: go on with async_generate")
-            return asyncio.run(self._gather(prompts, params, _is_one(prompt, input_ids), scores))
         if stream:
+            if self._async is not None:
+                raise RequestError("stream=True after async_generate: go on with async_generate")
             outputs = self.stream(_only(prompts), params[0])
             return (answer_of(output, 0, scores) for output in outputs)
-        return _answers(super().generate(prompts, params), _is_one(prompt, input_ids), scores)
+        return _answers(self._answer(prompts, params, None), _is_one(prompt, input_ids), scores)
+
+    def _answer(
+        self, batch: Sequence[Prompt], each: Sequence[SamplingParams], use_tqdm: bool | None
+    ) -> list[RequestOutput]:
+        if self._async is None:
+            return super()._answer(batch, each, use_tqdm)
+        return asyncio.run(self._gather(batch, each))
+
+    def encode(self, prompt: str | Sequence[str]) -> Answer | list[Answer]:
+        """Texts as vectors; see `embed`."""
+        found = [
+            {
+                "embedding": output.outputs.embedding,
+                "meta_info": {
+                    "id": output.request_id,
+                    "prompt_tokens": len(output.prompt_token_ids),
+                },
+            }
+            for output in self.embed(prompt)
+        ]
+        return found[0] if isinstance(prompt, str) else found
 
     async def async_generate(
         self,
@@ -85,15 +109,12 @@ class Engine(LLM):
         if stream:
             outputs = self._asynchronous().generate(_only(prompts), params[0])
             return (answer_of(output, 0, scores) async for output in outputs)
-        return await self._gather(prompts, params, _is_one(prompt, input_ids), scores)
+        whole = await self._gather(prompts, params)
+        return _answers(whole, _is_one(prompt, input_ids), scores)
 
     async def _gather(
-        self,
-        prompts: list[Prompt],
-        params: list[SamplingParams],
-        is_one: bool,
-        scores: Scores | None,
-    ) -> Answer | list[Answer]:
+        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
+    ) -> list[RequestOutput]:
         engine = self._asynchronous()
 
         async def last(prompt: Prompt, params: SamplingParams) -> RequestOutput:
@@ -102,7 +123,7 @@ class Engine(LLM):
             return newest
 
         pairs = zip(prompts, params, strict=True)
-        return _answers(await asyncio.gather(*(last(*pair) for pair in pairs)), is_one, scores)
+        return await asyncio.gather(*(last(*pair) for pair in pairs))
 
     def _asynchronous(self) -> AsyncLLM:
         """The same engine in a thread of its own; from the first call on it stays there."""
