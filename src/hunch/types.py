@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
+from hashlib import blake2b
 from typing import Any, Protocol, Self
 
 from hunch.checks import MAX_SEED as MAX_SEED
@@ -22,6 +23,11 @@ from hunch.errors import RequestError
 from hunch.outputs import CompletionOutput as CompletionOutput
 from hunch.outputs import RequestMetrics as RequestMetrics
 from hunch.outputs import RequestOutput as RequestOutput
+
+
+def new_seed(base: int, number: int) -> int:
+    """The seed of a program's n-th request without one: in its next run it is the same."""
+    return int.from_bytes(blake2b(f"{base}/{number}".encode(), digest_size=8).digest()) & MAX_SEED
 
 
 @takes_vllms_names("speculation", {})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from itertools import count
 from typing import Any
 
@@ -12,12 +11,12 @@ from hunch.config import Config
 from hunch.engine.blocks import max_slots
 from hunch.errors import CapacityError, RequestError
 from hunch.types import (
-    MAX_SEED,
     Capacity,
     Request,
     SamplingParams,
     StructuredOutput,
     TextCodec,
+    new_seed,
 )
 
 
@@ -74,7 +73,9 @@ class Intake:
         # A grammar decides where the text may end, and nothing can follow its end.
         is_ignored = params.ignore_eos and grammar is None
         eos_ids = () if is_ignored else self._eos_ids
-        seed = self._new_seed() if params.seed is None else params.seed
+        seed = params.seed
+        if seed is None:
+            seed = new_seed(self._base_seed, next(self._numbers))
         first = Request(
             id=request_id,
             prompt_ids=ids,
@@ -172,11 +173,6 @@ class Intake:
                 "the cache more memory"
             )
         return max_tokens
-
-    def _new_seed(self) -> int:
-        """A seed per request, the same in the next run of the same program."""
-        text = f"{self._base_seed}/{next(self._numbers)}".encode()
-        return int.from_bytes(blake2b(text, digest_size=8).digest()) & MAX_SEED
 
     def _prediction(self, expected: str | Sequence[int] | None) -> tuple[int, ...]:
         """The prediction's token ids, as many as the longest answer could use."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -54,6 +54,27 @@ def finish_logits(logits_MV: Tensor, spec: ModelSpec) -> Tensor:
     if spec.logits_cap:
         logits_MV.div_(spec.logits_cap).tanh_().mul_(spec.logits_cap)
     return logits_MV
+
+
+class KeepsKV(Protocol):
+    """A model that says what it keeps of the tokens it has processed."""
+
+    spec: ModelSpec
+    device: torch.device
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+    def kv_shapes(self) -> tuple[tuple[int, int, int], ...]: ...
+
+    def states_of(self, num_rows: int, max_nodes: int = MAX_NODES) -> StatesShape | None: ...
+
+
+def new_kv(model: KeepsKV, num_slots: int, num_rows: int) -> KVCache:
+    """An empty cache of this many slots, with states of this many rows."""
+    is_shared = model.spec.latent is not None
+    kv = zero_kv(model.kv_shapes(), num_slots, model.kv_dtype, model.device, is_shared)
+    kv.states = RowStates.create(model.states_of(num_rows), model.dtype, model.device)
+    return kv
 
 
 class Decoder(Part):
@@ -245,11 +266,7 @@ class Decoder(Part):
         return local_heads(self.spec, self.group, other.layers.index(True)).num_kv_heads
 
     def new_kv(self, num_slots: int, num_rows: int = 1) -> KVCache:
-        """An empty cache of this many slots, with states of this many rows."""
-        is_shared = self.spec.latent is not None
-        kv = zero_kv(self.kv_shapes(), num_slots, self.kv_dtype, self.device, is_shared)
-        kv.states = RowStates.create(self.states_of(num_rows), self.dtype, self.device)
-        return kv
+        return new_kv(self, num_slots, num_rows)
 
     def states_of(self, num_rows: int, max_nodes: int = MAX_NODES) -> StatesShape | None:
         """What recurrent layers keep on this device; None: the model has none."""

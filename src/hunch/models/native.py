@@ -11,8 +11,8 @@ from torch import Tensor
 from hunch.errors import ConfigError
 from hunch.kernels.activation import KERNEL_NAMES
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.delta import DeltaShape, RowStates, StatesShape
-from hunch.kernels.kv_store import KVCache, zero_kv
+from hunch.kernels.delta import DeltaShape, StatesShape
+from hunch.kernels.kv_store import KVCache
 from hunch.kernels.native import (
     FLOAT,
     NativeMatrix,
@@ -28,7 +28,7 @@ from hunch.layers.rope import Rope
 from hunch.models.arrange import Arranged
 from hunch.models.backends import NATIVE
 from hunch.models.build import local_heads
-from hunch.models.decoder import Decoder, Hidden, Progress
+from hunch.models.decoder import Decoder, Hidden, Progress, new_kv
 from hunch.models.load import check_tensors, spec_of
 from hunch.models.native_layers import Reader, build_native_layer, build_native_table, has_norm_bias
 from hunch.models.share import HEAD_SHARE, SharedWeights, local_spec
@@ -203,11 +203,7 @@ class NativeDecoder:
         return self.spec.states_of(num_rows, max_nodes)
 
     def new_kv(self, num_slots: int, num_rows: int = 1) -> KVCache:
-        """An empty cache of this many slots, with states of this many rows."""
-        is_shared = self.spec.latent is not None
-        kv = zero_kv(self.kv_shapes(), num_slots, self.kv_dtype, self.device, is_shared)
-        kv.states = RowStates.create(self.states_of(num_rows), self.dtype, self.device)
-        return kv
+        return new_kv(self, num_slots, num_rows)
 
 
 def load_native(

@@ -84,6 +84,15 @@ class OpenAIStream:
     def head_of(self, kind: str) -> Json:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
+    def _of_prompt(self, output: RequestOutput) -> Json:
+        """What an answer repeats of its prompt, where that was asked for."""
+        found: Json = {}
+        if self.has_token_ids:
+            found["prompt_token_ids"] = output.prompt_token_ids
+        if self.has_prompt_logprobs:
+            found["prompt_logprobs"] = prompt_logprobs(output)
+        return found
+
     def chunk(self, delta: Delta) -> Json:
         raise NotImplementedError
 
@@ -140,14 +149,6 @@ class ChatShape(OpenAIStream):
             **self._of_prompt(outputs[0]),
             **ending(outputs),
         }
-
-    def _of_prompt(self, output: RequestOutput) -> Json:
-        found: Json = {}
-        if self.has_token_ids:
-            found["prompt_token_ids"] = output.prompt_token_ids
-        if self.has_prompt_logprobs:
-            found["prompt_logprobs"] = prompt_logprobs(output)
-        return found
 
     def _message(self, choice: CompletionOutput) -> Json:
         if self.turn is None:
@@ -233,14 +234,6 @@ class CompletionShape(OpenAIStream):
                     }
                 )
         return {**self.head, "choices": choices, **ending(outputs)}
-
-    def _of_prompt(self, output: RequestOutput) -> Json:
-        found: Json = {}
-        if self.has_token_ids:
-            found["prompt_token_ids"] = output.prompt_token_ids
-        if self.has_prompt_logprobs:
-            found["prompt_logprobs"] = prompt_logprobs(output)
-        return found
 
     def opening(self, index: int, output: RequestOutput) -> Iterator[Json]:
         if self.echo is None and not self.has_token_ids:

@@ -12,7 +12,6 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
 from itertools import count
 from typing import Any
 
@@ -22,7 +21,7 @@ from hunch.server import logs
 from hunch.server.remote import EngineInfo, RemoteEngine, Watcher
 from hunch.server.remote_stream import RemoteStream
 from hunch.server.routing import Router
-from hunch.types import MAX_SEED, Detokenizer, SamplingParams
+from hunch.types import Detokenizer, SamplingParams, new_seed
 
 MAX_MOVES = 2  # engines that may die under a request before it is given up: it may be why they do
 _SUMS = ("seconds", "tokens_per_second", "sum")  # ends of names of floats that add up
@@ -124,7 +123,7 @@ class Replicas:
     ) -> RemoteStream:
         """Hand a request to the engine that suits it best."""
         if params.seed is None:  # the same one, should it have to be put again
-            params = replace(params, seed=self._new_seed())
+            params = replace(params, seed=new_seed(self._base_seed, next(self._numbers)))
         engine = self._choose(prompt_ids, options.get("cache_salt", ""))
         return await engine.submit(
             prompt_ids, params, request_id=request_id, detokenizer=detokenizer, **options
@@ -164,10 +163,6 @@ class Replicas:
         """There are no other HTTP processes."""
 
     # --- as several -------------------------------------------------------------------------------
-
-    def _new_seed(self) -> int:
-        text = f"{self._base_seed}/{next(self._numbers)}".encode()
-        return int.from_bytes(blake2b(text, digest_size=8).digest()) & MAX_SEED
 
     def _choose(
         self, prompt_ids: Sequence[int], salt: str, but: RemoteEngine | None = None
