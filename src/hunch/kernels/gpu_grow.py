@@ -46,7 +46,7 @@ class Asked(Protocol):
 
 
 @triton.jit
-def _score_of(rank, ID_BITS: tl.constexpr):
+def score_of(rank, ID_BITS: tl.constexpr):
     """The score that `rank_of` was given."""
     key = (rank >> ID_BITS).to(tl.int32)
     return tl.where(key < 0, key & 2147483647, ~key).to(tl.float32, bitcast=True)
@@ -76,7 +76,7 @@ def _children_kernel(
     at = m * tl.num_programs(1) + chunk
     best = tl.max(rank, axis=0)
     tl.store(rank_ptr + at * BRANCH, best)
-    top = _score_of(best, ID_BITS)
+    top = score_of(best, ID_BITS)
     for i in tl.static_range(1, BRANCH):
         rank = tl.where(rank == best, -1, rank)
         best = tl.max(rank, axis=0)
@@ -91,7 +91,7 @@ def _children_kernel(
 
 
 @triton.jit
-def _merged(rank_ptr, r, num_chunks, NUM_PARENTS: tl.constexpr, BRANCH: tl.constexpr,
+def merged(rank_ptr, r, num_chunks, NUM_PARENTS: tl.constexpr, BRANCH: tl.constexpr,
             BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
     """The best children of each node of a row, best first."""
     n, k, b = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K * BLOCK_B), tl.arange(0, BLOCK_B)
@@ -108,7 +108,7 @@ def _merged(rank_ptr, r, num_chunks, NUM_PARENTS: tl.constexpr, BRANCH: tl.const
 
 
 @triton.jit
-def _log_totals(top_ptr, mass_ptr, r, num_chunks, NUM_PARENTS: tl.constexpr,
+def log_totals(top_ptr, mass_ptr, r, num_chunks, NUM_PARENTS: tl.constexpr,
                 BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
     """Per node of a row: its children's best score, and their logsumexp relative to that."""
     n, k = tl.arange(0, BLOCK_N), tl.arange(0, BLOCK_K)
@@ -193,7 +193,7 @@ def _grow_kernel(
     is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
     known = tl.load(known_ptr + row)
     left = tl.load(end_ptr + row) - known
-    rank_NB = _merged(rank_ptr, r, num_chunks, NUM_PARENTS, BRANCH, BLOCK_N, BLOCK_B, BLOCK_K)
+    rank_NB = merged(rank_ptr, r, num_chunks, NUM_PARENTS, BRANCH, BLOCK_N, BLOCK_B, BLOCK_K)
     # From here on one candidate per thread, which finds its own place among the level's nodes.
     rank = tl.reshape(rank_NB, (BLOCK_N * BLOCK_B,))
     one = tl.arange(0, BLOCK_N * BLOCK_B)
@@ -202,11 +202,11 @@ def _grow_kernel(
     place = one.to(tl.int64) * 0
     kept = tl.full((), WIDTH, tl.int64)
     if HAS_CHANCES:
-        top, log_total = _log_totals(top_ptr, mass_ptr, r, num_chunks, NUM_PARENTS, BLOCK_N,
+        top, log_total = log_totals(top_ptr, mass_ptr, r, num_chunks, NUM_PARENTS, BLOCK_N,
                                      BLOCK_K)  # fmt: skip
         i = tl.arange(0, BLOCK_N)
         path = tl.load(chance_ptr + r * WIDTH + i, mask=(i < NUM_PARENTS) & (depth > 0), other=0.0)
-        gain_NB = (_score_of(rank_NB, ID_BITS) - top[:, None]) - log_total[:, None]
+        gain_NB = (score_of(rank_NB, ID_BITS) - top[:, None]) - log_total[:, None]
         chance = tl.reshape(path[:, None] + gain_NB, (BLOCK_N * BLOCK_B,))
         order = tl.where(is_in, rank_of(chance, one, ID_BITS), -1)
         order = tl.where(one == 0, 0x7FFFFFFFFFFFFFFF, order)  # the target is likeliest to take it
@@ -238,6 +238,38 @@ def _grow_kernel(
 # --- launch ---------------------------------------------------------------------------------------
 
 
+def children_of(
+    state: RowState, step: StepRows, logits_TC: Tensor, asked: Asked, *, depth: int, draws: Draws,
+    row_T: Tensor, ids_C: Tensor | None, branch: int, has_chances: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Ranks of the best children in every chunk of the logits, and its best score and mass.
+
+    The mass is relative to that score; without `has_chances` neither is computed.
+    """
+    num_tokens, num_columns = logits_TC.shape
+    assert logits_TC.is_contiguous()
+    assert branch <= num_columns < 2**ID_BITS
+    num_chunks = cdiv(num_columns, CHUNK)
+    rank_TKB = logits_TC.new_empty(num_tokens, num_chunks, branch, dtype=torch.int64)
+    top_TK, mass_TK = logits_TC.new_empty(2, num_tokens, num_chunks, dtype=torch.float32)
+    edge_T, best_T = rank_TKB, top_TK
+    if draws == Draws.FILTERED:
+        part = logits_TC.new_empty(num_tokens, cdiv(num_columns, gpu_filters.CHUNK))
+        edge_T, best_T = edges(
+            logits_TC, row_T.contiguous(), asked.temperature_X, asked.top_k_X, asked.top_p_X,
+            asked.log_min_p_X, part,
+        )  # fmt: skip
+    ids = step.ids_R if ids_C is None else ids_C
+    _children_kernel[(num_tokens, num_chunks)](
+        logits_TC, step.ids_R, state.known_X, ids, asked.temperature_X, asked.log_min_p_X,
+        asked.seed_X, asked.sample_X, edge_T, best_T, rank_TKB, top_TK, mass_TK, num_columns,
+        num_tokens // len(step.ids_R), depth, IS_SAMPLED=draws != Draws.GREEDY,
+        HAS_EDGE=draws == Draws.FILTERED, HAS_IDS=ids_C is not None, BRANCH=branch,
+        HAS_CHANCES=has_chances, ID_BITS=ID_BITS, CHUNK=CHUNK, **options(4),
+    )  # fmt: skip
+    return rank_TKB, top_TK, mass_TK
+
+
 def grow_level(
     state: RowState, step: StepRows, logits_TC: Tensor, chances_RW: Tensor, asked: Asked, *,
     depth: int, num_nodes: int, draws: Draws, row_T: Tensor, ids_C: Tensor | None,
@@ -262,28 +294,13 @@ def grow_level(
             width, asked.processors.tables, ids_C,
         )  # fmt: skip
     branch = min(branch or width, width) if depth else width
-    num_parents, num_columns = len(logits_TC) // num_rows, logits_TC.shape[1]
-    assert logits_TC.is_contiguous()
-    assert width <= num_columns < 2**ID_BITS
-    num_chunks = cdiv(num_columns, CHUNK)
     has_chances = width > 1 or least is not None
-    rank_TKB = logits_TC.new_empty(len(logits_TC), num_chunks, branch, dtype=torch.int64)
-    top_TK, mass_TK = logits_TC.new_empty(2, len(logits_TC), num_chunks, dtype=torch.float32)
-    edge_T, best_T = rank_TKB, top_TK
-    if draws == Draws.FILTERED:
-        part = logits_TC.new_empty(len(logits_TC), cdiv(num_columns, gpu_filters.CHUNK))
-        edge_T, best_T = edges(
-            logits_TC, row_T.contiguous(), asked.temperature_X, asked.top_k_X, asked.top_p_X,
-            asked.log_min_p_X, part,
-        )  # fmt: skip
-    ids = step.ids_R if ids_C is None else ids_C
-    _children_kernel[(len(logits_TC), num_chunks)](
-        logits_TC, step.ids_R, state.known_X, ids, asked.temperature_X, asked.log_min_p_X,
-        asked.seed_X, asked.sample_X, edge_T, best_T, rank_TKB, top_TK, mass_TK, num_columns,
-        num_parents, depth, IS_SAMPLED=draws != Draws.GREEDY, HAS_EDGE=draws == Draws.FILTERED,
-        HAS_IDS=ids_C is not None, BRANCH=branch, HAS_CHANCES=has_chances, ID_BITS=ID_BITS,
-        CHUNK=CHUNK, **options(4),
+    rank_TKB, top_TK, mass_TK = children_of(
+        state, step, logits_TC, asked, depth=depth, draws=draws, row_T=row_T, ids_C=ids_C,
+        branch=branch, has_chances=has_chances,
     )  # fmt: skip
+    num_parents, num_chunks = len(logits_TC) // num_rows, rank_TKB.shape[1]
+    ids = step.ids_R if ids_C is None else ids_C
     ids_T, attn = (step.ids_R, None) if following is None else following
     tree_TP = None if attn is None else attn.tree_TP
     places = (ids_T,) * 4 if attn is None else (attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T)
