@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hunch.kernels import draft, step, successors
+from hunch.kernels import best_first, draft, step, successors
 from hunch.kernels.attention import AttnInputs, Span, attention_ref
 from hunch.kernels.gpu_delta import sequences
 from hunch.kernels.gpu_tiling import Tiler, Tiling, Workspace
@@ -150,6 +150,7 @@ class PlainTarget:
 
 def stand_in(patch: pytest.MonkeyPatch) -> None:
     """From here on, a CPU's LLM runs captured steps with these kernels."""
+    import hunch.kernels.gpu_best_first
     import hunch.kernels.gpu_draft
     import hunch.kernels.gpu_graft
     import hunch.kernels.gpu_grow
@@ -202,6 +203,8 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hunch.kernels.gpu_draft, "known_inputs", draft.level_inputs_ref)
     patch.setattr(hunch.kernels.gpu_draft, "committed_inputs", draft.committed_inputs_ref)
     patch.setattr(hunch.kernels.gpu_grow, "grow_level", draft.grow_level_ref)
+    patch.setattr(hunch.kernels.gpu_best_first, "extend", best_first.extend_ref)
+    patch.setattr(hunch.kernels.gpu_best_first, "ranked", best_first.ranked_ref)
     patch.setattr(hunch.layers.tiled, "Tiled", PlainTiled)
 
 

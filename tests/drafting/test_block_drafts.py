@@ -15,7 +15,7 @@ import head_files
 from head_files import Study
 from hunch import LLM, SamplingParams
 from hunch.drafting.beside_steps import Flow
-from hunch.drafting.block import BlockTree
+from hunch.drafting.best_first import BestFirst
 from hunch.drafting.costs import FixedCurve
 from hunch.drafting.token_chooser import Level, TreeShape
 from hunch.drafting.trees import best_first
@@ -104,7 +104,7 @@ class Chooser:
     """Takes the likeliest, without noise."""
 
     ids_R = np.zeros(1, dtype=np.int64)
-    sampling = SimpleNamespace(is_plain=lambda row_M: True)
+    sampling = SimpleNamespace(is_greedy=lambda row: True)
 
     def best(self, logits: Tensor, place_M: Any, depth: int, num: int) -> tuple[Any, Any]:
         top = logits.log_softmax(-1).topk(num, dim=-1)
@@ -118,20 +118,18 @@ def test_trees_hold_the_likeliest_paths(num_nodes: int, has_odds: bool) -> None:
     odds = torch.linspace(-1, 2, size) if has_odds else None
     guess = Guess(depth, size, odds)
     shape = TreeShape(depth=depth, num_nodes=num_nodes, width=2, branch=branch)
-    drafter: Any = SimpleNamespace(
-        shape=shape,
-        put=torch.from_numpy,
-        is_adaptive=False,
-        context=SimpleNamespace(device=torch.device("cpu"), cost=FixedCurve(), flow=Flow(4)),
-    )
+    context: Any = SimpleNamespace(device=torch.device("cpu"), cost=FixedCurve(), flow=Flow(4))
     chooser: Any = Chooser()
 
     def feed(level: Level) -> Tensor:
         return guess.scores(torch.zeros(1), level.path_MP.shape[1], torch.from_numpy(level.token_M))
 
+    def told(place_M: Any, depth: int, token_M: Any) -> Tensor | None:
+        return guess.confidences(place_M, depth, torch.from_numpy(token_M))
+
     first = torch.tensor([start])
-    tree = BlockTree(drafter, chooser, np.array([num_nodes]), guess)  # type: ignore[arg-type]
-    draft = tree.grow(guess.scores(first, 0, first), feed, first)
+    tree = BestFirst(context, chooser, np.array([num_nodes]), shape, odds=told)
+    draft = tree.grow(guess.scores(first, 0, first), feed, first.numpy())
 
     def expand(state: tuple[int, int]) -> list[tuple[int, float, int, tuple[int, int]]]:
         place, before = state

@@ -1,10 +1,11 @@
-"""A block drafter's trees on a device: as the plain kernels give, over the states of a tree."""
+"""A block drafter's trees on a device: as the plain kernels give, and as the host would grow."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,9 +13,11 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from drafting.test_device_draft import asking
+from hunch.drafting.best_first import BestFirst
 from hunch.drafting.block import DeviceBlock
 from hunch.drafting.step_shapes import DraftSource
-from hunch.kernels import draft, gpu_draft, gpu_grow
+from hunch.drafting.token_chooser import TreeShape
+from hunch.kernels import best_first, draft, gpu_best_first, gpu_draft
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.step import FIRST, TOKENS, RowState, StepRows
@@ -23,8 +26,7 @@ from hunch.models.heads.step import StepNet
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-VOCAB, COLUMNS, LEVELS, WIDTH, SIZE = 90, 40, 3, 2, 16
-NODES = LEVELS * WIDTH
+VOCAB, COLUMNS, LEVELS, NODES, BRANCH, SIZE = 90, 40, 3, 6, 2, 16
 
 
 class Net:
@@ -49,7 +51,9 @@ class Net:
 
     def told_tiled(self, token_R: Tensor, blocks: Any) -> Any:
         return SimpleNamespace(
-            level=lambda depth, token_M: self.table[token_M] + self.places[depth]
+            is_alike=False,
+            level=lambda depth, token_M: self.table[token_M] + self.places[depth],
+            odds=lambda depth, token_M: self.table[token_M, depth],
         )
 
 
@@ -57,7 +61,8 @@ def drafter(net: Any) -> DeviceBlock:
     kv = KVCache(torch.empty(0, device=DEVICE), torch.empty(0, device=DEVICE))
     return DeviceBlock(
         name="dspark", net=net, layers=Net.feature_layers, kv=kv, group=1, sampling=asking(0),
-        num_levels=LEVELS, num_nodes=NODES, max_len=60, width=WIDTH,
+        num_levels=LEVELS, num_nodes=NODES, max_len=60, tree_nodes=NODES, width=NODES,
+        branch=BRANCH,
     )  # fmt: skip
 
 
@@ -104,13 +109,54 @@ def test_trees_are_those_of_the_plain_kernels(monkeypatch: pytest.MonkeyPatch) -
     state, step, hidden = rows(PATH, [3, 1, 0])
     drafter(net).draft(state, step, hidden, 0, DraftSource.TREE)
     monkeypatch.setattr(gpu_draft, "committed_inputs", draft.committed_inputs_ref)
-    monkeypatch.setattr(gpu_grow, "grow_level", draft.grow_level_ref)
+    monkeypatch.setattr(gpu_best_first, "extend", best_first.extend_ref)
     other, plain, _ = rows(PATH, [3, 1, 0])
     drafter(plain_net).draft(other, plain, hidden, 0, DraftSource.TREE)
     assert state.num_nodes_X.tolist() == [NODES, NODES, 0]
     assert torch.equal(state.draft_XG[:2], other.draft_XG[:2])
     assert torch.equal(state.parents_XG[:2], other.parents_XG[:2])
-    # The first of each level is what a chain would guess.
-    chain, step, hidden = rows(PATH, [3, 1, 0])
-    drafter(Net()).draft(chain, step, hidden, 0, DraftSource.CHAIN)
-    assert torch.equal(chain.draft_XG[:2, :LEVELS], state.draft_XG[:2, ::WIDTH])
+
+
+class Greedy:
+    """Takes the likeliest tokens on the host."""
+
+    ids_R = np.array([1, 0])
+    sampling = SimpleNamespace(is_greedy=lambda row: True)
+
+    def __init__(self, net: Net) -> None:
+        self.net = net
+
+    def best(self, logits: Tensor, place_M: Any, depth: int, num: int) -> tuple[Any, Any]:
+        top = logits.log_softmax(-1).topk(num, dim=-1)
+        return self.net.ids_C[top.indices.cpu()].numpy(), top.values.double().cpu().numpy()
+
+
+@pytest.mark.parametrize("checked", [0, 2, 4, NODES])
+def test_the_host_grows_the_same_trees(checked: int) -> None:
+    """As many nodes as the step checked, or all."""
+    net: Any = Net()
+    state, step, hidden = rows([[-1] * (checked + 1)] * 3, [1, 1, 0])
+    states = tuple(state_TD[: 3 * (checked + 1)] for state_TD in hidden.features)
+    hidden = Hidden(hidden.last_TD[: 3 * (checked + 1)], states)
+    drafter(net).draft(state, step, hidden, 0, DraftSource.TREE)
+    last = torch.stack([state.tokens_XL[1, 30], state.tokens_XL[0, 19]])
+    size, levels = checked or NODES, net.told_tiled(None, None)
+    shape = TreeShape(depth=LEVELS, num_nodes=size, width=size, branch=BRANCH)
+    context: Any = SimpleNamespace(device=torch.device("cpu"))
+    chooser: Any = Greedy(net)
+
+    def after(token_M: Any) -> Tensor:
+        return torch.from_numpy(token_M).to(DEVICE)
+
+    tree = BestFirst(
+        context, chooser, np.array([size, size]), shape,
+        odds=lambda place_M, depth, token_M: levels.odds(depth, after(token_M)),
+    )  # fmt: skip
+    draft = tree.grow(
+        levels.level(0, last),
+        lambda level: levels.level(level.path_MP.shape[1], after(level.token_M)),
+        last.cpu().numpy(),
+    )
+    assert state.num_nodes_X.tolist()[:2] == [size, size]
+    assert torch.equal(draft.tokens_RN, state.draft_XG[[1, 0], :size].cpu())
+    assert torch.equal(draft.parents_RN, state.parents_XG[[1, 0], :size].cpu())

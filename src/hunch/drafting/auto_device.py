@@ -14,6 +14,7 @@ from hunch.drafting.block import DeviceBlock
 from hunch.drafting.draft_model import DeviceDraftModel
 from hunch.drafting.following import DeviceFollower
 from hunch.drafting.lookup import DeviceLookup
+from hunch.drafting.options import BRANCH
 from hunch.drafting.step_shapes import SURE, DraftSource, StepShape, levels_after
 from hunch.drafting.with_lookups import DeviceWithLookups, TreeSize
 from hunch.models.decoder import Hidden
@@ -176,7 +177,14 @@ class DeviceAutoHead(DeviceEither):
         for source, sizes in self.tree_sizes.items():
             assert isinstance(self.head, DeviceBlock)
             (size,) = sizes.values()
-            self.trees[source] = replace(self.head, width=size.width, num_levels=size.num_levels)
+            num_nodes = size.width * size.num_levels
+            self.trees[source] = replace(
+                self.head,
+                num_levels=size.num_levels,
+                tree_nodes=num_nodes,
+                width=num_nodes,
+                branch=BRANCH,
+            )
 
     @property
     def feature_layers(self) -> tuple[int, ...]:

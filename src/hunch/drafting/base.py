@@ -14,7 +14,14 @@ from torch import Tensor
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.beside_steps import Flow
 from hunch.drafting.costs import CostCurve
-from hunch.drafting.step_shapes import DraftSource, StepShape, chains_of, levels_after
+from hunch.drafting.step_shapes import (
+    DraftSource,
+    StepShape,
+    chains_of,
+    levels_after,
+    tree_levels,
+    trees_of,
+)
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.lookup import MAX_MATCH
 from hunch.kernels.phrases import PhraseTable
@@ -118,8 +125,9 @@ class DeviceDrafter:
 
     name: str
     num_levels: int = 0  # longest path of its network's drafts; 0: it has no network
-    level_size: int = 1  # nodes of each level; 1: it drafts chains
-    width: int = 1  # nodes of a level that get children
+    level_size: int = 1  # nodes of each level, of best-first trees in the mean; 1: chains
+    tree_nodes: int = 0  # most nodes of its best-first trees; 0: it has none
+    width: int = 1  # nodes of a level that get children; in best-first trees at most so many
     branch: int = 1  # children looked at per node
     least: float | None = None  # log of the least chance of a path
     num_nodes: int = 0  # most nodes of a draft; 0: those of its levels
@@ -128,11 +136,14 @@ class DeviceDrafter:
     sources: dict[str, RowSource] = field(default_factory=dict)  # methods that a request may name
 
     def __post_init__(self) -> None:
-        self.num_nodes = self.num_nodes or self.num_levels * self.level_size
+        of_levels = self.num_levels * self.level_size
+        self.num_nodes = self.num_nodes or self.tree_nodes or of_levels
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
         """The shapes its steps may have; if it is adaptive, one of them has no nodes."""
+        if self.tree_nodes:
+            return trees_of(self.tree_nodes, is_adaptive=self.is_adaptive)
         if self.level_size == 1:
             return chains_of(self.num_levels, is_adaptive=self.is_adaptive)
         whole = StepShape(self.num_nodes, DraftSource.TREE)
@@ -172,6 +183,8 @@ class DeviceDrafter:
 
     def levels(self, source: int, num_nodes: int) -> int:
         """Levels that its network drafts in a step of this source that checks `num_nodes`."""
+        if self.tree_nodes:
+            return tree_levels(num_nodes or self.tree_nodes, self.num_levels)
         if self.level_size > 1:
             return self.num_levels
         return levels_after(num_nodes + 1, self.num_levels)
@@ -182,7 +195,8 @@ class DeviceDrafter:
 
     def depth(self, source: int) -> int:
         """Depth of the trees that it drafts as this source; 0: chains."""
-        return self.num_levels if self.level_size > 1 and source == DraftSource.TREE else 0
+        has_trees = self.tree_nodes > 0 or self.level_size > 1
+        return self.num_levels if has_trees and source == DraftSource.TREE else 0
 
     @property
     def past_end(self) -> int:

@@ -7,14 +7,14 @@ guesses the token at each of the next places. A chain takes one token per place;
 (models/heads/block.py).
 
 Shape letters: R rows of this step, Q those of them that are drafted for, X rows of the engine, M
-packed nodes, C columns of logits, B children of a node.
+packed nodes, C columns of logits; on a device T packed nodes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -23,13 +23,13 @@ from torch import Tensor
 from hunch.config import read_options
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
 from hunch.drafting.base import DrafterContext
+from hunch.drafting.best_first import BestFirst, grow_on_device
 from hunch.drafting.following import DeviceFollower, StateFollower, on_path
 from hunch.drafting.grow import grow
-from hunch.drafting.host_policy import share_nodes
 from hunch.drafting.options import GrowOptions, need_path
 from hunch.drafting.step_shapes import DraftSource, levels_after
-from hunch.drafting.token_chooser import Array, Feed, Level, TokenChooser
-from hunch.drafting.trees import Node, likeliest, side_by_side, to_draft
+from hunch.drafting.token_chooser import Array, Level, TokenChooser
+from hunch.drafting.trees import side_by_side
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, row_spans
 from hunch.kernels.kv_store import slots_at
@@ -67,6 +67,8 @@ class BlockDrafter(StateFollower):
             raise ConfigError(f"{self.method}: width has no effect: one pass tells every place")
         most = net.shape.num_tokens
         shape = given.shape(context, default=most, max_depth=most)
+        if shape.is_dynamic:  # a node more with children costs no pass
+            shape = replace(shape, width=shape.num_nodes)
         limit = min(given.window or net.spec.max_len, net.spec.max_len)
         super().__init__(self.method, shape, given, context, limit)
         self.needs = Needs(
@@ -129,7 +131,8 @@ class BlockDrafter(StateFollower):
 
     def _draft(self, rows: Rows, ids_Q: Array, guess: BlockGuess, limit_Q: Array) -> Draft:
         arrays = self.host.read(rows)
-        token_Q = self.put(arrays.tokens_XL[ids_Q, arrays.known_X[ids_Q] - 1])
+        last_Q = arrays.tokens_XL[ids_Q, arrays.known_X[ids_Q] - 1]
+        token_Q = self.put(last_Q)
         everyone_Q = torch.arange(len(ids_Q), device=token_Q.device)
 
         def feed(level: Level) -> Tensor:
@@ -139,110 +142,26 @@ class BlockDrafter(StateFollower):
         chooser = TokenChooser(self.context, rows, self.net.ids_C, self.draft_temperature)
         logits_QC = guess.scores(everyone_Q, 0, token_Q)
         if self.shape.is_dynamic and not chooser.wants_q:
-            tree = BlockTree(self, chooser, limit_Q, guess)
-            return tree.grow(*chooser.with_rules(logits_QC, feed), token_Q)
+
+            def odds(place_M: Array, depth: int, token_M: Array) -> Tensor | None:
+                return guess.confidences(self.put(place_M), depth, self.put(token_M))
+
+            tree = BestFirst(
+                self.context, chooser, limit_Q, self.shape, odds=odds, is_adaptive=self.is_adaptive
+            )
+            return tree.grow(*chooser.with_rules(logits_QC, feed), last_Q)
         return grow(logits_QC, feed, chooser, limit_Q, self.shape)[0]
-
-
-class BlockTree:
-    """The likeliest paths through each row's block.
-
-    The tree grows level by level. A child is never likelier than its parent, so a node that is not
-    among the best so far is dropped with all that would follow it. With a confidence head, the best
-    guess of a place has the chance that the head gives it, and its siblings share the rest.
-    """
-
-    def __init__(
-        self, drafter: BlockDrafter, chooser: TokenChooser, limit_Q: Array, guess: BlockGuess
-    ) -> None:
-        self.drafter, self.chooser, self.guess = drafter, chooser, guess
-        self.shape = drafter.shape
-        self.limits = np.minimum(limit_Q, self.shape.num_nodes).tolist()
-        self.trees: list[list[Node]] = [[] for _ in self.limits]
-
-    def grow(self, logits_MC: Tensor, feed: Feed, token_Q: Tensor) -> Draft:
-        shape, put = self.shape, self.drafter.put
-        branch = min(shape.branch, logits_MC.shape[1])
-        place_M = np.arange(len(self.limits))
-        parent_M = np.full(len(place_M), -1)  # in the row's tree
-        chance_M, token_M = np.ones(len(place_M)), token_Q
-        path_MP = np.empty((len(place_M), 0), dtype=np.int64)
-        for depth in range(shape.depth):
-            token_MB, gain_MB = self.chooser.best(logits_MC, place_M, depth, branch)
-            chance_MB = self._trusted(np.exp(gain_MB), place_M, depth, token_M)
-            fed = self._add(place_M, parent_M, token_MB, chance_M[:, None] * chance_MB)
-            if depth + 1 == shape.depth or not fed:
-                break
-            at_M, which_M, number_M = (np.array(column) for column in zip(*fed, strict=True))
-            token = token_MB[at_M, which_M]
-            chance_M = chance_M[at_M] * chance_MB[at_M, which_M]
-            path_MP = np.concatenate([path_MP[at_M], number_M[:, None]], axis=1)
-            place_M, parent_M, token_M = place_M[at_M], number_M, put(token)
-            logits_MC = feed(Level(place_M, token, at_M, path_MP))
-        return self._select()
-
-    def _trusted(self, chance_MB: Array, place_M: Array, depth: int, token_M: Tensor) -> Array:
-        """Chances of children, by the confidence head if there is one."""
-        odds_M = self.guess.confidences(self.drafter.put(place_M), depth, token_M)
-        if odds_M is None or not self.chooser.sampling.is_plain(self._rows(place_M)):
-            return chance_MB
-        first_M = torch.sigmoid(odds_M).double().cpu().numpy()
-        rest_M = np.maximum(1.0 - chance_MB[:, 0], 1e-9)
-        shared_MB = chance_MB * ((1.0 - first_M) / rest_M)[:, None]
-        shared_MB[:, 0] = first_M
-        # The best guess must stay the best.
-        return np.asarray(np.minimum(shared_MB, first_M[:, None]))
-
-    def _rows(self, place_M: Array) -> Tensor:
-        return torch.from_numpy(self.chooser.ids_R[place_M]).to(self.drafter.context.device)
-
-    def _add(
-        self, place_M: Array, parent_M: Array, token_MB: Array, chance_MB: Array
-    ) -> list[tuple[int, int, int]]:
-        """Add the children; returns those that get children: node, child, number in the tree."""
-        added: list[tuple[int, int, int]] = []
-        least = self.shape.min_confidence
-        for at, (place, parent) in enumerate(zip(place_M.tolist(), parent_M.tolist(), strict=True)):
-            tree = self.trees[place]
-            for which, chance in enumerate(chance_MB[at].tolist()):
-                if chance > least:
-                    added.append((at, which, len(tree)))
-                    tree.append(Node(int(token_MB[at, which]), parent, chance))
-        edges = [
-            self._edge(tree, limit) for tree, limit in zip(self.trees, self.limits, strict=True)
-        ]
-        places = place_M.tolist()
-        return [
-            (at, which, number)
-            for at, which, number in added
-            if self.trees[places[at]][number].chance >= edges[places[at]]
-        ]
-
-    def _edge(self, tree: list[Node], limit: int) -> float:
-        """The chance of the least likely node that would be kept now."""
-        if len(tree) <= limit:
-            return 0.0
-        return sorted((node.chance for node in tree), reverse=True)[limit - 1]
-
-    def _select(self) -> Draft:
-        trees = [
-            likeliest(tree, limit) for tree, limit in zip(self.trees, self.limits, strict=True)
-        ]
-        counts, context = [len(tree) for tree in trees], self.drafter.context
-        if self.drafter.is_adaptive:
-            chances = [[node.chance for node in tree] for tree in trees]
-            is_flowing = context.flow.is_on
-            counts = share_nodes(chances, self.limits, context.cost, is_flowing=is_flowing)
-        return to_draft(trees, counts, context.device)
 
 
 @dataclass(kw_only=True)
 class DeviceBlock(DeviceFollower):
     """Drafts within the step: KV of the committed tokens, one pass, then tokens place by place.
 
-    A chain takes one token per place. A tree (`width` above 1, in steps of that source) keeps the
-    likeliest paths at each place, and always the path of first children.
+    A chain takes one token per place, a tree the likeliest paths, best first.
     """
+
+    has_trees: ClassVar[bool] = True
+    is_best_first: ClassVar[bool] = True
 
     net: BlockNet
     _tilings: dict[int, Tiling] = field(default_factory=dict)
@@ -263,21 +182,34 @@ class DeviceBlock(DeviceFollower):
         net.cover_tiled(features, attn, self.kv)
         if source <= 0:
             return
-        row_T, token_T = attn.seq_T[::size], ids_T.index_select(0, last_R)
-        guess = net.told_tiled(token_T, self._blocks(state, step, row_T))
-        width = self.width if is_tree else 1
-        chances_RW = torch.empty(num_rows, width, dtype=torch.float32, device=row_T.device)
+        row_R, token_R = attn.seq_T[::size], ids_T.index_select(0, last_R)
+        guess = net.told_tiled(token_R, self._blocks(state, step, row_R))
+        if is_tree and self.tree_nodes:
+
+            def level(
+                depth: int, token_T: Tensor, up_T: Tensor | None
+            ) -> tuple[Tensor, Tensor | None]:
+                # Where places tell the same after all tokens, a row needs one line of logits.
+                logits_TC = guess.level(depth, token_R if guess.is_alike else token_T)
+                return logits_TC, guess.odds(depth, token_T)
+
+            ids_C = self._ids_C
+            grow_on_device(
+                self, state, step, level, token_R, self.sampling, draws=draws, ids_C=ids_C
+            )
+            return
+        chances_R1 = torch.empty(num_rows, 1, dtype=torch.float32, device=row_R.device)
         num_levels = self.num_levels if is_tree else levels_after(size, self.num_levels)
-        for level in range(num_levels):
-            logits_TC = guess.level(level, token_T)
-            following = None if level + 1 == num_levels else new_inputs(state, num_rows * width)
+        for depth in range(num_levels):
+            logits_RC = guess.level(depth, token_R)
+            following = None if depth + 1 == num_levels else new_inputs(state, num_rows)
             grow_level(
-                state, step, logits_TC, chances_RW, self.sampling, depth=level,
-                num_nodes=self.num_nodes, draws=draws, row_T=row_T, ids_C=self._ids_C,
+                state, step, logits_RC, chances_R1, self.sampling, depth=depth,
+                num_nodes=self.num_nodes, draws=draws, row_T=row_R, ids_C=self._ids_C,
                 following=following, least=self.least,
             )  # fmt: skip
             if following is not None:
-                token_T, row_T = following[0], following[1].seq_T
+                token_R = following[0]
 
     def _blocks(self, state: RowState, step: StepRows, row_R: Tensor) -> TiledBlocks:
         """Inputs of each row's block, from its last known token to its last free position."""

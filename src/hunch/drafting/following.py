@@ -66,7 +66,11 @@ class StateFollower:
             sampling=context.sampling,
             max_len=self.window.limit,
             is_adaptive=self.is_adaptive,
-            **device_shape(self.shape, only_chains=context.only_chains),
+            **device_shape(
+                self.shape,
+                only_chains=context.only_chains,
+                is_best_first=self.device_form.is_best_first,
+            ),
         )
 
     @property
@@ -148,7 +152,8 @@ class DeviceFollower(DeviceDrafter):
     drafter, while it has the states, and the host drafts for rows with a hole in their KV.
     """
 
-    has_trees: ClassVar[bool] = False  # it grows them too
+    has_trees: ClassVar[bool] = False  # it grows them too,
+    is_best_first: ClassVar[bool] = False  # best first
 
     net: Any
     layers: tuple[int, ...]  # of the target, whose states it reads

@@ -1,18 +1,17 @@
 """Base of drafters that start from the target's last hidden state alone (Medusa, MLP).
 
 They keep no KV. On the host, `observe` keeps each row's last state and `propose` grows a draft from
-it. On a device the state behind the last committed token is there when the step drafts, so chains
-are drafted within the step.
+it. On a device the state behind the last committed token is there when the step drafts.
 
-Shape letters: X rows of the engine, R rows of this step, W tokens of a row in the target's pass, D
-width, C columns of logits.
+Shape letters: X rows of the engine, R rows of this step, T packed nodes, D width, C columns of
+logits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,19 +19,22 @@ from torch import Tensor
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
+from hunch.drafting.best_first import BestFirst, grow_on_device
 from hunch.drafting.following import on_path
 from hunch.drafting.grow import grow
-from hunch.drafting.options import GrowOptions, can_capture
+from hunch.drafting.options import GrowOptions, can_capture, device_shape
 from hunch.drafting.step_shapes import DraftSource, levels_after
 from hunch.drafting.token_chooser import Array, Feed, TokenChooser, TreeShape
 from hunch.drafting.window import host
+from hunch.kernels.best_first import RankedLevel
 from hunch.models.decoder import Hidden
 
 if TYPE_CHECKING:
     from hunch.kernels.step import Draws, RowState, StepRows
 
-# Yields the logits of each level; the chosen token of the level before is sent to it.
-Guesses = Generator[Tensor, Tensor, None]
+# Yields the logits of each level. The tokens of the level before are sent to it, and in trees the
+# place of each one's parent among the tokens of the level before that.
+Guesses = Generator[Tensor, tuple[Tensor, Tensor | None], None]
 
 
 class LastStateDrafter:
@@ -63,21 +65,36 @@ class LastStateDrafter:
         raise NotImplementedError
 
     def guesses(self, state_RD: Tensor, token_R: Tensor) -> Guesses:
-        """The same for chains on a device, without the host."""
+        """The same on a device, without the host. If the tokens before a level make no difference
+        to it, it is one line per row."""
         raise NotImplementedError
 
+    def ranked(self) -> tuple[RankedLevel, ...]:
+        """The levels of its trees, if those have one shape."""
+        return ()
+
     def on_device(self) -> DeviceDrafter | None:
-        """Device form: chains alone; the host grows trees."""
-        context = self.context
-        if not can_capture(context, self.shape, self.options.draft_temperature):
+        """The device form; there is none of chains with siblings."""
+        context, shape = self.context, self.shape
+        temperature = self.options.draft_temperature
+        if not can_capture(context, shape, temperature, has_trees=True):
             return None
+        levels: tuple[RankedLevel, ...] = ()
+        sizes: dict[str, Any] = {"num_levels": self.depth}
+        if shape is not None:
+            only_chains = context.only_chains
+            sizes = device_shape(shape, only_chains=only_chains, is_best_first=True)
+        elif not context.only_chains:
+            levels = self.ranked()
+            widest = max(len(level.rank_N) for level in levels)
+            sizes |= {"num_nodes": self.needs.max_nodes, "level_size": widest}
         return DeviceLastState(
             name=self.name,
-            num_levels=self.depth,
-            least=None if self.shape is None else self.shape.least,
             is_adaptive=self.options.adaptive,
             method=self,
             ids_C=None if self.ids_C is None else self.ids_C.to(self.context.device),
+            levels_of_trees=levels,
+            **sizes,
         )
 
     def observe(self, step: TargetStep) -> None:
@@ -109,7 +126,10 @@ class LastStateDrafter:
         """A draft per row from its state and its last token, at most limit_R nodes each."""
         assert self.shape is not None
         logits_RC, feed = self.start(state_RD, token_R)
-        return grow(logits_RC, feed, chooser, limit_R, self.shape)[0]
+        if not self.shape.is_dynamic or chooser.wants_q:
+            return grow(logits_RC, feed, chooser, limit_R, self.shape)[0]
+        tree = BestFirst(self.context, chooser, limit_R, self.shape, most=self.shape.width)
+        return tree.grow(*chooser.with_rules(logits_RC, feed), host(token_R))
 
     def forget(self, rows: list[int]) -> None:
         self.known_X[rows] = -1
@@ -117,29 +137,57 @@ class LastStateDrafter:
 
 @dataclass(kw_only=True)
 class DeviceLastState(DeviceDrafter):
-    """Chains drafted within the step."""
+    """Chains and trees drafted within the step."""
 
     method: LastStateDrafter
     ids_C: Tensor | None  # the target's id of each column; None: the same
+    levels_of_trees: tuple[RankedLevel, ...] = ()  # if they have one shape
 
     def draft(
         self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
     ) -> None:
         from hunch.kernels.gpu_draft import committed_inputs, new_inputs
-        from hunch.kernels.gpu_grow import grow_level
 
-        num_rows = len(step.ids_R)
-        width = len(hidden.last_TD) // num_rows
-        ids_T, attn = new_inputs(state, num_rows * width)
+        num_rows, asked = len(step.ids_R), self.method.context.sampling
+        state_TD, size = hidden.last_TD, len(hidden.last_TD) // num_rows
+        has_trees = self.tree_nodes > 0 or len(self.levels_of_trees) > 0
+        is_tree = has_trees and source >= DraftSource.TREE
+        num_tokens = size
+        if source >= DraftSource.TREE:
+            (state_TD,), size = on_path((state_TD,), step, size)
+        ids_T, attn = new_inputs(state, num_rows * size)
         last_R = ids_T.new_empty(num_rows)
         committed_inputs(state, step, ids_T, attn, last_R)
-        row_R, token_R = attn.seq_T[::width], ids_T.index_select(0, last_R)
-        state_TD = hidden.last_TD
-        if source >= DraftSource.TREE:
-            (state_TD,), _ = on_path((state_TD,), step, width)
+        token_R = ids_T.index_select(0, last_R)
         guesses = self.method.guesses(state_TD.index_select(0, last_R), token_R)
-        chances_R1 = torch.empty(num_rows, 1, dtype=torch.float32, device=ids_T.device)
-        logits_RC, num_levels = next(guesses), levels_after(width, self.num_levels)
+        if is_tree and self.levels_of_trees:
+            self._take_ranks(state, step, guesses, token_R, draws)
+        elif is_tree:
+
+            def level(depth: int, token_T: Tensor, up_T: Tensor | None) -> tuple[Tensor, None]:
+                logits_TC = guesses.send((token_T, up_T)) if depth else next(guesses)
+                return logits_TC.float(), None
+
+            ids_C = self.ids_C
+            grow_on_device(self, state, step, level, token_R, asked, draws=draws, ids_C=ids_C)
+        else:
+            self._chain(state, step, guesses, attn.seq_T[::size], draws, num_tokens)
+
+    def _chain(
+        self,
+        state: RowState,
+        step: StepRows,
+        guesses: Guesses,
+        row_R: Tensor,
+        draws: Draws,
+        num_tokens: int,
+    ) -> None:
+        from hunch.kernels.gpu_draft import new_inputs
+        from hunch.kernels.gpu_grow import grow_level
+
+        num_rows, num_levels = len(row_R), levels_after(num_tokens, self.num_levels)
+        chances_R1 = torch.empty(num_rows, 1, dtype=torch.float32, device=row_R.device)
+        logits_RC = next(guesses)
         for level in range(num_levels):
             is_last = level + 1 == num_levels
             following = None if is_last else new_inputs(state, num_rows)
@@ -149,4 +197,17 @@ class DeviceLastState(DeviceDrafter):
                 following=following, least=self.least,
             )  # fmt: skip
             if following is not None:
-                logits_RC = guesses.send(following[0])
+                logits_RC = guesses.send((following[0], None))
+
+    def _take_ranks(
+        self, state: RowState, step: StepRows, guesses: Guesses, token_R: Tensor, draws: Draws
+    ) -> None:
+        """Fill the trees of one shape; their networks do not look at tokens."""
+        from hunch.kernels.gpu_best_first import ranked
+
+        for level in self.levels_of_trees[: self.num_levels]:
+            logits_RC = guesses.send((token_R, None)) if level.depth else next(guesses)
+            ranked(
+                state, step, logits_RC.float().contiguous(), self.method.context.sampling, level,
+                num_nodes=self.num_nodes, draws=draws, ids_C=self.ids_C,
+            )  # fmt: skip

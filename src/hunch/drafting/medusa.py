@@ -3,13 +3,13 @@
 Shape letters: R rows of this step, D width, C columns, N nodes.
 Paper: arXiv 2401.10774. Heads do not see each other's tokens, so trees of their best guesses gain
 more here than elsewhere: tree=static has the paper's fixed shape, tree=dynamic takes the likeliest
-nodes of each step.
+nodes of each step, best first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from hunch.drafting.options import GrowOptions, need_path
 from hunch.drafting.token_chooser import Array, Feed, Level, TokenChooser
 from hunch.drafting.trees import best_first
 from hunch.errors import ConfigError
+from hunch.kernels.best_first import RankedLevel
 from hunch.models.heads.medusa import load_medusa
 
 # How often the token of each rank is the target's, averaged over the published heads: by this the
@@ -59,6 +60,8 @@ class MedusaDrafter(LastStateDrafter):
         else:
             kinds = ("chain", "dynamic", "fixed", "static")
             shape = given.shape(context, default=num_heads, max_depth=num_heads, kinds=kinds)
+            if shape.is_dynamic and given.width is None:  # a node more with children costs no pass
+                shape = replace(shape, width=shape.num_nodes)
             depth, max_nodes = shape.depth, shape.num_nodes
         super().__init__(
             given,
@@ -80,6 +83,9 @@ class MedusaDrafter(LastStateDrafter):
     def guesses(self, state_RD: Tensor, token_R: Tensor) -> Guesses:
         for head in range(self.depth):
             yield self.net.logits(head, state_RD)
+
+    def ranked(self) -> tuple[RankedLevel, ...]:
+        return () if self.static is None else self.static.levels(self.context.device)
 
     def draft(
         self, state_RD: Tensor, token_R: Tensor, chooser: TokenChooser, limit_R: Array
@@ -110,6 +116,16 @@ class StaticTree:
     @property
     def depth(self) -> int:
         return len(self.width)
+
+    def levels(self, device: torch.device) -> tuple[RankedLevel, ...]:
+        """The same level by level: nodes stand in order of depth."""
+        found = []
+        for depth, num_ranks in enumerate(self.width):
+            here = np.flatnonzero(self.depth_N == depth)
+            columns = (self.rank_N[here], self.parent_N[here])
+            rank_N, parent_N = (torch.from_numpy(column).to(device) for column in columns)
+            found.append(RankedLevel(depth, int(here[0]), rank_N, parent_N, num_ranks))
+        return tuple(found)
 
     def fill(self, tokens_RN: Array, limit_R: Array) -> Draft:
         """The tree with these tokens; a row with a lower limit gets its first nodes."""

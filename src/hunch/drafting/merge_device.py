@@ -38,7 +38,12 @@ class DeviceMerge(DeviceWithLookups):
         self.num_nodes = whole.num_nodes  # parts may draft more alone, for which there is no room
         # Both write their guesses to the same columns.
         self.models = {
-            size: replace(model, num_levels=size.num_levels, num_nodes=self.num_nodes)
+            size: replace(
+                model,
+                num_levels=size.num_levels,
+                num_nodes=self.num_nodes,
+                tree_nodes=min(model.tree_nodes, size.width * size.num_levels),
+            )
             for size in sizes
         }
         self.model = self.models[whole]

@@ -1,6 +1,6 @@
 """MLP speculator: small stages that each guess one further token, fed with the token before.
 
-Shape letters: R rows of this step, M packed nodes, D width, I inner width, C columns.
+Shape letters: R rows of this step, M and T packed nodes, D width, I inner width, C columns.
 Paper: arXiv 2404.19124.
 """
 
@@ -55,7 +55,9 @@ class MlpDrafter(LastStateDrafter):
         return logits_RC, feed
 
     def guesses(self, state_RD: Tensor, token_R: Tensor) -> Guesses:
-        state_RI = self.net.start(state_RD)
+        state_TI, token_T = self.net.start(state_RD), token_R
         for stage in range(self.depth):
-            state_RI, logits_RC = self.net.step(stage, state_RI, token_R)
-            token_R = yield logits_RC
+            state_TI, logits_TC = self.net.step(stage, state_TI, token_T)
+            token_T, up_T = yield logits_TC
+            if up_T is not None:
+                state_TI = state_TI.index_select(0, up_T)

@@ -130,23 +130,37 @@ def need_path(method: str, path: str | None) -> str:
 
 def can_capture(
     context: DrafterContext,
-    shape: TreeShape | None,
+    shape: TreeShape | None,  # None: a tree of one shape
     draft_temperature: float | None,
     *,
     has_trees: bool = False,  # the method grows trees on a device
 ) -> bool:
     """Whether captured steps can make such drafts: they use the target's noise."""
-    if shape is None or context.wants_q or draft_temperature is not None or shape.is_fixed:
+    if context.wants_q or draft_temperature is not None or (shape is not None and shape.is_fixed):
         return False
-    return context.is_fused and (has_trees or shape.is_chain)
+    return context.is_fused and (has_trees or (shape is not None and shape.is_chain))
 
 
-def device_shape(shape: TreeShape, *, only_chains: bool) -> dict[str, Any]:
+def device_shape(
+    shape: TreeShape,
+    *,
+    only_chains: bool,
+    is_best_first: bool = False,  # trees are, instead of having levels of one size
+) -> dict[str, Any]:
     """Arguments of a device drafter; if the target checks chains alone, a tree's first path."""
     if only_chains:
         shape = TreeShape(
             depth=shape.depth, num_nodes=shape.depth, min_confidence=shape.min_confidence
         )
+    if is_best_first and shape.is_dynamic:
+        return {
+            "num_levels": min(shape.depth, shape.num_nodes),
+            "level_size": max(shape.num_nodes // shape.depth, 1),
+            "tree_nodes": shape.num_nodes,
+            "width": shape.width,
+            "branch": shape.branch,
+            "least": shape.least,
+        }
     return {
         "num_levels": shape.depth,
         "level_size": shape.level_size,

@@ -11,6 +11,7 @@ MIN_CHECKED = 16  # packed tokens of one tile: up to there, three nodes take no 
 # Shapes per source of a network, alone and beside lookups: few, as each takes time to capture.
 NUM_ALONE, NUM_BESIDE = 3, 3
 CHAIN_SIZES = (1, 3, 5)  # nodes checked of a network's chains, besides whole chains
+TREE_SIZES = (7, 15)  # and of best-first trees: with the root, whole tiles
 SURE = 4  # tokens of a match from which on a lookup goes before a network
 BEGINNING = 7  # levels drafted after a step that checked none
 MIN_PAUSE = 32  # rows with which lookups may pause
@@ -60,6 +61,14 @@ def chains_of(num_levels: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
     return (StepShape(0), *(StepShape(size, DraftSource.CHAIN) for size in sizes))
 
 
+def trees_of(num_nodes: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
+    """Shapes of a network's best-first trees: steps check the first nodes of one, or none."""
+    if not is_adaptive:
+        return (StepShape(num_nodes, DraftSource.TREE),)
+    sizes = sorted({min(size, num_nodes) for size in (*TREE_SIZES, num_nodes)})
+    return (StepShape(0), *(StepShape(size, DraftSource.TREE) for size in sizes))
+
+
 def lookups_of(num_nodes: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
     """Shapes of a drafter without a network: steps check some of its nodes, or none.
 
@@ -78,6 +87,11 @@ def levels_after(num_tokens: int, most: int) -> int:
     begins.
     """
     return min(most, num_tokens - 1) or min(most, BEGINNING)
+
+
+def tree_levels(num_nodes: int, most: int) -> int:
+    """Levels that a best-first tree counts as: so many if each had three nodes."""
+    return min(-(-num_nodes // 3), most)
 
 
 class StepShapes:

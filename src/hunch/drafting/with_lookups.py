@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class TreeSize(NamedTuple):
-    """The size of a network's trees; all of their levels have `width` nodes."""
+    """The size of a network's trees: their levels have `width` nodes, of best-first trees in the
+    mean."""
 
     width: int
     num_levels: int

@@ -164,12 +164,12 @@ def _children(
     return column_TB if ids_C is None else ids_C[column_TB], gain_TB
 
 
-def _nodes(
-    state: RowState, growth: Growth, r: int, row: int
-) -> list[tuple[float, int, int, int]]:
+def _nodes(state: RowState, growth: Growth, r: int, row: int) -> list[tuple[float, int, int, int]]:
     """The row's nodes so far: chance, token and parent of each."""
     chances: list[float] = growth.chance_RG[r].tolist()
-    columns = zip(chances, state.draft_XG[row].tolist(), state.parents_XG[row].tolist(), strict=False)
+    columns = zip(
+        chances, state.draft_XG[row].tolist(), state.parents_XG[row].tolist(), strict=False
+    )
     return [(chance, token, parent, -1) for chance, token, parent in columns if chance > -inf]
 
 
@@ -185,9 +185,7 @@ def _keep(
         state.draft_XG[row, new], state.parents_XG[row, new] = token, place[parent]
 
 
-def _finish(
-    state: RowState, step: StepRows, r: int, count: int, size: int, num_nodes: int
-) -> None:
+def _finish(state: RowState, step: StepRows, r: int, count: int, size: int, num_nodes: int) -> None:
     """The row's tree is whole: write how many nodes may be checked, and the guesses."""
     row, first = int(step.ids_R[r]), step.guesses_at(num_nodes)
     step.result_RC[r, first : first + size] = -1

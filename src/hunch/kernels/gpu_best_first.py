@@ -11,7 +11,6 @@ them, P longest path.
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -86,6 +85,29 @@ def _moved(node, old, place):
     return tl.sum(tl.where(is_it, place[None, :] + 1, 0), axis=1) - 1
 
 
+@triton.jit
+def _next_nodes(
+    token, place, order, up, is_new, r, path_ptr, next_node_ptr, next_ptr, up_ptr, next_path_ptr,
+    num_parents, num_grown, depth, max_path, HAS_PATHS: tl.constexpr, BLOCK_W: tl.constexpr,
+):  # fmt: skip
+    """Write the level's first nodes, which get children next, and where there are too few, none."""
+    is_grown = is_new & (order < num_grown)
+    at = r * num_grown + order
+    tl.store(next_node_ptr + at, place, mask=is_grown)
+    tl.store(next_ptr + at, token, mask=is_grown)
+    tl.store(up_ptr + at, up, mask=is_grown)
+    if HAS_PATHS:
+        for i in range(depth):
+            above = tl.load(path_ptr + up * max_path + i, mask=is_grown, other=-1)
+            tl.store(next_path_ptr + at * max_path + i, above, mask=is_grown)
+        tl.store(next_path_ptr + at * max_path + depth, token, mask=is_grown)
+    w = tl.arange(0, BLOCK_W).to(tl.int64)
+    is_empty = (w < num_grown) & (w >= tl.sum(is_new.to(tl.int64), axis=0))
+    tl.store(next_node_ptr + r * num_grown + w, w * 0 - 1, mask=is_empty)
+    tl.store(next_ptr + r * num_grown + w, w * 0, mask=is_empty)
+    tl.store(up_ptr + r * num_grown + w, w * 0 + r * num_parents, mask=is_empty)
+
+
 @triton.jit(do_not_specialize=["num_parents", "num_grown", "depth", "guesses_at", "least"])
 def _extend_kernel(
     token_ptr, gain_ptr, odds_ptr, chance_ptr, node_ptr, path_ptr, rows_ptr, room_ptr, count_in_ptr,
@@ -136,8 +158,8 @@ def _extend_kernel(
     place_G = g + tl.sum((chance[None, :] > chance_G[:, None]).to(tl.int64), axis=1)
     parent, parent_G = _moved(parent, g, place_G), _moved(parent_G, g, place_G)
     is_new &= place < size
-    total = tl.sum(is_before.to(tl.int64), axis=0) + tl.sum(is_new.to(tl.int64), axis=0)
     is_before &= place_G < size
+    total = tl.sum(is_before.to(tl.int64), axis=0) + tl.sum(is_new.to(tl.int64), axis=0)
     tl.debug_barrier()  # all have read the nodes before
     tl.store(chance_ptr + place_G, chance_G, mask=is_before)
     tl.store(draft_ptr + place_G, token_G, mask=is_before)
@@ -148,26 +170,14 @@ def _extend_kernel(
     nothing = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     tl.store(chance_ptr + g, nothing, mask=is_row & (g >= total) & (g < size))
     if HAS_NEXT:
-        is_grown = is_new & (order < num_grown)
-        at = r * num_grown + order
-        tl.store(next_node_ptr + at, place, mask=is_grown)
-        tl.store(next_ptr + at, token, mask=is_grown)
-        tl.store(up_ptr + at, up, mask=is_grown)
-        if HAS_PATHS:
-            for i in range(depth):
-                above = tl.load(path_ptr + up * max_path + i, mask=is_grown, other=-1)
-                tl.store(next_path_ptr + at * max_path + i, above, mask=is_grown)
-            tl.store(next_path_ptr + at * max_path + depth, token, mask=is_grown)
-        w = tl.arange(0, BLOCK_W).to(tl.int64)
-        is_empty = (w < num_grown) & (w >= tl.sum(is_new.to(tl.int64), axis=0))
-        tl.store(next_node_ptr + r * num_grown + w, w * 0 - 1, mask=is_empty)
-        tl.store(next_ptr + r * num_grown + w, w * 0, mask=is_empty)
-        tl.store(up_ptr + r * num_grown + w, w * 0 + r * num_parents, mask=is_empty)
+        _next_nodes(
+            token, place, order, up, is_new, r, path_ptr, next_node_ptr, next_ptr, up_ptr,
+            next_path_ptr, num_parents, num_grown, depth, max_path, HAS_PATHS, BLOCK_W,
+        )  # fmt: skip
     else:
-        total = tl.minimum(total, size)
-        count = tl.minimum(total, tl.load(room_ptr + r))
         result_ptr += r * result_stride
         guesses_ptr = result_ptr + guesses_at
+        count = tl.minimum(total, tl.load(room_ptr + r))
         if is_row:
             tl.store(guesses_ptr + place_G, token_G, mask=is_before)
             tl.store(guesses_ptr + place, token, mask=is_new)

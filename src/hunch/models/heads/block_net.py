@@ -215,6 +215,11 @@ class BlockGuess:
     state_RSD: Tensor
     logits_RSC: Tensor  # what places tell whatever token stands before them
 
+    @property
+    def is_alike(self) -> bool:
+        """Whether places tell the same after all tokens."""
+        return self.net.body.markov is None and self.net.body.selector is None
+
     def scores(self, row_M: Tensor, depth: int, token_M: Tensor) -> Tensor:
         """Logits of the token at `depth` of some rows' drafts, given the one before it."""
         net = self.net
@@ -223,9 +228,15 @@ class BlockGuess:
 
     def level(self, depth: int, token_M: Tensor) -> Tensor:
         """`scores` of every row, of as many nodes each."""
+        return self.scores(self._rows(token_M), depth, token_M).contiguous()
+
+    def odds(self, depth: int, token_M: Tensor) -> Tensor | None:
+        """`confidences` of every row, of as many nodes each."""
+        return self.confidences(self._rows(token_M), depth, token_M)
+
+    def _rows(self, token_M: Tensor) -> Tensor:
         row_M = torch.arange(len(self.state_RSD), device=token_M.device)
-        row_M = row_M.repeat_interleave(len(token_M) // len(row_M))
-        return self.scores(row_M, depth, token_M).contiguous()
+        return row_M.repeat_interleave(len(token_M) // len(row_M))
 
     def confidences(self, row_M: Tensor, depth: int, token_M: Tensor) -> Tensor | None:
         """Log-odds that such a token is accepted; None: the files do not say."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_fused import add_norm, rope_kv
@@ -22,7 +23,7 @@ from hunch.kernels.gpu_gemm import gemm
 from hunch.kernels.kv_store import KVCache
 from hunch.layers.block import Block
 from hunch.models.fused import READS, FusedLayers, unknown_to_kernels
-from hunch.models.heads.block import MarkovHead
+from hunch.models.heads.block import BlockBody
 
 if TYPE_CHECKING:
     from hunch.models.heads.block_net import BlockNet, TiledBlocks
@@ -38,7 +39,7 @@ class FusedBlocks:
         body = net.body
         self.net, self.layers, self.eps = net, layers, layers.eps
         self.context_norm_D, self.norm_D = body.hidden_norm.weight_D, body.norm.weight_D
-        self.fc, self.markov = body.fc, body.markov
+        self.fc = body.fc
         self.table_LH = net.rope.table_LH
         self.heads = [_context_heads(block) for block in body.blocks if isinstance(block, Block)]
         self.output_CD: Tensor | None = None if net.lm_head is None else net.lm_head.weight_NK
@@ -78,27 +79,51 @@ class FusedBlocks:
             shape = len(state_TD), len(self.output_CD)
             logits_TC = torch.empty(shape, dtype=torch.float32, device=state_TD.device)
             gemm(state_TD, self.output_CD, logits_TC)
-        return FusedGuess(self.markov, logits_TC.view(size, num_rows, -1))
+        return FusedGuess(self.net.body, state_SRD, logits_TC.view(size, num_rows, -1))
 
 
 @dataclass(slots=True)
 class FusedGuess:
     """The result of one pass, read place by place as tokens are chosen."""
 
-    markov: MarkovHead | None
+    body: BlockBody
+    state_SRD: Tensor
     logits_SRC: Tensor
+    _odds_SR: Tensor | None = None  # what states alone say of `odds`
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether places tell the same after all tokens."""
+        return self.body.markov is None
 
     def level(self, depth: int, token_M: Tensor) -> Tensor:
         """Logits of the token at `depth`, given the ones before it: as many for every row."""
         logits_MC = self.logits_SRC[depth]
         if len(token_M) > len(logits_MC):
             logits_MC = logits_MC.repeat_interleave(len(token_M) // len(logits_MC), dim=0)
-        if self.markov is None:
+        markov = self.body.markov
+        if markov is None:
             return logits_MC
         scores_MC = torch.empty_like(logits_MC)
-        latent_MK = self.markov.before(token_M)
-        gemm(latent_MK, self.markov.after.weight, scores_MC, residual_MN=logits_MC)
+        gemm(markov.before(token_M), markov.after.weight, scores_MC, residual_MN=logits_MC)
         return scores_MC
+
+    def odds(self, depth: int, token_M: Tensor) -> Tensor | None:
+        """`BlockBody.confidences`, of as many nodes for every row; states of all places at once."""
+        head, markov = self.body.confidence, self.body.markov
+        if head is None:
+            return None
+        width, num_rows = self.state_SRD.shape[2], self.state_SRD.shape[1]
+        if self._odds_SR is None:
+            odds_SR1 = functional.linear(self.state_SRD, head.weight_NK[:, :width], head.bias_N)
+            self._odds_SR = odds_SR1[..., 0].float()
+        odds_R1 = self._odds_SR[depth, :, None]
+        if not self.body.shape.confidence_sees_token:
+            return odds_R1.expand(-1, len(token_M) // num_rows).flatten()
+        assert markov is not None
+        token_MK, weight_K = markov.before(token_M), head.weight_NK[0, width:]
+        of_tokens_M = functional.linear(token_MK.to(weight_K.dtype), weight_K)
+        return (of_tokens_M.view(num_rows, -1) + odds_R1).flatten()
 
 
 def _context_heads(block: Block) -> Heads:
