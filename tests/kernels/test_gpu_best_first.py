@@ -16,6 +16,7 @@ from hunch.kernels import gpu_best_first
 from hunch.kernels.best_first import Growth, RankedLevel, extend_ref, ranked_ref, trusted
 from hunch.kernels.step import FIRST, RowState, StepRows
 from hunch.sampling.state import SamplingState
+from hunch.types import Request, SamplingParams
 from kernels.test_gpu_grow import DEVICE, DONE, END, KNOWN, ROOM, states
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
@@ -165,6 +166,27 @@ def test_sampled_rows_by_their_noise_and_filters(
         draws=draws,
         asked=states(vocab),
     )
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_rules_follow_each_path(is_shared: bool) -> None:
+    """A token that was drafted once is not drafted again below it, though heads all say it."""
+    asked = SamplingState(5, COLUMNS, DEVICE, dense=True)
+    params = SamplingParams(temperature=0, presence_penalty=2.0, frequency_penalty=2.0)
+    for row in (0, 3):
+        asked.start(row, Request(id=str(row), prompt_ids=[1], params=params, seed=0), [1])
+
+    def make() -> Trees:
+        trees = Trees([0, 3], 9, is_shared=is_shared)
+        trees.scores[:, :, 7] = trees.scores[:, :, :].amax(-1) + 1.0
+        trees.step.has_rules = True
+        return trees
+
+    trees = compare(make, asked=asked)
+    nodes = trees.tree(0)
+    assert nodes[0] == (7, -1)
+    assert max(depth_of(trees, 0)) > 1
+    assert (7, 0) not in nodes
 
 
 def test_nodes_are_above_the_least_chance() -> None:

@@ -108,6 +108,35 @@ def _next_nodes(
     tl.store(up_ptr + r * num_grown + w, w * 0 + r * num_parents, mask=is_empty)
 
 
+@triton.jit
+def _finish(
+    token, place, is_new, token_G, place_G, is_before, g, total, room, count_ptr, result_ptr, size,
+    guesses_at,
+):  # fmt: skip
+    """Write a row's guesses, and how many of them may be checked."""
+    guesses_ptr, count = result_ptr + guesses_at, tl.minimum(total, room)
+    tl.store(guesses_ptr + place_G, token_G, mask=is_before)
+    tl.store(guesses_ptr + place, token, mask=is_new)
+    tl.store(guesses_ptr + g, g * 0 - 1, mask=(g >= total) & (g < size))
+    tl.store(count_ptr, count)
+    tl.store(result_ptr + C_MATCHED, tl.full((), 1, tl.int64))
+    tl.store(result_ptr + C_DRAFTED, count)
+
+
+@triton.jit
+def _places(chance_G, is_before, g, chance, is_new, one, ID_BITS: tl.constexpr):
+    """Places of the nodes so far and of new ones, and the order of these among themselves.
+
+    Of equals those that were there before come first.
+    """
+    key = tl.where(is_new, rank_of(chance, one, ID_BITS), -1)
+    order = tl.sum((key[None, :] > key[:, None]).to(tl.int64), axis=1)
+    is_ahead = is_before[None, :] & (chance_G[None, :] >= chance[:, None])
+    place = order + tl.sum(is_ahead.to(tl.int64), axis=1)
+    place_G = g + tl.sum((chance[None, :] > chance_G[:, None]).to(tl.int64), axis=1)
+    return place_G, place, order
+
+
 @triton.jit(do_not_specialize=["num_parents", "num_grown", "depth", "guesses_at", "least"])
 def _extend_kernel(
     token_ptr, gain_ptr, odds_ptr, chance_ptr, node_ptr, path_ptr, rows_ptr, room_ptr, count_in_ptr,
@@ -150,12 +179,7 @@ def _extend_kernel(
     chance += tl.load(chance_ptr + parent, mask=is_new & (parent >= 0), other=0.0)
     is_new &= chance > least
     chance = tl.where(is_new, chance, float("-inf"))
-    key = tl.where(is_new, rank_of(chance, one, ID_BITS), -1)
-    # Places: of equals those that were there before come first.
-    order = tl.sum((key[None, :] > key[:, None]).to(tl.int64), axis=1)
-    is_ahead = is_before[None, :] & (chance_G[None, :] >= chance[:, None])
-    place = order + tl.sum(is_ahead.to(tl.int64), axis=1)
-    place_G = g + tl.sum((chance[None, :] > chance_G[:, None]).to(tl.int64), axis=1)
+    place_G, place, order = _places(chance_G, is_before, g, chance, is_new, one, ID_BITS)
     parent, parent_G = _moved(parent, g, place_G), _moved(parent_G, g, place_G)
     is_new &= place < size
     is_before &= place_G < size
@@ -174,17 +198,11 @@ def _extend_kernel(
             token, place, order, up, is_new, r, path_ptr, next_node_ptr, next_ptr, up_ptr,
             next_path_ptr, num_parents, num_grown, depth, max_path, HAS_PATHS, BLOCK_W,
         )  # fmt: skip
-    else:
-        result_ptr += r * result_stride
-        guesses_ptr = result_ptr + guesses_at
-        count = tl.minimum(total, tl.load(room_ptr + r))
-        if is_row:
-            tl.store(guesses_ptr + place_G, token_G, mask=is_before)
-            tl.store(guesses_ptr + place, token, mask=is_new)
-            tl.store(guesses_ptr + g, g * 0 - 1, mask=(g >= total) & (g < size))
-            tl.store(count_ptr + row, count)
-            tl.store(result_ptr + C_MATCHED, tl.full((), 1, tl.int64))
-            tl.store(result_ptr + C_DRAFTED, count)
+    elif is_row:
+        _finish(
+            token, place, is_new, token_G, place_G, is_before, g, total, tl.load(room_ptr + r),
+            count_ptr + row, result_ptr + r * result_stride, size, guesses_at,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["depth", "first_node", "num_nodes", "guesses_at"])
