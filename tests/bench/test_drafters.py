@@ -27,6 +27,7 @@ def test_each_drafter_is_compared_in_the_forms_its_method_has() -> None:
     }
     assert taught("block").forms(forms) == {
         "block, chain": "dspark:made:adaptive=false",
+        "block, tree": "dspark:made:tree=dynamic:num_nodes=15:adaptive=false",
         "block, auto": "auto:draft=made:any_size=true",
     }
 

@@ -38,6 +38,9 @@ def study(model: Path) -> head_files.Study:
         "eagle:tree=dynamic:depth=4:num_nodes=12:width=2",
         "eagle3:min_confidence=0.2",
         "suffix+eagle3", "suffix+dspark", "suffix+mlp", "suffix+eagle3:tree=dynamic:depth=3",
+        "dspark:tree=dynamic:num_nodes=15", "dflash2:tree=dynamic:num_nodes=15",
+        "medusa:tree=dynamic:num_nodes=15", "medusa:tree=static:num_nodes=15",
+        "mlp:tree=dynamic:num_nodes=15:width=3", "suffix+dspark:tree=dynamic:num_nodes=15",
     ],
 )  # fmt: skip
 def test_as_much_is_accepted(method: str, batch: int, model: Path, study: head_files.Study) -> None:

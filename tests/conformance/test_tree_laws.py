@@ -41,6 +41,7 @@ TREES = {
     "eagle": "eagle:tree=dynamic:num_nodes=16",
     "eagle3": "eagle3:tree=dynamic:num_nodes=16",
     "mtp": "mtp:tree=dynamic:num_nodes=16",
+    "dspark": "dspark:tree=dynamic:num_nodes=16",
 }
 
 

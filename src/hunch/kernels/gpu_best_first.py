@@ -130,10 +130,10 @@ def _places(chance_G, is_before, g, chance, is_new, one, ID_BITS: tl.constexpr):
     Of equals those that were there before come first.
     """
     key = tl.where(is_new, rank_of(chance, one, ID_BITS), -1)
-    order = tl.sum((key[None, :] > key[:, None]).to(tl.int64), axis=1)
+    order = tl.sum((key[None, :] > key[:, None]).to(tl.int32), axis=1).to(tl.int64)
     is_ahead = is_before[None, :] & (chance_G[None, :] >= chance[:, None])
-    place = order + tl.sum(is_ahead.to(tl.int64), axis=1)
-    place_G = g + tl.sum((chance[None, :] > chance_G[:, None]).to(tl.int64), axis=1)
+    place = order + tl.sum(is_ahead.to(tl.int32), axis=1)
+    place_G = g + tl.sum((chance[None, :] > chance_G[:, None]).to(tl.int32), axis=1)
     return place_G, place, order
 
 
@@ -252,11 +252,12 @@ def _best_children(
     num_tokens, num_chunks = top_TK.shape
     token_TB = rank_TKB.new_empty(num_tokens, branch)
     gain_TB = top_TK.new_empty(num_tokens, branch)
+    block_b, block_k = next_power_of_2(branch), next_power_of_2(num_chunks)
     _merge_kernel[(num_tokens,)](
         rank_TKB, top_TK, mass_TK, rank_TKB if ids_C is None else ids_C, token_TB, gain_TB,
         num_chunks, BRANCH=branch, HAS_IDS=ids_C is not None, HAS_CHANCES=has_chances,
-        ID_BITS=ID_BITS, BLOCK_B=next_power_of_2(branch), BLOCK_K=next_power_of_2(num_chunks),
-        **options(1),
+        ID_BITS=ID_BITS, BLOCK_B=block_b, BLOCK_K=block_k,
+        **options(1 if block_b * block_k <= 1024 else 4),
     )  # fmt: skip
     return token_TB, gain_TB
 
@@ -300,7 +301,7 @@ def extend(
         IS_SHARED=len(logits_TC) < num_tokens, HAS_ODDS=odds_T is not None, HAS_NEXT=not is_last,
         HAS_PATHS=step.has_rules, ID_BITS=ID_BITS, BLOCK_N=blocks[0], BLOCK_B=blocks[1],
         BLOCK_G=blocks[2], BLOCK_W=blocks[3],
-        **options(1 if blocks[0] * blocks[1] * blocks[0] * blocks[1] <= 1024 else 4),
+        **options(min(max((blocks[0] * blocks[1]) ** 2 // 1024, 1), 16)),
     )  # fmt: skip
     growth.node_T, growth.path_TP = node_T, path_TP
     return None if is_last else (next_T, up_T)

@@ -1,8 +1,8 @@
 """Drafters of several kinds, taught the same answers for the same seconds, beside each other.
 
 Each learns for as long, not counting the target's passes over the answers. Then all of them draft
-in the engine, one request at a time in turn: a draft model as a chain and as a tree, a block as a
-chain, each in every step, and under `auto`, which has the choice. The answers are those that
+in the engine, one request at a time in turn: as a chain and as a tree of 15 nodes, each in every
+step, and under `auto`, which has the choice. The answers are those that
 `hunch train` left in a directory, or the target's to prompts that come with hunch.
 
     hunch bench part drafters --target MODEL --job DIR
@@ -47,10 +47,23 @@ NUM_HELD = 32  # answers that no drafter learns from
 CONTEXT = 1024  # tokens of a prompt and its answer in the engine
 COMPARING = 30.0  # seconds for answers in the engine, at most
 AUTO, NONE, LOOKUPS = "auto", "none", "lookups alone"
-# What a method drafts in every step, by form; a tree as `auto` has them.
+# What a method drafts in every step, by form; a tree of as many nodes as `auto` has them.
+BEST_FIRST = "tree=dynamic:num_nodes=15"
 FORMS = {
-    "chain": {"draft": "num_nodes=5", "eagle3": "num_nodes=5", "block": ""},
-    "tree": {"draft": "tree=dynamic:num_nodes=15:depth=3:width=5:branch=5"},
+    "chain": {
+        "draft": "num_nodes=5",
+        "eagle3": "num_nodes=5",
+        "block": "",
+        "medusa": "",
+        "mlp": "",
+    },
+    "tree": {
+        "draft": "tree=dynamic:num_nodes=15:depth=3:width=5:branch=5",
+        "eagle3": "tree=dynamic:num_nodes=15:depth=5",
+        "block": BEST_FIRST,
+        "medusa": BEST_FIRST,
+        "mlp": BEST_FIRST,
+    },
 }
 
 
