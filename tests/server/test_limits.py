@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 from collections.abc import Callable
 from dataclasses import fields
@@ -306,6 +307,22 @@ def test_unknown_paths_and_methods_get_errors_in_the_same_form(server: LiveServe
     wrong = server.get(COMPLETE)
     assert wrong.status_code == 405
     assert wrong.headers["allow"] == "POST"
+    assert wrong.json()["error"]["message"].endswith(": send POST")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("{'prompt': 'a'}", "the body is not JSON: .*, at character 1$"),
+        ('{"prompt": "a",}', "the body is not JSON: .*, at character 15$"),
+        ("", "the body is missing: send JSON"),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_said(server: LiveServer, body: str, words: str) -> None:
+    how = {"Content-Type": "application/json"}
+    answer = server.post(COMPLETE, content=body, headers=how)
+    assert answer.status_code == 400
+    assert re.search(words, answer.json()["error"]["message"])
 
 
 def test_half_a_request_does_not_hold_up_others(server: LiveServer) -> None:

@@ -277,6 +277,8 @@ def test_sglangs_benchmark_measures_this_server(server: LiveServer) -> None:
         ("/embeddings", "/v1/embeddings"),
         ("/slots/0", "found again by themselves"),
         ("/v1/nothing", "no POST /v1/nothing$"),
+        ("/v1/v1/chat/completions", r"did you mean /v1/chat/completions\?"),
+        ("/v1/completion", r"did you mean /v1/completions\?"),
     ],
 )
 def test_paths_of_others_that_are_missing_say_what_to_do(

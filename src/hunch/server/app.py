@@ -290,8 +290,10 @@ def _add_faults(app: FastAPI, service: Service) -> None:
         assert isinstance(error, HTTPException)
         text = str(error.detail)
         if error.status_code in (404, 405):
-            path = request.url.path
-            text = f"this server has no {request.method} {path[:100]}{instead_of(path)}"
+            path, allowed = request.url.path, (error.headers or {}).get("Allow")
+            text = f"this server has no {request.method} {path[:100]}"
+            known = {str(getattr(route, "path", "")) for route in app.routes}
+            text += f": send {allowed}" if allowed else instead_of(path[:100], known)
         response = respond(request, ProblemError(error.status_code, text))
         response.headers.update(error.headers or {})  # 405 says what is allowed
         return response

@@ -6,7 +6,8 @@ hunch does not do is taken where its value asks for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import difflib
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 # The same under another name.
@@ -201,10 +202,14 @@ _PATHS = {  # of other servers -> what to do where this one has none of them
 }
 
 
-def instead_of(path: str) -> str:
-    """What to do where a server has no such path, as the end of a sentence; often nothing."""
+def instead_of(path: str, known: Collection[str] = ()) -> str:
+    """What to do where a server has no such path, as the end of a sentence; often nothing.
+
+    `known`: the paths it has.
+    """
     words = path.strip("/").split("/")
     for count in (len(words), 2, 1):
         if found := _PATHS.get("/".join(words[:count])):
             return f": {found}"
-    return ""
+    near = difflib.get_close_matches(path, known, n=1, cutoff=0.8)
+    return f"; did you mean {near[0]}?" if near else ""

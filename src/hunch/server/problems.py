@@ -107,6 +107,12 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ProblemError:
     """The first few faults pydantic found in a body, without what the client sent."""
     texts = []
     param = None
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        why, place = (first.get("ctx") or {}).get("error", "it cannot be read"), first["loc"][-1]
+        return ProblemError(400, f"the body is not JSON: {why}, at character {place}")
+    if first["type"] == "missing" and tuple(first["loc"]) == ("body",):
+        return ProblemError(400, "the body is missing: send JSON")
     if any(error["type"] == "not_text" for error in errors):  # not that it is no string either
         errors = [error for error in errors if error["type"] == "not_text"]
     for error in errors[:3]:
