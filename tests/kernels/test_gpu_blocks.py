@@ -106,3 +106,6 @@ def test_a_pass_by_fused_kernels(study: Study, tmp_path: Path) -> None:
     for depth, token_M in ((0, token_R), (2, torch.tensor([3, 9, 11, 4]))):
         scores = expected.level(depth, token_M)
         torch.testing.assert_close(found.level(depth, token_M), scores, rtol=2e-3, atol=2e-3)
+        odds = expected.odds(depth, token_M)
+        assert odds is not None
+        torch.testing.assert_close(found.odds(depth, token_M), odds, rtol=2e-3, atol=2e-3)

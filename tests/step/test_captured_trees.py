@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from captured_heads import GREEDY, PARAMS, Drafts, World, load, tokens
-from hunch import Speculation
+from captured_heads import GREEDY, PARAMS, SMALL, Drafts, World, load, tokens
+from hunch import LLM, Speculation
 from hunch.drafting.step_shapes import DraftSource, StepShape
 from stand_in import lead_by_host, stand_in
 
@@ -109,3 +109,15 @@ def test_few_nodes_of_a_tree_are_checked(tree: str, world: World) -> None:
         assert [out.outputs[0].token_ids for out in outputs] == world.plain["greedy"]
         sizes = {len(step.tokens) for out in outputs for step in out.outputs[0].trace}
         assert max(sizes) == 3
+
+
+@pytest.mark.parametrize("tree", ["dspark", "medusa, static"])
+def test_a_lookup_beside_a_tree(tree: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, _, options = TREES[tree].partition(":")
+    spec = f"suffix:num_nodes=4+{name}:{world.model.parent / name}:{options}"
+    with LLM(str(world.model), speculate=spec, **SMALL) as llm:
+        drafts = Drafts(llm, monkeypatch)
+        for kind in ("greedy", "penalties"):
+            assert tokens(llm, world.prompts, PARAMS[kind]) == world.plain[kind], kind
+        assert sum(map(len, drafts.by_host)) == 2 * len(world.prompts)
+        assert llm.stats()["drafters"]["merge"]["accepted"] > 0
