@@ -157,7 +157,7 @@ def test_an_adaptive_merge_checks_what_pays(
     assert sum(size > 0 for size in sizes[0.0]) > len(sizes[0.0]) / 2
 
 
-@pytest.mark.parametrize("speculate", ["ngram+recycling", "ngram+suffix+draft:PATH"])
+@pytest.mark.parametrize("speculate", ["ngram+suffix", "ngram+suffix+draft:PATH"])
 def test_other_parts_are_merged_by_the_host_which_says_so(
     speculate: str, model: Path, exact: Path, plain: dict[str, list[list[int]]],
     caplog: pytest.LogCaptureFixture,

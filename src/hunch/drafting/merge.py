@@ -171,20 +171,18 @@ class MergeDrafter:
             part.forget(rows)
 
     def on_device(self) -> DeviceDrafter | None:
-        """The device form of a lookup and a network; the host merges other parts."""
+        """The device form of a lookup's chain and one drafter more; the host merges other parts."""
         if len(self.parts) != 2 or self.context.only_chains:
             return None
-        is_lookup = [isinstance(part.method, LookupDrafter) for part in self.parts]
-        if is_lookup[0] == is_lookup[1]:
-            return None
-        found = dict(zip(is_lookup, map(_on_device, self.parts), strict=True))
-        matches, network = found[True], found[False]
-        if not isinstance(matches, DeviceLookup) or network is None:
-            return None
-        if network.level_size >= self.needs.max_nodes:  # there is no room for a guess beside it
+        forms = [_on_device(part) for part in self.parts]
+        lookups = [one for one in forms if isinstance(one, DeviceLookup)]
+        others = [one for one in forms if one is not None and one.num_levels]
+        if not lookups or not others:
             return None
         size, is_adaptive = self.needs.max_nodes, self.config.adaptive
-        return DeviceMerge(matches, network, size, is_adaptive=is_adaptive)
+        if others[0].level_size >= size:  # there is no room for a guess beside it
+            return None
+        return DeviceMerge(lookups[0], others[0], size, is_adaptive=is_adaptive)
 
     def clear(self) -> None:
         for part in self.parts:

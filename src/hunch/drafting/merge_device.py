@@ -1,4 +1,7 @@
-"""`A+B` on a device: a network's draft and a lookup's guesses as one tree, in every draft."""
+"""`A+B` on a device: a network's draft and a lookup's guesses as one tree, in every draft.
+
+Trees of `recycling` count as a network's.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import Tensor
 
 from hunch.draft import Rows
 from hunch.drafting.base import DeviceDrafter, Network
@@ -61,6 +65,9 @@ class DeviceMerge(DeviceWithLookups):
     @property
     def feature_layers(self) -> tuple[int, ...]:
         return self.model.feature_layers
+
+    def see(self, ids_T: Tensor, slot_T: Tensor, logits_TV: Tensor) -> None:
+        self.model.see(ids_T, slot_T, logits_TV)
 
     def draft(
         self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0

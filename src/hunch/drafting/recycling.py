@@ -18,7 +18,6 @@ from hunch.config import read_options
 from hunch.draft import TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.lookup import Chances, LookupDrafter, LookupRow
-from hunch.drafting.step_shapes import DraftSource, StepShape
 from hunch.drafting.trees import Node, best_first
 from hunch.drafting.window import host
 from hunch.errors import ConfigError
@@ -33,7 +32,6 @@ MAX_BYTES = 2_000_000
 # values, about those that the paper reports.
 RANK_SHARES = (0.45, 0.14, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)
 DEPTH_DECAY = 0.85
-TREE_SIZES = (7, 15)  # nodes that captured steps check, besides whole trees and none
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,14 +129,16 @@ class RecyclingDrafter(LookupDrafter):
         self._device = Successors.create(num_slots, width, context.device)
         nodes = _of_ranks(width, self.config.depth, self.config.num_nodes)
         ranks, parents = [node.token for node in nodes], [node.parent for node in nodes]
+        longest = _longest(parents)
         return DeviceRecycling(
             name="recycling",
-            num_levels=self.config.depth,
-            num_nodes=len(nodes),
+            num_levels=longest[-1],
+            level_size=-(-len(nodes) // longest[-1]),
+            tree_nodes=len(nodes),
             is_adaptive=self.config.adaptive,
             successors=self._device,
             tree=RankTree.of(ranks, parents, context.device),
-            levels_by_node=_levels(parents),
+            longest=longest,
         )
 
     def clear(self) -> None:
@@ -158,7 +158,7 @@ def _of_ranks(width: int, depth: int, num_nodes: int) -> list[Node]:
     return best_first(0, expand, num_nodes)
 
 
-def _levels(parents: list[int]) -> list[int]:
+def _longest(parents: list[int]) -> list[int]:
     """The longest path among the first nodes of a tree, for every number of them from none on."""
     depths: list[int] = []
     longest = [0]
@@ -178,15 +178,7 @@ class DeviceRecycling(DeviceDrafter):
 
     successors: Successors
     tree: RankTree
-    levels_by_node: list[int]
-
-    @property
-    def shapes(self) -> tuple[StepShape, ...]:
-        sizes = {self.num_nodes}
-        if self.is_adaptive:
-            sizes |= {size for size in TREE_SIZES if size < self.num_nodes}
-        trees = [StepShape(size, DraftSource.TREE) for size in sorted(sizes)]
-        return (StepShape(0), *trees) if self.is_adaptive else tuple(trees)
+    longest: list[int]  # path among the first nodes of the tree, by their number
 
     def see(self, ids_T: Tensor, slot_T: Tensor, logits_TV: Tensor) -> None:
         self.successors.keep(ids_T, slot_T >= 0, logits_TV)
@@ -197,13 +189,10 @@ class DeviceRecycling(DeviceDrafter):
         from hunch.kernels.gpu_recycle import recycled
 
         if source > 0:
-            recycled(state, step, self.successors, self.tree)
+            recycled(state, step, self.successors, self.tree.first(self.tree_nodes))
 
     def levels(self, source: int, num_nodes: int) -> int:
-        return self.levels_by_node[num_nodes or self.num_nodes]
-
-    def depth(self, source: int) -> int:
-        return self.levels_by_node[-1] if source == DraftSource.TREE else 0
+        return self.longest[min(num_nodes or self.tree_nodes, self.tree_nodes)]
 
     def works(self, source: int) -> bool:
         return True

@@ -73,6 +73,10 @@ class RankTree:
             torch.tensor(parents, dtype=torch.int64, device=device),
         )
 
+    def first(self, num_nodes: int) -> RankTree:
+        """The tree of the first nodes."""
+        return RankTree(self.rank_NP[:num_nodes], self.parent_N[:num_nodes])
+
 
 def recycled_ref(state: RowState, step: StepRows, successors: Successors, tree: RankTree) -> None:
     """Draft a tree of successors, without nodes after tokens that have none in the table."""
