@@ -8,14 +8,17 @@
 namespace hunch {
 
 struct Buffers {  // parts of a thread's scratch
-    float *scores, *sums, *queries;
+    float *scores, *sums, *queries, *numbers;
 
     Buffers(float* scratch, int size) {
         scores = scratch;
         sums = scores + MAX_QUERIES * TILE;
         queries = sums + MAX_QUERIES * size;
+        numbers = queries + MAX_QUERIES * size;
     }
-    static size_t floats(int size) { return (size_t)MAX_QUERIES * (2 * size + TILE); }
+    static size_t floats(int size) {
+        return (size_t)MAX_QUERIES * (2 * size + TILE) + TILE * size / 2;  // numbers are half floats
+    }
 };
 
 namespace {
@@ -122,6 +125,16 @@ void Attention::run_tile(const RowBlock& block, TileOf now, TileOf next, const A
             body(first, first + group, where, count);
         }
     };
+    // Codes that several calls would read are turned into numbers first.
+    typedef typename Math::Plain Plain;
+    const bool is_expanded = Math::EXPANDS && is_shared && num_queries > Math::QUERIES;
+    auto* numbers = (typename Plain::Stored*)buffer.numbers;
+    int64_t steps[TILE];
+    for (int j = 0; is_expanded && j < TILE; j++) steps[j] = j * size;
+    auto expand = [&](const Stored* cache, int count) {
+        for (int j = 0; is_expanded && j < count; j++)
+            Math::expand(cache + at[j], size, numbers + j * size);
+    };
     // The cache is read once per pass, from memory, in short pieces: they are asked for ahead of
     // time, values while scores are computed, the next tile's keys while values are summed.
     auto read_ahead = [&](const Stored* cache, const int64_t* where, int from, int to) {
@@ -141,11 +154,16 @@ void Attention::run_tile(const RowBlock& block, TileOf now, TileOf next, const A
         Math::put(call.q + ((size_t)row * heads_.num_heads + head) * size, size, queries + i * size);
     }
     each_reader([&](int first, int last, const int64_t* where, int count) {
+        expand(k, (count + 3) / 4 * 4);
         for (int j = 0; j < count; j += 4) {
             read_ahead(v, where, j, std::min(j + 4, count));
             each_query<Math>(first, last, [&](auto q, int i) {
-                Math::template scores<decltype(q)::value>(queries + i * size, k, where + j, size,
-                                                          scores + i * TILE + j, TILE);
+                constexpr int Q = decltype(q)::value;
+                Number *query = queries + i * size, *to = scores + i * TILE + j;
+                if (is_expanded)
+                    Plain::template scores<Q>(query, numbers, steps + j, size, to, TILE);
+                else
+                    Math::template scores<Q>(query, k, where + j, size, to, TILE);
             });
         }
         scale(call.k, first, last, where, count);
@@ -165,12 +183,17 @@ void Attention::run_tile(const RowBlock& block, TileOf now, TileOf next, const A
     }
     each_reader([&](int first, int last, const int64_t* where, int count) {
         scale(call.v, first, last, where, count);
+        expand(v, count);
         each_query<Math>(first, last, [&](auto q, int i) {
             if (next.tile >= 0)
                 read_ahead(cache_of(call.k, next.group), &at_[block.at + next.tile * TILE],
                            i * TILE / num_queries, (i + q) * TILE / num_queries);
-            Math::template add_values<decltype(q)::value>(buffer.sums + i * size, scores + i * TILE,
-                                                          TILE, v, where, count, size);
+            constexpr int Q = decltype(q)::value;
+            float* sums = buffer.sums + i * size;
+            if (is_expanded)
+                Plain::template add_values<Q>(sums, scores + i * TILE, TILE, numbers, steps, count, size);
+            else
+                Math::template add_values<Q>(sums, scores + i * TILE, TILE, v, where, count, size);
         });
     });
     for (int i = 0; i < num_queries; i++) {

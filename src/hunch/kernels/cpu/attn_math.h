@@ -1,7 +1,8 @@
 // The two inner loops of attention, in floats and (where the CPU computes in them) in half floats.
 //
 // Both kinds offer: Stored, one number of the cache; Number, one of a query, score or weight; UNIT, a
-// code that is read as 1, or 0 where the cache holds no codes; scores, of Q queries with four keys;
+// code that is read as 1, or 0 where the cache holds no codes; expand, codes to what Plain reads as
+// they would be read, where that is dear (EXPANDS); scores, of Q queries with four keys;
 // multiply, a query's scores or weights by the scales of codes; soften, weights of a query's scores;
 // add_values, weighted sums of up to TILE values. Keys and values are found by their distance `at`
 // from the cache's start. Scores are in units of log2: a weight is a power of two.
@@ -22,6 +23,9 @@ struct FloatMath {
     typedef T Stored;
     typedef float Number;
     static constexpr float UNIT = std::is_same_v<T, Int8> ? 1 : std::is_same_v<T, Fp8> ? 256 : 0;
+    static constexpr bool EXPANDS = false;
+    typedef FloatMath Plain;
+    static void expand(const T*, int, T*) {}
     static constexpr int QUERIES = P == 8 ? 2 : 4;  // computed at once: AVX2 has few registers
 
     static void put(const float* x, int count, Number* out) {
@@ -120,6 +124,11 @@ struct HalfMath {
     typedef T Stored;
     typedef float16_t Number;
     static constexpr float UNIT = std::is_same_v<T, Int8> ? 128 : std::is_same_v<T, Fp8> ? 256 : 0;
+    static constexpr bool EXPANDS = UNIT != 0;
+    typedef HalfMath<uint16_t> Plain;
+    static void expand(const T* codes, int size, uint16_t* out) {
+        for (int h = 0; h < size; h += 8) vst1q_f16((float16_t*)out + h, eight(codes + h));
+    }
     static constexpr int QUERIES = 4;
 
     static void put(const float* x, int count, Number* out) {
