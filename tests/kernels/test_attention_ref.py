@@ -67,7 +67,8 @@ def test_codes_are_read_as_the_reference_reads_them(dtype, step, head_dim):
     """Some heads are a thousand times as large as others: their scales are apart."""
     long = [Seq([1], start=300, draft=[2, 3, 4], parents=[-1, 0, 0]), Seq(range(40), start=100)]
     q_TNH, k_CMH, v_CMH, attn = make(STEPS.get(step, long), 6, 2, 1, head_dim, num_blocks=80)
-    sizes_CM1 = 10 ** (3 * torch.rand(*k_CMH.shape[:2], 1) - 2)
+    random = torch.Generator().manual_seed(1)
+    sizes_CM1 = 10 ** (3 * torch.rand(*k_CMH.shape[:2], 1, generator=random) - 2)
     (k_CMH, k_CM1), (v_CMH, v_CM1) = codes_ref(k_CMH, dtype), codes_ref(v_CMH * sizes_CM1, dtype)
     more = (0.3, 150, 9.0, torch.full((6,), 0.5))
     expected = attention_ref(q_TNH, k_CMH, v_CMH, attn, *more, scales=(k_CM1, v_CM1))
@@ -80,15 +81,32 @@ def test_codes_are_read_as_the_reference_reads_them(dtype, step, head_dim):
         assert error < (2e-3 if path is attend and head_dim <= 256 else 1e-5), path
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("step", ["several", "long"])
 @pytest.mark.parametrize("window", [None, 4])
-def test_scores_fall_with_the_distance(window):
-    q_TNH, k_CMH, v_CMH, attn = make(STEPS["several"], 4, 2, num_padding=1)
-    slopes = Alibi(slopes=(0.5, 0.1, 0.3, 0.02)).table(slice(0, 4), 0.7, 64)
+def test_scores_fall_with_the_distance(window, step, dtype):
+    long = [Seq([1], start=90, draft=[2, 3, 4], parents=[-1, 0, 0]), Seq(range(40), start=80)]
+    q_TNH, k_CMH, v_CMH, attn = make(STEPS.get(step, long), 4, 2, num_padding=1, num_blocks=40)
+    k_CMH, v_CMH = k_CMH.to(dtype), v_CMH.to(dtype)
+    slopes = Alibi(slopes=(0.5, 0.1, 0.3, 0.02)).table(slice(0, 4), 0.7, 160)
     more = (0.7, window, 0.0, None, slopes)
     expected = attention_ref(q_TNH, k_CMH, v_CMH, attn, *more)
     assert (attention_ref(q_TNH, k_CMH, v_CMH, attn, *more[:2]) - expected).abs().max() > 0.1
-    got = attention_by_token(q_TNH, k_CMH, v_CMH, attn, *more)
-    torch.testing.assert_close(got, expected, atol=2e-5, rtol=2e-5)
+    for path in [attention_by_token, *([attend] if can_attend(8) else [])]:
+        got = path(q_TNH, k_CMH, v_CMH, attn, *more)
+        live = attn.slot_T >= 0
+        torch.testing.assert_close(got[live], expected[live], atol=2e-5, rtol=2e-5)
+
+
+def test_a_token_reads_the_same_bits_alone_where_scores_fall_with_the_distance():
+    if not can_attend(8):
+        pytest.skip("needs native kernels")
+    q_TNH, k_CMH, v_CMH, attn = make([Seq(range(40), start=80)], 4, 2, num_blocks=40)
+    slopes = Alibi(slopes=(0.5, 0.1, 0.3, 0.02)).table(slice(0, 4), 0.7, 160)
+    together = attend(q_TNH, k_CMH, v_CMH, attn, 0.7, None, alibi_NL=slopes)
+    _, one = pack([Seq([1], start=100)], attn.table_SB)
+    alone = attend(q_TNH[20:21], k_CMH, v_CMH, one, 0.7, None, alibi_NL=slopes)
+    assert torch.equal(alone[0], together[20])
 
 
 @pytest.mark.parametrize("step", STEPS)

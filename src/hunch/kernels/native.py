@@ -72,7 +72,9 @@ def _library() -> ctypes.CDLL | None:
         "hunch_multiply_rows": (
             None, _POINTER, _POINTER, _I64, _I64, _POINTER, _I32, _I64, _POINTER,
         ),
-        "hunch_attend": (None, *([_POINTER] * 10), *([_I64] * 8), _F32, _POINTER, _POINTER),
+        "hunch_attend": (
+            None, *([_POINTER] * 10), *([_I64] * 8), _F32, _POINTER, _POINTER, _I64, _POINTER,
+        ),
         "hunch_decoder_new": (_POINTER, _POINTER),
         "hunch_decoder_free": (None, _POINTER),
         "hunch_decoder_forward": (_I32, _POINTER, _POINTER, _POINTER),

@@ -54,6 +54,7 @@ def attend(
     window: int | None,
     cap: float = 0.0,
     sinks_N: Tensor | None = None,
+    alibi_NL: Tensor | None = None,
     scales: Scales | None = None,
 ) -> Tensor:
     """Attention with positions in fixed tiles; a row's bits are the same in any company.
@@ -74,6 +75,7 @@ def attend(
         tree_TP = tree_TP.contiguous()
     assert all(column.is_contiguous() and column.dtype == torch.int64 for column in columns)
     out_TNH = torch.empty(num_rows, num_heads, head_dim)
+    assert alibi_NL is None or (alibi_NL.dtype == torch.float32 and alibi_NL.stride(1) == 1)
     k_scales, v_scales = scales or (None, None)
     k, v = Kept.over(k_CMH, k_scales), Kept.over(v_CMH, v_scales)
     _lib().hunch_attend(
@@ -81,7 +83,7 @@ def attend(
         *(column.data_ptr() for column in columns), _address(tree_TP), num_rows,
         table_SP.stride(0), 0 if tree_TP is None else tree_TP.stride(0), block_size,
         num_heads, k_CMH.shape[1], head_dim, window or 0, cap * LOG2_E, _address(sinks_N),
-        out_TNH.data_ptr(),
+        _address(alibi_NL), 0 if alibi_NL is None else alibi_NL.stride(0), out_TNH.data_ptr(),
     )  # fmt: skip
     return out_TNH
 

@@ -123,9 +123,9 @@ class ExactPaged(Paged):
     def read(
         self, q_TNH: Tensor, k_CMH: Tensor, v_CMH: Tensor, where: Where, scales: Scales | None
     ) -> Tensor:
-        is_plain = q_TNH.device.type == "cpu" and where[-1] is None
-        if is_plain and can_attend(q_TNH.shape[2], has_scales=scales is not None):
-            return attend(q_TNH, k_CMH, v_CMH, *where[:-1], scales).to(q_TNH.dtype)
+        is_cpu = q_TNH.device.type == "cpu"
+        if is_cpu and can_attend(q_TNH.shape[2], has_scales=scales is not None):
+            return attend(q_TNH, k_CMH, v_CMH, *where, scales).to(q_TNH.dtype)
         return attention_by_token(q_TNH, k_CMH, v_CMH, *where, scales)
 
 

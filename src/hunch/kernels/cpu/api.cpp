@@ -86,11 +86,12 @@ void hunch_attend(Team* team, const float* q, const Kept* k, const Kept* v, cons
                   const int64_t* slot, const int64_t* seq, const int64_t* base, const int64_t* table,
                   const int64_t* tree, int64_t num_rows, int64_t table_stride, int64_t tree_stride,
                   int64_t block_size, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim,
-                  int64_t window, float cap, const float* sinks, float* out) {
+                  int64_t window, float cap, const float* sinks, const float* alibi,
+                  int64_t alibi_stride, float* out) {
     Places places{(int)num_rows, pos, slot, seq, base, table, tree, table_stride, tree_stride,
                   block_size};
     Heads heads{(int)num_heads, (int)num_kv_heads, (int)head_dim};
-    AttnCall call{q, *k, *v, window, cap, sinks};
+    AttnCall call{q, *k, *v, window, cap, sinks, alibi, alibi_stride};
     Attention attention(heads, places, team->size());
     team->run([&](Worker& worker) {
         std::vector<float> scratch(Attention::scratch_floats(heads));

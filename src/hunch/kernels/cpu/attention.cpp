@@ -175,6 +175,10 @@ void Attention::run_tile(const RowBlock& block, TileOf now, TileOf next, const A
         int count = count_of(block.first + i / group);
         Number* s = scores + i * TILE;
         total[i] = 0;
+        if (call.alibi) {  // less the token's own, so that numbers stay small
+            const float* by_key = call.alibi + (first_head + i % group) * call.alibi_stride;
+            for (int j = 0; j < count; j++) s[j] += (Number)((by_key[start + j] - by_key[pos]) * LOG2_E);
+        }
         if (call.cap > 0) Math::cap(s, count, call.cap);
         if (from < count)
             Math::soften(s, (int)from, count, &largest[i], &total[i]);
@@ -260,9 +264,9 @@ void Attention::run(Worker& worker, const AttnCall& call, float* scratch) {
             TileOf now{group, t}, next{group, t + 1 < last ? t + 1 : -1};
             if (is_split_) next = group + 1 < num_groups ? TileOf{group + 1, t} : TileOf{0, t + 1};
             if (next.tile > block.highest / TILE) next.tile = -1;
-            const bool is_long = size > MAX_HALF_DIM;
+            const bool is_exact = size > MAX_HALF_DIM || call.alibi;
             auto run = [&](auto exact, auto quick) {
-                if (is_long)
+                if (is_exact)
                     run_tile<decltype(exact)>(block, now, next, call, scratch);
                 else
                     run_tile<decltype(quick)>(block, now, next, call, scratch);

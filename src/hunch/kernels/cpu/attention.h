@@ -55,6 +55,8 @@ struct AttnCall {
     int64_t window;      // positions a token sees; below 0: those of its chunk; 0: all
     float cap;           // scores s become cap * tanh(s / cap), in their units; 0: as they are
     const float* sinks;  // may be null; [head], scores (not in log2) that join the softmax
+    const float* alibi = nullptr;  // [head][position], added to scores (not in log2) of this key
+    int64_t alibi_stride = 0;
 
     // The first position that a token at `pos` sees.
     int64_t first_seen(int64_t pos) const {
