@@ -194,6 +194,19 @@ def test_csv_and_markdown_hold_every_run() -> None:
     assert "| 16.0 | long |" in as_markdown(made())
 
 
+def test_markdown_has_a_column_for_every_load() -> None:
+    text = as_markdown(made())
+    assert "| requests per second | 1 | 4 | 16 | costs time from |" in text
+    assert "| long | 2.00x | 1.10x | 0.50x | 5.04 |" in text
+    assert "| auto | 2.00x | 1.20x | 1.00x | - |" in text
+    assert "1.091 [1.091, 1.091] (long) | 1.000 [1.000, 1.000] (off) |" in text
+    assert "| within 2% | yes, 2 rounds | yes, 2 rounds | yes, 2 rounds | |" in text.replace(
+        "|  |", "| |"
+    )
+    one = made({name: curve[:1] for name, curve in CURVES.items()})
+    assert "costs time from" not in as_markdown(one)
+
+
 def test_reports_of_different_models_are_told_apart() -> None:
     before, after = made(), made()
     assert compare.other_subjects(before, after) == []

@@ -41,6 +41,11 @@ class Envelope:
         return self.ratios[self.best]
 
     @property
+    def words(self) -> str:
+        """The ratio as people read it: one round has no interval."""
+        return str(self.ratio) if self.num_rounds > 1 else f"{self.ratio.value:.3f}"
+
+    @property
     def verdict(self) -> str:
         """Whether `auto` is within the tolerance of all the others: yes, no or not decided."""
         verdicts = [verdict(interval) for interval in self.ratios.values()]

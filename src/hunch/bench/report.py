@@ -172,15 +172,57 @@ def _room(sizes: Sequence[int]) -> int:
 
 def as_markdown(report: Report, limits: Mapping[str, float] | None = None) -> str:
     """A table for a README, with the machine, the commit and the command under it."""
-    headings, lines = table_cells(report, limits)
-    text = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
-    text += ["| " + " | ".join(line) + " |" for line in lines]
+    tables = [table_cells(report, limits)]
+    if analysis.load_axis(report) is not None:
+        tables.append(load_cells(report))
+    text: list[str] = []
+    for headings, lines in tables:
+        text += ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+        text += ["| " + " | ".join(line) + " |" for line in lines] + [""]
     where = report.environment
     machine = where.get("gpu") or f"{where.get('cpu')}, {where.get('num_cpus')} CPUs"
-    text += ["", f"{machine}; hunch {where.get('hunch')}, commit {where.get('commit')}:", ""]
+    text += [f"{machine}; hunch {where.get('hunch')}, commit {where.get('commit')}:", ""]
     text += [f"    {where.get('command')}", ""]
     text += [f"- {line}" for line in findings(report)]
     return "\n".join(text).rstrip() + "\n"
+
+
+def load_cells(report: Report) -> tuple[list[str], list[list[str]]]:
+    """Headings and lines of a table with a column per load: speed-ups, and `auto` among them.
+
+    Of the other axes it has the first value, as the plots have.
+    """
+    axis = analysis.load_axis(report)
+    assert axis is not None
+    first = report.points()[0]
+    points = sorted(
+        (p for p in report.points() if {**p, axis: None} == {**first, axis: None}),
+        key=lambda point: float(point[axis]),
+    )
+    found = analysis.speedups(report)
+    starts = {
+        one.method: one
+        for one in analysis.inversions(report)
+        if one.others.items() <= first.items()
+    }
+    lines = []
+    for method, some in found.items():
+        cells = [next((f"{i.value:.2f}x" for p, i in some if p == point), "-") for point in points]
+        at = starts[method].at
+        lines.append([analysis.label(method), *cells, "-" if at is None else f"{at:.3g}"])
+    beside = {repr(one.point): one for one in envelope(report)}
+    of_auto = [beside.get(repr(point)) for point in points]
+    if any(of_auto):
+        ratios = [
+            "-" if one is None else f"{one.words} ({analysis.label(one.best)})" for one in of_auto
+        ]
+        lines.append(["`auto` against the fastest other", *ratios, ""])
+        verdicts = [
+            "-" if one is None else f"{one.verdict}, {one.num_rounds} rounds" for one in of_auto
+        ]
+        lines.append(["within 2%", *verdicts, ""])
+    names = {"rate": "requests per second", "concurrency": "requests at once"}
+    return [names[axis], *(f"{point[axis]:g}" for point in points), "costs time from"], lines
 
 
 def as_csv(report: Report, limits: Mapping[str, float] | None = None) -> str:
@@ -266,9 +308,8 @@ def _auto(report: Report) -> list[str]:
         where = f" ({analysis.describe_point(one.point, axes)})" if axes else ""
         more = " (give more --repeats)" if one.verdict == OPEN else ""
         rounds = f"{one.num_rounds} round{'s' if one.num_rounds > 1 else ''}"
-        ratio = str(one.ratio) if one.num_rounds > 1 else f"{one.ratio.value:.3f}"
         sentences.append(
-            f"auto{where}: {ratio} of the speed of {analysis.label(one.best)} over {rounds}; "
+            f"auto{where}: {one.words} of the speed of {analysis.label(one.best)} over {rounds}; "
             f"within 2%: {one.verdict}{more}"
         )
     below = [analysis.describe_point(one.point, axes) for one in found if one.is_below_plain]
