@@ -249,6 +249,17 @@ def test_tokens_that_a_grammar_does_not_take_are_taken_back(
     assert max(rows) > 1
 
 
+def test_there_is_a_mask_for_every_node_of_many_rows(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hunch.step.step_graphs.MAX_LOGITS", 4)
+    with LLM(str(model), speculate=CHAIN, max_num_seqs=4, **SMALL) as llm:
+        text = [out.outputs[0].text for out in llm.generate(PROMPTS, PARAMS["regex"])]
+        assert len(llm.engine.runner.captured.steps.step_masks().of(16)[0]) == 16
+    with LLM(str(model), speculate="off", **SMALL) as llm:
+        assert text == [out.outputs[0].text for out in llm.generate(PROMPTS, PARAMS["regex"])]
+
+
 def test_what_is_checked_of_rows_with_grammars_changes_every_few_steps() -> None:
     """Each change is an upload; what is checked meanwhile is as before."""
     worth = iter(range(100))

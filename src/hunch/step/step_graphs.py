@@ -43,7 +43,7 @@ from hunch.step.results import (
 )
 from hunch.step.upload import StepMasks, StepSources
 
-MAX_LOGITS = 1024  # most rows of logits whose masks are kept
+MAX_LOGITS = 1024  # rows of logits whose masks are kept at least
 
 # What the rows of a step ask for beyond a choice of tokens.
 RULES = 1  # penalties, bias, bad words, allowed ids, min_tokens
@@ -341,7 +341,9 @@ class StepGraphs:
         return self.masks
 
     def _new_masks(self, device: torch.device) -> StepMasks:
-        most = max(self.inputs_3R.shape[1], MAX_LOGITS)
+        # A drafter that is not adaptive checks as many nodes of many rows as of one.
+        nodes = 0 if self.drafter is None else min(self.drafter.shapes).num_nodes
+        most = max(self.inputs_3R.shape[1] * (1 + nodes), MAX_LOGITS)
         return StepMasks(most, self.target.spec.vocab_size, device)
 
     def row_sources(self) -> StepSources:
