@@ -2,7 +2,7 @@
 
 A block is `block_size` slots under one id in every KV group. A full block is *published* under a
 key made of its tokens and its parent's key, so equal keys mean equal text from the first token on.
-It stays findable after its last owner let go of it, until the slots are needed for something else.
+It can be found after its last owner has freed it, until its slots are needed for something else.
 
 If every layer has a window, a sequence frees the blocks before it while it runs. Its table still
 names them, so that positions keep their places; what is read there is masked. Such a sequence takes
@@ -26,7 +26,7 @@ from hunch.types import Capacity, GroupInfo
 
 _NO_TOKEN = -1
 _TARGET_BIT = 1
-LEAST_SHARED = 64  # tokens that a kept recurrent state must save, as keeping it costs a pass
+LEAST_SHARED = 64  # a recurrent state that saves fewer tokens is not kept: that costs a pass
 
 
 @dataclass(slots=True)
@@ -36,8 +36,8 @@ class BlockTable:
     blocks: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)  # of the leading full blocks of its tokens
     num_published: list[int] = field(default_factory=list)  # per group: leading blocks published
-    salt: bytes = b""  # begins every key: other salts find nothing of this table
-    num_given: int = 0  # leading blocks that were freed, as they are before every window
+    salt: bytes = b""  # part of every key: requests with another salt do not find these blocks
+    num_given: int = 0  # leading blocks that were freed, as no window reaches them
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Hit:
     num_idle: int  # how many of the blocks no sequence holds now
     num_alike: int = 0  # leading tokens whose blocks are known, with or without a state
     snapshot: int = NO_SNAPSHOT  # the recurrent state after the last of the blocks
-    num_past: int = 0  # leading blocks before every window, which may be in use otherwise
+    num_past: int = 0  # leading blocks that no window reaches; they may hold other text
 
 
 def max_slots(capacity: Capacity) -> int:
@@ -57,13 +57,13 @@ def max_slots(capacity: Capacity) -> int:
     num_slots = capacity.num_blocks * capacity.block_size
     if capacity.window is None or len(capacity.groups) > 1 or capacity.has_states:
         return num_slots
-    # It needs its window, a token or two of pending steps, a block to continue in, and parts.
+    # Its window, the tokens of pending steps, a block to continue in, and blocks partly used.
     held = capacity.window + 4 + 3 * capacity.block_size
     return capacity.max_len if held <= num_slots else num_slots
 
 
 class BlockPool:
-    """All blocks of the device. Free ones with a key are given away last, oldest first."""
+    """All blocks of the device. Free blocks that have a key are reused last, the oldest first."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class BlockPool:
         valid = [self._num_valid(group, blocks, tokens, num_past) for group in groups]
         pairs = zip(self._groups, valid, strict=True)
         if any(group.is_whole and count == len(blocks) - 1 for group, count in pairs):
-            blocks.pop()  # another token followed there: the target computes it again
+            blocks.pop()  # the block was followed by another token: the target computes it again
             self._cut_to_state(table, blocks)
             valid = [min(count, len(blocks)) for count in valid]
         num_computed = tuple(size * count for count in valid)
@@ -220,7 +220,7 @@ class BlockPool:
         if self.is_caching:
             self.publish(table, tokens, num_computed)
         if self.window is None or len(num_computed) < len(self._groups):
-            return  # later steps say how far the other groups are
+            return  # the other groups' progress comes with later steps
         num_past = self._num_past(min(num_computed))
         if self.is_caching:
             num_past = min(num_past, *table.num_published)
@@ -265,8 +265,8 @@ class BlockPool:
     def cuts(self, hit: Hit, num_known: int) -> list[int]:
         """Ends of blocks at which to keep a recurrent state for later requests.
 
-        These are the last one, and the one where the text departs from an earlier text, as later
-        ones may do too.
+        One is the last end in the text. The other is where the text departs from an earlier one:
+        later texts may depart there too.
         """
         cuts: list[int] = []
         if self.snapshots is None or not self.is_caching:

@@ -143,7 +143,7 @@ class Scheduler:
             max_hit = num_known - 1 if most is None else min(num_known - 1, most)
             hit = pool.find(sequence.table, sequence.tokens, max_hit)
             num_missing = pool.num_held(self._least_slots(sequence), hit)
-            # One block per running row stays free, or the next steps would preempt at once.
+            # One block per running row stays free: otherwise the next steps would preempt.
             if num_missing + hit.num_idle + len(self.running) > pool.num_free:
                 return
             pool.open(sequence.table, hit, 0 if pool.is_sliding else num_known)
@@ -172,7 +172,7 @@ class Scheduler:
             budget -= member.work.num_tokens + member.work.num_nodes
 
     def _can_share_soon(self, sequence: Sequence) -> bool:
-        """Whether to wait, as the first sample of its request is computing the same prompt."""
+        """Whether to wait because the request's first sample is computing the same prompt."""
         leader, size = sequence.leader, self.pool.block_size
         if leader is None or not self.pool.is_caching or leader.state is not State.RUNNING:
             return False

@@ -1,9 +1,9 @@
 """The gated delta rule: what a recurrent layer remembers of a row, folded in token by token.
 
-A row's state holds known tokens alone. Drafted nodes are folded into a copy that is dropped; what
-they brought stays in a ring of the last inputs, and the next pass folds in those that were accepted
-before it reads on. So a rejected node leaves no trace, and there is one state per row, not one per
-node. Every token is folded in by itself, in order: chunks and drafts do not change a bit.
+A row's state holds known tokens alone. Drafted nodes are folded into a copy that is dropped. Their
+inputs stay in a ring, and the next pass first folds in those of the accepted nodes. So a rejected
+node leaves no trace, and there is one state per row, not one per node. Every token is folded in by
+itself, in order: chunks and drafts do not change a bit.
 
 Shape letters: T packed tokens, S sequences of the step, X rows of the engine, L recurrent layers,
 G places of the ring, C channels of the convolution, I = C + 2N inputs of a token, K key heads,

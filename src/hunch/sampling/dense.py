@@ -1,9 +1,9 @@
 """Logits processors on a device: tables over (row, vocabulary), read without the host.
 
 `processors.py` has the same rules on the host, `kernels.process` the functions that read the
-tables; a test holds all forms equal bit for bit. Captured steps keep the tables' addresses. So all
-of them are allocated at full size when a request first needs any, and stay; only tables of bad
-words are ever replaced by larger ones, and then `generation` grows.
+tables; a test holds all forms equal bit for bit. Captured steps keep the tables' addresses, so
+all tables are allocated at full size when a request first needs one, and stay there. Only tables of
+bad words are replaced, by larger ones; then `generation` grows.
 
 Shape letters: X rows of the engine, R rows of the step, M rows of logits, V vocabulary, P longest
 path, K tokens of a step, W bad words of a row, H tokens of a bad word before its last.

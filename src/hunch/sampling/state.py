@@ -240,7 +240,7 @@ class SamplingState:
         self, logits_MC: Tensor, row_M: Tensor, pos_M: Tensor, depth: int, num: int = 1,
         ids_C: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        """A drafter's own draw of `num` different tokens [M, num], for verifiers that weigh it.
+        """A drafter's own draw of `num` different tokens [M, num], for verifiers that use q.
 
         Its noise is a stream of its own per depth. Also what was drawn from, over the target's
         vocabulary [M, V], and whether anything was drawn [M]: greedy rows choose their best.

@@ -189,7 +189,7 @@ def _count_blocks(
 def _num_snapshots(config: Config) -> int:
     """How many recurrent states to keep for prompts that begin alike.
 
-    None with pipeline stages: the first stage has gone on by the time the last could keep a state.
+    None with pipeline stages: when the last stage could keep a state, the first has moved on.
     """
     if not config.cache.enable_prefix_caching or config.parallel.pipeline_parallel_size > 1:
         return 0
@@ -197,7 +197,7 @@ def _num_snapshots(config: Config) -> int:
 
 
 def _states(target: Target, num_rows: int, num_snapshots: int, max_nodes: int) -> RowStates | None:
-    """Recurrent states: those of the rows, then the ones that are kept (snapshots)."""
+    """Recurrent states: those of the rows, then the snapshots."""
     shape = target.states_of(num_rows + num_snapshots, max_nodes)
     if shape is not None:
         words = f"up to {num_snapshots} prefixes" if num_snapshots else "no prefixes"

@@ -51,7 +51,7 @@ class Received(NamedTuple):
     result_RC: np.ndarray  # valid until the buffer is used again
     lines: list[list[int]]  # the same without scores, and without tokens that were taken back
     seconds: float
-    since: float | None  # seconds since the last result, if somebody waited all the time
+    since: float | None  # seconds since the last result; None: the device was idle meanwhile
     host_seconds: float  # seconds of steps that the host ran meanwhile
     here: list[Request | None]
     checked: CheckedResult
@@ -271,7 +271,7 @@ class CapturedSteps:
         return PendingStep(group, requests, graph, buffer, num_masked, void)
 
     def _group(self, work: list[RowWork]) -> Group | None:
-        """The rows that take part; mostly the group of the step before, which is kept."""
+        """The rows that take part. In most steps they are those of the step before."""
         if self._last is not None and self._last[0] == work:
             return self._last[1]
         rows = [item.row for item in work]
@@ -283,7 +283,7 @@ class CapturedSteps:
         return self._last[1]
 
     def _ready(self, group: Group, drafter: DeviceDrafter) -> Group | None:
-        """The rows that the drafter is ready for; None while the result of another is pending."""
+        """The rows that the drafter is ready for; None: wait for the results of the others."""
         is_ready_R = self._is_ready(group.ids, drafter)
         if is_ready_R is None or is_ready_R.all():
             return group

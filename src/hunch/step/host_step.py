@@ -103,7 +103,7 @@ class HostStep:
         return self._result(plan, batch, outcomes, committed - started, drafting)
 
     def _prepare(self, parts: list[RowPart]) -> None:
-        """Let a drafter that can guess on while the target checks these rows' drafts."""
+        """Let the drafter, if it can, guess ahead while the target checks these rows' drafts."""
         deciding = [part for part in parts if part.is_caught_up]
         if self._prepares is not None and deciding:
             rows = self.rows.view([part.row for part in deciding])
@@ -151,7 +151,7 @@ class HostStep:
         hidden_MD = hidden.last_TD
         if num_checked < hidden_MD.shape[0]:
             index = np.concatenate([np.arange(p.root, p.root + 1 + p.num_nodes) for p in parts])
-            # Without waiting for the device.
+            # Does not wait for the device.
             hidden_MD = hidden_MD[torch.from_numpy(index).to(self.device, non_blocking=True)]
         logits_MV = self.logits(hidden_MD)
         mask_MV = None

@@ -27,8 +27,8 @@ from hunch.step.rows import RowBuffers
 log = logging.getLogger("hunch")
 
 MAX_PASS = 2048  # tokens of the largest captured pass; in larger ones launches take little time
-SPARE_TILES = 16  # sequences whose last tile may be partly filled; of large passes size / 16
-SMALL, LARGE = 512, 2048  # tokens of a pass; a large one only where there are as many
+SPARE_TILES = 16  # partly filled tiles that a pass has room for; a large pass: size / 16
+SMALL, LARGE = 512, 2048  # tokens of a pass that catches up; a large one only if so many are left
 PASSES = (16, 32, 64, 128, 256, SMALL, LARGE)  # captured at the start
 
 

@@ -32,7 +32,7 @@ from hunch.step.rows import RowBuffers
 from hunch.types import Logprob, Request, RowResult, RowWork, StepResult
 
 NUM_BUFFERS = 4  # more than the pending steps, which are two at most
-ALIGNED = 16  # numbers, of buffers and lines, so that they are written in wide pieces
+ALIGNED = 16  # numbers: lengths of buffers and lines are multiples, so that wide writes fit
 NO_SCORES = -1
 
 
@@ -101,7 +101,7 @@ def write_scores(logits_MV: Tensor, rows: StepRows, num_best: int, columns: Colu
 class Scores(NamedTuple):
     """Log-probabilities of a step's tokens; each token's own entry comes first."""
 
-    begins: list[int]  # where each row's begin
+    begins: list[int]  # index of each row's first entry
     entries: list[dict[int, Logprob]]
 
     def of_singles(
@@ -124,10 +124,10 @@ class Download:
     """
 
     def __init__(self, room: int, device: torch.device) -> None:
-        """`room`: numbers of an ordinary result."""
+        """`room`: how many numbers an ordinary result has."""
         self._room, self._is_cuda = room, device.type == "cuda"
         self._buffers: dict[int, tuple[Tensor, np.ndarray]] = {}  # by their room
-        # They only say that a step is over: its seconds are in its buffer.
+        # Recorded when a step is over. Its seconds are in its buffer.
         self._done: list[Any] = [
             torch.cuda.Event() if self._is_cuda else None  # type: ignore[no-untyped-call]
             for _ in range(NUM_BUFFERS)

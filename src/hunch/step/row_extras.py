@@ -33,8 +33,7 @@ from hunch.step.step_graphs import (
 from hunch.step.upload import StepMasks, StepSources
 from hunch.types import DraftTrace, Request, RowResult, RowWork
 
-# Usual extras, each with its number of best tokens. A combination launches no other kernels than
-# its parts.
+# The usual extras, each with its number of best tokens. Combinations launch the same kernels.
 USUAL_EXTRAS = (
     (RULES, NO_SCORES),
     (MASKS | DRAFTS, NO_SCORES),
@@ -80,11 +79,11 @@ WaitingDraft = tuple[list[int], list[int]]  # tokens and parents
 
 
 class CheckedResult(NamedTuple):
-    """What grammars say of a step's result, before it is applied."""
+    """What the grammars found in a step's result, before it is applied."""
 
     drafts: dict[int, WaitingDraft]  # drafts that the step checked, by row
     taken_back: set[int]  # rows that chose without a mask what their grammar refused
-    refused: dict[int, tuple[list[int], str]]  # by place: tokens the grammar took, why it ended
+    refused: dict[int, tuple[list[int], str]]  # by place: tokens that fit, and why the row ends
     is_cut: bool  # a line of the result was shortened
 
 
@@ -127,8 +126,8 @@ class RowExtras:
         if self.sampling.flags_X[row] & HISTORY:
             extras |= RULES
         if request.grammar is not None:
-            # The best of all tokens, if allowed, is also the best of the allowed ones. With filters
-            # or rules that is not so: they depend on which tokens there are.
+            # If the best of all tokens is allowed, it is the best of the allowed ones too. With
+            # filters or rules it may not be: they depend on which tokens a mask leaves.
             has_others = extras & RULES or self.sampling.flags_X[row] & FILTERED
             can_wait = self._can_take_back and not has_others and self.grammars.ask_later(row)
             extras |= MASKS if can_wait else MASKS | DRAFTS

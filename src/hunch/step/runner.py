@@ -37,7 +37,7 @@ NO_MEMORY = (
 
 
 class Runner:
-    """Runs steps in this process; depth: steps that may begin before a result is collected."""
+    """Runs steps in this process. depth: how many steps may begin before a result is collected."""
 
     def __init__(self, parts: RunnerParts, *, depth: int = 0, captures: bool = False) -> None:
         """`captures`: the target's kernels can be captured."""
@@ -125,8 +125,7 @@ class Runner:
         self._queue.append(pending)
 
     def _do_before_pass(self, pending: PendingStep, rest: list[RowWork]) -> None:
-        """Do what can be done while the device is busy: it has to wait for what the host does after
-        a pass over the `rest`."""
+        """Work while the device is busy: after the pass over the `rest` it would have to wait."""
         assert self.captured is not None
         self._apply_pending()
         running = [row for row in pending.group.ids if self.rows.requests[row] is not None]

@@ -21,29 +21,29 @@ LOSSES = ("ce", "kl", "tv", "blend", "l1")
 _NUM_ROWS = 8192  # rows whose logits exist at a time
 
 
-def check_loss(kind: str) -> str:
-    if kind not in LOSSES:
-        raise ConfigError(f"loss: {unknown(kind, LOSSES)}")
-    return kind
+def check_loss(loss_name: str) -> str:
+    if loss_name not in LOSSES:
+        raise ConfigError(f"loss: {unknown(loss_name, LOSSES)}")
+    return loss_name
 
 
-def shares_of(kind: str, late: float) -> tuple[float, float]:
+def shares_of(loss_name: str, late: float) -> tuple[float, float]:
     """How much of cross-entropy and of total variation a loss has; `late` goes from 0 to 1."""
-    if kind == "blend":
+    if loss_name == "blend":
         return 1.0 - 0.7 * late, 2.0 * late
-    if kind == "l1":  # DSpark's: a tenth of cross-entropy, nine of the whole difference
+    if loss_name == "l1":  # DSpark's: a tenth of cross-entropy, nine of the whole difference
         return 0.1, 1.8
-    return float(kind != "tv"), float(kind == "tv")
+    return float(loss_name != "tv"), float(loss_name == "tv")
 
 
-def slope(z_MC: Tensor, p_MC: Tensor, kind: str, late: float = 1.0) -> tuple[Tensor, Tensor]:
+def slope(z_MC: Tensor, p_MC: Tensor, loss_name: str, late: float = 1.0) -> tuple[Tensor, Tensor]:
     """The loss of each row, and its gradient by the logits, float32.
 
     ce: cross-entropy to the whole distribution. kl: the same less the target's entropy, so that 0
     is perfect. tv: half the difference, which is the chance that a draw is rejected; it says
     little to a student that is far off, so blend begins with kl and goes over to tv.
     """
-    entropy, variation = shares_of(kind, late)
+    entropy, variation = shares_of(loss_name, late)
     log_q_MC = functional.log_softmax(z_MC, dim=-1, dtype=torch.float32)
     q_MC = log_q_MC.exp()
     p_MC = p_MC.float()
@@ -53,7 +53,7 @@ def slope(z_MC: Tensor, p_MC: Tensor, kind: str, late: float = 1.0) -> tuple[Ten
     if entropy:
         loss_M -= entropy * (p_MC * log_q_MC).sum(-1)
         slope_MC += entropy * gap_MC
-        if kind != "ce":
+        if loss_name != "ce":
             loss_M += entropy * torch.xlogy(p_MC, p_MC).sum(-1)
     if variation:
         loss_M += variation * 0.5 * gap_MC.abs().sum(-1)
@@ -63,14 +63,14 @@ def slope(z_MC: Tensor, p_MC: Tensor, kind: str, late: float = 1.0) -> tuple[Ten
 
 
 def top_slope(
-    z_MC: Tensor, p: TopOpinions, weight_M: Tensor, kind: str, late: float = 1.0
+    z_MC: Tensor, p: TopOpinions, weight_M: Tensor, loss_name: str, late: float = 1.0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`slope` for a distribution of few columns: the weighted losses, their gradient by the logits
     in the logits' precision and place, and the best columns.
 
     Outside of the few columns the gradient is the softmax times a factor of the row.
     """
-    entropy, variation = shares_of(kind, late)
+    entropy, variation = shares_of(loss_name, late)
     column_MK, p_MK = p.column_MK.long(), p.p_MK.float()
     own_MK = z_MC.gather(1, column_MK).float()
     log_sum_M, best_M = _log_sums(z_MC)
@@ -79,7 +79,7 @@ def top_slope(
     factor_M, few_MK = torch.full_like(log_sum_M, entropy), -entropy * p_MK
     if entropy:
         loss_M += entropy * (p_MK * (log_sum_M[:, None] - own_MK)).sum(-1)
-        if kind != "ce":
+        if loss_name != "ce":
             loss_M += entropy * torch.xlogy(p_MK, p_MK).sum(-1)
     if variation:
         gap_MK = q_MK - p_MK
@@ -116,7 +116,7 @@ class _Taught(torch.autograd.Function):
         w_CD: Tensor,
         p_MC: Tensor | TopOpinions,
         weight_M: Tensor,
-        kind: str,
+        loss_name: str,
         late: float,
     ) -> tuple[Tensor, Tensor]:
         has_w = w_CD.requires_grad
@@ -130,11 +130,11 @@ class _Taught(torch.autograd.Function):
             z_MC = functional.linear(h, w_CD)
             if isinstance(p, TopOpinions):
                 weight = weight_M[part]
-                loss_M, slope_MC, best_M[part] = top_slope(z_MC, p, weight, kind, late)
+                loss_M, slope_MC, best_M[part] = top_slope(z_MC, p, weight, loss_name, late)
                 total += loss_M.sum()
             else:
                 best_M[part] = z_MC.argmax(-1)
-                loss_M, slope_MC = slope(z_MC, p, kind, late)
+                loss_M, slope_MC = slope(z_MC, p, loss_name, late)
                 total += (loss_M * weight_M[part]).sum()
                 slope_MC = (slope_MC * weight_M[part, None]).to(h.dtype)
             dh_MD[part] = slope_MC @ w_CD
@@ -155,9 +155,9 @@ def teach(
     head_CD: Tensor,
     p_MC: Tensor | TopOpinions,
     weight_M: Tensor,
-    kind: str,
+    loss_name: str,
     late: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """The weighted loss of states before an output matrix, and the column each row likes best."""
-    loss, best_M = _Taught.apply(h_MD, head_CD, p_MC, weight_M, kind, late)  # type: ignore[no-untyped-call]
+    loss, best_M = _Taught.apply(h_MD, head_CD, p_MC, weight_M, loss_name, late)  # type: ignore[no-untyped-call]
     return loss, best_M

@@ -306,13 +306,13 @@ def _plan_lines(asked: Asked, plan: Plan, device: str, num_prompts: int) -> list
         )
     if not plan.best.num_nodes:
         return [*lines, "no network: a guess of any costs more here than it is expected to save"]
-    firsts = list({_kind(one): one for one in reversed(plan.expected)}.values())
+    firsts = list({_form(one): one for one in reversed(plan.expected)}.values())
     shown = [one for one in plan.expected if one in plan.expected[:_NUM_SHOWN] or one in firsts]
     lines += [f"  {one.size.text()}: {expectation(one)}" for one in shown]
     return [*lines, f"auto with the first of them: {plan.together:.2f}x of plain decoding expected"]
 
 
-def _kind(one: Expected) -> tuple[str, str]:
+def _form(one: Expected) -> tuple[str, str]:
     return one.size.method, one.size.cut_from
 
 

@@ -144,8 +144,8 @@ class Teaching:
     such positions, and from a share of the others, without which it would learn little at first.
     """
 
-    def __init__(self, outputs: TargetOutputs, kind: str, *, is_test: bool) -> None:
-        self.outputs, self.kind, self.is_test = outputs, kind, is_test
+    def __init__(self, outputs: TargetOutputs, loss_name: str, *, is_test: bool) -> None:
+        self.outputs, self.loss_name, self.is_test = outputs, loss_name, is_test
         device = outputs.row_M.device
         self.chance = torch.Generator(device).manual_seed(outputs.seed)
         self.loss = torch.zeros((), device=device)
@@ -159,8 +159,8 @@ class Teaching:
 class Walk(Teaching):
     """One token after the other, where a draft would get that far."""
 
-    def __init__(self, outputs: TargetOutputs, kind: str, *, is_test: bool) -> None:
-        super().__init__(outputs, kind, is_test=is_test)
+    def __init__(self, outputs: TargetOutputs, loss_name: str, *, is_test: bool) -> None:
+        super().__init__(outputs, loss_name, is_test=is_test)
         size, device = outputs.ids_BL.numel(), outputs.row_M.device
         self.reached_T = torch.ones(size, dtype=torch.bool, device=device)
 
@@ -171,7 +171,7 @@ class Walk(Teaching):
             num_rows, device = len(t.row_M), t.row_M.device
             weight_M = torch.full((num_rows,), 1 / max(num_rows, 1), device=device)
             state_MD = state_TD[t.row_M]
-            loss, best_M = teach(state_MD, head_CD, t.p_MC, weight_M, self.kind, t.late)
+            loss, best_M = teach(state_MD, head_CD, t.p_MC, weight_M, self.loss_name, t.late)
             self._taught(loss, t.row_M, best_M == t.label_M)
             return
         keep_M = self.reached_T[t.row_M]
@@ -185,7 +185,7 @@ class Walk(Teaching):
             (len(index_R),), DECAY**self.depth / max(len(index_R), 1), device=keep_M.device
         )
         loss, best_R = teach(
-            state_TD[row_R - shift], head_CD, t.p_MC[index_R], weight_R, self.kind, t.late
+            state_TD[row_R - shift], head_CD, t.p_MC[index_R], weight_R, self.loss_name, t.late
         )
         self._taught(loss, row_R, best_R == label_R)
 
@@ -201,8 +201,8 @@ class Walk(Teaching):
 class Fan(Teaching):
     """Guesses that all start from one state of the target, one token further each time."""
 
-    def __init__(self, outputs: TargetOutputs, kind: str, *, is_test: bool) -> None:
-        super().__init__(outputs, kind, is_test=is_test)
+    def __init__(self, outputs: TargetOutputs, loss_name: str, *, is_test: bool) -> None:
+        super().__init__(outputs, loss_name, is_test=is_test)
         row_M, self.length = outputs.row_M, outputs.ids_BL.shape[1]
         self.place_T = torch.full((outputs.ids_BL.numel() + 1,), -1, device=row_M.device)
         self.place_T[row_M] = torch.arange(len(row_M), device=row_M.device)
@@ -227,7 +227,7 @@ class Fan(Teaching):
             (len(place_S),), DECAY**self.depth / max(len(place_S), 1), device=row_R.device
         )
         loss, best_S = teach(
-            state_RD[taught], head_CD, t.p_MC[place_S], weight_S, self.kind, t.late
+            state_RD[taught], head_CD, t.p_MC[place_S], weight_S, self.loss_name, t.late
         )
         self.loss = self.loss + loss
         agreed_T = torch.zeros(t.ids_BL.numel(), dtype=torch.bool, device=row_R.device)

@@ -97,37 +97,37 @@ def choose(run: Run, show: Progress, say: Say) -> tuple[Size, Path | None]:
     differ are tried in the engine. What was only expected is no reason to take one.
     """
     plan, notes = run.plan, run.work / TRIALS
-    kinds = _kinds(plan)
-    if len(kinds) < 2 or run.clock.seconds < LONG:
+    candidates = _candidates(plan)
+    if len(candidates) < 2 or run.clock.seconds < LONG:
         return plan.best.size, None
-    names = {name: run.work / "trials" / name for name in kinds}
+    names = {name: run.work / "trials" / name for name in candidates}
     found: dict[str, float] = read_json(notes) or {}
     if not found:
-        found = _try(run, kinds, names, show, say)
+        found = _try(run, candidates, names, show, say)
         write_json(notes, found)
         give_back()
     best = max(found, key=lambda name: found[name])
-    return kinds[best].size, names[best] / CANDIDATE.format(0)
+    return candidates[best].size, names[best] / CANDIDATE.format(0)
 
 
-def _kinds(plan: Plan) -> dict[str, Expected]:
+def _candidates(plan: Plan) -> dict[str, Expected]:
     """The best of each kind that comes close to the best of all."""
     found: dict[str, Expected] = {}
     for one in plan.expected:
         if one.speedup > CLOSE * plan.best.speedup and one.size.method in TRIED:
-            kind = SMALLER if one.size.cut_from else ""
-            kind += "-abreast" if one.size.abreast > 1 else ""
-            found.setdefault(one.size.method + kind, one)
+            form = SMALLER if one.size.cut_from else ""
+            form += "-abreast" if one.size.abreast > 1 else ""
+            found.setdefault(one.size.method + form, one)
     return found
 
 
 def _try(
-    run: Run, kinds: dict[str, Expected], names: dict[str, Path], show: Progress, say: Say
+    run: Run, candidates: dict[str, Expected], names: dict[str, Path], show: Progress, say: Say
 ) -> dict[str, float]:
     """Speed over plain decoding after a trial, of the best of each method."""
     best, seconds = dict[str, tuple[float, str]](), TRIAL * run.clock.seconds
     methods = {}
-    for name, one in kinds.items():
+    for name, one in candidates.items():
         job, settings, chosen = with_columns(run, one.size, seconds)
         student, replay = train(job, settings, run, names[name], show, is_trial=True)
         write_student(job, settings, student, names[name] / "files")
@@ -157,7 +157,8 @@ def _try(
     methods = {name: text for name, text in methods.items() if name in found}
     speeds = compare(run.asked, methods, run.test_ids, seconds / 3)
     for name, speedup in speeds.speedup.items():
-        say(f"trial of {kinds[name].size.text()}: {speedup:.2f}x of plain decoding in the engine")
+        text = candidates[name].size.text()
+        say(f"trial of {text}: {speedup:.2f}x of plain decoding in the engine")
     return speeds.speedup
 
 
@@ -170,8 +171,9 @@ def with_columns(
     coverage = coverage_of(run.texts, spec.vocab_size)
     # A job that goes on keeps to what it began with, whatever time is left.
     chosen, name = read_json(run.work / COLUMNS) or {}, _name(best)
-    kind = best.cut_from  # whose vocabulary may be smaller
-    columns = [one.size.columns for one in plan.expected if one.size.cut_from == kind]
+    # What a draft is cut from may have a smaller vocabulary.
+    alike = [one.size for one in plan.expected if one.size.cut_from == best.cut_from]
+    columns = [size.columns for size in alike]
     columns = [chosen[name]] if name in chosen else columns
     sizes, device = {replace(best, columns=count) for count in columns}, device_of(asked)
     left = trained_share(clock, device) * clock.seconds - _before_training(clock)

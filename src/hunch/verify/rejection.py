@@ -50,12 +50,12 @@ def _try_children(
 
 
 def without(q_V: Chances | None, tried: list[int]) -> Chances | None:
-    """q given that it is none of the earlier siblings."""
+    """q without the earlier siblings."""
     if q_V is None:
         return None
     q_V[tried] = 0.0
     total = q_V.sum()
-    # Nothing is left to draw from: the sibling was chosen in some other way.
+    # If nothing is left to draw from, the sibling was not drawn from q.
     return q_V / total if total > 0 else None
 
 

@@ -65,7 +65,11 @@ class DraftStudent(Student):
         self, options: DraftOptions, target: Decoder, columns: Columns, weights: Weights
     ) -> None:
         super().__init__(target, columns)
-        self.kind, self.share_tables, self.units = options.loss, options.share_tables, options.units
+        self.loss_name, self.share_tables, self.units = (
+            options.loss,
+            options.share_tables,
+            options.units,
+        )
         # What it is cut from: the target, or another model.
         self.origin: Origin | None = None
         self.model = target
@@ -120,7 +124,7 @@ class DraftStudent(Student):
         return found
 
     def loss_on(self, outputs: TargetOutputs, *, is_test: bool = False) -> BatchLoss:
-        walk = Walk(outputs, self.kind, is_test=is_test)
+        walk = Walk(outputs, self.loss_name, is_test=is_test)
         walk.teach(self.states(outputs), 0, self.head_CD)
         # Fed with the target's tokens, it says the same at any depth of a draft.
         return BatchLoss(walk.loss, walk.agreed)
