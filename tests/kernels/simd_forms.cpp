@@ -1,6 +1,6 @@
 // Holds the products of one vector unit to plain arithmetic, without Python: test_simd_forms.py
-// builds it for each unit. Prints what multiplies, then the largest error of every kind and a hash of the
-// products' bits; exit code 1 where an error is too large or a row's bits are others beside other rows.
+// builds it for each unit. Prints the largest error of every kind and a hash of the products' bits; exit
+// code 1 where an error is too large or a row's bits are others beside other rows.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -116,12 +116,12 @@ double largest_error(Kind kind, int num_rows, bool is_fine) {
 int main() {
     const char* names[] = {"INT4", "INT8", "FLOAT", "INT5", "K4", "K5", "K6"};
     bool is_good = true;
-    std::printf("%s\n%d channels, %d rows\n", product_unit(), P, RT);
+    std::printf("%d channels, %d rows\n", P, RT);
     for (Kind kind : {Kind::INT4, Kind::INT8, Kind::INT5, Kind::K4, Kind::K5, Kind::K6})
         for (bool is_fine : {false, true}) {
             double worst = 0;
             hash = 0xCBF29CE484222325;
-            for (int num_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 21, 40})
+            for (int num_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 21, 40})
                 worst = std::fmax(worst, largest_error(kind, num_rows, is_fine));
             std::printf("%s %s %.1e %016llx\n", names[(int)kind], is_fine ? "14 bits" : "8 bits", worst,
                         (unsigned long long)hash);

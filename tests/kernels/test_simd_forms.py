@@ -17,7 +17,7 @@ EMULATED = {"neon", "i8mm", "avx2"}  # what qemu's user mode computes
 
 
 def check(compiler, flags, folder, *run):
-    """What the program prints: what multiplies; the largest errors and hashes of products' bits."""
+    """What the program prints: the largest errors, and hashes of the products' bits."""
     program = folder / "forms"
     files = [SOURCES / name for name in ("gemm.cpp", "matrix.cpp", "blocks.cpp")]
     flags = ("-O2", "-std=c++17", "-ffp-contract=off", "-pthread", f"-I{SOURCES}", *flags)
@@ -25,7 +25,7 @@ def check(compiler, flags, folder, *run):
     subprocess.run([compiler, *flags, test, *files, "-o", program], check=True)
     ended = subprocess.run([*run, program], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    return ended.stdout.split("\n", 1)
+    return ended.stdout
 
 
 def emulator(machine):
@@ -65,15 +65,4 @@ def test_matrix_instructions_give_the_bits_of_dot_products(tmp_path):
     printed = {}
     for variant, (flags, _) in VARIANTS["aarch64"].items():
         printed[variant] = check(compiler, flags, tmp_path, *run)
-    assert printed["i8mm"][1] == printed["neon"][1]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("amx_int8" not in _cpu().split(), reason="needs a CPU with AMX")
-def test_amx_gives_the_bits_of_avx512(tmp_path, monkeypatch):
-    printed = {}
-    for rows in ("0", "1", "16"):
-        monkeypatch.setenv("HUNCH_AMX_ROWS", rows)
-        unit, printed[rows] = check(find_compiler(), cpu_flags(), tmp_path)
-        assert unit == ("AVX-512" if rows == "0" else "AVX-512 with AMX")
-    assert printed["0"] == printed["1"] == printed["16"]
+    assert printed["i8mm"] == printed["neon"]

@@ -16,7 +16,7 @@ using namespace hunch;
 extern "C" {
 
 int hunch_panel() { return P; }
-const char* hunch_vector_unit() { return product_unit(); }
+const char* hunch_vector_unit() { return VECTOR_UNIT; }
 
 Team* hunch_team_new(int num_threads) { return new Team(num_threads); }
 void hunch_team_free(Team* team) { delete team; }

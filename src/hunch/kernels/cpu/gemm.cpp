@@ -7,12 +7,6 @@
 #else
 #include "tile_generic.h"
 #endif
-// Compilers that know AMX build it into the kernels for AVX-512.
-#if defined(__AVX512VNNI__) && defined(__linux__) && \
-    (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
-#define HUNCH_AMX
-#include "tile_amx.h"
-#endif
 
 namespace hunch {
 
@@ -142,31 +136,12 @@ void expand_scales(const Matrix& w, int panel, float* out) {
     }
 }
 
-void expand_scales(const Matrix& w, int panel, float* out) {
-    if (w.kind == Kind::K4) expand_scales<Kind::K4>(w, panel, out);
-    if (w.kind == Kind::K5) expand_scales<Kind::K5>(w, panel, out);
-    if (w.kind == Kind::K6) expand_scales<Kind::K6>(w, panel, out);
-}
-
-#if defined(HUNCH_AMX)
-// Panels [first, last) for all rows.
-void multiply_amx(const Matrix& w, int first, int last, const Input& input, const uint8_t* tiles,
-                  int count, float* out, int stride, const Scratch& scratch) {
-    int8_t* levels = (int8_t*)(((uintptr_t)scratch.panel + 63) & ~(uintptr_t)63);
-    float* scales = (float*)(levels + (size_t)w.num_groups * 32 * P);
-    for (int p = first; p < last; p++, out += P) {
-        expand_scales(w, p, scales);
-        unpack_levels(w, p, levels, scales);
-        amx_rows_of(w.kind, input.is_fine)(levels, scales, w.num_groups, tiles, input.tile_bytes(),
-                                           count, out, stride);
-    }
-}
-#endif
-
 // One panel of a K matrix for all rows.
 void multiply_scaled(const Matrix& w, int panel, const Input& input, const uint8_t* tiles, int count,
                      float* out, int stride, float* scales) {
-    expand_scales(w, panel, scales);
+    if (w.kind == Kind::K4) expand_scales<Kind::K4>(w, panel, scales);
+    if (w.kind == Kind::K5) expand_scales<Kind::K5>(w, panel, scales);
+    if (w.kind == Kind::K6) expand_scales<Kind::K6>(w, panel, scales);
     ScaledTile* const* table = w.kind == Kind::K4   ? tile_k4_table[input.is_fine]
                                : w.kind == Kind::K5 ? tile_k5_table[input.is_fine]
                                                     : tile_k6_table[input.is_fine];
@@ -226,13 +201,6 @@ void Input::put(int row, int first, int last, const float* x) const {
     }
 }
 
-const char* product_unit() {
-#if defined(HUNCH_AMX)
-    if (amx_from_rows() != INT_MAX) return "AVX-512 with AMX";
-#endif
-    return VECTOR_UNIT;
-}
-
 void multiply(const Matrix& w, int first, int last, const Input& input, int row, int count,
               float* out, int stride, const Scratch& scratch) {
     int panel = first / P, end = (last + P - 1) / P;
@@ -241,10 +209,6 @@ void multiply(const Matrix& w, int first, int last, const Input& input, int row,
         return;
     }
     const uint8_t* tiles = input.tiles + row / RT * input.tile_bytes();
-#if defined(HUNCH_AMX)
-    if (count >= amx_from_rows())
-        return multiply_amx(w, panel, end, input, tiles, count, out, stride, scratch);
-#endif
     if (has_supers(w.kind)) {
         for (int p = panel; p < end; p++, out += P)
             multiply_scaled(w, p, input, tiles, count, out, stride, (float*)scratch.panel);

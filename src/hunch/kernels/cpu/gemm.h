@@ -48,16 +48,11 @@ constexpr int scales_floats(Kind kind) { return (kind == Kind::K6 ? 4 : 3) * P; 
 
 // Scratch of one thread.
 struct Scratch {
-    uint8_t* panel;  // one unpacked INT4 panel, the scales of a K panel, or what AMX reads of a panel
+    uint8_t* panel;  // one unpacked INT4 panel, or the scales of a K panel
     static size_t panel_bytes(int num_in) {
-        constexpr size_t for_amx = 32 * P + scales_floats(Kind::K6) * sizeof(float);
-        constexpr size_t most = for_amx > UNPACKED_GROUP ? for_amx : UNPACKED_GROUP;
-        return (size_t)((num_in + GROUP - 1) / GROUP) * most + 64;
+        return (size_t)((num_in + GROUP - 1) / GROUP) * UNPACKED_GROUP;
     }
 };
-
-// What multiplies: the vector unit, and with what else.
-const char* product_unit();
 
 // out[r * stride + n - first] = row r of the input times channel n, for rows [row, row + count)
 // and channels [first, last). row is a multiple of RT, first of P; out has room for whole panels.
