@@ -52,23 +52,6 @@ def test_rows_come_and_go_beside_heads_without_kv(
         drafts.check(world.heads[name], world.study)
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("medusa", ":tree=static"),
-        pytest.param("medusa", ":tree=dynamic", marks=pytest.mark.slow),
-    ],
-)
-def test_what_the_host_must_grow(
-    name: str, options: str, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with load(world.model, name, f"{options}:adaptive=false") as llm:
-        drafts = Drafts(llm, monkeypatch)
-        assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
-        assert not drafts.found
-        assert llm.stats()["accepted"] > 0
-
-
 @pytest.mark.slow
 def test_guesses_below_a_confidence_are_left_out_by_the_device(
     world: World, monkeypatch: pytest.MonkeyPatch

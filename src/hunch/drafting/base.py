@@ -208,6 +208,10 @@ class DeviceDrafter:
         """Whether it does anything in a step of this source."""
         return source > 0
 
+    def drafts(self, source: int) -> bool:
+        """Whether its `draft` does anything in such a step; it may only `see` what was checked."""
+        return self.works(source)
+
     def writes_kv(self, source: int) -> bool:
         """Whether a step of this source also writes the drafter's KV of all known tokens."""
         return False

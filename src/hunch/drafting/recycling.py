@@ -188,7 +188,7 @@ class DeviceRecycling(DeviceDrafter):
     ) -> None:
         from hunch.kernels.gpu_recycle import recycled
 
-        if source > 0:
+        if self.drafts(source):
             recycled(state, step, self.successors, self.tree.first(self.tree_nodes))
 
     def levels(self, source: int, num_nodes: int) -> int:
@@ -196,3 +196,6 @@ class DeviceRecycling(DeviceDrafter):
 
     def works(self, source: int) -> bool:
         return True
+
+    def drafts(self, source: int) -> bool:
+        return source > 0

@@ -259,7 +259,7 @@ class StepGraphs:
 
         graph = Graph(finish, self.device, self.pool, self._before(Piece.FINISH, size))
         seconds, draft_seconds = forward_seconds + seconds_of(graph, self.device), 0.0
-        if drafter is not None:
+        if drafter is not None and (has_sources or drafter.drafts(kind.source)):
             draft_seconds = self._seconds_of_drafting(kind, draft, len(buffers.ids_T))
         return StepGraph(kind, columns, forward, graph, seconds, draft_seconds)
 
