@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from builders import replace_tensors
 from gpu_inputs import DEVICE, step
-from hunch.errors import ConfigError, UnsupportedModelError
+from hunch.errors import UnsupportedModelError
 from hunch.kernels import gpu_gemm
 from hunch.kernels.delta import DeltaShape
 from hunch.kernels.experts import Routing
@@ -200,5 +200,3 @@ def test_keys_and_values_in_8_bits_are_written_once_and_read_alike(
     slots = torch.tensor([0]), torch.tensor([40])
     kv.move(*slots)  # a path that was accepted takes its scales along
     assert torch.equal(kv.scales.k_LCMH[:, 40], kv.scales.k_LCMH[:, 0])
-    with pytest.raises(ConfigError, match="fused layers"):
-        with_kv(fast.decoder, name)
