@@ -28,7 +28,7 @@ from hunch.train.job import read_settings
 from hunch.train.origin import agreement, open_origin
 from hunch.train.plan import Asked, Plan
 from hunch.train.sizes import Size, Smaller, sizes_for, sizes_from
-from hunch.train.trials import _kinds, job_for
+from hunch.train.trials import _candidates, job_for
 
 __all__ = ["cache"]  # a fixture
 SPEC = ModelSpec.from_config(tiny_config(vocab_size=49_152, num_hidden_layers=24, hidden_size=256))
@@ -88,7 +88,7 @@ def test_a_smaller_model_is_a_kind_of_its_own_in_trials() -> None:
     sizes = [*sizes_for(SPEC, ["draft"]), *sizes_from(one)]
     ranked = rank(COSTS, SPEC, seconds=LONG, device="cuda", sizes=sizes, smaller=one)
     plan = Plan(COSTS, 1.0, [replace(each, speedup=2.0) for each in ranked], smaller=one)
-    kinds = _kinds(plan)
+    kinds = _candidates(plan)
     assert set(kinds) == {"draft", "draft-smaller", "draft-smaller-abreast"}
     asked = Asked("target", Path("out"), "", options={"from": "small", "lr": "0.1"})
     for name, each in kinds.items():
