@@ -22,6 +22,7 @@ from typing import Any
 from hunch import LLM, SamplingParams, Speculation
 from hunch.bench.device.enlarged import enlarged
 from hunch.bench.parts import PartOptions
+from hunch.bench.parts.masks import ITEM
 from hunch.bench.readers import read_workloads
 from hunch.bench.workloads import Prompt, cycle
 from hunch.engine.engine import Engine
@@ -32,16 +33,6 @@ from hunch.step.results import Download
 from hunch.step.row_extras import RowExtras
 
 NUM_REQUESTS, NUM_TOKENS = 16, 128
-ITEM = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 20},
-        "price": {"type": "integer"},
-        "in_stock": {"type": "boolean"},
-    },
-    "required": ["name", "price", "in_stock"],
-    "additionalProperties": False,
-}
 SCHEMA = {
     "type": "object",
     "properties": {"items": {"type": "array", "minItems": 24, "items": ITEM}},
