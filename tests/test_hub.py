@@ -61,7 +61,7 @@ def leftovers(cache: Path) -> list[str]:
 @pytest.mark.parametrize("name", ["tiny", "TINY"])
 def test_a_known_model_is_fetched_once(package: Path, cache: Path, name: str) -> None:
     files = hub.resolve(name, progress=False)
-    assert files == hub.ModelFiles(name=name, path=cache / "models" / "tiny.gguf", kind="gguf")
+    assert files == hub.ModelFiles(name=name, path=cache / "models" / "tiny.gguf", is_gguf=True)
     assert files.path.read_bytes() == CONTENT
     assert leftovers(cache) == ["tiny.gguf"]
     package.unlink()  # from now on there is no network
@@ -173,13 +173,13 @@ def test_a_gguf_file(tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     path.write_bytes(CONTENT)
     files = hub.resolve(str(path))
-    assert (files.path, files.kind) == (path, "gguf")
+    assert (files.path, files.is_gguf) == (path, True)
     assert os.fspath(files) == str(path)
 
 
 def test_a_gguf_file_under_another_name(tmp_path: Path) -> None:
     (tmp_path / "blob").write_bytes(CONTENT)
-    assert hub.resolve(str(tmp_path / "blob")).kind == "gguf"
+    assert hub.resolve(str(tmp_path / "blob")).is_gguf
 
 
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_directories(tmp_path: Path) -> None:
         hub.resolve(str(tmp_path))
     (tmp_path / "config.json").write_text("{}")
     files = hub.resolve(str(tmp_path))
-    assert (files.path, files.kind) == (tmp_path, "dir")
+    assert (files.path, files.is_gguf) == (tmp_path, False)
 
 
 def test_a_model_in_parts_is_its_first_part(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_a_config_beside_a_gguf_file(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(CONTENT)
     assert hub.resolve(str(tmp_path)).path == tmp_path / "m.gguf"
     (tmp_path / "model.safetensors").write_bytes(b"0123456789")
-    assert hub.resolve(str(tmp_path)).kind == "dir"
+    assert not hub.resolve(str(tmp_path)).is_gguf
 
 
 def test_files_that_stand_for_others(tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
 
 def test_a_hub_id_is_fetched_then_taken_from_the_cache(fake: FakeHub) -> None:
     files = hub.resolve("org/name", revision="main", progress=False)
-    assert (files.path, files.kind, files.name) == (fake.folder, "dir", "org/name")
+    assert (files.path, files.is_gguf, files.name) == (fake.folder, False, "org/name")
     assert "*.safetensors" in fake.calls[-1]["allow_patterns"]
     assert not any("bin" in pattern for pattern in fake.calls[-1]["allow_patterns"])
     fake.remote = OSError("no network")
@@ -399,7 +399,7 @@ def test_a_gguf_file_of_the_hub_by_its_quantisation(
     gguf_repository: list[str], tmp_path: Path, quant: str
 ) -> None:
     files = hub.resolve(f"org/name:{quant}", progress=False)
-    assert (files.kind, files.path) == ("gguf", tmp_path / "name-Q4_K_M.gguf")
+    assert (files.is_gguf, files.path) == (True, tmp_path / "name-Q4_K_M.gguf")
     assert gguf_repository == ["name-Q4_K_M.gguf"]
 
 

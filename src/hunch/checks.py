@@ -86,9 +86,9 @@ def takes_vllms_names(
     return extend
 
 
-def known_names(what: str, kind: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What is given, where all its names are fields of `kind`."""
-    known = kind.__dataclass_fields__
+def known_names(what: str, options_class: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is given, where all its names are fields of `options_class`."""
+    known = options_class.__dataclass_fields__
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(_ELSEWHERE.get(str(name), str(name)), known, n=1)

@@ -319,13 +319,13 @@ def read_options(options: type[T], given: Mapping[str, str], where: str) -> T:
     return options(**values)
 
 
-def _convert(kind: Any, text: str, where: str) -> Any:
-    if kind in (bool, bool | None):
+def _convert(value_type: Any, text: str, where: str) -> Any:
+    if value_type in (bool, bool | None):
         if text.lower() in ("true", "1", "yes", "on", "false", "0", "no", "off"):
             return text.lower() in ("true", "1", "yes", "on")
         raise ConfigError(f"{where}={text!r} must be true or false")
     for number in (int, float):
-        if kind in (number, number | None):
+        if value_type in (number, number | None):
             try:
                 return number(text)
             except ValueError:
@@ -344,7 +344,7 @@ def json_object(name: str, text: str) -> dict[str, Any]:
     return found
 
 
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_TYPE_NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 @cache
@@ -356,15 +356,15 @@ def _check_types(section: Any) -> None:
     """Raise for a value of another type than its field's; a path is taken for a text."""
     for name, hint in _hints(type(section)).items():  # type: ignore[arg-type]
         value = getattr(section, name)
-        kind = next((kind for kind in _KINDS if hint in (kind, kind | None)), None)
-        if kind is None or (value is None and hint != kind):
+        value_type = next((each for each in _TYPE_NAMES if hint in (each, each | None)), None)
+        if value_type is None or (value is None and hint != value_type):
             continue
-        if kind is str and isinstance(value, os.PathLike):
+        if value_type is str and isinstance(value, os.PathLike):
             object.__setattr__(section, name, os.fspath(value))
             continue
-        accepted = (int, float) if kind is float else kind
-        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-            raise ConfigError(f"{name}={value!r} must be {_KINDS[kind]}")
+        accepted = (int, float) if value_type is float else value_type
+        if not isinstance(value, accepted) or (isinstance(value, bool) and value_type is not bool):
+            raise ConfigError(f"{name}={value!r} must be {_TYPE_NAMES[value_type]}")
 
 
 def load_drafter(method: str) -> Any:

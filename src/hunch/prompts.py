@@ -35,7 +35,7 @@ def list_prompts(prompts: Prompt | Iterable[Prompt] | None) -> list[Prompt]:
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
     if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
-        raise RequestError(f"prompts: {_kind(prompts)} given, not texts or token ids")
+        raise RequestError(f"prompts: {_shown(prompts)} given, not texts or token ids")
     each: list[Any] = list(prompts)
     return [each] if each and isinstance(each[0], int) else each
 
@@ -51,7 +51,7 @@ def list_chats(messages: Any) -> list[Any]:
         for message in chat if is_chat else [chat]:
             if not is_chat or not isinstance(message, Mapping) or "role" not in message:
                 raise RequestError(
-                    f"messages: {_kind(message)} given; a conversation is a list of "
+                    f"messages: {_shown(message)} given; a conversation is a list of "
                     "{'role': 'user', 'content': 'TEXT'}"
                 )
     return list(chats)
@@ -75,7 +75,7 @@ def read_prompt(prompt: Prompt, codec: TextCodec) -> tuple[str | None, list[int]
     ids = _plain(prompt)
     if isinstance(ids, bytes) or not isinstance(ids, Sequence):
         raise RequestError(
-            f"a prompt is a text, a list of token ids or a dict; {_kind(prompt)} given"
+            f"a prompt is a text, a list of token ids or a dict; {_shown(prompt)} given"
         )
     if wrong := [one for one in ids if not isinstance(one, int)]:
         raise RequestError(f"a prompt's token ids are whole numbers; {wrong[0]!r} is among them")
@@ -87,7 +87,7 @@ def _plain(given: Any) -> Any:
     return given.tolist() if hasattr(given, "tolist") else given
 
 
-def _kind(given: Any) -> str:
+def _shown(given: Any) -> str:
     return f"{type(given).__name__} {given!r}"[:60]
 
 
@@ -114,7 +114,7 @@ def _read_params(params: OneParams) -> SamplingParams:
         return SamplingParams(**params)
     if not isinstance(params, SamplingParams):
         raise RequestError(
-            f"params: {_kind(params)} given, not SamplingParams or a dict of its fields"
+            f"params: {_shown(params)} given, not SamplingParams or a dict of its fields"
         )
     return params.clone()  # the caller may go on to change its own
 

@@ -68,22 +68,22 @@ class StructuredOutput:
     reasoning: tuple[str, str, int] | None = None  # what begins it, what ends it, most tokens
 
     def __post_init__(self) -> None:
-        kinds: dict[str, Any] = {
+        value_types: dict[str, Any] = {
             "json": (str, Mapping, bool), "json_object": bool, "regex": str,
             "choice": (list, tuple), "grammar": str, "structural_tag": (str, Mapping),
         }  # fmt: skip
-        given = {name: getattr(self, name) for name in kinds}
+        given = {name: getattr(self, name) for name in value_types}
         given = {name: value for name, value in given.items() if value is not None}
         if self.json_object is False:
             del given["json_object"]
         if len(given) != 1:
-            names, told = ", ".join(kinds), " and ".join(given) or "none"
+            names, told = ", ".join(value_types), " and ".join(given) or "none"
             raise RequestError(f"structured_outputs needs exactly one of {names}; {told} given")
         for name, value in given.items():
             if hasattr(value, "model_json_schema"):  # a class of pydantic's
                 schema = f"{value.__name__}.model_json_schema()"
                 raise RequestError(f"structured_outputs.{name}: give {schema}, the class's schema")
-            if not isinstance(value, kinds[name]):
+            if not isinstance(value, value_types[name]):
                 raise RequestError(f"structured_outputs.{name}: a {type(value).__name__} given")
         if self.choice is not None and not all(isinstance(c, str) and c for c in self.choice):
             raise RequestError("structured_outputs.choice must be texts that are not empty")
@@ -138,13 +138,13 @@ class SamplingParams:
             known_names(what, SamplingParams, plain_only(what, {name: value}, VLLMS_SAMPLING))
             return  # it is vLLM's alone, and asks for nothing
         name = "structured_outputs" if name == "guided_decoding" else name
-        if kind := _PARTS.get(name):
+        if part_class := _PARTS.get(name):
             if isinstance(value, Mapping):
-                value = kind(**value)
-            is_missing = value is None and kind is StructuredOutput
-            if not is_missing and not isinstance(value, kind):
-                kinds = f"a {kind.__name__} or a dict of its fields"
-                raise RequestError(f"{name}={value!r} must be {kinds}")
+                value = part_class(**value)
+            is_missing = value is None and part_class is StructuredOutput
+            if not is_missing and not isinstance(value, part_class):
+                allowed = f"a {part_class.__name__} or a dict of its fields"
+                raise RequestError(f"{name}={value!r} must be {allowed}")
         object.__setattr__(self, name, sampling_value(name, value))
 
     def __post_init__(self, guided_decoding: StructuredOutput | Mapping[str, Any] | None) -> None:

@@ -15,7 +15,7 @@ from hunch.cli import main
 from hunch.cli.flags import make_parser
 from hunch.cli.serve import run
 from hunch.compat import config_from_vllm, llamacpp, server_flags
-from hunch.compat.kinds_of_flags import kind_of
+from hunch.compat.flags_by_prefix import unused_flag
 from hunch.compat.server_words import MANY, NOTHING, NOTHING_VALUED, REFUSED
 from hunch.config import Config
 from hunch.errors import ConfigError
@@ -150,9 +150,9 @@ def test_flags_of_vllms_and_sglangs_newest_releases(
     assert (settings.force_usage, settings.models) == (True, ())
 
 
-def test_kinds_of_flags_hide_none_of_ours() -> None:
+def test_flags_known_by_their_prefix_hide_none_of_ours() -> None:
     known = {word for action in make_parser()._actions for word in action.option_strings}
-    assert [flag for flag in known if kind_of(flag)] == []
+    assert [flag for flag in known if unused_flag(flag)] == []
 
 
 def test_flags_of_others_as_arguments_of_an_engine() -> None:

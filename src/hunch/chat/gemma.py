@@ -63,15 +63,15 @@ class GemmaForm:
         return f"{quote('{')} {rules.keys(pairs, required, ',')} {quote('}')}"
 
     def _value(self, rules: Rules, tool: Tool, schema: Any) -> str:
-        kind = schema.get("type") if isinstance(schema, Mapping) else None
-        if kind == "string":
+        json_type = schema.get("type") if isinstance(schema, Mapping) else None
+        if json_type == "string":
             mark = rules.mark(self.quote)
             known = " | ".join(quote(str(choice)) for choice in schema.get("enum", ()))
             return f"{mark} ({known}) {mark}" if known else f"{mark} {rules.after_text(self.quote)}"
-        if kind == "array" and isinstance(schema.get("items"), Mapping):
+        if json_type == "array" and isinstance(schema.get("items"), Mapping):
             item = rules.add("item", self._value(rules, tool, schema["items"]))
             return f'"[" ({item} ("," {item})*)? "]"'
-        inner = schema.get("properties") if kind == "object" else None
+        inner = schema.get("properties") if json_type == "object" else None
         if isinstance(inner, Mapping):
             return self._object(rules, tool, inner, schema.get("required", ()))
         return rules.value(schema, tool.parameters)

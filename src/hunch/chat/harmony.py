@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hunch.chat.lark import Rules, quote
-from hunch.chat.pieces import Kind, Marks, Piece, Reader
+from hunch.chat.pieces import Marks, Piece, PieceType, Reader
 
 if TYPE_CHECKING:
     from hunch.chat.tools import Tool
@@ -27,7 +27,7 @@ class HarmonyReader:
         self._header = ""
         self._is_header = True
         self._has_marks = False
-        self._kind: Kind = "text"
+        self._piece_type: PieceType = "text"
         self._num_calls = 0
 
     def feed(self, text: str) -> list[Piece]:
@@ -45,8 +45,8 @@ class HarmonyReader:
         if self._is_header:
             self._header += text
         elif text:
-            number = self._num_calls - 1 if self._kind == "arguments" else -1
-            pieces.append(Piece(self._kind, text, number))
+            number = self._num_calls - 1 if self._piece_type == "arguments" else -1
+            pieces.append(Piece(self._piece_type, text, number))
 
     def _turn(self, mark: str, pieces: list[Piece]) -> None:
         self._has_marks = True
@@ -54,12 +54,12 @@ class HarmonyReader:
             self._is_header = False
             recipient = re.search(r"to=functions\.([\w.-]+)", self._header)
             if recipient:
-                self._kind = "arguments"
+                self._piece_type = "arguments"
                 pieces.append(Piece("name", recipient.group(1), self._num_calls))
                 self._num_calls += 1
             else:
                 is_thought = "analysis" in self._header
-                self._kind = "reasoning" if is_thought else "text"
+                self._piece_type = "reasoning" if is_thought else "text"
             self._header = ""
         elif self._is_header:
             self._header += " "  # a mark parts words

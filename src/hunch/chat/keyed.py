@@ -65,10 +65,10 @@ class KeyedForm:
         for pair in self.pair.finditer(text, found.end()):
             parts = pair.groupdict()
             key = parts["key"].strip()
-            kind = parts.get("kind")
-            if kind is not None:
-                kind = "string" if kind in ("true", "string") else "other"
-            values[key] = value_of(parts["value"], kind or types.get(key))
+            json_type = parts.get("type")
+            if json_type is not None:
+                json_type = "string" if json_type in ("true", "string") else "other"
+            values[key] = value_of(parts["value"], json_type or types.get(key))
         return name, values
 
     def spell(self, calls: Sequence[tuple[str, Any]]) -> str:
@@ -132,12 +132,12 @@ def text_value(rules: Rules, schema: Mapping[str, Any], end: str) -> str:
     return f"({known}) {rules.mark(end)}" if known else rules.after_text(end)
 
 
-def value_of(text: str, kind: str | None) -> Any:
+def value_of(text: str, json_type: str | None) -> Any:
     """What a value's text means: by the schema's type, else as JSON where it is some."""
     escaped = re.fullmatch(r"\s*<!\[CDATA\[(.*)\]\]>\s*", text, re.DOTALL)
     if escaped:
         return escaped.group(1)
-    if kind == "string":
+    if json_type == "string":
         return text
     try:
         return json.loads(text)
@@ -199,10 +199,10 @@ def _glm(gap: str) -> KeyedForm:
     )
 
 
-def _invoke(mark: str, *, tag: str = "", kind: str = "") -> KeyedForm:
+def _invoke(mark: str, *, tag: str = "", is_typed: bool = False) -> KeyedForm:
     """<invoke name="..."><parameter name="...">, as MiniMax M2 and DeepSeek V3.2 write it."""
-    kinds = ('" string="false">', '" string="true">') if kind else ('">', "")
-    attribute = ' string="(?P<kind>true|false)"' if kind else ""
+    after_keys = ('" string="false">', '" string="true">') if is_typed else ('">', "")
+    attribute = ' string="(?P<type>true|false)"' if is_typed else ""
     return KeyedForm(
         section=(f"<{tag}{mark}>", f"</{tag}{mark}>"),
         begin=f'<{tag}invoke name="',
@@ -216,8 +216,8 @@ def _invoke(mark: str, *, tag: str = "", kind: str = "") -> KeyedForm:
             opening="\n",
             after_name='">\n',
             key=f'<{tag}parameter name="',
-            after_key=kinds[0],
-            after_text_key=kinds[1],
+            after_key=after_keys[0],
+            after_text_key=after_keys[1],
             after_value=f"</{tag}parameter>\n",
             between="\n",
             closing="\n",
@@ -227,9 +227,9 @@ def _invoke(mark: str, *, tag: str = "", kind: str = "") -> KeyedForm:
 
 GLM_45, GLM_47 = _glm("\n"), _glm("")
 MINIMAX_M2 = _invoke("minimax:tool_call")
-DEEPSEEK_V32 = _invoke("function_calls", tag="｜DSML｜", kind="string")
-DEEPSEEK_V4 = _invoke("tool_calls", tag="｜DSML｜", kind="string")
-DEEPSEEK_V41 = _invoke("calls", tag="｜DSML｜ ", kind="string")
+DEEPSEEK_V32 = _invoke("function_calls", tag="｜DSML｜", is_typed=True)
+DEEPSEEK_V4 = _invoke("tool_calls", tag="｜DSML｜", is_typed=True)
+DEEPSEEK_V41 = _invoke("calls", tag="｜DSML｜ ", is_typed=True)
 DOTS = _invoke("dots_function_call")
 STEP_3 = KeyedForm(
     section=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),

@@ -113,16 +113,16 @@ def _known(schema: Any, whole: Any) -> Mapping[str, Any]:
 
 def _value(element: Element, schema: Any, whole: Any) -> Any:
     known = _known(schema, whole)
-    kind = known.get("type")
-    is_list = kind == "array" or (
-        kind is None and bool(element.parts) and {p.name for p in element.parts} == {ITEM}
+    json_type = known.get("type")
+    is_list = json_type == "array" or (
+        json_type is None and bool(element.parts) and {p.name for p in element.parts} == {ITEM}
     )
     if is_list and (element.parts or not element.text.strip()):
         return [_value(part, known.get("items"), whole) for part in element.parts]
-    if element.parts or (kind == "object" and not element.text.strip()):
+    if element.parts or (json_type == "object" and not element.text.strip()):
         fields = known.get("properties")
         return {part.name: _value(part, _of(fields, part.name), whole) for part in element.parts}
-    return value_of(element.text, kind if isinstance(kind, str) else None)
+    return value_of(element.text, json_type if isinstance(json_type, str) else None)
 
 
 def _spelled(value: Any) -> str:

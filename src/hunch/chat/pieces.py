@@ -12,14 +12,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-Kind = Literal["text", "reasoning", "name", "arguments"]
+PieceType = Literal["text", "reasoning", "name", "arguments"]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """Some of an answer. A `name` begins the call of that number; `arguments` are JSON text."""
 
-    kind: Kind
+    piece_type: PieceType
     text: str
     call: int = -1
 
@@ -52,11 +52,11 @@ class Answer:
 
     def add(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
-            if piece.kind == "text":
+            if piece.piece_type == "text":
                 self.text += piece.text
-            elif piece.kind == "reasoning":
+            elif piece.piece_type == "reasoning":
                 self.reasoning += piece.text
-            elif piece.kind == "name":
+            elif piece.piece_type == "name":
                 self.calls = [*(self.calls or ()), Call(piece.text)]
             else:
                 assert self.calls is not None
@@ -244,7 +244,7 @@ class Tidy:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._held = ""  # white space that may yet turn out to end its section
-        self._kind: Kind = "text"
+        self._piece_type: PieceType = "text"
         self._is_first = False  # nothing but white space came since the section began
         self._has_text = self._has_calls = False
 
@@ -253,16 +253,16 @@ class Tidy:
 
     def finish(self) -> list[Piece]:
         pieces = self._tidy(self._reader.finish())
-        if self._held and self._kind == "text" and not (self._has_calls or self._is_first):
+        if self._held and self._piece_type == "text" and not (self._has_calls or self._is_first):
             pieces.append(Piece("text", self._held))  # the white space is the answer's own
         return pieces
 
     def _tidy(self, pieces: list[Piece]) -> list[Piece]:
         tidy: list[Piece] = []
         for piece in pieces:
-            if piece.kind != self._kind:
-                self._kind, self._held, self._is_first = piece.kind, "", True
-            if piece.kind in ("name", "arguments"):
+            if piece.piece_type != self._piece_type:
+                self._piece_type, self._held, self._is_first = piece.piece_type, "", True
+            if piece.piece_type in ("name", "arguments"):
                 self._has_calls = True
                 tidy.append(piece)
                 continue
@@ -272,9 +272,9 @@ class Tidy:
             if not body:
                 continue
             if self._is_first:
-                is_second = piece.kind == "text" and self._has_text
+                is_second = piece.piece_type == "text" and self._has_text
                 body = ("\n" if is_second else "") + body.lstrip()
                 self._is_first = False
-            self._has_text |= piece.kind == "text"
-            tidy.append(Piece(piece.kind, body))
+            self._has_text |= piece.piece_type == "text"
+            tidy.append(Piece(piece.piece_type, body))
         return tidy

@@ -153,11 +153,11 @@ class PythonicForm:
 
 
 def _python(rules: Rules, schema: Any, tool: Tool) -> str:
-    kind = schema.get("type") if isinstance(schema, Mapping) else None
-    if kind == "string":
+    json_type = schema.get("type") if isinstance(schema, Mapping) else None
+    if json_type == "string":
         spellings = [(repr(str(one)), json.dumps(str(one))) for one in schema.get("enum", ())]
         known = " | ".join(quote(spelling) for pair in spellings for spelling in pair)
         return f"({known})" if known else "PY_STRING"
-    if kind == "boolean":
+    if json_type == "boolean":
         return '("True" | "False")'
     return rules.value(schema, tool.parameters)

@@ -64,7 +64,7 @@ class _Writer:
 
     def __init__(self, rules: Rules) -> None:
         self.rules = rules
-        self._kinds: dict[str, Callable[[Mapping[str, Any], str, int], str]] = {
+        self._writers: dict[str, Callable[[Mapping[str, Any], str, int], str]] = {
             "const_string": self._const,
             "json_schema": self._schema,
             "regex": self._regex,
@@ -84,13 +84,13 @@ class _Writer:
         """Lark for the format and then `end`; "": whatever comes after it."""
         if depth > MAX_DEPTH:
             raise _wrong("formats are nested too deeply")
-        kind = form.get("type") if isinstance(form, Mapping) else None
-        if not isinstance(kind, str) or kind not in self._kinds:
-            raise _wrong(f"format {str(kind)[:40]!r} is none of {', '.join(self._kinds)}")
+        form_type = form.get("type") if isinstance(form, Mapping) else None
+        if not isinstance(form_type, str) or form_type not in self._writers:
+            raise _wrong(f"format {str(form_type)[:40]!r} is none of {', '.join(self._writers)}")
         for name, values in _NEUTRAL.items():
             if form.get(name) not in values:
-                raise _wrong(f"{kind}: {name}={str(form[name])[:40]} is not supported")
-        return f"({self._kinds[kind](form, end, depth + 1)})"
+                raise _wrong(f"{form_type}: {name}={str(form[name])[:40]} is not supported")
+        return f"({self._writers[form_type](form, end, depth + 1)})"
 
     def _then(self, body: str, end: str) -> str:
         return f"{body} {self.rules.mark(end)}" if end else body
@@ -189,10 +189,10 @@ class _Writer:
         return self._then(many if form.get("at_least_one") else f"({many})?", end)
 
 
-def _field(form: Any, name: str, kind: Any) -> Any:
+def _field(form: Any, name: str, value_type: Any) -> Any:
     value = form.get(name) if isinstance(form, Mapping) else None
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise _wrong(f"{name} is missing, or of the wrong kind")
+    if not isinstance(value, value_type) or isinstance(value, bool):
+        raise _wrong(f"{name} is missing, or of the wrong type")
     return value
 
 

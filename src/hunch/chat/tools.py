@@ -319,5 +319,5 @@ def required_of(tool: Tool) -> list[str]:
 def schema_types(tool: Tool | None) -> dict[str, str]:
     """The types of a tool's parameters, where its schema says one."""
     properties = {} if tool is None else properties_of(tool)
-    kinds = {key: value.get("type") for key, value in properties.items() if isinstance(value, dict)}
-    return {key: kind for key, kind in kinds.items() if isinstance(kind, str)}
+    types = {key: value.get("type") for key, value in properties.items() if isinstance(value, dict)}
+    return {key: name for key, name in types.items() if isinstance(name, str)}

@@ -17,7 +17,7 @@ LAST = f"{CLOSE}message{SEP}"
 THINK = f"{OPEN}think{SEP}", f"{CLOSE}think{SEP}"
 _TYPES = {str: "string", bool: "boolean", int: "number", float: "number", dict: "object",
           list: "array", type(None): "null"}  # fmt: skip
-_KINDS = {"string": "string", "number": "number", "boolean": "boolean", "object": "object",
+_JSON_TYPES = {"string": "string", "number": "number", "boolean": "boolean", "object": "object",
           "array": "array", "null": "null", "integer": "number"}  # fmt: skip
 
 
@@ -61,16 +61,18 @@ class ChannelForm(KeyedForm):
             text = text_value(rules, schema, layout.after_value)
             return f"{rules.mark(layout.key + key + _typed('string'))} {text}"
         value = f"{rules.value(schema, tool.parameters)} {rules.mark(layout.after_value)}"
-        kind = _KINDS.get(str(schema.get("type"))) if isinstance(schema, Mapping) else None
-        if kind is not None:
-            return f"{rules.mark(layout.key + key + _typed(kind))} {value}"
-        others = [rules.mark(layout.key + key + _typed(one)) for one in list(_KINDS)[1:-1]]
+        json_type = (
+            _JSON_TYPES.get(str(schema.get("type"))) if isinstance(schema, Mapping) else None
+        )
+        if json_type is not None:
+            return f"{rules.mark(layout.key + key + _typed(json_type))} {value}"
+        others = [rules.mark(layout.key + key + _typed(one)) for one in list(_JSON_TYPES)[1:-1]]
         text = rules.mark(layout.key + key + _typed("string"))
         return f"({' | '.join(others)}) {value} | {text} {rules.after_text(layout.after_value)}"
 
 
-def _typed(kind: str) -> str:
-    return f'" type="{kind}"{SEP}'
+def _typed(json_type: str) -> str:
+    return f'" type="{json_type}"{SEP}'
 
 
 _INDEX = f'" index="0"{SEP}'
@@ -81,7 +83,7 @@ KIMI_K3 = ChannelForm(
     ignored=(*RESPONSE, LAST),
     name=re.compile(r'([^"]+)"[^<]*<\|sep\|>'),
     pair=re.compile(
-        r'<\|open\|>argument key="(?P<key>[^"]+)" type="(?P<kind>\w+)"<\|sep\|>'
+        r'<\|open\|>argument key="(?P<key>[^"]+)" type="(?P<type>\w+)"<\|sep\|>'
         r"(?P<value>.*?)<\|close\|>argument<\|sep\|>",
         re.DOTALL,
     ),

@@ -292,22 +292,23 @@ def _add_fields(group: Any, section: type, skip: Sequence[str] = ()) -> None:
     for field in fields(section):
         if field.name in skip:
             continue
-        kinds = [
-            kind for kind in (bool, int, float, str) if hints[field.name] in (kind, kind | None)
-        ]
+        hint = hints[field.name]
+        types = [each for each in (bool, int, float, str) if hint in (each, each | None)]
         default = None if field.default is MISSING else field.default
-        kind = _value if hints[field.name] == int | str else tuple
-        _add(group, field.name, kinds[0] if kinds else kind, default)
+        other = _value if hint == int | str else tuple
+        _add(group, field.name, types[0] if types else other, default)
 
 
-def _add(group: Any, name: str, kind: Any, default: Any = None, is_shown: bool = True) -> None:
+def _add(
+    group: Any, name: str, value_type: Any, default: Any = None, is_shown: bool = True
+) -> None:
     flags = [f"--{name.replace('_', '-')}", *_ALIASES.get(name, ())]
     text = _HELP.get(name) or without_effect().get(name) or words_of_sglang()[name]
-    if default not in (None, (), "") and kind is not bool:
+    if default not in (None, (), "") and value_type is not bool:
         text = f"{text} [{default}]".strip()
     if not is_shown:
         text = argparse.SUPPRESS
-    if kind is bool:
+    if value_type is bool:
         for flag in flags:
             group.add_argument(flag, action=argparse.BooleanOptionalAction, dest=name, help=text)
             text = argparse.SUPPRESS  # another name need not be listed
@@ -315,9 +316,9 @@ def _add(group: Any, name: str, kind: Any, default: Any = None, is_shown: bool =
     word = (
         _METAVARS.get(name)
         or _METAVARS.get(name.rpartition("_")[2])
-        or {int: "N", float: "X"}.get(kind, "VALUE")
+        or {int: "N", float: "X"}.get(value_type, "VALUE")
     )
-    how = {"action": "append"} if kind is tuple else {"type": kind}
+    how = {"action": "append"} if value_type is tuple else {"type": value_type}
     group.add_argument(*flags, **how, dest=name, help=text, metavar=word)
 
 

@@ -295,7 +295,7 @@ def check_deciding(speculate: str | None, url: Sequence[str] | None, repeats: in
 
 
 def measure(
-    kind: str,
+    command: str,
     asked: Asked,
     outputs: Outputs,
     *,
@@ -317,7 +317,7 @@ def measure(
         from hunch.bench.records import Report
 
         check_folder(save)
-        open_report(save, Report(kind, asked.settings(), {}))  # a wrong file is said at once
+        open_report(save, Report(command, asked.settings(), {}))  # a wrong file is said at once
     with status.status(f"loading {asked.model}" if not asked.urls else "asking the server"):
         session = Session(asked, lambda text: status.print(text, highlight=False), pids)
     answers: dict[str, dict[str, RequestOutput]] = {}
@@ -337,7 +337,7 @@ def measure(
                 advance(f"{label(method)}{where}, round {number}", is_old)
 
             return session.run(
-                kind, save=save, on_turn=on_turn, on_answer=on_answer if show else None
+                command, save=save, on_turn=on_turn, on_answer=on_answer if show else None
             )
     except KeyboardInterrupt:
         if save is not None:

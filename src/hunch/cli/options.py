@@ -137,8 +137,8 @@ class Listed:
                 continue
             flags, text = record
             is_argument = param.param_type_name == "argument"
-            for kind, word in self.VALUES:
-                flags = re.sub(kind, "" if is_argument else word, flags)
+            for pattern, word in self.VALUES:
+                flags = re.sub(pattern, "" if is_argument else word, flags)
             if is_argument:
                 flags = flags.strip("[] ").upper()
             usual = "Arguments" if is_argument else "Options"
@@ -235,11 +235,11 @@ def words(text: str | None) -> tuple[str, ...]:
 
 
 def numbers(
-    name: str, text: str | None, kind: type[int] | type[float], *, with_zero: bool = False
+    name: str, text: str | None, number_type: type[int] | type[float], *, with_zero: bool = False
 ) -> tuple[Any, ...]:
     """Numbers above 0 between commas, or 0 too; none where the option was not given."""
     try:
-        found = tuple(kind(word) for word in words(text))
+        found = tuple(number_type(word) for word in words(text))
     except ValueError:
         found = ()
     if text is not None and not found:

@@ -64,10 +64,10 @@ class VllmCalls:
     if not TYPE_CHECKING:  # type checkers shall go on to find names that are not there
 
         def __getattr__(self, name: str) -> Any:
-            kind = type(self).__name__
+            class_name = type(self).__name__
             if name in _METHODS:
-                raise AttributeError(f"{kind}.{name} is not covered: {_METHODS[name]}")
-            raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+                raise AttributeError(f"{class_name}.{name} is not covered: {_METHODS[name]}")
+            raise AttributeError(f"{class_name!r} object has no attribute {name!r}")
 
 
 def wishes_of(call: str, given: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hunch.compat.kinds_of_flags import kind_of
+from hunch.compat.flags_by_prefix import unused_flag
 from hunch.compat.llamacpp import from_llamacpp
 from hunch.compat.server_words import MANY, NOTHING, NOTHING_VALUED, REFUSED
 from hunch.config import say_once
@@ -153,8 +153,8 @@ def translate_flags(words: Sequence[str]) -> list[str]:
             found += [] if value in ("auto", "-1") else ["--max-model-len", _size(value)]
         elif flag in _BYTES and value is not None:
             found += ["--kv-bytes", _size(value)]
-        elif flag not in _RENAMED and (kind := kind_of(flag)):
-            why, is_refused, _ = kind
+        elif flag not in _RENAMED and (unused := unused_flag(flag)):
+            why, is_refused, _ = unused
             if is_refused:
                 raise ConfigError(f"{flag}: {why}")
             say_once(f"{flag} has no effect: {why}")
@@ -194,11 +194,11 @@ def as_argument(name: str, value: Any, known: Collection[str]) -> dict[str, Any]
             say_once(f"{name}={value!r} has no effect: {why}")
     elif flag in {*REFUSED, *_ONLY, "--lora-paths"}:
         return {}
-    elif kind := kind_of(flag):
-        if value and kind[1]:
-            raise ConfigError(f"{name}={value!r}: {kind[0]}")
+    elif unused := unused_flag(flag):
+        if value and unused[1]:
+            raise ConfigError(f"{name}={value!r}: {unused[0]}")
         if value:
-            say_once(f"{name}={value!r} has no effect: {kind[0]}")
+            say_once(f"{name}={value!r} has no effect: {unused[0]}")
     else:
         return None
     return {}
@@ -214,11 +214,11 @@ def _with_values(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
         flag, equals, value = word.partition("=")
         flag = _BUNDLED.get(flag, flag)
         is_valued = flag in valued or _DOTTED.fullmatch(flag) is not None
-        kind = kind_of(flag) if flag not in NOTHING and flag not in _RENAMED else None
-        is_many = flag in MANY or (kind is not None and flag not in valued)
-        if kind is not None and not is_valued:
-            is_valued = not kind[2]
-        if flag.startswith("-") and equals and (is_valued or flag in _RENAMED or kind):
+        unused = unused_flag(flag) if flag not in NOTHING and flag not in _RENAMED else None
+        is_many = flag in MANY or (unused is not None and flag not in valued)
+        if unused is not None and not is_valued:
+            is_valued = not unused[2]
+        if flag.startswith("-") and equals and (is_valued or flag in _RENAMED or unused):
             yield flag, value
         elif is_valued and rest and not rest[0].startswith("--"):
             yield flag, rest.pop(0)

@@ -104,11 +104,11 @@ def drop_trained(path: str) -> TrainedDrafter | None:
 
 def _read(stored: Any) -> TrainedDrafter | None:
     """A line of the list; None for one that another version wrote in another form."""
-    kinds = {"speedup": (int, float), "tokens_per_pass": (int, float)}
+    value_types = {"speedup": (int, float), "tokens_per_pass": (int, float)}
     names = [field.name for field in fields(TrainedDrafter)]
     if not isinstance(stored, dict) or set(names) - stored.keys():
         return None
-    if not all(isinstance(stored[name], kinds.get(name, str)) for name in names):
+    if not all(isinstance(stored[name], value_types.get(name, str)) for name in names):
         return None
     return TrainedDrafter(**{name: stored[name] for name in names})
 

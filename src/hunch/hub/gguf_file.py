@@ -71,7 +71,7 @@ _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")  # how a file in parts is n
 class TensorPlace:
     """Where a tensor lies, and what it is."""
 
-    kind: str
+    format: str
     shape: tuple[int, ...]  # outermost first, as torch has it (the file has it the other way)
     start: int  # byte in the file
     row_bytes: int
@@ -202,10 +202,10 @@ def _read_header(path: Path, size: int, changed: int) -> GgufHeader:
             raise _damaged(path, f"general.alignment is {alignment!r}")
         data_start = -(-cursor.position // alignment) * alignment
     tensors: dict[str, TensorPlace] = {}
-    for name, shape, kind, offset in infos:
+    for name, shape, type_number, offset in infos:
         if name in tensors:
             raise _damaged(path, f"tensor {name!r} stands twice in it")
-        tensors[name] = _place(path, name, shape, kind, data_start + offset, size)
+        tensors[name] = _place(path, name, shape, type_number, data_start + offset, size)
     return GgufHeader(path, metadata, tensors, (path,))
 
 
@@ -242,15 +242,15 @@ def _read_info(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _place(
-    path: Path, name: str, shape: tuple[int, ...], kind: int, start: int, size: int
+    path: Path, name: str, shape: tuple[int, ...], type_number: int, start: int, size: int
 ) -> TensorPlace:
-    if kind not in TYPES:
+    if type_number not in TYPES:
         known = ", ".join(known for known, _, _ in TYPES.values())
         raise UnsupportedModelError(
-            f"{path}: tensor {name!r} has ggml type {kind}, which is not one of {known}; "
+            f"{path}: tensor {name!r} has ggml type {type_number}, which is not one of {known}; "
             "take another quantisation of the model"
         )
-    title, block, block_bytes = TYPES[kind]
+    title, block, block_bytes = TYPES[type_number]
     if min(shape) < 1 or shape[-1] % block:
         raise _damaged(path, f"tensor {name!r} of type {title} has shape {list(shape)}")
     row_bytes = shape[-1] // block * block_bytes
@@ -286,13 +286,13 @@ class _Cursor:
         start = self._advance(length)
         return self.data[start : start + length].decode("utf-8", "replace")
 
-    def value(self, kind: int, depth: int = 0) -> Any:
-        if kind in _SCALARS:
-            return self.number(_SCALARS[kind])
-        if kind == _STRING:
+    def value(self, value_type: int, depth: int = 0) -> Any:
+        if value_type in _SCALARS:
+            return self.number(_SCALARS[value_type])
+        if value_type == _STRING:
             return self.string()
-        if kind != _ARRAY or depth > 2:
-            raise _damaged(self.path, f"its metadata has a value of type {kind}")
+        if value_type != _ARRAY or depth > 2:
+            raise _damaged(self.path, f"its metadata has a value of type {value_type}")
         item, count = self.number("I"), self.number("Q")
         if item in _SCALARS:
             code = _SCALARS[item]
@@ -306,8 +306,8 @@ class _Cursor:
 
     def skip_long_array(self) -> bool:
         """Whether a long array of strings or numbers begins here; if so, go to its end."""
-        kind, start = self.number("I"), self.position
-        if kind == _ARRAY:
+        value_type, start = self.number("I"), self.position
+        if value_type == _ARRAY:
             item, count = self.number("I"), self.number("Q")
             if count >= _LONG and item in _SCALARS:
                 self._advance(count * struct.calcsize("<" + _SCALARS[item]))

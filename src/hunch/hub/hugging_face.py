@@ -18,7 +18,7 @@ _FILES = [*_TEXTS, "*.jinja"]
 _PICKLES = ["*.bin", "*.pt"]  # only where a repository has no safetensors
 _INDEX, _PICKLE_INDEX = "model.safetensors.index.json", "pytorch_model.bin.index.json"
 # Second copies of the weights in another layout; of folders, templates alone are wanted.
-_SKIP = ["consolidated*", *(f"*/{kind}" for kind in (*_TEXTS, *_PICKLES, "*.gguf"))]
+_SKIP = ["consolidated*", *(f"*/{pattern}" for pattern in (*_TEXTS, *_PICKLES, "*.gguf"))]
 
 
 def fetch_snapshot(
@@ -90,8 +90,8 @@ def _pick(name: str, files: list[str], quant: str) -> str:
     found = _of_quant(files, quant)
     if not found:
         stems = [re.sub(r"(-\d{5}-of-\d{5})?\.gguf$", "", file) for file in files]
-        kinds = sorted({stem.replace(".", "-").split("-")[-1] for stem in stems})
-        there = f"it has {', '.join(kinds)}" if kinds else "it holds no GGUF files"
+        formats = sorted({stem.replace(".", "-").split("-")[-1] for stem in stems})
+        there = f"it has {', '.join(formats)}" if formats else "it holds no GGUF files"
         raise ModelNotFoundError(f"{name} has no file of quantisation {quant!r}; {there}")
     return found[0]
 

@@ -28,7 +28,7 @@ class ModelFiles:
 
     name: str  # what the user asked for
     path: Path  # the .gguf file, or the directory in Hugging Face form
-    kind: str  # "gguf" or "dir"
+    is_gguf: bool  # else a directory
 
     def __fspath__(self) -> str:
         return str(self.path)
@@ -54,7 +54,7 @@ def resolve(
         log.warning("revision %s has no effect: %s is no Hugging Face id", revision, name)
     if name.lower() in KNOWN:  # a local path of the same name is written ./name
         fetched = fetch_model(name.lower(), progress, directory)
-        return ModelFiles(name=name, path=fetched, kind="gguf")
+        return ModelFiles(name=name, path=fetched, is_gguf=True)
     if path.is_file():
         return _local_file(name, path)
     if path.is_dir():
@@ -62,7 +62,7 @@ def resolve(
     if quantised := _QUANT.fullmatch(name):
         repository, quant = quantised.groups()
         found = fetch_gguf(repository, quant, revision, progress, directory)
-        return ModelFiles(name=name, path=found, kind="gguf")
+        return ModelFiles(name=name, path=found, is_gguf=True)
     if name.lower() in ALIASES:
         name = ALIASES[name.lower()]
     if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
@@ -79,20 +79,20 @@ def _local_file(name: str, path: Path) -> ModelFiles:
             f"{path} is not a GGUF file; for safetensors give the directory that also holds "
             "config.json and tokenizer.json"
         )
-    return ModelFiles(name=name, path=first_part(path), kind="gguf")
+    return ModelFiles(name=name, path=first_part(path), is_gguf=True)
 
 
 def _local_directory(name: str, path: Path) -> ModelFiles:
     path = _snapshot(path)
     found = sorted({first_part(file) for file in path.glob("*.gguf")})
     found = [file for file in found if not file.name.startswith("mmproj")] or found  # for images
-    has_weights = any(file for kind in _WEIGHTS for file in path.glob(kind))
+    has_weights = any(file for pattern in _WEIGHTS for file in path.glob(pattern))
     if (path / "config.json").is_file() and (has_weights or len(found) != 1):
         for file in (*path.glob("*.safetensors"), path / "tokenizer.json"):
             _check_fetched(file)
-        return ModelFiles(name=name, path=path, kind="dir")
+        return ModelFiles(name=name, path=path, is_gguf=False)
     if len(found) == 1:
-        return ModelFiles(name=name, path=found[0], kind="gguf")
+        return ModelFiles(name=name, path=found[0], is_gguf=True)
     if found:
         names = ", ".join(file.name for file in found[:8])
         raise ModelNotFoundError(f"{path} holds several GGUF files; name one of them: {names}")

@@ -82,7 +82,7 @@ class HunchEngine(LLMEngine):  # type: ignore[misc]  # no types are published
         config = config_from_vllm(**{"model": DEFAULT_MODEL, **arguments})
         name = name or os.path.basename(config.model.model)
         files = resolve(config.model.model)
-        if files.kind == "gguf":
+        if files.is_gguf:
             raise ConfigError(
                 f"model={config.model.model!r} is a GGUF file; Dynamo's frontend reads the "
                 "tokenizer from a directory in Hugging Face form: give one, or a hub id"

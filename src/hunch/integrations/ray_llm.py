@@ -122,7 +122,7 @@ class HunchServer:
         if server is not None:
             await server.close()
 
-    async def _ask(self, path: str, request: Any, kind: str) -> AsyncGenerator[Any, None]:
+    async def _ask(self, path: str, request: Any, class_name: str) -> AsyncGenerator[Any, None]:
         """Events as they come, as text; or one answer, or one error, of Ray's type."""
         body = request.model_dump(mode="json", exclude_unset=True)
         request_id = str(body.pop("request_id", "") or serve_request_id())
@@ -133,7 +133,7 @@ class HunchServer:
             else:
                 whole += piece
         if whole:
-            yield _answer(kind, status, json.loads(whole))
+            yield _answer(class_name, status, json.loads(whole))
 
 
 def engine_arguments(llm_config: Any) -> dict[str, Any]:
@@ -148,12 +148,12 @@ def serve_request_id() -> str:
     return str(serve.context._get_serve_request_context().request_id)
 
 
-def _answer(kind: str, status: int, found: Mapping[str, Any]) -> Any:
+def _answer(class_name: str, status: int, found: Mapping[str, Any]) -> Any:
     # There only with ray[llm].
     from ray.llm._internal.serve.core.configs import openai_api_models as models
 
     if status == 200:
-        return getattr(models, kind)(**found)
+        return getattr(models, class_name)(**found)
     error = found["error"]
     info = models.ErrorInfo(message=error["message"], type=error["type"] or "error", code=status)
     return models.ErrorResponse(error=info)

@@ -81,8 +81,8 @@ class OpenAIStream:
         """What a token is called beside its log-probability."""
         return f"token_id:{token}" if self.names_ids else token_text(self.text, token, entry)
 
-    def head_of(self, kind: str) -> Json:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+    def head_of(self, object_type: str) -> Json:
+        return {"id": self.id, "object": object_type, "created": self.created, "model": self.model}
 
     def _of_prompt(self, output: RequestOutput) -> Json:
         """What an answer repeats of its prompt, where that was asked for."""

@@ -17,12 +17,12 @@ def delta_of(parts: Sequence[Piece], call_ids: CallIds) -> Json:
     delta: Json = {}
     calls: dict[int, Json] = {}
     for part in parts:
-        if part.kind == "text":
+        if part.piece_type == "text":
             delta["content"] = delta.get("content", "") + part.text
-        elif part.kind == "reasoning":
+        elif part.piece_type == "reasoning":
             reasoning = delta.get("reasoning_content", "") + part.text
             delta |= {"reasoning_content": reasoning, "reasoning": reasoning}
-        elif part.kind == "name":
+        elif part.piece_type == "name":
             calls[part.call] = {
                 "index": part.call,
                 "id": call_ids.new(part.text, part.call),

@@ -77,7 +77,7 @@ class Cursor:
         parts = self.reader.feed(text)
         if self.is_finished:
             parts += self.reader.finish()
-        self.has_calls |= any(part.kind == "name" for part in parts)
+        self.has_calls |= any(part.piece_type == "name" for part in parts)
         return parts
 
 

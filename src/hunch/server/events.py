@@ -61,8 +61,8 @@ def completion_body(fields: Json) -> CompletionBody:
     return _checked(CompletionBody, fields)
 
 
-def _checked(kind: type[B], fields: Json) -> B:
+def _checked(body_class: type[B], fields: Json) -> B:
     try:
-        return kind.model_validate({k: v for k, v in fields.items() if v is not None})
+        return body_class.model_validate({k: v for k, v in fields.items() if v is not None})
     except ValidationError as error:
         raise from_validation(error.errors(include_url=False, include_input=False)) from None

@@ -58,10 +58,10 @@ class Keys:
 
     def admit(self, header: str | None) -> bool:
         """Whether an Authorization header carries one of the keys."""
-        kind, _, key = (header or "").partition(" ")
+        scheme, _, key = (header or "").partition(" ")
         given = _digest(key.strip())
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return kind.lower() == "bearer" and any(matches)
+        return scheme.lower() == "bearer" and any(matches)
 
 
 class Guard:
@@ -154,8 +154,8 @@ class Guard:
             raise ProblemError(
                 503, "the server is shutting down", code="shutting_down", retry_after=5
             )
-        kind = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip()
-        if kind.lower() != "application/json":
+        media_type = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip()
+        if media_type.lower() != "application/json":
             # Ollama's own examples name no type; web sites always say that they ask.
             if not path.startswith(OLLAMA) or headers.keys() & FROM_PAGES:
                 raise ProblemError(415, "send the body with 'Content-Type: application/json'")

@@ -282,12 +282,12 @@ class NativeShape:
     def _ending(self, index: int, output: RequestOutput, choice: CompletionOutput) -> Json:
         num_cached, reason = output.num_cached_tokens, choice.stop_reason
         is_word = isinstance(reason, str)
-        kind = "limit" if choice.finish_reason == "length" else "word" if is_word else "eos"
+        stop_type = "limit" if choice.finish_reason == "length" else "word" if is_word else "eos"
         return {
             "index": index,
             "stop": True,
             "model": self.model,
-            "stop_type": kind,
+            "stop_type": stop_type,
             "stopping_word": reason if is_word else "",
             "truncated": False,
             "tokens_predicted": len(choice.token_ids),

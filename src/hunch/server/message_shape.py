@@ -19,7 +19,7 @@ from hunch.server.summary import Json
 from hunch.types import CompletionOutput, RequestOutput
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-KINDS = {
+ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
@@ -32,8 +32,8 @@ KINDS = {
 
 def fault_of(problem: ProblemError) -> Json:
     """Anthropic's error object."""
-    kind = KINDS.get(problem.status, "api_error")
-    return {"type": "error", "error": {"type": kind, "message": problem.message}}
+    error_type = ERROR_TYPES.get(problem.status, "api_error")
+    return {"type": "error", "error": {"type": error_type, "message": problem.message}}
 
 
 def fault_response(problem: ProblemError) -> JSONResponse:
@@ -48,7 +48,7 @@ class MessageShape(NamedEvents):
     turn: Turn | None
     model: str
     id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
-    _open: str | None = None  # the kind of the block that is being written
+    _open: str | None = None  # the type of the pieces in the block that is being written
     _num_blocks: int = 0
     _finish_reason: str | None = None
 
@@ -86,23 +86,25 @@ class MessageShape(NamedEvents):
         return [event for part in parts_of(delta) for event in self._tell(part)]
 
     def _tell(self, part: Piece) -> Iterator[Json]:
-        if part.kind == "name":
+        if part.piece_type == "name":
             yield from self._end_block()
             call_id = self._new_id(part.text, part.call)
             yield self._begin({"type": "tool_use", "id": call_id, "name": part.text})
             self._open = "arguments"
             return
-        if self._open != part.kind:
+        if self._open != part.piece_type:
             yield from self._end_block()
-            empty = {"thinking": "", "signature": ""} if part.kind == "reasoning" else {"text": ""}
-            kind = "thinking" if part.kind == "reasoning" else "text"
-            yield self._begin({"type": kind, **empty})
-            self._open = part.kind
+            yield self._begin(
+                {"type": "thinking", "thinking": "", "signature": ""}
+                if part.piece_type == "reasoning"
+                else {"type": "text", "text": ""}
+            )
+            self._open = part.piece_type
         name, key = {
             "text": ("text_delta", "text"),
             "reasoning": ("thinking_delta", "thinking"),
             "arguments": ("input_json_delta", "partial_json"),
-        }[part.kind]
+        }[part.piece_type]
         news = {"type": name, key: part.text}
         yield {"type": "content_block_delta", "index": self._num_blocks - 1, "delta": news}
 

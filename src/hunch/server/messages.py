@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from hunch.server.events import chat_body
-from hunch.server.message_shape import KINDS, MessageShape
+from hunch.server.message_shape import ERROR_TYPES, MessageShape
 from hunch.server.problems import ProblemError
 from hunch.server.schemas import (
     MAX_COUNT,
@@ -124,7 +124,7 @@ class FaultBody(BaseModel):
 
 # What is refused before it is looked at comes in OpenAI's form.
 FAULTS: dict[int | str, dict[str, Any]] = {
-    status: {"model": FaultBody | ErrorBody} for status in (*KINDS, 408, 415, 500)
+    status: {"model": FaultBody | ErrorBody} for status in (*ERROR_TYPES, 408, 415, 500)
 }
 
 

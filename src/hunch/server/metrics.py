@@ -88,7 +88,7 @@ _OLDER = {
 Labels = tuple[tuple[str, str], ...]
 Family = tuple[
     tuple[str, str, str], list[tuple[str, Labels, float]]
-]  # name, help and kind; samples
+]  # name, help and type; samples
 
 
 class Reporter(Protocol):
@@ -221,7 +221,7 @@ def _plain(registry: CollectorRegistry | Collector) -> list[Family]:
 
 def _for_vllm(family: Family) -> Iterator[Family]:
     """The same under the names that vLLM has for it."""
-    (name, text, kind), samples = family
+    (name, text, metric_type), samples = family
     own = name.removeprefix(PREFIX)
     if own == name or own not in _AS_VLLM:
         return
@@ -231,7 +231,7 @@ def _for_vllm(family: Family) -> Iterator[Family]:
                 (VLLM + theirs + sample.removeprefix(name), labels, value)
                 for sample, labels, value in samples
             ]
-            yield (VLLM + theirs, text, kind), renamed
+            yield (VLLM + theirs, text, metric_type), renamed
 
 
 class _Sum:
@@ -246,8 +246,8 @@ class _Sum:
             found = sums.setdefault(head, {})
             for name, labels, value in samples:
                 found[name, labels] = found.get((name, labels), 0.0) + value
-        for (name, text, kind), values in sums.items():
-            metric = Metric(name, text, kind)
+        for (name, text, metric_type), values in sums.items():
+            metric = Metric(name, text, metric_type)
             for (sample, labels), value in values.items():
                 if not sample.endswith("_created"):
                     metric.add_sample(sample, dict(labels), value)

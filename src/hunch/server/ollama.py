@@ -310,14 +310,14 @@ class OllamaShape:
     def chunks(self, delta: Delta) -> list[Json]:
         lines: list[Json] = []
         for part in parts_of(delta):
-            if part.kind == "arguments":
+            if part.piece_type == "arguments":
                 assert self._call is not None
                 self._call.arguments += part.text
                 continue
             lines += self._end_call()
-            if part.kind == "name":
+            if part.piece_type == "name":
                 self._call = Call(part.text)
-            elif part.kind == "reasoning":
+            elif part.piece_type == "reasoning":
                 lines.append(self._line("", part.text))
             else:
                 lines.append(self._line(part.text))

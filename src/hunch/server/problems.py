@@ -16,7 +16,7 @@ from hunch.errors import (
     RequestError,
 )
 
-KINDS = {
+ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
     403: "permission_error",
@@ -56,7 +56,7 @@ class ProblemError(HunchError):
         return {
             "error": {
                 "message": self.message,
-                "type": KINDS.get(self.status, "server_error"),
+                "type": ERROR_TYPES.get(self.status, "server_error"),
                 "param": self.param,
                 "code": self.code,
             }

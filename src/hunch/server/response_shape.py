@@ -28,7 +28,7 @@ class ResponseShape(NamedEvents):
     count: Callable[[str], int]  # a text's tokens
     created: int = field(default_factory=lambda: int(time.time()))
     _items: list[Json] = field(default_factory=list)
-    _kind: str = ""  # of the item that is being written; empty: none is
+    _piece_type: str = ""  # of the item that is being written; empty: none is
     _number: int = 0  # of the next event
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
@@ -104,75 +104,75 @@ class ResponseShape(NamedEvents):
         response["error"] = {"code": code, "message": problem.message}
         return self.encode(error) + self.encode(self._event("response.failed", response=response))
 
-    def _event(self, kind: str, **fields: object) -> Json:
-        event = {"type": kind, "sequence_number": self._number, **fields}
+    def _event(self, event_type: str, **fields: object) -> Json:
+        event = {"type": event_type, "sequence_number": self._number, **fields}
         self._number += 1
         return event
 
     # --- items ----------------------------------------------------------------------------------
 
     def _tell(self, part: Piece) -> Iterator[Json]:
-        if part.kind == "name":
+        if part.piece_type == "name":
             yield from self._end_item()
             call_ids = self.turn.call_ids if self.turn else CallIds()
             call_id = call_ids.new(part.text, part.call)
             call = {"call_id": call_id, "name": part.text, "arguments": ""}
             yield from self._begin("arguments", {"type": "function_call", **call})
             return
-        if self._kind != part.kind:
+        if self._piece_type != part.piece_type:
             yield from self._end_item()
-            yield from self._begin(part.kind, _empty_item(part.kind))
+            yield from self._begin(part.piece_type, _empty_item(part.piece_type))
         item = self._items[-1]
-        if part.kind == "arguments":
+        if part.piece_type == "arguments":
             item["arguments"] += part.text
             yield self._of_item("response.function_call_arguments.delta", delta=part.text)
             return
         item["content"][0]["text"] += part.text
-        name = "output_text" if part.kind == "text" else "reasoning_text"
-        logprobs: Json = {"logprobs": []} if part.kind == "text" else {}
+        name = "output_text" if part.piece_type == "text" else "reasoning_text"
+        logprobs: Json = {"logprobs": []} if part.piece_type == "text" else {}
         fields = {"content_index": 0, "delta": part.text, **logprobs}
         yield self._of_item(f"response.{name}.delta", **fields)
 
-    def _begin(self, kind: str, item: Json) -> Iterator[Json]:
-        prefix = {"text": "msg", "reasoning": "rs", "arguments": "fc"}[kind]
+    def _begin(self, piece_type: str, item: Json) -> Iterator[Json]:
+        prefix = {"text": "msg", "reasoning": "rs", "arguments": "fc"}[piece_type]
         item = {"id": f"{prefix}_{uuid.uuid4().hex}", **item, "status": "in_progress"}
-        self._kind = kind
+        self._piece_type = piece_type
         self._items.append(item)
         shown = {**item, "content": []} if "content" in item else {**item}
         yield self._event("response.output_item.added", output_index=self._index, item=shown)
-        if kind != "arguments":
+        if piece_type != "arguments":
             part = dict(item["content"][0])
             yield self._of_item("response.content_part.added", content_index=0, part=part)
 
     def _end_item(self) -> Iterator[Json]:
-        if not self._kind:
+        if not self._piece_type:
             return
         item = self._items[-1]
-        if self._kind == "arguments":
+        if self._piece_type == "arguments":
             facts = {"arguments": item["arguments"], "name": item["name"]}
             yield self._of_item("response.function_call_arguments.done", **facts)
         else:
             part = dict(item["content"][0])
-            name = "output_text" if self._kind == "text" else "reasoning_text"
-            logprobs: Json = {"logprobs": []} if self._kind == "text" else {}
+            name = "output_text" if self._piece_type == "text" else "reasoning_text"
+            logprobs: Json = {"logprobs": []} if self._piece_type == "text" else {}
             fields = {"content_index": 0, "text": part["text"], **logprobs}
             yield self._of_item(f"response.{name}.done", **fields)
             yield self._of_item("response.content_part.done", content_index=0, part=part)
         item["status"] = "completed"
-        self._kind = ""
+        self._piece_type = ""
         yield self._event("response.output_item.done", output_index=self._index, item=dict(item))
 
     @property
     def _index(self) -> int:
         return len(self._items) - 1
 
-    def _of_item(self, kind: str, **fields: object) -> Json:
+    def _of_item(self, event_type: str, **fields: object) -> Json:
         item_id = self._items[-1]["id"]
-        return self._event(kind, item_id=item_id, output_index=self._index, **fields)
+        return self._event(event_type, item_id=item_id, output_index=self._index, **fields)
 
 
-def _empty_item(kind: str) -> Json:
-    if kind == "reasoning":
+def _empty_item(piece_type: str) -> Json:
+    if piece_type == "reasoning":
         part = {"type": "reasoning_text", "text": ""}
         return {"type": "reasoning", "summary": [], "content": [part]}
     part_of_text: Json = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}

@@ -201,8 +201,8 @@ def _numbered(items: Sequence[Json], response: Json) -> Iterator[Json]:
     for number, item in enumerate(items[: len(items) - len(response["output"])]):
         content = item.get("content")
         if isinstance(content, str):
-            kind = "output_text" if item.get("role") == "assistant" else "input_text"
-            item = {**item, "content": [{"type": kind, "text": content}]}
+            part_type = "output_text" if item.get("role") == "assistant" else "input_text"
+            item = {**item, "content": [{"type": part_type, "text": content}]}
         yield {"type": "message", "id": f"item_{number}_{response['id']}", **item}
 
 
@@ -241,8 +241,8 @@ def _functions(body: ResponsesBody) -> list[Json]:
     say_once("/v1/responses: tools of other types than 'function' are passed by")
     others = [tool.get("type") for tool in body.tools or () if tool.get("type") != "function"]
     choice = body.tool_choice
-    kind = choice.get("type") if isinstance(choice, dict) else None
-    if kind in others or (not functions and choice == "required"):
+    choice_type = choice.get("type") if isinstance(choice, dict) else None
+    if choice_type in others or (not functions and choice == "required"):
         message = f"only tools of type 'function' are called here, not {others[0]!r:.50}"
         raise ProblemError(400, message, param="tool_choice")
     return functions
@@ -271,37 +271,37 @@ def _messages(items: Sequence[Json]) -> Iterator[Json]:
     """Items as chat messages: what an assistant said and called in a row is one message."""
     reply: Json = {}
     for number, item in enumerate(items):
-        kind = item.get("type", "message")
-        if kind == "reasoning":
+        item_type = item.get("type", "message")
+        if item_type == "reasoning":
             parts = [*(item.get("content") or ()), *(item.get("summary") or ())]
             text = _text(parts, number)
             reply = {**reply, "role": "assistant", "reasoning_content": text or None}
-        elif kind == "function_call":
+        elif item_type == "function_call":
             call = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
             calls = [*reply.get("tool_calls", ())]
             calls.append({"id": item.get("call_id"), "type": "function", "function": call})
             reply = {**reply, "role": "assistant", "tool_calls": calls}
-        elif kind == "message" and item.get("role") == "assistant" and "content" not in reply:
+        elif item_type == "message" and item.get("role") == "assistant" and "content" not in reply:
             reply = {**reply, "role": "assistant", "content": _text(item.get("content"), number)}
         else:
             if reply:
                 yield reply
             reply = {}
-            if kind == "message" and item.get("role") == "assistant":
+            if item_type == "message" and item.get("role") == "assistant":
                 reply = {"role": "assistant", "content": _text(item.get("content"), number)}
             else:
-                yield _message(item, kind, number)
+                yield _message(item, item_type, number)
     if reply:
         yield reply
 
 
-def _message(item: Json, kind: str, number: int) -> Json:
-    if kind == "message":
+def _message(item: Json, item_type: str, number: int) -> Json:
+    if item_type == "message":
         return {"role": item.get("role"), "content": _text(item.get("content"), number)}
-    if kind == "function_call_output":
+    if item_type == "function_call_output":
         output = _text(item.get("output"), number)
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": output}
-    message = f"input[{number}]: items of type {str(kind)[:40]!r} cannot be used here"
+    message = f"input[{number}]: items of type {str(item_type)[:40]!r} cannot be used here"
     raise ProblemError(400, message, param="input")
 
 

@@ -76,10 +76,12 @@ class TextPart(Body):
     @model_validator(mode="before")
     @classmethod
     def _only_text(cls, given: Any) -> Any:
-        kind = given.get("type", "text") if isinstance(given, dict) else "text"
-        if isinstance(kind, str) and kind != "text":
-            text = "parts of the kind {kind} are not read: the server takes text alone"
-            raise PydanticCustomError("not_text", text, {"field": "type", "kind": kind[:40]})
+        part_type = given.get("type", "text") if isinstance(given, dict) else "text"
+        if isinstance(part_type, str) and part_type != "text":
+            text = "parts of type {part_type} are not read: the server takes text alone"
+            raise PydanticCustomError(
+                "not_text", text, {"field": "type", "part_type": part_type[:40]}
+            )
         return given
 
 

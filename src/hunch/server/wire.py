@@ -5,8 +5,8 @@ a tenth of JSON's time, and that time is taken from the engine where cores are f
 
 To the engine:   start {factory, config, logs}, submit {id, prompt_ids, params, options},
                  abort {id}, reset {}, close {}
-From the engine: ready {info}, accepted {id}, refused {id, kind, message}, deltas {items, tokens},
-                 reset {is_done}, stats {stats}, alive {}, fatal {message}
+From the engine: ready {info}, accepted {id}, refused {id, error_type, message},
+                 deltas {items, tokens}, reset {is_done}, stats {stats}, alive {}, fatal {message}
 """
 
 from __future__ import annotations
@@ -115,13 +115,13 @@ def load_config(message: Message) -> Config:
 
 def dump_error(error: errors.HunchError) -> Message:
     """An error one request met, by the name of its class."""
-    return {"kind": type(error).__name__, "message": str(error)}
+    return {"error_type": type(error).__name__, "message": str(error)}
 
 
 def load_error(message: Message) -> errors.HunchError:
     """The same error on the other side."""
-    kind = getattr(errors, message["kind"], errors.EngineError)
-    error: errors.HunchError = kind(message["message"])
+    error_class = getattr(errors, message["error_type"], errors.EngineError)
+    error: errors.HunchError = error_class(message["message"])
     return error
 
 

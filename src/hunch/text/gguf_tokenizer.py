@@ -151,15 +151,17 @@ class _Reader:
         self.metadata = metadata
         self.where = where
 
-    def get(self, key: str, kind: type, default: Any = None) -> Any:
+    def get(self, key: str, value_type: type, default: Any = None) -> Any:
         value = self.metadata.get(f"tokenizer.ggml.{key}", default)
-        if value is not None and type(value) is not kind:
-            raise ModelFormatError(f"{self.where}: tokenizer.ggml.{key} is not a {kind.__name__}")
+        if value is not None and type(value) is not value_type:
+            raise ModelFormatError(
+                f"{self.where}: tokenizer.ggml.{key} is not a {value_type.__name__}"
+            )
         return value
 
-    def list(self, key: str, kind: type, length: int | None = None) -> list[Any]:
+    def list(self, key: str, value_type: type, length: int | None = None) -> list[Any]:
         items: list[Any] = self.get(key, list, [])
-        if not set(map(type, items)) <= {kind} or length not in (None, len(items)):
+        if not set(map(type, items)) <= {value_type} or length not in (None, len(items)):
             raise ModelFormatError(f"{self.where}: tokenizer.ggml.{key} is damaged; download again")
         return items
 
@@ -167,11 +169,11 @@ class _Reader:
 def build_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
     """The tokenizer of a GGUF file; `where` names the file in errors."""
     read = _Reader(metadata, where)
-    kind = read.get("model", str)
+    tokenizer_type = read.get("model", str)
     builders = {"gpt2": _build_bpe, "llama": _build_spm, "gemma4": _build_spm}
-    if kind not in builders:
+    if tokenizer_type not in builders:
         raise UnsupportedModelError(
-            f"{where} has a tokenizer of kind {kind!r}; known are {', '.join(builders)}"
+            f"{where} has a tokenizer of type {tokenizer_type!r}; known are {', '.join(builders)}"
         )
     tokens = read.list("tokens", str)
     vocab = {token: index for index, token in enumerate(tokens)}
@@ -181,7 +183,7 @@ def build_tokenizer(metadata: Mapping[str, Any], where: str) -> Tokenizer:
         read.list("token_type", int, len(tokens)) if "tokenizer.ggml.token_type" in metadata else []
     )
     try:
-        tokenizer, has_bos = builders[kind](read, vocab, types)
+        tokenizer, has_bos = builders[tokenizer_type](read, vocab, types)
         _add_special(tokenizer, tokens, types)
         _add_bos(tokenizer, read, tokens, has_bos)
     except (ModelFormatError, UnsupportedModelError):
@@ -249,9 +251,9 @@ def _ranked_merges(read: _Reader, vocab: dict[str, int], types: list[int]) -> li
 
 def _add_special(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
     added = [
-        AddedToken(token, special=kind != _USER, normalized=False)
-        for token, kind in zip(tokens, types, strict=False)
-        if kind in (_CONTROL, _USER, _UNKNOWN) and token
+        AddedToken(token, special=token_type != _USER, normalized=False)
+        for token, token_type in zip(tokens, types, strict=False)
+        if token_type in (_CONTROL, _USER, _UNKNOWN) and token
     ]
     tokenizer.add_tokens(added)
 

@@ -184,8 +184,8 @@ def _weighed(value: Any) -> Any:
 
 def _meter_tree(tree: nodes.Template) -> None:
     """Rewrite what jinja runs without asking its environment: bodies, `~`, literals."""
-    for kind in (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends):
-        if tree.find(kind) is not None:
+    for node_class in (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends):
+        if tree.find(node_class) is not None:
             raise SecurityError("the template asks for another template")
     bodies: list[Any] = list(tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)))
     for node in bodies:

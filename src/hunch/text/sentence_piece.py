@@ -17,7 +17,7 @@ from hunch.errors import ModelFormatError
 from hunch.text.gguf_tokenizer import build_tokenizer
 
 _PIECES, _TRAINING, _NORMALISING = 1, 2, 3  # fields of the file
-_TEXT, _SCORE, _KIND = 1, 2, 3  # of a piece
+_TEXT, _SCORE, _TYPE = 1, 2, 3  # of a piece
 _MODEL_TYPE, _BOS, _EOS = 3, 41, 42  # of how it was trained
 _BPE = 2
 _CHANGES, _HAS_PREFIX, _JOINS_SPACES = 2, 3, 4  # of how text is normalised
@@ -47,14 +47,14 @@ def _metadata(file: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
     if data[:1] != b"\n":  # the first piece; files of tiktoken begin otherwise
         return None
     try:
-        tokens, scores, kinds = [], [], []
+        tokens, scores, types = [], [], []
         parts: dict[int, dict[int, Value]] = {_TRAINING: {}, _NORMALISING: {}}
         for number, value in _fields(data):
             if number == _PIECES:
                 piece = dict(_fields(_as_bytes(value)))
                 tokens.append(_as_bytes(piece[_TEXT]).decode())
                 scores.append(struct.unpack("<f", _as_bytes(piece.get(_SCORE, bytes(4))))[0])
-                kinds.append(piece.get(_KIND, 1))
+                types.append(piece.get(_TYPE, 1))
             elif number in parts:
                 parts[number] = dict(_fields(_as_bytes(value)))
     except (KeyError, IndexError, TypeError, ValueError, struct.error):
@@ -68,7 +68,7 @@ def _metadata(file: Path, settings: Mapping[str, Any]) -> dict[str, Any] | None:
         "model": "llama",
         "tokens": tokens,
         "scores": scores,
-        "token_type": kinds,
+        "token_type": types,
         "add_space_prefix": bool(normalising.get(_HAS_PREFIX, 1)),
         "add_bos_token": settings.get("add_bos_token") is not False,
         "add_eos_token": settings.get("add_eos_token") is True,

@@ -67,8 +67,8 @@ class GgufWeights:
             return torch.tensor([self._told[name]], dtype=dtype)
         place = self._place(name)
         rows = self._rows(name, place)
-        numbers = dequantise(place.kind, rows, place.shape[-1], dtype).view(place.shape)
-        if place.kind not in PLAIN:
+        numbers = dequantise(place.format, rows, place.shape[-1], dtype).view(place.shape)
+        if place.format not in PLAIN:
             self._release(place)
         return torch.log(-numbers) if name.endswith("linear_attn.A_log") else numbers
 
@@ -76,11 +76,11 @@ class GgufWeights:
         if name in self._told:
             return None
         place = self._place(name)
-        if place.kind in PLAIN or len(place.shape) < 2:
+        if place.format in PLAIN or len(place.shape) < 2:
             return None
         shape = (prod(place.shape[:-1]), place.shape[-1])
         rows = self._rows(name, place)
-        return Packed(place.kind, shape, rows, partial(self._release, place))
+        return Packed(place.format, shape, rows, partial(self._release, place))
 
     def _release(self, place: TensorPlace) -> None:
         """A tensor's pages leave this process's memory; who reads them again waits for the file."""

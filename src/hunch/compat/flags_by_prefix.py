@@ -129,7 +129,7 @@ _SWITCHES = ("--enable-", "--disable-", "--enforce-", "--debug-", "--use-", "--s
 _KNOWN = {"--cuda-graph-max-bs", "--mm-processor-kwargs", "--max-lora-rank"}  # and have a meaning
 
 
-def kind_of(flag: str) -> tuple[str, bool, bool] | None:
+def unused_flag(flag: str) -> tuple[str, bool, bool] | None:
     """Why a flag has no meaning here, whether it is refused, and whether it is a switch."""
     flag = flag.replace("--no-", "--", 1)
     if flag in _KNOWN:
