@@ -9,11 +9,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from hunch.bench.device.published import lay_awq, lay_gptq, lay_packed
+from hunch.kernels.quant import BOOKS
 
 Made = tuple[dict[str, Tensor], Tensor]  # tensors after the module's name, the numbers [N, K]
 GROUP = 32
@@ -94,6 +96,45 @@ def fp8(n: int, k: int, seed: int = 0, *, scales: str = "blocks") -> Made:
     return {"weight": weight, **beside}, numbers * scale
 
 
+def bitsandbytes(n: int, k: int, seed: int = 0, *, form: str = "nf4", nested: bool = True) -> Made:
+    """4 bits: blocks of 64 through all rows; `nested`: scales are codes, in blocks of 256."""
+    rng = np.random.default_rng(seed)
+    code = rng.integers(0, 16, n * k, dtype=np.uint8)
+    book = np.array(BOOKS["nf4" if form == "nf4" else "fp4_bnb"], dtype=np.float32)
+    state: dict[str, Any] = {
+        "quant_type": form, "blocksize": 64, "dtype": "bfloat16", "shape": [n, k],
+    }  # fmt: skip
+    num_blocks = -(-n * k // 64)
+    stored = {"quant_map": book}
+    if nested:
+        absmax = rng.integers(0, 256, num_blocks, dtype=np.uint8)
+        levels = np.sort(rng.uniform(-1, 1, 256).astype(np.float32))
+        unit = rng.uniform(0.01, 0.02, -(-num_blocks // 256)).astype(np.float32)
+        offset = np.float32(0.03)
+        scale = [levels[a] * unit[block // 256] + offset for block, a in enumerate(absmax)]
+        state |= {"nested_blocksize": 256, "nested_offset": float(offset)}
+        stored |= {"nested_absmax": unit, "nested_quant_map": levels}
+    else:
+        absmax = rng.uniform(0.01, 0.05, num_blocks).astype(np.float32)
+        scale = list(absmax)
+    stored |= {
+        "absmax": absmax,
+        f"quant_state.bitsandbytes__{form}": np.frombuffer(json.dumps(state).encode(), np.uint8),
+    }
+    numbers = [book[one] * scale[place // 64] for place, one in enumerate(code)]
+    tensors = {f"weight.{name}": torch.from_numpy(some.copy()) for name, some in stored.items()}
+    byte = torch.from_numpy(code[::2] << 4 | code[1::2])
+    return {"weight": byte[:, None], **tensors}, torch.tensor(np.array(numbers)).view(n, k)
+
+
+def bitsandbytes_int8(n: int, k: int, seed: int = 0) -> Made:
+    generator = torch.Generator().manual_seed(seed)
+    code = torch.randint(-127, 128, (n, k), generator=generator, dtype=torch.int8)
+    largest = torch.rand(n, generator=generator)
+    beside = {"SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    return {"weight": code, **beside}, code.float() * (largest / 127)[:, None]
+
+
 COMPRESSED = {
     "quant_method": "compressed-tensors",
     "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": GROUP}}},
@@ -129,6 +170,18 @@ FORMATS: dict[str, tuple[dict[str, Any], Any]] = {  # name: quantization_config,
     ),
     "fp8": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, fp8),
     "fp8 whole": ({"quant_method": "fp8"}, lambda n, k, seed=0: fp8(n, k, seed, scales="all")),
+    "bitsandbytes nf4": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+        bitsandbytes,
+    ),
+    "bitsandbytes fp4": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+        lambda n, k, seed=0: bitsandbytes(n, k, seed, form="fp4", nested=False),
+    ),
+    "bitsandbytes int8": (
+        {"quant_method": "bitsandbytes", "load_in_8bit": True},
+        bitsandbytes_int8,
+    ),
     "fbgemm": (
         {"quant_method": "fbgemm_fp8"},
         lambda n, k, seed=0: fp8(n, k, seed, scales="rows"),

@@ -79,7 +79,7 @@ def test_a_path_with_a_colon_survives() -> None:
         ({"speculative_config": {"method": "telepathy"}}, "telepathy"),
         ({"num_speculative_tokens": 5}, "speculative_model"),
         ({"speculative_model": "[ngram]", "num_speculative_tokens": 0}, "1 or more"),
-        ({"quantization": "bitsandbytes"}, "quantization"),
+        ({"quantization": "hqq"}, "quantization"),
         ({"dtype": "float8"}, "dtype"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
         ({"max_num_seqs": 0}, "max_num_seqs"),

@@ -4,9 +4,12 @@
     python tools/format_samples.py --awq autoawq-0.2.9/awq/utils/packing_utils.py \
         --gptq auto_gptq-0.7.1/auto_gptq/nn_modules/qlinear/qlinear_cuda.py
 
-Of autoawq and auto-gptq one file of the source distribution each is enough. The numbers are what
-those tools say the codes stand for; `tests/models/test_weights_published.py` holds our readers to
-them.
+    pip install bitsandbytes==0.50.2
+    python tools/format_samples.py --bitsandbytes
+
+Of autoawq and auto-gptq one file of the source distribution each is enough. What a command does not
+make stays as it is in the file. The numbers are what those tools say the codes stand for;
+`tests/models/test_weights_published.py` holds our readers to them.
 
 Shape letters: N outputs, K inputs, G groups of inputs.
 """
@@ -21,7 +24,8 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 OUT = Path(__file__).resolve().parents[1] / "tests" / "models" / "format_samples.safetensors"
@@ -87,6 +91,39 @@ def fp8_blocks() -> Sample:
     return {"quant_method": "fp8", "weight_block_size": list(block)}, stored, found["a.weight"]
 
 
+def bitsandbytes_4(form: str, width: int, *, is_nested: bool) -> Sample:
+    """Packed and unpacked by bitsandbytes, in float32."""
+    from bitsandbytes.functional import dequantize_4bit, quantize_4bit
+
+    code, state = quantize_4bit(
+        torch.randn(N, width) * 0.1, quant_type=form, compress_statistics=is_nested
+    )
+    stored = {f"weight.{name}": tensor for name, tensor in state.as_dict(packed=True).items()}
+    settings = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    return settings, {"weight": code, **stored}, dequantize_4bit(code, state)
+
+
+def bitsandbytes_8() -> Sample:
+    """Its numbers in bfloat16: before, they are rounded twice there and once here."""
+    from bitsandbytes.functional import int8_vectorwise_dequant, int8_vectorwise_quant
+
+    code, largest, _ = int8_vectorwise_quant((torch.randn(N, K) * 0.1).half())
+    stored = {"weight": code, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
+    settings = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    return settings, stored, int8_vectorwise_dequant(code, largest).bfloat16()
+
+
+def bitsandbytes_samples() -> dict[str, Sample]:
+    return {
+        "bitsandbytes nf4": bitsandbytes_4("nf4", K, is_nested=False),
+        "bitsandbytes nf4 nested": bitsandbytes_4("nf4", K, is_nested=True),
+        "bitsandbytes nf4 odd": bitsandbytes_4("nf4", K + 16, is_nested=True),
+        "bitsandbytes fp4": bitsandbytes_4("fp4", K, is_nested=False),
+        "bitsandbytes fp4 nested": bitsandbytes_4("fp4", K, is_nested=True),
+        "bitsandbytes int8": bitsandbytes_8(),
+    }
+
+
 def load(path: Path) -> ModuleType:
     found = importlib.util.spec_from_file_location(path.stem, path)
     assert found is not None
@@ -127,15 +164,23 @@ def samples(awq_file: Path, gptq_file: Path) -> dict[str, Sample]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--awq", type=Path, required=True)
-    parser.add_argument("--gptq", type=Path, required=True)
+    parser.add_argument("--awq", type=Path)
+    parser.add_argument("--gptq", type=Path)
+    parser.add_argument("--bitsandbytes", action="store_true")
     args = parser.parse_args()
+    tensors: dict[str, Tensor] = load_file(OUT)
+    with safe_open(OUT, "pt") as file:
+        settings: dict[str, str] = file.metadata()
     torch.manual_seed(0)
-    tensors: dict[str, Tensor] = {}
-    settings: dict[str, str] = {}
-    for form, (given, stored, numbers) in samples(args.awq, args.gptq).items():
+    made = samples(args.awq, args.gptq) if args.awq and args.gptq else {}
+    if args.bitsandbytes:
+        torch.manual_seed(0)
+        made |= bitsandbytes_samples()
+    for form, (given, stored, numbers) in made.items():
         settings[form] = json.dumps(given)
         found = {**stored, "numbers": numbers}
+        for name in [name for name in tensors if name.startswith(f"{form}/")]:
+            del tensors[name]
         tensors |= {f"{form}/{name}": tensor.contiguous() for name, tensor in found.items()}
     save_file(tensors, OUT, settings)
 

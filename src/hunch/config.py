@@ -28,7 +28,7 @@ KV_DTYPES = ("auto", "fp8", "fp8_e4m3", "int8")
 # vLLM's names -> the methods of checkpoints they mean, or the dtype weights are rounded to.
 QUANTIZATIONS = {
     **{name: (name,) for name in ("awq", "gptq", "fp8", "fbgemm_fp8", "mxfp4", "gguf")},
-    **{name: (name,) for name in ("compressed-tensors", "int8", "int4")},
+    **{name: (name,) for name in ("compressed-tensors", "bitsandbytes", "int8", "int4")},
     "awq_marlin": ("awq",),
     "gptq_marlin": ("gptq",),
     "modelopt": ("fp8",),

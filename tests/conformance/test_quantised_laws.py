@@ -19,7 +19,7 @@ PARAMS = [
     SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
     SamplingParams(temperature=0.9, top_p=0.95, max_tokens=24, seed=3, ignore_eos=True),
 ]
-FAST = ("awq", "fp8")
+FAST = ("awq", "fp8", "bitsandbytes nf4")
 FORMS = [
     form if form in FAST else pytest.param(form, marks=pytest.mark.slow) for form in sorted(FORMATS)
 ]

@@ -17,6 +17,7 @@ from hunch.kernels.gpu_codes import can_move
 from hunch.kernels.quant import Codes, Quantised, join, pack, slices_of
 from hunch.kernels.quantise import quantise
 from hunch.kernels.slices import SPAN, split_of
+from hunch.kernels.words import num_parts
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
@@ -30,7 +31,7 @@ def rand(*shape: int, seed: int = 0) -> torch.Tensor:
 def codes(kind: str, form: str = "", group: int = 32, n: int = N, k: int = K) -> Codes:
     """Random codes of a kind; `form` names what stands beside the scales."""
     gen = torch.Generator().manual_seed(n + k)
-    high = 16 if kind in ("int4", "fp4") else 256
+    high = 16 if num_parts(kind) == 4 else 256
     code = torch.randint(0, high, (n, k), generator=gen, dtype=torch.uint8)
     if kind == "fp8":
         code[(code & 127) == 127] = 0  # NaN
@@ -52,7 +53,7 @@ def codes(kind: str, form: str = "", group: int = 32, n: int = N, k: int = K) ->
             unit_NU=rand(n, -(-k // 256)).half(),
             min_unit_NU=rand(n, -(-k // 256), seed=1).half(),
         )
-    else:
+    elif form != "float":
         made.offset = 8 if kind == "int4" else 0
         made.scale_NG = made.scale_NG.to(torch.float16)
     return made
@@ -61,6 +62,7 @@ def codes(kind: str, form: str = "", group: int = 32, n: int = N, k: int = K) ->
 FORMS = [
     ("int4", "", 64), ("int4", "zero", 64), ("int4", "minimum", 32), ("int4", "units", 32),
     ("fp4", "", 32), ("int8", "", K), ("int8", "units", 16), ("fp8", "", 64),
+    ("nf4", "float", 64), ("fp4_bnb", "float", 32),
 ]  # fmt: skip
 
 

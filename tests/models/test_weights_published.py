@@ -130,7 +130,7 @@ def test_blocks_of_a_gguf_file(kind: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "error", "word"),
     [
-        ({"quant_method": "bitsandbytes"}, UnsupportedModelError, "gptq.* --dtype int4"),
+        ({"quant_method": "hqq"}, UnsupportedModelError, "gptq.* --dtype int4"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, UnsupportedModelError, "nvfp4"),
         ({"quant_method": "awq", "bits": 3}, UnsupportedModelError, "3 bits"),
         ({"quant_method": "awq", "version": "gemv"}, UnsupportedModelError, "gemv"),
@@ -144,7 +144,10 @@ def test_what_is_not_read_is_named(settings, error, word, tmp_path) -> None:
         open_weights(folder).tensor("a.weight")
 
 
-@pytest.mark.parametrize("form", ["awq", "gptq order", "compressed int8", "fp8"])
+@pytest.mark.parametrize(
+    "form",
+    ["awq", "gptq order", "compressed int8", "fp8", "bitsandbytes nf4", "bitsandbytes int8"],
+)
 def test_a_model_keeps_what_its_file_holds(form: str, tmp_path: Path) -> None:
     config = tiny_config(hidden_size=64, intermediate_size=128, num_hidden_layers=1)
     folder, numbers = quantised_copy(tmp_path, form, config, tiny_weights(config).tensors)
@@ -225,6 +228,37 @@ def test_codes_without_settings_are_no_numbers(dtype: torch.dtype, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("form", "name", "other", "word"),
+    [
+        ("nf4", "weight.quant_map", torch.linspace(-1, 1, 16), "quant_map is not that of nf4"),
+        ("nf4", "weight.quant_state.bitsandbytes__nf4", None, "without a quant_state"),
+        ("int8", "weight_format", torch.tensor(2, dtype=torch.uint8), "weight_format=2"),
+        ("int8", "SCB", None, "no scales"),
+    ],
+)
+def test_what_bitsandbytes_files_lack(form, name, other, word, tmp_path) -> None:
+    settings, make = FORMATS[f"bitsandbytes {form}"]
+    tensors = make(16, 64)[0]
+    del tensors[name]
+    stored = {f"a.{last}": tensor for last, tensor in tensors.items()}
+    if other is not None:
+        stored[f"a.{name}"] = other
+    folder = write(tmp_path, {**CONFIG, "quantization_config": settings}, stored)
+    with pytest.raises((ModelFormatError, UnsupportedModelError), match=word):
+        open_weights(folder).tensor("a.weight")
+
+
+def test_codes_of_bitsandbytes_in_words_of_16_bits(tmp_path) -> None:
+    """As files are written for training on several GPUs (`bnb_4bit_quant_storage`)."""
+    settings, make = FORMATS["bitsandbytes nf4"]
+    tensors, numbers = make(16, 64)
+    tensors["weight"] = tensors["weight"].flatten().view(torch.bfloat16)[:, None]
+    stored = {f"a.{last}": tensor for last, tensor in tensors.items()}
+    folder = write(tmp_path, {**CONFIG, "quantization_config": settings}, stored)
+    assert torch.equal(open_weights(folder).tensor("a.weight"), numbers)
+
+
+@pytest.mark.parametrize(
     ("name", "form", "dtype"),
     [
         ("awq_marlin", "awq", "auto"),
@@ -235,6 +269,9 @@ def test_codes_without_settings_are_no_numbers(dtype: torch.dtype, tmp_path: Pat
         ("compressed-tensors", "compressed int4", "auto"),
         ("modelopt", "fp8", "auto"),
         ("fbgemm_fp8", "fbgemm", "auto"),
+        ("bitsandbytes", "bitsandbytes nf4", "auto"),
+        ("bitsandbytes", "bitsandbytes int8", "auto"),
+        ("bitsandbytes", "awq", None),
         ("fp8", None, "fp8"),
         ("int4", None, "int4"),
         ("fp8", "awq", None),

@@ -386,7 +386,7 @@ def test_keys_may_come_from_the_environment(
         (["--port", "99999"], "port"),
         (["--max-n", "0"], "max_n"),
         (["--chat-template", "/no/such/file"], "chat_template"),
-        (["--quantization", "bitsandbytes"], "quantization"),
+        (["--quantization", "hqq"], "quantization"),
     ],
 )
 def test_what_cannot_work_is_named(

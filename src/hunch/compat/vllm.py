@@ -103,7 +103,7 @@ _ONLY = {  # taken with these values alone
     "data_parallel_size": (1,),
     "trust_remote_code": (False, True),
     "tokenizer_mode": ("auto", "slow"),
-    "load_format": ("auto", "safetensors", "pt", "gguf"),
+    "load_format": ("auto", "safetensors", "pt", "gguf", "bitsandbytes"),
     "dp_size": (1,),
     "task": ("generate", "auto", "embed", "embedding"),  # every model embeds: LLM.embed
     "runner": ("generate", "auto", "pooling"),

@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from hunch.kernels.gpu_launch import IS_INTERPRETED
-from hunch.kernels.quant import Quantised
+from hunch.kernels.quant import BOOKS, KINDS, Quantised
+from hunch.kernels.words import num_parts
 
 # Assembly for two words in a register ($1) to two numbers of 16 bits ($0). First the code's value,
 # exactly, in `c`: whole numbers are put into the mantissa of a power of two that $2 takes off with
@@ -75,6 +76,7 @@ _TWO = {  # lop3: (a & b) ^ c and (a & b) | c
     " // $5 $6\n }",
 }
 _UP = {"int4": 2.0**126, "int8": 2.0**126, "fp8": 2.0**113}
+_WIDTHS = {kind: 16 // num_parts(kind) for kind in KINDS}  # bits of a code
 _OFFSETS = {"int4": 8.0, "int8": 128.0, "fp8": 0.0}
 
 
@@ -104,7 +106,7 @@ def can_move(w: Quantised) -> bool:
 def _asm(kind, part, dtype, route, has_zero):
     """Of one part. Multiplying and adding at once is exact where a minimum is added."""
     name = "bf16" if dtype == tl.bfloat16 else "f16"
-    at = part * (4 if kind in ("int4", "fp4") else 8)
+    at = part * _WIDTHS[kind]
     minus = f"sub.{name}x2 c, c, $2;" if has_zero else ""
     key = (kind, name, part) if (kind, name, part) in _VALUE else (kind, name)
     value = _VALUE[key].format(at=at, minus=minus)
@@ -118,11 +120,51 @@ def _power(kind, dtype):
     return 0.0 if kind != "int4" else 128.0 if dtype == tl.bfloat16 else 1024.0
 
 
+@triton.constexpr_function
+def _width(kind):
+    return _WIDTHS[kind]
+
+
+@triton.constexpr_function
+def _has_book(kind):
+    return kind in BOOKS
+
+
+@triton.constexpr_function
+def _entry(kind, at):
+    return BOOKS[kind][at]
+
+
+@triton.jit
+def _one_of_four(is_odd, is_second, KIND: tl.constexpr, AT: tl.constexpr):
+    low = tl.where(is_odd, _entry(KIND, AT + 1), _entry(KIND, AT))
+    high = tl.where(is_odd, _entry(KIND, AT + 3), _entry(KIND, AT + 2))
+    return tl.where(is_second, high, low)
+
+
+@triton.jit
+def _in_book(code, KIND: tl.constexpr):
+    """The entries of a book that codes number, chosen bit by bit: no memory is read."""
+    is_odd, is_second, is_third = (code & 1) != 0, (code & 2) != 0, (code & 4) != 0
+    low = tl.where(
+        is_third,
+        _one_of_four(is_odd, is_second, KIND, 4),
+        _one_of_four(is_odd, is_second, KIND, 0),
+    )
+    high = tl.where(
+        is_third,
+        _one_of_four(is_odd, is_second, KIND, 12),
+        _one_of_four(is_odd, is_second, KIND, 8),
+    )
+    return tl.where((code & 8) != 0, high, low)
+
+
 @triton.jit
 def _code_values(word, PART: tl.constexpr, KIND: tl.constexpr):
     """Codes as float32, in Triton's own words."""
-    tl.static_assert(KIND == "int4" or KIND == "fp4" or KIND == "int8" or KIND == "fp8")
-    code = word.to(tl.int32) >> (4 if KIND == "int4" or KIND == "fp4" else 8) * PART
+    code = word.to(tl.int32) >> _width(KIND) * PART
+    if _has_book(KIND):
+        return _in_book(code, KIND)
     if KIND == "fp8":
         return (code & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
     if KIND == "int8":
@@ -287,7 +329,7 @@ def places(WORDS: tl.constexpr):
 
 
 def route_of(w: Quantised) -> str:
-    if IS_INTERPRETED or w.dtype not in (torch.bfloat16, torch.float16):
+    if IS_INTERPRETED or w.kind in BOOKS or w.dtype not in (torch.bfloat16, torch.float16):
         return "plain"
     if w.has_minimum:
         return "affine"

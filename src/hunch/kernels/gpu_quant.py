@@ -29,6 +29,7 @@ from hunch.kernels.gpu_launch import (
 )
 from hunch.kernels.quant import UNIT_GROUP, Quantised
 from hunch.kernels.slices import slice_of
+from hunch.kernels.words import num_parts
 
 
 @triton.jit
@@ -160,7 +161,7 @@ def launch(
     slice_k = slice_of(k, split)
     assert split == 1 or slice_k % span == 0, "a span belongs to one slice"
     num_splits = split if is_grid_split else 1
-    tile = tile or tile_of(m, w.kind in ("int4", "fp4"), num_splits > 1)
+    tile = tile or tile_of(m, num_parts(w.kind) == 4, num_splits > 1)
     block_n = tile.block_n
     if ending == "rope":  # a tile must not cross a head's half
         half = heads[0] // 2

@@ -26,9 +26,20 @@ from torch import Tensor
 from hunch.kernels.slices import SPAN, slice_of, split_of
 from hunch.kernels.words import num_parts, pack_words, unpack_words
 
-KINDS = ("int4", "fp4", "int8", "fp8")  # int4: 0 to 15, int8: -128 to 127; fp4: e2m1, fp8: e4m3
+# int4: 0 to 15, int8: -128 to 127; fp4: e2m1, fp8: e4m3; and codes that number a book's entries.
+KINDS = ("int4", "fp4", "nf4", "fp4_bnb", "int8", "fp8")
 UNIT_GROUP = 256
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of codes 0 to 7; 8 to 15 are their negatives
+_TWELFTHS = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)  # as fp4_bnb numbers them
+BOOKS = {  # of float32; both are bitsandbytes'
+    "nf4": (
+        -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453,
+        -0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0,
+        0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+        0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+    ),
+    "fp4_bnb": tuple(sign * value / 12 for sign in (1, -1) for value in _TWELFTHS),
+}  # fmt: skip
 UNITS_BIAS = 1 << 15  # counts that may be negative are stored plus this
 _HALVES = {"f16": torch.float16, "bf16": torch.bfloat16}
 _CHUNK = 1 << 22  # weights turned into float32 at once
@@ -152,6 +163,8 @@ def _values(kind: str, code_NK: Tensor) -> Tensor:
     if kind == "fp4":
         both = torch.tensor([*FP4, *(-value for value in FP4)], device=code_NK.device)
         return both[code_NK.long()]
+    if kind in BOOKS:
+        return torch.tensor(BOOKS[kind], device=code_NK.device)[code_NK.long()]
     if kind == "fp8":
         return code_NK.view(torch.float8_e4m3fn).float()
     return (code_NK.view(torch.int8) if kind == "int8" else code_NK).float()

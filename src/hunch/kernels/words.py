@@ -8,10 +8,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+FOUR_BITS = ("int4", "fp4", "nf4", "fp4_bnb")
+
 
 def num_parts(kind: str) -> int:
     """Codes of a word."""
-    return 4 if kind in ("int4", "fp4") else 2
+    return 4 if kind in FOUR_BITS else 2
 
 
 def _in_registers(word_SNW: Tensor, *, is_packed: bool) -> Tensor:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, unflatten
 from torch.nn import functional
 
-from hunch.kernels.quant import FP4
+from hunch.kernels.quant import BOOKS, FP4
 from hunch.kernels.quantise import quantise
 from hunch.models.weights import Weights
 
@@ -28,6 +28,7 @@ GROUP = 128
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # nibble i of a word has output _AWQ_ORDER[i] of its eight
 _SCALE_OF_ZEROS = 2.0**-7
 _FP4_GROUP = 32
+_NF4_BLOCK = 64
 _FP8_BLOCK = 128
 _FP8_MOST = 448.0
 
@@ -156,6 +157,33 @@ def _fp4(w_NK: Tensor) -> Stored:
     return {"weight_packed": byte_NGB.flatten(1), "weight_scale": scale_NG}
 
 
+def _nf4(w_NK: Tensor) -> Stored:
+    """bitsandbytes' 4 bits: the nearest entry of its book, of blocks through all rows."""
+    book = torch.tensor(BOOKS["nf4"], device=w_NK.device)
+    blocks_BK = w_NK.float().reshape(-1, _NF4_BLOCK)
+    absmax_B = blocks_BK.abs().amax(1)
+    value_BK = blocks_BK / absmax_B.clamp(min=_SCALE_OF_ZEROS)[:, None]
+    high, low = torch.bucketize(value_BK, (book[1:] + book[:-1]) / 2).view(-1, 2).unbind(1)
+    state = {
+        "quant_type": "nf4", "blocksize": _NF4_BLOCK, "dtype": "bfloat16",
+        "shape": list(w_NK.shape),
+    }  # fmt: skip
+    state_Y = torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)
+    return {
+        "weight": (high << 4 | low).to(torch.uint8)[:, None],
+        "weight.absmax": absmax_B,
+        "weight.quant_map": book,
+        "weight.quant_state.bitsandbytes__nf4": state_Y,
+    }
+
+
+def _largest_of_rows(w_NK: Tensor) -> Stored:
+    """bitsandbytes' 8 bits: 127 stands for the largest of a row."""
+    largest_N = w_NK.float().abs().amax(1)
+    code_NK = (w_NK.float() * (127 / largest_N.clamp(min=_SCALE_OF_ZEROS))[:, None]).round()
+    return {"weight": code_NK.to(torch.int8), "SCB": largest_N}
+
+
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
@@ -181,6 +209,10 @@ FORMATS = {
     "compressed-int8": _compressed(8, partial(_by_row, kind="int8", dtype=torch.int8)),
     "compressed-fp8": _compressed(8, partial(_by_row, kind="fp8", dtype=torch.float8_e4m3fn)),
     "compressed-mxfp4": _compressed(4, _fp4, group_size=_FP4_GROUP),
+    "bitsandbytes-nf4": Format({"quant_method": "bitsandbytes", "load_in_4bit": True}, _nf4),
+    "bitsandbytes-int8": Format(
+        {"quant_method": "bitsandbytes", "load_in_8bit": True}, _largest_of_rows
+    ),
     "fp8-blocks": Format(
         {"quant_method": "fp8", "weight_block_size": [_FP8_BLOCK, _FP8_BLOCK]}, _fp8_blocks
     ),

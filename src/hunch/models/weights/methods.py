@@ -14,8 +14,9 @@ from torch import Tensor
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.kernels.quant import Codes
+from hunch.models.weights import bitsandbytes
 
-METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "awq", "gptq", "mxfp4")
+METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "awq", "gptq", "mxfp4", "bitsandbytes")
 # Methods whose checkpoints are those of another: which, by what they say of themselves.
 _SAME = {
     "modelopt": ("quant_algo", {"fp8": "fp8"}),
@@ -261,4 +262,5 @@ READERS: dict[str, Callable[[Mapping[str, Tensor], Mapping[str, Any], str], Code
     "awq": _awq,
     "gptq": _gptq,
     "mxfp4": _mxfp4,
+    "bitsandbytes": bitsandbytes.read,
 }

@@ -1,8 +1,9 @@
 """Checkpoints with a `quantization_config`: their matrices under the names a plain one has.
 
 Read as published: fp8 (blocks, rows, whole tensors), int4 and int8 of compressed-tensors, AWQ,
-GPTQ with and without act-order, and the 4-bit floats of gpt-oss. What a checkpoint says of
-activations is not followed: they stay in 16 bits, which is nearer to the model it was made from.
+GPTQ with and without act-order, bitsandbytes, and the 4-bit floats of gpt-oss. What a checkpoint
+says of activations is not followed: they stay in 16 bits, which is nearer to the model it was made
+from.
 
 Shape letters: N outputs, K inputs, G groups of inputs, E experts.
 """
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from hunch.errors import ModelFormatError
 from hunch.kernels.quant import Codes
+from hunch.models.weights import bitsandbytes
 from hunch.models.weights.base import Packed, Rows, Weights
 from hunch.models.weights.json_file import read_json
 from hunch.models.weights.methods import READERS, fp4, method_of
@@ -32,6 +34,12 @@ _BESIDE = (  # tensors that belong to a matrix, after its module's name
     "weight_scale", "weight_scale_inv", "weight_packed", "weight_shape", "weight_zero_point",
     "weight_g_idx", "qweight", "qzeros", "scales", "g_idx",
     "input_scale", "input_scale_ub", "input_zero_point", "output_scale", "activation_scale",
+    *bitsandbytes.BESIDE,
+)  # fmt: skip
+_ENDS = tuple(f".{part}" for part in _BESIDE)
+_MARKS = (  # one of them is beside every quantised matrix
+    "qweight", "weight_packed", "weight_scale", "weight_scale_inv",
+    bitsandbytes.ABSMAX, bitsandbytes.SCALES,
 )  # fmt: skip
 _UNUSED = ("k_scale", "v_scale", "kv_scale", "q_scale", "prob_scale")  # of a KV cache's precision
 
@@ -114,7 +122,9 @@ class PublishedWeights:
                     found[name.removesuffix("_blocks") + ".weight"] = shape
             elif last in ("qweight", "weight_packed"):
                 found[f"{module}.weight"] = self._packed_shape(module, last)
-            elif last not in _BESIDE and last not in _UNUSED:
+            elif last == "weight" and (state := bitsandbytes.state_name(self._raw, module)):
+                found[name] = bitsandbytes.shape_in(self._stored.raw(state))
+            elif not name.endswith(_ENDS) and last not in _UNUSED:
                 found[name] = tuple(self._stored.raw_shape(name))
         return found
 
@@ -147,7 +157,12 @@ class PublishedWeights:
             codes = packed.codes()
             assert codes is not None
             return codes.numbers(dtype)
-        return self._stored.raw(name).to(dtype)
+        stored = self._stored.raw(name)
+        if name.endswith(".weight") and not stored.is_floating_point():
+            raise ModelFormatError(
+                f"{self.path}: {name} is stored in {stored.dtype}, and no scales are beside it"
+            )
+        return stored.to(dtype)
 
     def packed(self, name: str) -> Packed | None:
         shape = self.shape(name)
@@ -183,8 +198,7 @@ class PublishedWeights:
         return Coded(self.method, size, torch.empty(0), _nothing, read)
 
     def _is_quantised(self, module: str) -> bool:
-        marks = ("qweight", "weight_packed", "weight_scale", "weight_scale_inv")
-        return any(f"{module}.{mark}" in self._raw for mark in marks)
+        return any(f"{module}.{mark}" in self._raw for mark in _MARKS)
 
     def _experts(self, stem: str, dtype: torch.dtype) -> Tensor:
         """All experts' matrices, [E, N, K], one expert at a time."""
