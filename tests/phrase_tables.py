@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hunch.kernels.lookup import NUM_KINDS, PRIORS
+from hunch.kernels.lookup import NUM_GUESS_TYPES, PRIORS
 from hunch.kernels.phrases import NUM_LEVELS, PhraseTable, context_hash
 
 VOCAB = 64
@@ -22,7 +22,7 @@ def table_of(entries: dict[tuple[int, ...], tuple[int, int]], **odds: Any) -> Ph
         "own_odds": np.array(ODDS),
         "seen_odds": np.zeros(1 + 2 * NUM_LEVELS),
         "level_odds": np.log(share / (1 - share)),
-        "versus_odds": np.zeros(NUM_KINDS + 1),
+        "versus_odds": np.zeros(NUM_GUESS_TYPES + 1),
         "guess_trust_V": np.zeros(VOCAB),
         "last_trust_V": np.zeros(VOCAB),
         **odds,

@@ -90,7 +90,7 @@ def test_checkpoints_of_published_formats_hold_the_model_they_are_made_of(tmp_pa
     name = "model.layers.1.self_attn.q_proj.weight"
     whole, few = weights.tensor(name)[:32], made.tensor(name)[:32]  # random after the first head
     error = (whole - few).norm() / whole.norm()
-    assert 1e-3 < error < (0.15 if "4" in str(made.packed(name).codes().kind) else 0.04)
+    assert 1e-3 < error < (0.15 if "4" in str(made.packed(name).codes().format) else 0.04)
     assert made.config["hidden_size"] == 256
     held = load_decoder(made, hold="keep")
     assert all(isinstance(layer.attn.qkv.weight, Quantised) for layer in held.layers)

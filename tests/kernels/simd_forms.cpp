@@ -1,5 +1,5 @@
 // Holds the products of one vector unit to plain arithmetic, without Python: test_simd_forms.py
-// builds it for each unit. Prints the largest error of every kind and a hash of the products' bits; exit
+// builds it for each unit. Prints the largest error of every format and a hash of the products' bits; exit
 // code 1 where an error is too large or a row's bits are others beside other rows.
 #include <cmath>
 #include <cstdio>
@@ -19,8 +19,11 @@ double normal() { return std::normal_distribution<double>()(generator); }
 
 // Random numbers and scales in place of a file's; limits are as likely as the rest.
 void fill(Matrix& w) {
-    const int levels = w.kind == Kind::INT8 ? 8 : w.kind == Kind::K6 ? 6 : w.kind == Kind::K4 ? 4 : 5;
-    const bool is_unsigned = w.kind == Kind::INT4 || w.kind == Kind::K4;
+    const int levels = w.format == Format::INT8 ? 8
+                       : w.format == Format::K6 ? 6
+                       : w.format == Format::K4 ? 4
+                                                : 5;
+    const bool is_unsigned = w.format == Format::INT4 || w.format == Format::K4;
     for (int n = 0; n < w.num_out; n++) {
         for (int g = 0; g < w.num_groups; g++) {
             int8_t q[GROUP];
@@ -29,14 +32,14 @@ void fill(Matrix& w) {
                 x = is_unsigned ? (int8_t)(raw & 15) : (int8_t)((int8_t)raw >> (8 - levels));
             }
             w.put_levels(n, g, q);
-            if (!has_supers(w.kind)) w.put_scale(n, g, (float)normal(), (float)normal());
+            if (!has_supers(w.format)) w.put_scale(n, g, (float)normal(), (float)normal());
         }
-        for (int s = 0; has_supers(w.kind) && s < w.num_groups / SUPER; s++) {
+        for (int s = 0; has_supers(w.format) && s < w.num_groups / SUPER; s++) {
             uint16_t d = to_half((float)normal()), m = to_half((float)normal());
             uint8_t scales[2 * SUPER], minima[SUPER];
-            for (uint8_t& x : scales) x = (uint8_t)(generator() & (w.kind == Kind::K6 ? 255 : 63));
+            for (uint8_t& x : scales) x = (uint8_t)(generator() & (w.format == Format::K6 ? 255 : 63));
             for (uint8_t& x : minima) x = (uint8_t)(generator() & 63);
-            bool has_minima = w.kind != Kind::K6;
+            bool has_minima = w.format != Format::K6;
             w.put_super(n, s, (uint8_t*)&d, has_minima ? (uint8_t*)&m : nullptr, scales,
                         has_minima ? minima : nullptr);
         }
@@ -69,9 +72,9 @@ void add_to_hash(const float* x, int count) {
 }
 
 // Infinite where a row alone has other bits.
-double largest_error(Kind kind, int num_rows, bool is_fine) {
+double largest_error(Format format, int num_rows, bool is_fine) {
     const int num_out = 3 * P + 1, num_in = 512;
-    Matrix w(kind, num_out, num_in);
+    Matrix w(format, num_out, num_in);
     fill(w);
     Input input;
     input.num_in = num_in;
@@ -117,13 +120,13 @@ int main() {
     const char* names[] = {"INT4", "INT8", "FLOAT", "INT5", "K4", "K5", "K6"};
     bool is_good = true;
     std::printf("%d channels, %d rows\n", P, RT);
-    for (Kind kind : {Kind::INT4, Kind::INT8, Kind::INT5, Kind::K4, Kind::K5, Kind::K6})
+    for (Format format : {Format::INT4, Format::INT8, Format::INT5, Format::K4, Format::K5, Format::K6})
         for (bool is_fine : {false, true}) {
             double worst = 0;
             hash = 0xCBF29CE484222325;
             for (int num_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 21, 40})
-                worst = std::fmax(worst, largest_error(kind, num_rows, is_fine));
-            std::printf("%s %s %.1e %016llx\n", names[(int)kind], is_fine ? "14 bits" : "8 bits", worst,
+                worst = std::fmax(worst, largest_error(format, num_rows, is_fine));
+            std::printf("%s %s %.1e %016llx\n", names[(int)format], is_fine ? "14 bits" : "8 bits", worst,
                         (unsigned long long)hash);
             is_good = is_good && worst < 1e-6;
         }

@@ -84,7 +84,7 @@ GEMMA |= {"attn_cap": 2.0, "logits_cap": 3.0}
 GEMMA4 = {"has_branch_norms": True, "has_qk_norm": True, "has_v_norm": True, "attn_scale": 1.0}
 GEMMA4 |= {"activation": "gelu_pytorch_tanh", "num_layers": 3, "windows": (4, None, None)}
 GEMMA4 |= {"other_heads": OtherHeads(num_kv_heads=2, head_dim=32, layers=(False, True, True))}
-GEMMA4 |= {"more_ropes": (RopeSpec(head_dim=32, kind="proportional", num_pairs=4),)}
+GEMMA4 |= {"more_ropes": (RopeSpec(head_dim=32, rope_type="proportional", num_pairs=4),)}
 GEMMA4 |= {"rope_of": (0, 1, 1), "kv_of": (0, 1, 1), "ffn_widths": (32, 32, 48)}
 GEMMA4 |= {"inputs": TokenInputs(width=16, vocab_size=50), "has_layer_scale": True}
 BESIDE = ExpertSpec(
@@ -103,7 +103,7 @@ RECURRENT |= {"has_qk_norm": True, "is_norm_shifted": True, "rope": RopeSpec(dim
 ONE = Routing(num_experts=4, num_chosen=1, scores="chosen_sigmoid", is_of_input=True)
 LLAMA4 = {"windows": (-4, None), "has_qk_norm": True, "unnormed": (False, True)}
 LLAMA4 |= {
-    "more_ropes": (RopeSpec(kind="none", temper=0.5, temper_span=2, temper_shift=1),),
+    "more_ropes": (RopeSpec(rope_type="none", temper=0.5, temper_span=2, temper_shift=1),),
     "rope_of": (0, 1),
 }
 LLAMA4 |= {"experts": ExpertSpec(routing=ONE, width=16, layers=(True, False), shared_width=16)}

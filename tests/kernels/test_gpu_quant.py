@@ -35,7 +35,7 @@ def codes(kind: str, form: str = "", group: int = 32, n: int = N, k: int = K) ->
     code = torch.randint(0, high, (n, k), generator=gen, dtype=torch.uint8)
     if kind == "fp8":
         code[(code & 127) == 127] = 0  # NaN
-    made = Codes(kind=kind, code_NK=code, group=group, scale_NG=0.1 + rand(n, k // group).abs())
+    made = Codes(format=kind, code_NK=code, group=group, scale_NG=0.1 + rand(n, k // group).abs())
     if form == "zero":
         made.zero_NG = torch.randint(0, 16, (n, k // group), generator=gen, dtype=torch.uint8)
     elif form == "minimum":
@@ -160,7 +160,7 @@ def test_matrices_of_different_forms_are_joined_exactly() -> None:
     assert joined is not None
     want = torch.cat([part.numbers() for part in parts])
     assert torch.equal(joined.numbers(), want)
-    assert joined.kind == "int8"
+    assert joined.format == "int8"
     assert join([parts[0], codes("fp8")]) is None
     ends = joined.rows(4, 9).columns(32, 128)
     assert torch.equal(ends.numbers(), want[4:9, 32:128])

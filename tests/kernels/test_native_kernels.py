@@ -59,7 +59,7 @@ def rounded(x_MK, top):
 
 
 def of_blocks(kind, shape, data, num_threads=None):
-    matrix = native.NativeMatrix(native.EXACT_KIND[kind], *shape, num_threads)
+    matrix = native.NativeMatrix(native.EXACT_FORMAT[kind], *shape, num_threads)
     matrix.put_blocks(kind, 0, data)
     return matrix
 

@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from hunch.errors import ConfigError
 from hunch.kernels import native
 from hunch.kernels.guided import GuidedLookup
-from hunch.kernels.lookup import NUM_KINDS
+from hunch.kernels.lookup import NUM_GUESS_TYPES
 from hunch.kernels.native_lookup import NativeLookup
 from hunch.kernels.phrases import NUM_LEVELS, read_phrases
 from phrase_tables import ODDS, VOCAB, table_of
@@ -76,7 +76,7 @@ def test_the_kernels_guess_the_same(seed: int, has_table: bool) -> None:
     table = table_of(
         contexts,
         seen_odds=noise.normal(size=1 + 2 * NUM_LEVELS),
-        versus_odds=noise.normal(size=NUM_KINDS + 1),
+        versus_odds=noise.normal(size=NUM_GUESS_TYPES + 1),
         guess_trust_V=noise.normal(size=VOCAB),
         last_trust_V=noise.normal(size=VOCAB),
     )

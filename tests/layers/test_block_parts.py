@@ -85,7 +85,7 @@ def test_a_block_with_a_wider_input_and_without_its_norm():
 def test_llama3_frequencies_keep_short_waves_and_stretch_long_ones():
     spec = RopeSpec(
         theta=500000.0,
-        kind="llama3",
+        rope_type="llama3",
         factor=8.0,
         low_freq_factor=1.0,
         high_freq_factor=4.0,
@@ -100,15 +100,15 @@ def test_llama3_frequencies_keep_short_waves_and_stretch_long_ones():
 
 def test_factors_divide_the_frequencies():
     """Files that store Llama 3's scaling worked out give what its formula gives."""
-    llama3 = RopeSpec(kind="llama3", factor=4.0, original_len=64)
+    llama3 = RopeSpec(rope_type="llama3", factor=4.0, original_len=64)
     divisors = frequencies(RopeSpec(), 16) / frequencies(llama3, 16)
-    stored = RopeSpec(kind="factors", factors=tuple(divisors.tolist()))
+    stored = RopeSpec(rope_type="factors", factors=tuple(divisors.tolist()))
     torch.testing.assert_close(frequencies(stored, 16), frequencies(llama3, 16))
 
 
 def test_yarn_raises_the_amplitude():
-    assert amplitude(RopeSpec(kind="yarn", factor=4.0)) == 0.1 * math.log(4.0) + 1.0
-    assert amplitude(RopeSpec(kind="yarn", factor=4.0, attention_factor=1.5)) == 1.5
+    assert amplitude(RopeSpec(rope_type="yarn", factor=4.0)) == 0.1 * math.log(4.0) + 1.0
+    assert amplitude(RopeSpec(rope_type="yarn", factor=4.0, attention_factor=1.5)) == 1.5
     assert amplitude(RopeSpec()) == 1.0
 
 

@@ -21,7 +21,7 @@ def test_defaults_are_filled_in():
     spec = tiny_spec(num_key_value_heads=None)
     assert (spec.num_kv_heads, spec.head_dim, spec.max_len) == (4, 8, 256)
     assert spec.rope is not None
-    assert spec.rope.kind == "default"
+    assert spec.rope.rope_type == "default"
     assert spec.windows == (None, None, None)
 
 
@@ -34,7 +34,7 @@ def test_old_and_new_rope_settings_mean_the_same():
     )
     assert old == new == oldest
     assert old.rope is not None
-    assert (old.rope.kind, old.rope.original_len, old.rope.theta) == ("llama3", 8192, 500000.0)
+    assert (old.rope.rope_type, old.rope.original_len, old.rope.theta) == ("llama3", 8192, 500000.0)
 
 
 def test_windows_per_layer():
@@ -140,7 +140,7 @@ VICUNA = {
 def test_models_that_are_llamas_by_another_name(changes, kind, theta, max_len):
     spec = ModelSpec.from_config(COMMON_LLAMA | changes)
     assert spec.rope is not None
-    assert (spec.rope.kind, spec.rope.theta, spec.max_len) == (kind, theta, max_len)
+    assert (spec.rope.rope_type, spec.rope.theta, spec.max_len) == (kind, theta, max_len)
     assert tensor_shapes(spec)["lm_head.weight"] == (changes["vocab_size"], 4096)
     assert not_native(spec) == []
 

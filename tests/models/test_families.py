@@ -211,5 +211,5 @@ def test_the_first_files_of_phi_3_call_their_factors_yarn():
         rope_scaling={"type": "yarn", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
     )
     assert spec.rope is not None
-    assert spec.rope.kind == "longrope"
+    assert spec.rope.rope_type == "longrope"
     assert spec.rope.factors == (2.0,) * 4

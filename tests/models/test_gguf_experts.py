@@ -229,8 +229,8 @@ def test_experts_stay_quantised_as_they_are(kind, held, tmp_path):
     file = open_weights(write(tmp_path / "model.gguf", weights, "llama", kind))
     model = load_native(file, num_threads=1, bits=14)
     experts = [layer.values["experts"].values for layer in model.network.layers]
-    assert {each["up"].kind for each in experts} == {held}
-    assert {each["router"].kind for each in experts} == {native.FLOAT}
+    assert {each["up"].format for each in experts} == {held}
+    assert {each["router"].format for each in experts} == {native.FLOAT}
     exact = plain_logits(load_decoder(file), IDS)  # of the same rounded weights
     error = (plain_logits(model, IDS) - exact).norm() / exact.norm()
     assert error < 0.05
@@ -243,7 +243,7 @@ def test_gpt_oss_in_mxfp4_as_llama_cpp_holds_it(tmp_path):
     file = open_weights(write(tmp_path / "model.gguf", weights, "gpt-oss", "MXFP4"))
     packed = file.packed("model.layers.0.mlp.experts.up_proj.weight")
     assert packed is not None
-    assert packed.kind == "MXFP4"
+    assert packed.format == "MXFP4"
     rounded, whole = (plain_logits(load_decoder(each), IDS) for each in (file, weights))
     assert 0.01 < (rounded - whole).norm() / whole.norm() < 0.6
     if native.is_available():

@@ -64,10 +64,10 @@ def test_packed_rows_are_in_the_order_of_the_tensor(tmp_path):
             assert packed is None
             continue
         assert packed is not None
-        assert packed.kind == "Q4_1"
+        assert packed.format == "Q4_1"
         assert packed.data.dtype == torch.uint8
         assert packed.shape == weights.shape(name)
-        again = dequantise(packed.kind, packed.data, packed.shape[1])
+        again = dequantise(packed.format, packed.data, packed.shape[1])
         assert torch.equal(again, weights.tensor(name))
 
 
@@ -201,7 +201,7 @@ def test_the_default_model(default_files: hub.ModelFiles) -> None:
     assert len(weights.names()) == 272
     packed = weights.packed("model.layers.29.self_attn.k_proj.weight")
     assert packed is not None
-    assert (packed.kind, packed.shape) == ("Q4_1", (192, 576))
+    assert (packed.format, packed.shape) == ("Q4_1", (192, 576))
     embedding = weights.tensor("model.embed_tokens.weight")
     assert embedding.shape == (49152, 576)
     assert 0.05 < float(embedding[:1000].std()) < 0.5

@@ -107,7 +107,7 @@ def test_experts_of_gpt_oss(tmp_path: Path) -> None:
     assert packed is not None
     codes = packed.take(slice(6, 12)).codes()
     assert codes is not None
-    assert codes.kind == "fp4"
+    assert codes.format == "fp4"
     assert torch.equal(codes.numbers(), theirs[1].t())
 
 

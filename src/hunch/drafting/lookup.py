@@ -24,26 +24,26 @@ if TYPE_CHECKING:
 
 
 class Chances:
-    """How likely single guesses are right, by their kind (match length, how often seen, ...).
+    """How likely single guesses are right, by their type (match length, how often seen, ...).
 
-    The log-odds are the sum of a term per kind, shared by all requests, and a term per request,
+    The log-odds are the sum of a term per type, shared by all requests, and a term per request,
     which the row keeps. Every guess that can be compared teaches, whether it was sent to the target
     or not.
     """
 
     def __init__(self, priors: Mapping[int, float]) -> None:
-        self._terms = {kind: log_odds(chance) for kind, chance in priors.items()}
+        self._terms = {guess_type: log_odds(chance) for guess_type, chance in priors.items()}
         self._rates = dict.fromkeys(self._terms, FIRST_RATE)
 
-    def of(self, kind: int, row_term: float = 0.0) -> float:
-        return 1.0 / (1.0 + exp(-self._terms[kind] - row_term))
+    def of(self, guess_type: int, row_term: float = 0.0) -> float:
+        return 1.0 / (1.0 + exp(-self._terms[guess_type] - row_term))
 
-    def learn(self, kind: int, row_term: float, is_right: bool) -> float:
+    def learn(self, guess_type: int, row_term: float, is_right: bool) -> float:
         """Learn from one comparison; returns the request's new term."""
-        error = is_right - self.of(kind, row_term)
-        rate = self._rates[kind]
-        self._terms[kind] += rate * error
-        self._rates[kind] = max(LAST_RATE, rate * FADE)
+        error = is_right - self.of(guess_type, row_term)
+        rate = self._rates[guess_type]
+        self._terms[guess_type] += rate * error
+        self._rates[guess_type] = max(LAST_RATE, rate * FADE)
         return max(-ROW_LIMIT, min(ROW_LIMIT, row_term + ROW_RATE * error))
 
 
@@ -145,7 +145,7 @@ class LookupDrafter:
             for index, node in enumerate(guesses):
                 if node.parent == at:
                     is_right = node.token == token
-                    state.term = self.chances.learn(node.kind, state.term, is_right)
+                    state.term = self.chances.learn(node.guess_type, state.term, is_right)
                     if is_right:
                         found = index
             if found < 0:

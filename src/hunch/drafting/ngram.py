@@ -71,10 +71,10 @@ class NgramDrafter(LookupDrafter):
         self, options: Mapping[str, str], path: str | None, context: DrafterContext
     ) -> None:
         self.config = read_options(NgramConfig, options, "ngram")
-        kinds = self.config.max_match + self.config.num_nodes
+        num_types = self.config.max_match + self.config.num_nodes
         super().__init__(
             max_nodes=self.config.num_nodes,
-            chances=Chances({k: PRIORS[min(k, len(PRIORS)) - 1] for k in range(1, kinds + 1)}),
+            chances=Chances({k: PRIORS[min(k, len(PRIORS)) - 1] for k in range(1, num_types + 1)}),
             context=context,
             is_adaptive=self.config.adaptive,
         )

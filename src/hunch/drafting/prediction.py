@@ -148,21 +148,21 @@ class PredictionDrafter(LookupDrafter):
         assert isinstance(text, PredictedText)
         nodes: list[Node] = []
         chance = 1.0
-        run, kind = text.run, min(text.run, MAX_RUN)
+        run, guess_type = text.run, min(text.run, MAX_RUN)
         if text.num_lost:
-            kind = NEAR_BY if run else LOST + min(text.num_lost, len(LOST_PRIORS))
-        own = self.chances.of(kind, row.term)
+            guess_type = NEAR_BY if run else LOST + min(text.num_lost, len(LOST_PRIORS))
+        own = self.chances.of(guess_type, row.term)
         for parent, token in enumerate(
             text.expected[text.place : text.place + self.config.num_nodes], start=-1
         ):
             chance *= own
             if chance < MIN_CHANCE:
                 break
-            nodes.append(Node(token, parent, chance, kind))
+            nodes.append(Node(token, parent, chance, guess_type))
             run += 1
             if run <= MAX_RUN:  # longer runs have equal chances
-                kind = run
-                own = self.chances.of(kind, row.term)
+                guess_type = run
+                own = self.chances.of(guess_type, row.term)
         return nodes
 
 

@@ -33,11 +33,11 @@ from hunch.kernels.lookup import (
     LENGTHS,
     MAX_MATCH,
     MIN_CHANCE,
-    NUM_KINDS,
+    NUM_GUESS_TYPES,
     PRIORS,
     SECOND,
     SuffixText,
-    kind_of,
+    guess_type_of,
 )
 from hunch.kernels.native_lookup import NativeLookup
 from hunch.kernels.phrases import PhraseTable, read_phrases
@@ -90,13 +90,13 @@ class Store:
 class Witness:
     """The witnesses of a node: the match, its places, and the guesses that led to the node."""
 
-    __slots__ = ("first_kind", "length", "path", "places", "tokens")
+    __slots__ = ("first_type", "length", "path", "places", "tokens")
 
     def __init__(
-        self, tokens: list[int], length: int, places: list[int], path: list[int], first_kind: int
+        self, tokens: list[int], length: int, places: list[int], path: list[int], first_type: int
     ) -> None:
         self.tokens, self.length, self.places, self.path = tokens, length, places, path
-        self.first_kind = first_kind
+        self.first_type = first_type
 
     def followers(self) -> dict[int, list[int]]:
         """Token -> the places after it; the most recent witness's token first."""
@@ -115,7 +115,7 @@ class Witness:
 
     def after(self, token: int, places: list[int]) -> Witness:
         length = min(self.length + 1, MAX_MATCH)
-        return Witness(self.tokens, length, places, [*self.path, token], self.first_kind)
+        return Witness(self.tokens, length, places, [*self.path, token], self.first_type)
 
 
 class SuffixDrafter(LookupDrafter):
@@ -125,15 +125,15 @@ class SuffixDrafter(LookupDrafter):
         self, options: Mapping[str, str], path: str | None, context: DrafterContext
     ) -> None:
         self.config = read_options(SuffixConfig, options, "suffix")
-        kinds = {
-            source * NUM_KINDS + record * 8 + length: chance
+        priors = {
+            source * NUM_GUESS_TYPES + record * 8 + length: chance
             for source in (0, 1)  # own text, shared store
             for record, chances in enumerate(PRIORS)
             for length, chance in enumerate(chances)
         }
         super().__init__(
             max_nodes=self.config.num_nodes,
-            chances=Chances(kinds),
+            chances=Chances(priors),
             context=context,
             margin=self.config.margin,
             is_adaptive=self.config.adaptive,
@@ -227,7 +227,7 @@ class SuffixDrafter(LookupDrafter):
     def _chain(self, root: Witness, term: float) -> list[Node]:
         """The chain of first children; fast, as it runs for every row in every step."""
         tokens, length, places = root.tokens, root.length, root.places
-        of, first_kind, end = self.chances.of, root.first_kind, len(root.tokens)
+        of, first_type, end = self.chances.of, root.first_type, len(root.tokens)
         nodes: list[Node] = []
         chance = 1.0
         for parent in range(-1, self.config.num_nodes - 1):
@@ -236,11 +236,11 @@ class SuffixDrafter(LookupDrafter):
             token = after[0]
             if token < 0:
                 break
-            kind = first_kind + kind_of(after, length)
-            chance *= of(kind, term)
+            guess_type = first_type + guess_type_of(after, length)
+            chance *= of(guess_type, term)
             if chance < MIN_CHANCE:
                 break
-            nodes.append(Node(token, parent, chance, kind))
+            nodes.append(Node(token, parent, chance, guess_type))
             places = [p + 1 for p, t in zip(places, after, strict=True) if t == token]
             if length < MAX_MATCH:
                 length += 1
@@ -250,22 +250,22 @@ class SuffixDrafter(LookupDrafter):
         assert isinstance(row.text, SuffixText)
         tail = row.text.tokens[-MAX_MATCH:]
         length, places = row.text.find(tail)
-        source, first_kind = row.text, 0
+        source, first_type = row.text, 0
         if self.store is not None:
             further, further_places, other = self.store.find(tail)
             if further > length:
-                length, places, source, first_kind = further, further_places, other, NUM_KINDS
+                length, places, source, first_type = further, further_places, other, NUM_GUESS_TYPES
         if not length:
             return None
-        return Witness(source.tokens, length, places, [], first_kind)
+        return Witness(source.tokens, length, places, [], first_type)
 
     def _children(self, witness: Witness, term: float) -> Iterator[tuple[int, float, int, Witness]]:
         followers = witness.followers()
         record = DIFFER if len(followers) > 1 else min(len(witness.places), 4) - 1
         for token, places in followers.items():
-            kind = witness.first_kind + record * 8 + LENGTHS[witness.length]
-            chance = self.chances.of(kind, term)
-            yield token, chance, kind, witness.after(token, places)
+            guess_type = witness.first_type + record * 8 + LENGTHS[witness.length]
+            chance = self.chances.of(guess_type, term)
+            yield token, chance, guess_type, witness.after(token, places)
             if record == SECOND:
                 return
             record = SECOND

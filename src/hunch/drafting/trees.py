@@ -22,7 +22,7 @@ class Node(NamedTuple):
     token: int
     parent: int  # index in the same list; -1: the row's last token
     chance: float
-    kind: int = 0  # its kind, by which a method learns chances
+    guess_type: int = 0  # by which a method learns chances
 
 
 def best_first(
@@ -33,7 +33,7 @@ def best_first(
 ) -> list[Node]:
     """The likeliest nodes of a tree, likeliest first (so parents come before children).
 
-    `expand(state)` yields (token, chance given the parent, kind, state of the child).
+    `expand(state)` yields (token, chance given the parent, guess type, state of the child).
     """
     nodes: list[Node] = []
     heap: list[tuple[float, int, int, int, int, S]] = []
@@ -41,15 +41,17 @@ def best_first(
 
     def push(parent: int, chance: float, state: S) -> None:
         nonlocal serial
-        for token, conditional, kind, child in expand(state):
+        for token, conditional, guess_type, child in expand(state):
             if chance * conditional > min_chance:
-                heapq.heappush(heap, (-chance * conditional, serial, token, parent, kind, child))
+                heapq.heappush(
+                    heap, (-chance * conditional, serial, token, parent, guess_type, child)
+                )
                 serial += 1
 
     push(-1, 1.0, root)
     while heap and len(nodes) < max_nodes:
-        negative, _, token, parent, kind, state = heapq.heappop(heap)
-        nodes.append(Node(token, parent, -negative, kind))
+        negative, _, token, parent, guess_type, state = heapq.heappop(heap)
+        nodes.append(Node(token, parent, -negative, guess_type))
         if len(nodes) < max_nodes:
             push(len(nodes) - 1, -negative, state)
     return nodes

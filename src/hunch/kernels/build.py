@@ -72,8 +72,8 @@ def _warn(otherwise: str, reason: str) -> None:
 def prebuilt(sources: Path) -> Path | None:
     """A library that came with the wheel and that this CPU can run; the best there is."""
     machine, has = platform.machine().lower(), set(_cpu().split())
-    for kind, (_, needed) in VARIANTS.get(machine.replace("arm64", "aarch64"), {}).items():
-        file = PREBUILT / f"{sources.name}-{kind}.so"
+    for variant, (_, needed) in VARIANTS.get(machine.replace("arm64", "aarch64"), {}).items():
+        file = PREBUILT / f"{sources.name}-{variant}.so"
         if needed <= has and file.is_file():
             return file
     return None
@@ -165,8 +165,8 @@ def _cpu() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    kinds = ("flags", "Features", "model name", "CPU part", "CPU implementer")
-    return "\n".join(sorted({line for line in lines if line.startswith(kinds)}))
+    starts = ("flags", "Features", "model name", "CPU part", "CPU implementer")
+    return "\n".join(sorted({line for line in lines if line.startswith(starts)}))
 
 
 def _apple_cpu() -> str:

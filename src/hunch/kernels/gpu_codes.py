@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from hunch.kernels.gpu_launch import IS_INTERPRETED
-from hunch.kernels.quant import BOOKS, KINDS, Quantised
+from hunch.kernels.quant import BOOKS, CODE_FORMATS, Quantised
 from hunch.kernels.words import num_parts
 
 # Assembly for two words in a register ($1) to two numbers of 16 bits ($0). First the code's value,
@@ -34,7 +34,7 @@ _VALUE = {
     ("fp8", "bf16", 1): "shr.u32 c, $1, 4; and.b32 c, c, 0x07F007F0;"
     "lop3.b32 c, $1, 0x80008000, c, 0xEA; mov.b32 d, 0x7B807B80; mul.bf16x2 c, c, d;",
 }  # fmt: skip
-_FLOATS = {  # kind, type: left, mask, sign, high
+_FLOATS = {  # format, type: left, mask, sign, high
     ("fp4", "bf16"): (6, "0x01C001C0", 12, "0x7E807E80"),
     ("fp4", "f16"): (9, "0x0E000E00", 12, "0x74007400"),
     ("fp8", "bf16"): (4, "0x07F007F0", 8, "0x7B807B80"),
@@ -76,100 +76,102 @@ _TWO = {  # lop3: (a & b) ^ c and (a & b) | c
     " // $5 $6\n }",
 }
 _UP = {"int4": 2.0**126, "int8": 2.0**126, "fp8": 2.0**113}
-_WIDTHS = {kind: 16 // num_parts(kind) for kind in KINDS}  # bits of a code
+_WIDTHS = {
+    code_format: 16 // num_parts(code_format) for code_format in CODE_FORMATS
+}  # bits of a code
 _OFFSETS = {"int4": 8.0, "int8": 128.0, "fp8": 0.0}
 
 
 @triton.constexpr_function
-def _two(kind):
-    return _TWO[kind]
+def _two(code_format):
+    return _TWO[code_format]
 
 
 @triton.constexpr_function
-def _up(kind):
-    return _UP[kind]
+def _up(code_format):
+    return _UP[code_format]
 
 
 @triton.constexpr_function
-def _minus(kind):
-    return -_OFFSETS[kind] * 2.0**-7
+def _minus(code_format):
+    return -_OFFSETS[code_format] * 2.0**-7
 
 
 def can_move(w: Quantised) -> bool:
     """Whether `moved_of` gives a weight's numbers."""
-    is_plain = w.offset == (8 if w.kind == "int4" else 0) and not w.has_zero
+    is_plain = w.offset == (8 if w.format == "int4" else 0) and not w.has_zero
     is_half = w.dtype == torch.bfloat16 and route_of(w) == "half"
-    return w.kind in _UP and is_plain and is_half and w.is_small
+    return w.format in _UP and is_plain and is_half and w.is_small
 
 
 @triton.constexpr_function
-def _asm(kind, part, dtype, route, has_zero):
+def _asm(code_format, part, dtype, route, has_zero):
     """Of one part. Multiplying and adding at once is exact where a minimum is added."""
     name = "bf16" if dtype == tl.bfloat16 else "f16"
-    at = part * _WIDTHS[kind]
+    at = part * _WIDTHS[code_format]
     minus = f"sub.{name}x2 c, c, $2;" if has_zero else ""
-    key = (kind, name, part) if (kind, name, part) in _VALUE else (kind, name)
+    key = (code_format, name, part) if (code_format, name, part) in _VALUE else (code_format, name)
     value = _VALUE[key].format(at=at, minus=minus)
     end = _END[route].format(type=name, apart=_APART[name])
     return "{ .reg .b32 c, d, c0, c1; .reg .f32 f0, f1; .reg .b16 h0, h1; " + value + end + " }"
 
 
 @triton.constexpr_function
-def _power(kind, dtype):
+def _power(code_format, dtype):
     """What stands in the mantissa's power of two beside the offset."""
-    return 0.0 if kind != "int4" else 128.0 if dtype == tl.bfloat16 else 1024.0
+    return 0.0 if code_format != "int4" else 128.0 if dtype == tl.bfloat16 else 1024.0
 
 
 @triton.constexpr_function
-def _width(kind):
-    return _WIDTHS[kind]
+def _width(code_format):
+    return _WIDTHS[code_format]
 
 
 @triton.constexpr_function
-def _has_book(kind):
-    return kind in BOOKS
+def _has_book(code_format):
+    return code_format in BOOKS
 
 
 @triton.constexpr_function
-def _entry(kind, at):
-    return BOOKS[kind][at]
+def _entry(code_format, at):
+    return BOOKS[code_format][at]
 
 
 @triton.jit
-def _one_of_four(is_odd, is_second, KIND: tl.constexpr, AT: tl.constexpr):
-    low = tl.where(is_odd, _entry(KIND, AT + 1), _entry(KIND, AT))
-    high = tl.where(is_odd, _entry(KIND, AT + 3), _entry(KIND, AT + 2))
+def _one_of_four(is_odd, is_second, FORMAT: tl.constexpr, AT: tl.constexpr):
+    low = tl.where(is_odd, _entry(FORMAT, AT + 1), _entry(FORMAT, AT))
+    high = tl.where(is_odd, _entry(FORMAT, AT + 3), _entry(FORMAT, AT + 2))
     return tl.where(is_second, high, low)
 
 
 @triton.jit
-def _in_book(code, KIND: tl.constexpr):
+def _in_book(code, FORMAT: tl.constexpr):
     """The entries of a book that codes number, chosen bit by bit: no memory is read."""
     is_odd, is_second, is_third = (code & 1) != 0, (code & 2) != 0, (code & 4) != 0
     low = tl.where(
         is_third,
-        _one_of_four(is_odd, is_second, KIND, 4),
-        _one_of_four(is_odd, is_second, KIND, 0),
+        _one_of_four(is_odd, is_second, FORMAT, 4),
+        _one_of_four(is_odd, is_second, FORMAT, 0),
     )
     high = tl.where(
         is_third,
-        _one_of_four(is_odd, is_second, KIND, 12),
-        _one_of_four(is_odd, is_second, KIND, 8),
+        _one_of_four(is_odd, is_second, FORMAT, 12),
+        _one_of_four(is_odd, is_second, FORMAT, 8),
     )
     return tl.where((code & 8) != 0, high, low)
 
 
 @triton.jit
-def _code_values(word, PART: tl.constexpr, KIND: tl.constexpr):
+def _code_values(word, PART: tl.constexpr, FORMAT: tl.constexpr):
     """Codes as float32, in Triton's own words."""
-    code = word.to(tl.int32) >> _width(KIND) * PART
-    if _has_book(KIND):
-        return _in_book(code, KIND)
-    if KIND == "fp8":
+    code = word.to(tl.int32) >> _width(FORMAT) * PART
+    if _has_book(FORMAT):
+        return _in_book(code, FORMAT)
+    if FORMAT == "fp8":
         return (code & 255).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
-    if KIND == "int8":
+    if FORMAT == "int8":
         return (code & 255).to(tl.uint8).to(tl.int8, bitcast=True).to(tl.float32)
-    if KIND == "fp4":  # into the exponent and mantissa of a float, whose bias is 126 more
+    if FORMAT == "fp4":  # into the exponent and mantissa of a float, whose bias is 126 more
         bits = ((code & 7) << 22) | ((code & 8) << 28)
         return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
     return (code & 15).to(tl.float32)
@@ -177,7 +179,7 @@ def _code_values(word, PART: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def numbers_of(
-    word, scale, offset, minimum, dtype: tl.constexpr, PART: tl.constexpr, KIND: tl.constexpr,
+    word, scale, offset, minimum, dtype: tl.constexpr, PART: tl.constexpr, FORMAT: tl.constexpr,
     ROUTE: tl.constexpr, HAS_ZERO: tl.constexpr,
 ):  # fmt: skip
     """One part of a span as numbers, [outputs, inputs]; scale, offset and minimum by output.
@@ -187,13 +189,13 @@ def numbers_of(
     """
     if ROUTE == "plain":
         scale = scale.to(tl.float32)
-        value = (_code_values(word, PART, KIND) - offset[:, None]) * scale[:, None]
+        value = (_code_values(word, PART, FORMAT) - offset[:, None]) * scale[:, None]
         w = (value + minimum[:, None]).to(dtype)
     else:
-        off = (offset + _power(KIND, dtype)).to(dtype)[:, None].broadcast_to(word.shape)
+        off = (offset + _power(FORMAT, dtype)).to(dtype)[:, None].broadcast_to(word.shape)
         factor = scale.to(dtype if ROUTE == "half" else tl.float32)[:, None]
         factor = factor.broadcast_to(word.shape)
-        ASM: tl.constexpr = _asm(KIND, PART, dtype, ROUTE, HAS_ZERO)
+        ASM: tl.constexpr = _asm(FORMAT, PART, dtype, ROUTE, HAS_ZERO)
         if ROUTE == "half":
             args = [word, off, factor]
             CONSTRAINTS: tl.constexpr = "=r,r,r,r"
@@ -220,11 +222,11 @@ def _wide(scale, by: tl.constexpr, word):
 
 
 @triton.jit
-def moved_of(word, scales, KIND: tl.constexpr):
+def moved_of(word, scales, FORMAT: tl.constexpr):
     """MOVED of `numbers_of` for all parts, by their scales, of weights that `can_move`."""
-    UP: tl.constexpr = _up(KIND)
-    LESS: tl.constexpr = _minus(KIND)
-    if KIND == "int4":
+    UP: tl.constexpr = _up(FORMAT)
+    LESS: tl.constexpr = _minus(FORMAT)
+    if FORMAT == "int4":
         numbers = tl.inline_asm_elementwise(
             _FOUR, "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r",
             [word, _wide(scales[0], UP, word), _wide(scales[1], UP / 16, word),
@@ -235,7 +237,7 @@ def moved_of(word, scales, KIND: tl.constexpr):
         )  # fmt: skip
     else:
         numbers = tl.inline_asm_elementwise(
-            _two(KIND), "=r,=r,r,r,r,r,r",
+            _two(FORMAT), "=r,=r,r,r,r,r,r",
             [word, _wide(scales[0], UP, word), _wide(scales[1], UP, word),
              _wide(scales[0], LESS, word), _wide(scales[1], LESS, word)],
             dtype=(tl.bfloat16, tl.bfloat16), is_pure=True, pack=2,
@@ -329,7 +331,7 @@ def places(WORDS: tl.constexpr):
 
 
 def route_of(w: Quantised) -> str:
-    if IS_INTERPRETED or w.kind in BOOKS or w.dtype not in (torch.bfloat16, torch.float16):
+    if IS_INTERPRETED or w.format in BOOKS or w.dtype not in (torch.bfloat16, torch.float16):
         return "plain"
     if w.has_minimum:
         return "affine"

@@ -146,15 +146,15 @@ class Noter:
 
     def _is_new(self, kernel, args, given) -> bool:
         """Whether no earlier launch was equal in all that a kernel is compiled for."""
-        named = ((name, _kind(value)) for name, value in given.items())
-        key = (id(kernel), *map(_kind, args), *named)
+        named = ((name, _compiled_for(value)) for name, value in given.items())
+        key = (id(kernel), *map(_compiled_for, args), *named)
         if key in self._seen:
             return False
         self._seen.add(key)
         return True
 
 
-def _kind(value):
+def _compiled_for(value):
     if isinstance(value, torch.Tensor):
         return value.dtype, value.data_ptr() % 16
     if isinstance(value, TensorDescriptor):

@@ -110,7 +110,7 @@ def _read(
 
 @gluon.jit
 def _numbers(
-    words, scales, dtype: gl.constexpr, KIND: gl.constexpr, SPAN: gl.constexpr,
+    words, scales, dtype: gl.constexpr, FORMAT: gl.constexpr, SPAN: gl.constexpr,
     WORDS: gl.constexpr, OFFSET: gl.constexpr, GROUP_K: gl.constexpr, HAS_ZERO: gl.constexpr,
     HAS_MINIMUM: gl.constexpr, HAS_UNIT: gl.constexpr, PAIRED: gl.constexpr, ROUTE: gl.constexpr,
     IS_MOVED: gl.constexpr, A: gl.constexpr,
@@ -131,21 +131,21 @@ def _numbers(
     if IS_MOVED:
         moved = ()
         for block in gl.static_range(BLOCKS):
-            moved = moved + (moved_of(turned[block], factors, KIND),)
+            moved = moved + (moved_of(turned[block], factors, FORMAT),)
         for at in gl.static_range(PARTS * BLOCKS):
             numbers = numbers + (moved[at % BLOCKS][at // BLOCKS],)
     else:
         for at in gl.static_range(PARTS * BLOCKS):
             numbers = numbers + (
                 numbers_of(turned[at % BLOCKS], factors[at // BLOCKS], known[at // BLOCKS][1],
-                           known[at // BLOCKS][2], dtype, at // BLOCKS, KIND, ROUTE, HAS_ZERO),
+                           known[at // BLOCKS][2], dtype, at // BLOCKS, FORMAT, ROUTE, HAS_ZERO),
             )  # fmt: skip
     return numbers
 
 
 @gluon.jit
 def _add_span(
-    sum, held, whole, x_tile, KIND: gl.constexpr, SPAN: gl.constexpr, WORDS: gl.constexpr,
+    sum, held, whole, x_tile, FORMAT: gl.constexpr, SPAN: gl.constexpr, WORDS: gl.constexpr,
     OFFSET: gl.constexpr, GROUP_K: gl.constexpr, HAS_ZERO: gl.constexpr,
     HAS_MINIMUM: gl.constexpr, HAS_UNIT: gl.constexpr, PAIRED: gl.constexpr, ROUTE: gl.constexpr,
     IS_MOVED: gl.constexpr, MMA: gl.constexpr,
@@ -153,7 +153,7 @@ def _add_span(
     """Add one span's products, 16 inputs at a time, in order."""
     A: gl.constexpr = gl.DotOperandLayout(0, MMA, 2)
     B: gl.constexpr = gl.DotOperandLayout(1, MMA, 2)
-    numbers = _numbers(held[0], whole if len(held[1]) == 0 else held[1], x_tile.dtype, KIND, SPAN,
+    numbers = _numbers(held[0], whole if len(held[1]) == 0 else held[1], x_tile.dtype, FORMAT, SPAN,
                        WORDS, OFFSET, GROUP_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED, ROUTE,
                        IS_MOVED, A)  # fmt: skip
     for at in gl.static_range(SPAN // _BLOCK):
@@ -221,7 +221,7 @@ def _direct_kernel(
     x_ptr, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, y_ptr, bias_ptr,
     residual_ptr, M, N, num_rows, x_stride, y_stride,
     NUM_SPANS: gl.constexpr, DEPTH: gl.constexpr, ENDING: gl.constexpr, HAS_BIAS: gl.constexpr,
-    HAS_RESIDUAL: gl.constexpr, KIND: gl.constexpr, SPAN: gl.constexpr, WORDS: gl.constexpr,
+    HAS_RESIDUAL: gl.constexpr, FORMAT: gl.constexpr, SPAN: gl.constexpr, WORDS: gl.constexpr,
     OFFSET: gl.constexpr, GROUP_K: gl.constexpr, UNIT_K: gl.constexpr, HAS_ZERO: gl.constexpr,
     HAS_MINIMUM: gl.constexpr, HAS_UNIT: gl.constexpr, PAIRED: gl.constexpr, ROUTE: gl.constexpr,
     ROWS: gl.constexpr, BLOCK_N: gl.constexpr, IS_WHOLE: gl.constexpr, TOGETHER: gl.constexpr,
@@ -261,7 +261,7 @@ def _direct_kernel(
         for at in gl.static_range(DEPTH):
             x_tile = ring_x.index(turn * (DEPTH // TOGETHER) + at // TOGETHER)
             sum = _add_span(sum, held[at], whole, x_tile.slice(at % TOGETHER * ROWS, ROWS, dim=0),
-                            KIND, SPAN, WORDS, OFFSET, GROUP_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT,
+                            FORMAT, SPAN, WORDS, OFFSET, GROUP_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT,
                             PAIRED, ROUTE, IS_MOVED, MMA)  # fmt: skip
             read = read + (_read(data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr,
                                  first + (turn + 1) * DEPTH + at, offs_w, offs_a, num_rows, SPAN,
@@ -275,9 +275,9 @@ def _direct_kernel(
                                  WORDS, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED,
                                  IS_WHOLE, LAYOUT),)  # fmt: skip
         x_tile = ring_x.index((ROUNDS * DEPTH + at) // TOGETHER)
-        sum = _add_span(sum, held[at], whole, x_tile.slice(at % TOGETHER * ROWS, ROWS, dim=0), KIND,
-                        SPAN, WORDS, OFFSET, GROUP_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED,
-                        ROUTE, IS_MOVED, MMA)  # fmt: skip
+        sum = _add_span(sum, held[at], whole, x_tile.slice(at % TOGETHER * ROWS, ROWS, dim=0),
+                        FORMAT, SPAN, WORDS, OFFSET, GROUP_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT,
+                        PAIRED, ROUTE, IS_MOVED, MMA)  # fmt: skip
     if IS_MOVED:
         sum = sum * (1 / MOVED)  # exact
     _finish(sum, y_ptr, bias_ptr, residual_ptr, gl.program_id(1), M, N, y_stride, WIDTH, ENDING,
@@ -305,7 +305,7 @@ def _height(num_rows: int) -> int:
 def tile_of(w: Quantised, num_rows: int, split: int) -> Tile:
     """The best tile as measured on an H200. Stages are spans read ahead."""
     num_spans = w.shape[1] // (w.span * split)
-    is_narrow, is_short = num_parts(w.kind) == 4, num_spans <= SHORT
+    is_narrow, is_short = num_parts(w.format) == 4, num_spans <= SHORT
     is_one, is_many = num_rows == 1, w.shape[0] * split > MANY_OUTPUTS
     if w.has_minimum:
         num_warps, depth = (8, 2) if is_many and not is_one else (2, 4)
@@ -347,7 +347,7 @@ def launch(
         x_MK if residual is None else residual, m, num_outputs, w.shape[0],
         x_MK.stride(0), y.stride(-2),
         NUM_SPANS=num_spans, DEPTH=depth, ENDING=ending, HAS_BIAS=bias is not None,
-        HAS_RESIDUAL=residual is not None, KIND=w.kind, SPAN=span, WORDS=w.data_SNW.shape[2],
+        HAS_RESIDUAL=residual is not None, FORMAT=w.format, SPAN=span, WORDS=w.data_SNW.shape[2],
         OFFSET=w.offset, GROUP_K=w.group, UNIT_K=UNIT_GROUP, HAS_ZERO=w.has_zero,
         HAS_MINIMUM=w.has_minimum, HAS_UNIT=unit is not None, PAIRED=w.paired,
         ROUTE=route_of(w), ROWS=tile.block_m, BLOCK_N=tile.block_n, IS_WHOLE=len(scale) == 1,

@@ -156,7 +156,7 @@ def _quant_experts_kernel(
     answer_stride,
     NUM_EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, IS_DIRECT: tl.constexpr,
     IS_UP: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr, IS_OF_INPUT: tl.constexpr,
-    KIND: tl.constexpr, SPAN: tl.constexpr, WORDS: tl.constexpr, OFFSET: tl.constexpr,
+    FORMAT: tl.constexpr, SPAN: tl.constexpr, WORDS: tl.constexpr, OFFSET: tl.constexpr,
     GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr,
     HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, PAIRED: tl.constexpr, ROUTE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_EVEN: tl.constexpr, IS_WHOLE: tl.constexpr,
@@ -180,12 +180,12 @@ def _quant_experts_kernel(
         b = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
         for k in range(0, K, SPAN):
             a = _span(a, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, x_ptrs,
-                      is_row, k, K, rows_a, num_rows, of_a[0], of_a[1], of_a[2], KIND, SPAN, WORDS,
-                      OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED, ROUTE,
-                      IS_EVEN, IS_WHOLE)  # fmt: skip
+                      is_row, k, K, rows_a, num_rows, of_a[0], of_a[1], of_a[2], FORMAT, SPAN,
+                      WORDS, OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED,
+                      ROUTE, IS_EVEN, IS_WHOLE)  # fmt: skip
             if IS_UP:
                 b = _span(b, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr,
-                          x_ptrs, is_row, k, K, rows_b, num_rows, of_b[0], of_b[1], of_b[2], KIND,
+                          x_ptrs, is_row, k, K, rows_b, num_rows, of_b[0], of_b[1], of_b[2], FORMAT,
                           SPAN, WORDS, OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT,
                           PAIRED, ROUTE, IS_EVEN, IS_WHOLE)  # fmt: skip
         _put(tl.trans(a), tl.trans(b), bias_ptr, y_ptr, weight_ptr, pair, is_row, first, offs_a,
@@ -319,7 +319,7 @@ def _launch(
         scale if w.minimum_GN is None else w.minimum_GN, scale if w.unit_UN is None else w.unit_UN,
         scale if w.min_unit_UN is None else w.min_unit_UN, bias, *pairs, num_outputs, k,
         w.shape[0], num_tiles, answer_stride,
-        KIND=w.kind, SPAN=w.span, WORDS=w.data_SNW.shape[2], OFFSET=w.offset, GROUP_K=w.group,
+        FORMAT=w.format, SPAN=w.span, WORDS=w.data_SNW.shape[2], OFFSET=w.offset, GROUP_K=w.group,
         UNIT_K=UNIT_GROUP, HAS_ZERO=w.has_zero, HAS_MINIMUM=w.has_minimum,
         HAS_UNIT=w.unit_UN is not None, PAIRED=w.paired, ROUTE=route_of(w),
         IS_EVEN=k % w.span == 0, IS_WHOLE=len(scale) == 1, **known,

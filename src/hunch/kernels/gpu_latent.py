@@ -56,11 +56,11 @@ def _keep(
     HALF_PAD: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
     slot = tl.load(slot_ptr + token).to(tl.int64)
-    kind: tl.constexpr = cache_ptr.dtype.element_ty
+    stored: tl.constexpr = cache_ptr.dtype.element_ty
     to_ptr = cache_ptr + slot * (LATENT + ROPE)
     y, offs, is_in = _normed(row_ptr, norm_ptr, eps, part_stride, NUM_PARTS, LATENT, LATENT_PAD,
                              dtype)  # fmt: skip
-    tl.store(to_ptr + offs, y.to(kind), mask=is_in & (slot >= 0))
+    tl.store(to_ptr + offs, y.to(stored), mask=is_in & (slot >= 0))
     HALF: tl.constexpr = ROPE // 2
     offs_r = tl.arange(0, HALF_PAD)
     is_r = offs_r < HALF
@@ -71,8 +71,8 @@ def _keep(
     sin = tl.load(at + HALF, mask=is_r, other=0.0)
     left, right = lo * cos - hi * sin, hi * cos + lo * sin
     is_r = is_r & (slot >= 0)
-    tl.store(to_ptr + LATENT + offs_r, left.to(dtype).to(kind), mask=is_r)
-    tl.store(to_ptr + LATENT + HALF + offs_r, right.to(dtype).to(kind), mask=is_r)
+    tl.store(to_ptr + LATENT + offs_r, left.to(dtype).to(stored), mask=is_r)
+    tl.store(to_ptr + LATENT + HALF + offs_r, right.to(dtype).to(stored), mask=is_r)
 
 
 @triton.jit
@@ -158,7 +158,7 @@ def narrow(
         table_LR, q_eps, kv_norm[1], x_STY.stride(0), x_STY.stride(1), NUM_PARTS=num_parts,
         RANK=rank, RANK_PAD=next_power_of_2(max(rank, 1)), LATENT=latent,
         LATENT_PAD=next_power_of_2(latent), ROPE=rope, HALF_PAD=next_power_of_2(rope // 2),
-        dtype=_KINDS[dtype], **options(max(1, min(8, size // 512))),
+        dtype=_TRITON_TYPES[dtype], **options(max(1, min(8, size // 512))),
     )  # fmt: skip
 
 
@@ -185,4 +185,4 @@ def heads_product(
     )  # fmt: skip
 
 
-_KINDS = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
+_TRITON_TYPES = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}

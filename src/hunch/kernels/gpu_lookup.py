@@ -79,8 +79,8 @@ class DevicePhrases:
 def needed_levels(table: PhraseTable) -> list[int]:
     """By length of the match: the lowest level at which the table is right more often."""
     levels = [0]
-    for kind in LENGTHS[1:]:  # of a match in one place
-        is_worse = table.level_odds + table.versus_odds[kind] <= table.own_odds[kind]
+    for guess_type in LENGTHS[1:]:  # of a match in one place
+        is_worse = table.level_odds + table.versus_odds[guess_type] <= table.own_odds[guess_type]
         levels.append(int(np.flatnonzero(is_worse).max(initial=-1)) + 1)
     return levels
 

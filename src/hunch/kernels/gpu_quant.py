@@ -35,7 +35,7 @@ from hunch.kernels.words import num_parts
 @triton.jit
 def _span(
     sum, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, x_ptrs, is_row, k, K,
-    offs_w, num_rows, scale, offset, minimum, KIND: tl.constexpr, SPAN: tl.constexpr,
+    offs_w, num_rows, scale, offset, minimum, FORMAT: tl.constexpr, SPAN: tl.constexpr,
     WORDS: tl.constexpr, OFFSET: tl.constexpr, GROUP_K: tl.constexpr, UNIT_K: tl.constexpr,
     HAS_ZERO: tl.constexpr, HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr,
     PAIRED: tl.constexpr, ROUTE: tl.constexpr, IS_EVEN: tl.constexpr, IS_WHOLE: tl.constexpr,
@@ -52,7 +52,7 @@ def _span(
             scale, offset, minimum = scales_at(
                 scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, known, offs_w, num_rows,
                 OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED)  # fmt: skip
-        w = numbers_of(word, scale, offset, minimum, dtype, part, KIND, ROUTE, HAS_ZERO)
+        w = numbers_of(word, scale, offset, minimum, dtype, part, FORMAT, ROUTE, HAS_ZERO)
         if IS_EVEN:
             x = tl.load(x_ptrs + first, mask=is_row[None, :], other=0.0)
         else:
@@ -70,7 +70,7 @@ def _quant_kernel(
     NUM_SPLITS: tl.constexpr, SLICE_K: tl.constexpr, IS_GRID_SPLIT: tl.constexpr,
     ENDING: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     HEAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
-    KIND: tl.constexpr, SPAN: tl.constexpr, WORDS: tl.constexpr, OFFSET: tl.constexpr,
+    FORMAT: tl.constexpr, SPAN: tl.constexpr, WORDS: tl.constexpr, OFFSET: tl.constexpr,
     GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr,
     HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, PAIRED: tl.constexpr, ROUTE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_EVEN: tl.constexpr, IS_WHOLE: tl.constexpr,
@@ -113,14 +113,14 @@ def _quant_kernel(
         total += tl.load(bias_ptr + offs_a).to(tl.float32)[:, None]
     for k in range(first, last, SPAN):
         a = _span(a, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, x_ptrs,
-                  is_row, k, K, offs_a, num_rows, of_a[0], of_a[1], of_a[2], KIND, SPAN, WORDS,
+                  is_row, k, K, offs_a, num_rows, of_a[0], of_a[1], of_a[2], FORMAT, SPAN, WORDS,
                   OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED, ROUTE, IS_EVEN,
                   IS_WHOLE)  # fmt: skip
         if ENDING != "store":
             b = _span(b, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, x_ptrs,
-                      is_row, k, K, offs_b, num_rows, of_b[0], of_b[1], of_b[2], KIND, SPAN, WORDS,
-                      OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED, ROUTE,
-                      IS_EVEN, IS_WHOLE)  # fmt: skip
+                      is_row, k, K, offs_b, num_rows, of_b[0], of_b[1], of_b[2], FORMAT, SPAN,
+                      WORDS, OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED,
+                      ROUTE, IS_EVEN, IS_WHOLE)  # fmt: skip
         if NUM_SPLITS > 1 and not IS_GRID_SPLIT and (k + SPAN) % SLICE_K == 0:
             total += a
             a = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
@@ -161,7 +161,7 @@ def launch(
     slice_k = slice_of(k, split)
     assert split == 1 or slice_k % span == 0, "a span belongs to one slice"
     num_splits = split if is_grid_split else 1
-    tile = tile or tile_of(m, num_parts(w.kind) == 4, num_splits > 1)
+    tile = tile or tile_of(m, num_parts(w.format) == 4, num_splits > 1)
     block_n = tile.block_n
     if ending == "rope":  # a tile must not cross a head's half
         half = heads[0] // 2
@@ -180,7 +180,7 @@ def launch(
         NUM_SPLITS=split, SLICE_K=slice_k, IS_GRID_SPLIT=is_grid_split, ENDING=ending,
         HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
         HEAD=heads[0], NUM_HEADS=heads[1], NUM_KV=heads[2],
-        KIND=w.kind, SPAN=span, WORDS=w.data_SNW.shape[2], OFFSET=w.offset, GROUP_K=w.group,
+        FORMAT=w.format, SPAN=span, WORDS=w.data_SNW.shape[2], OFFSET=w.offset, GROUP_K=w.group,
         UNIT_K=UNIT_GROUP, HAS_ZERO=w.has_zero, HAS_MINIMUM=w.has_minimum,
         HAS_UNIT=unit is not None, PAIRED=w.paired, ROUTE=route_of(w),
         BLOCK_M=tile.block_m, BLOCK_N=block_n,
@@ -192,7 +192,7 @@ def launch(
 @triton.jit
 def _expand_kernel(
     data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, y_ptr, num_rows, K,
-    KIND: tl.constexpr, SPAN: tl.constexpr, WORDS: tl.constexpr, OFFSET: tl.constexpr,
+    FORMAT: tl.constexpr, SPAN: tl.constexpr, WORDS: tl.constexpr, OFFSET: tl.constexpr,
     GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr,
     HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, PAIRED: tl.constexpr, ROUTE: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -210,7 +210,7 @@ def _expand_kernel(
             scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, tl.minimum(first, K - 1),
             offs_w, num_rows, OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT, PAIRED
         )  # fmt: skip
-        w = numbers_of(word, scale, offset, minimum, y_ptr.dtype.element_ty, part, KIND, ROUTE,
+        w = numbers_of(word, scale, offset, minimum, y_ptr.dtype.element_ty, part, FORMAT, ROUTE,
                      HAS_ZERO)  # fmt: skip
         is_in = is_row[:, None] & (offs_k < K - first)[None, :]
         tl.store(y_ptr + offs_n[:, None].to(tl.int64) * K + first + offs_k[None, :], w, mask=is_in)
@@ -224,7 +224,7 @@ def expand(w: Quantised) -> Tensor:
         w.data_SNW, scale, scale if w.zero_GN is None else w.zero_GN,
         scale if w.minimum_GN is None else w.minimum_GN, scale if w.unit_UN is None else w.unit_UN,
         scale if w.min_unit_UN is None else w.min_unit_UN, y_NK, *w.shape,
-        KIND=w.kind, SPAN=w.span, WORDS=w.data_SNW.shape[2], OFFSET=w.offset, GROUP_K=w.group,
+        FORMAT=w.format, SPAN=w.span, WORDS=w.data_SNW.shape[2], OFFSET=w.offset, GROUP_K=w.group,
         UNIT_K=UNIT_GROUP, HAS_ZERO=w.has_zero, HAS_MINIMUM=w.has_minimum,
         HAS_UNIT=w.unit_UN is not None, PAIRED=w.paired, ROUTE=route_of(w),
         BLOCK_N=block_n, num_warps=4,

@@ -16,13 +16,13 @@ from hunch.kernels.lookup import (
     LAST_RATE,
     MAX_MATCH,
     MIN_CHANCE,
-    NUM_KINDS,
+    NUM_GUESS_TYPES,
     NUM_LENGTHS,
     ROW_LIMIT,
     ROW_RATE,
     SECOND,
     SuffixText,
-    kind_of,
+    guess_type_of,
 )
 from hunch.kernels.phrases import NOBODY, NUM_LEVELS, PhraseTable
 
@@ -35,11 +35,11 @@ class _Row:
     def __init__(self) -> None:
         self.text = SuffixText()
         self.terms = [0.0, 0.0]  # in log-odds
-        self.guesses: list[tuple[int, int, float]] = []  # token, kind, chance given those before
+        self.guesses: list[tuple[int, int, float]] = []  # token, type, chance after those before
 
 
 class GuidedLookup:
-    """Chains for rows; `own_odds` are the log-odds to start from, by kind, where no table is."""
+    """Chains for rows; without a table, `own_odds` are the log-odds to start from, by type."""
 
     def __init__(self, own_odds: Sequence[float], table: PhraseTable | None) -> None:
         self.table = table
@@ -66,12 +66,12 @@ class GuidedLookup:
     def _learn(self, row: _Row, tokens: list[int]) -> None:
         """Compare the guesses on the path the target took, up to the first miss."""
         guesses, row.guesses = row.guesses, []
-        for (guess, kind, chance), token in zip(guesses, tokens, strict=False):
+        for (guess, guess_type, chance), token in zip(guesses, tokens, strict=False):
             error = (guess == token) - chance
-            rate = self._rates[kind]
-            self._terms[kind] += rate * error
-            self._rates[kind] = max(LAST_RATE, rate * FADE)
-            source = int(kind >= NUM_KINDS)
+            rate = self._rates[guess_type]
+            self._terms[guess_type] += rate * error
+            self._rates[guess_type] = max(LAST_RATE, rate * FADE)
+            source = int(guess_type >= NUM_GUESS_TYPES)
             term = row.terms[source] + ROW_RATE * error
             row.terms[source] = max(-ROW_LIMIT, min(ROW_LIMIT, term))
             if guess != token:
@@ -110,27 +110,27 @@ class GuidedLookup:
     def _best(
         self, row: _Row, tail: list[int], after: list[int], length: int
     ) -> tuple[int, int, float] | None:
-        """The likeliest next token, its kind and its chance."""
+        """The likeliest next token, its guess type and its chance."""
         entry = None if self.table is None else self.table.find(tail)
         best: tuple[int, int, float] | None = None
-        own_kind = NOBODY
+        own_type = NOBODY
         if after:
-            token, own_kind = after[0], kind_of(after, length)
+            token, own_type = after[0], guess_type_of(after, length)
             odds = row.terms[0]
             if self.table is not None:
                 seen = 0
                 if entry is not None:
                     seen = 1 + entry[1] + (0 if entry[0] == token else NUM_LEVELS)
                 odds += self._seen[seen] + self._guess_trust[token] + self._last_trust[tail[-1]]
-            best = token, own_kind, self._chance(own_kind, odds)
+            best = token, own_type, self._chance(own_type, odds)
         if entry is not None and (best is None or entry[0] != best[0]):
-            kind, versus = NUM_KINDS + entry[1], own_kind
+            guess_type, versus = NUM_GUESS_TYPES + entry[1], own_type
             if entry[0] in after:
-                versus = SECOND * NUM_LENGTHS + own_kind % NUM_LENGTHS
-            chance = self._chance(kind, row.terms[1] + self._versus[versus])
+                versus = SECOND * NUM_LENGTHS + own_type % NUM_LENGTHS
+            chance = self._chance(guess_type, row.terms[1] + self._versus[versus])
             if best is None or chance > best[2]:
-                best = entry[0], kind, chance
+                best = entry[0], guess_type, chance
         return best
 
-    def _chance(self, kind: int, odds: float) -> float:
-        return 1.0 / (1.0 + exp(-self._terms[kind] - odds))
+    def _chance(self, guess_type: int, odds: float) -> float:
+        return 1.0 / (1.0 + exp(-self._terms[guess_type] - odds))

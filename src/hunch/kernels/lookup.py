@@ -1,7 +1,7 @@
 """Where a text's end stood before: the index that suffix lookup asks.
 
 Every place where the last tokens stood before is a witness of what comes next. How many places
-share the longest match, whether they agree and how long it is make the kind of a guess.
+share the longest match, whether they agree and how long it is make the type of a guess.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ LENGTHS = (0, 0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 6, 6, 6, 7)  # of a match -> c
 NUM_LENGTHS = 8  # classes
 MAX_MATCH = len(LENGTHS) - 1
 DIFFER, SECOND = 4, 5  # records after those of 1, 2, 3 and more places that agree
-NUM_KINDS = (SECOND + 1) * NUM_LENGTHS
+NUM_GUESS_TYPES = (SECOND + 1) * NUM_LENGTHS
 NUM_ASKED = 7  # guesses of a chain for which a table is asked: later ones bring nothing
 NEAR = 16  # tokens around the place expected next among which a single one of a prediction counts
 BY_TABLE = 1  # tokens of a match that tell of the next guess as much as one of a table does
@@ -31,14 +31,14 @@ PRIORS = (
 )
 
 # How chances follow what the target really says, in log-odds per comparison.
-FIRST_RATE, LAST_RATE = 0.3, 0.02  # of a kind's term: quick at first, then slow
+FIRST_RATE, LAST_RATE = 0.3, 0.02  # of a guess type's term: quick at first, then slow
 FADE = 0.97  # of that rate, per comparison
 ROW_RATE = 0.15  # of a request's term
 ROW_LIMIT = 4.0
 
 
-def kind_of(after: list[int], length: int) -> int:
-    """The kind of guessing the first of `after`, what follows the places of a match."""
+def guess_type_of(after: list[int], length: int) -> int:
+    """The type of guessing the first of `after`, what follows the places of a match."""
     num_places = len(after)
     is_agreed = num_places == 1 or after.count(after[0]) == num_places
     return (min(num_places, 4) - 1 if is_agreed else DIFFER) * NUM_LENGTHS + LENGTHS[length]

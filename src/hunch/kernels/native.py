@@ -42,13 +42,14 @@ if TYPE_CHECKING:
     from hunch.kernels.native_draft import NativeJoin
 
 
-INT4, INT8, FLOAT, INT5, K4, K5, K6 = range(7)  # kinds of a matrix
+INT4, INT8, FLOAT, INT5, K4, K5, K6 = range(7)  # formats of a matrix
 ROUNDED = (INT4, INT8, FLOAT)  # those that floats can become; the others hold a file's blocks
 _MAX_KEPT = 64  # rows of a pass whose columns may come again
 _POSITIONS = 1024  # that tables are filled for at once
-# GGUF blocks that are kept as they are: their number in the kernels, and the kind that holds them.
+# GGUF blocks that are kept as they are: their number in the kernels, and the matrix format that
+# holds them.
 FORMATS = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 3, "Q5_0": 4, "Q4_K": 5, "Q5_K": 6, "Q6_K": 7}
-EXACT_KIND = {
+EXACT_FORMAT = {
     "Q4_0": INT4, "Q4_1": INT4, "Q5_0": INT5, "Q8_0": INT8, "Q4_K": K4, "Q5_K": K5, "Q6_K": K6,
 }  # fmt: skip
 _FLOATS = 0
@@ -139,23 +140,25 @@ class NativeMatrix:
     """A weight matrix [N, K] in the layout of the kernels."""
 
     def __init__(
-        self, kind: int, num_out: int, num_in: int, num_threads: int | None = None
+        self, matrix_format: int, num_out: int, num_in: int, num_threads: int | None = None
     ) -> None:
-        self.kind, self.num_out, self.num_in = kind, num_out, num_in
+        self.format, self.num_out, self.num_in = matrix_format, num_out, num_in
         self.team = team(num_threads)
-        self.handle = _lib().hunch_matrix_new(kind, num_out, num_in)
+        self.handle = _lib().hunch_matrix_new(matrix_format, num_out, num_in)
 
     @staticmethod
-    def from_floats(weight_NK: Tensor, kind: int, num_threads: int | None = None) -> NativeMatrix:
-        """Rounded to the kind: INT8 and INT4 have a scale per 32 inputs."""
-        assert kind in ROUNDED, "the other kinds are filled with a file's blocks alone"
+    def from_floats(
+        weight_NK: Tensor, matrix_format: int, num_threads: int | None = None
+    ) -> NativeMatrix:
+        """Rounded to the format: INT8 and INT4 have a scale per 32 inputs."""
+        assert matrix_format in ROUNDED, "the other formats are filled with a file's blocks alone"
         weight_NK = weight_NK.to(torch.float32).contiguous()
-        matrix = NativeMatrix(kind, *weight_NK.shape, num_threads)
+        matrix = NativeMatrix(matrix_format, *weight_NK.shape, num_threads)
         matrix._fill(_FLOATS, weight_NK)
         return matrix
 
     def put_floats(self, first: int, weight_NK: Tensor) -> None:
-        """Rows from `first` on, a multiple of 16, rounded to the kind."""
+        """Rows from `first` on, a multiple of 16, rounded to the format."""
         self._fill(_FLOATS, weight_NK.to(torch.float32).contiguous(), first)
 
     def put_blocks(self, name: str, first: int, data: Tensor) -> None:

@@ -30,7 +30,7 @@ class _Spec(ctypes.Structure):
 
 
 class NativeLookup:
-    """Chains for rows; `own_odds` are the log-odds to start from, by kind, where no table is."""
+    """Chains for rows; without a table, `own_odds` are the log-odds to start from, by type."""
 
     def __init__(
         self, own_odds: Sequence[float], table: PhraseTable | None, num_rows: int, num_nodes: int

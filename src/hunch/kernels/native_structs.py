@@ -36,7 +36,7 @@ class LayerStruct(ctypes.Structure):
         *((name, _POINTER) for name in MATRICES),
         # mlp_norm None: the stream as it is, or what attention read if parallel. Norms of what is
         # added to the stream stand last.
-        *((name + kind, _POINTER) for name in NORMS for kind in ("", "_bias")),
+        *((name + ending, _POINTER) for name in NORMS for ending in ("", "_bias")),
         *((name, _POINTER) for name in ("q_norm", "k_norm", "sinks", "rope")),
         *((f"{name}_bias", _POINTER) for name in MATRICES),
         ("window", _I64),  # 0: all positions are seen

@@ -20,11 +20,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from hunch.errors import ConfigError
-from hunch.kernels.lookup import NUM_KINDS
+from hunch.kernels.lookup import NUM_GUESS_TYPES
 
 FILE = "model.safetensors"
 NUM_LEVELS = 16
-NOBODY = NUM_KINDS  # the kind where the request's own text has no guess
+NOBODY = NUM_GUESS_TYPES  # the type where the request's own text has no guess
 TRUST_UNIT = 1 / 16  # of the log-odds kept as bytes
 MULTIPLIER, MASK, SHIFT = 0x9E3779B97F4A7C15, (1 << 64) - 1, 29
 SORT_BITS = 16  # of a hash, by which the C++ form finds where to look
@@ -40,10 +40,10 @@ class PhraseTable:
     hash_E: Array  # uint32
     token_E: Array  # int32
     level_E: Array  # uint8
-    own_odds: Array  # of a guess from the request's own text, by its kind
+    own_odds: Array  # of a guess from the request's own text, by its type
     seen_odds: Array  # added to it: nothing in the table, the same there by level, another by level
     level_odds: Array  # of a guess from the table
-    # Added to it by the kind of the other guess the own text has: NOBODY for none, the kinds of a
+    # Added to it by the type of the other guess the own text has: NOBODY for none, the types of a
     # second guess where one of the own text's places says the same as the table.
     versus_odds: Array
     guess_trust_V: Array  # added to own_odds by the guessed token
@@ -94,7 +94,7 @@ class PhraseTable:
 
 
 _ODDS = ("own_odds", "seen_odds", "level_odds", "versus_odds")
-_SIZES = (NUM_KINDS, 1 + 2 * NUM_LEVELS, NUM_LEVELS, NUM_KINDS + 1)
+_SIZES = (NUM_GUESS_TYPES, 1 + 2 * NUM_LEVELS, NUM_LEVELS, NUM_GUESS_TYPES + 1)
 
 
 def context_hash(before_KN: Sequence[Array]) -> Array:

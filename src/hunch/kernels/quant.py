@@ -27,7 +27,7 @@ from hunch.kernels.slices import SPAN, slice_of, split_of
 from hunch.kernels.words import num_parts, pack_words, unpack_words
 
 # int4: 0 to 15, int8: -128 to 127; fp4: e2m1, fp8: e4m3; and codes that number a book's entries.
-KINDS = ("int4", "fp4", "nf4", "fp4_bnb", "int8", "fp8")
+CODE_FORMATS = ("int4", "fp4", "nf4", "fp4_bnb", "int8", "fp8")
 UNIT_GROUP = 256
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # of codes 0 to 7; 8 to 15 are their negatives
 _TWELFTHS = (0.0, 0.0625, 8.0, 12.0, 4.0, 6.0, 2.0, 3.0)  # as fp4_bnb numbers them
@@ -49,8 +49,8 @@ _CHUNK = 1 << 22  # weights turned into float32 at once
 class Codes:
     """A matrix as its file means it: one byte per weight, scales by row."""
 
-    kind: str
-    code_NK: Tensor  # uint8; the bits of int8 or e4m3 for the 8-bit kinds
+    format: str  # one of CODE_FORMATS
+    code_NK: Tensor  # uint8; the bits of int8 or e4m3 for the 8-bit formats
     group: int  # inputs of a scale
     scale_NG: Tensor  # float, or whole numbers of units
     offset: int = 0  # subtracted from every code
@@ -107,7 +107,7 @@ class Codes:
 
     def widened(self, group: int) -> Codes:
         """The same numbers with codes of 8 bits, and scales for `group` inputs, in float32."""
-        assert self.kind in ("int4", "int8")
+        assert self.format in ("int4", "int8")
         flat, zero_NG, code_NK = self.flat(), self.zero_NG, self.code_NK
         if self.offset:
             code_NK = (code_NK.view(torch.int8) - self.offset).view(torch.uint8)
@@ -118,7 +118,7 @@ class Codes:
         if minimum_NG is not None:
             minimum_NG = minimum_NG.float().repeat_interleave(repeat, 1)
         return Codes(
-            kind="int8",
+            format="int8",
             code_NK=code_NK,
             group=group,
             scale_NG=flat.scale_NG.float().repeat_interleave(repeat, 1),
@@ -145,7 +145,7 @@ class Codes:
 
     def _some_numbers(self) -> Tensor:
         flat, num_in = self.flat(), self.shape[1]
-        value_NK = _values(self.kind, self.code_NK) - float(self.offset)
+        value_NK = _values(self.format, self.code_NK) - float(self.offset)
         if flat.zero_NG is not None:
             value_NK -= _spread(flat.zero_NG, self.group, num_in)
         value_NK *= _spread(flat.scale_NG, self.group, num_in)
@@ -159,15 +159,15 @@ def _spread(some_NG: Tensor, times: int, size: int) -> Tensor:
     return some_NG.float().repeat_interleave(times, 1)[:, :size]
 
 
-def _values(kind: str, code_NK: Tensor) -> Tensor:
-    if kind == "fp4":
+def _values(code_format: str, code_NK: Tensor) -> Tensor:
+    if code_format == "fp4":
         both = torch.tensor([*FP4, *(-value for value in FP4)], device=code_NK.device)
         return both[code_NK.long()]
-    if kind in BOOKS:
-        return torch.tensor(BOOKS[kind], device=code_NK.device)[code_NK.long()]
-    if kind == "fp8":
+    if code_format in BOOKS:
+        return torch.tensor(BOOKS[code_format], device=code_NK.device)[code_NK.long()]
+    if code_format == "fp8":
         return code_NK.view(torch.float8_e4m3fn).float()
-    return (code_NK.view(torch.int8) if kind == "int8" else code_NK).float()
+    return (code_NK.view(torch.int8) if code_format == "int8" else code_NK).float()
 
 
 def join(parts: list[Codes]) -> Codes | None:
@@ -178,7 +178,7 @@ def join(parts: list[Codes]) -> Codes | None:
     if not all(_is_same_order(first, part) for part in parts):
         return None
     if any(_form(part) != _form(first) for part in parts):
-        if any(part.kind not in ("int4", "int8") for part in parts):
+        if any(part.format not in ("int4", "int8") for part in parts):
             return None
         group = min(part.group for part in parts)
         if any(part.group % group for part in parts):
@@ -189,7 +189,7 @@ def join(parts: list[Codes]) -> Codes | None:
 
 
 def _form(codes: Codes) -> tuple[object, ...]:
-    return (codes.kind, codes.group, codes.offset, *codes._by_row())
+    return (codes.format, codes.group, codes.offset, *codes._by_row())
 
 
 def _with_all(codes: Codes, others: list[Codes]) -> Codes:
@@ -212,7 +212,7 @@ def _is_same_order(a: Codes, b: Codes) -> bool:
 class Quantised:
     """A matrix held in few bits, as the products read it. It stands for [N, K] of `dtype`."""
 
-    kind: str
+    format: str  # of its codes
     shape: tuple[int, int]
     dtype: torch.dtype
     group: int
@@ -241,7 +241,7 @@ class Quantised:
     @property
     def span(self) -> int:
         """Inputs whose codes stand together."""
-        return self.data_SNW.shape[2] * num_parts(self.kind)
+        return self.data_SNW.shape[2] * num_parts(self.format)
 
     @property
     def nbytes(self) -> int:
@@ -273,8 +273,8 @@ class Quantised:
             if not self.has_minimum:
                 minimum_GN = min_unit_UN = None
         return Codes(
-            kind=self.kind,
-            code_NK=unpack_words(self.kind, self.data_SNW)[:, : self.shape[1]],
+            format=self.format,
+            code_NK=unpack_words(self.format, self.data_SNW)[:, : self.shape[1]],
             group=self.group,
             offset=0 if self.paired in _HALVES else self.offset,
             scale_NG=scale_GN.T,
@@ -295,7 +295,7 @@ Weight = Tensor | Quantised
 
 def slices_of(weight: Weight) -> int:
     """Slices of a product's sum that stay apart."""
-    bits = 16 // num_parts(weight.kind) if isinstance(weight, Quantised) else 16
+    bits = 16 // num_parts(weight.format) if isinstance(weight, Quantised) else 16
     return split_of(weight.shape[0], weight.shape[1], bits)
 
 
@@ -331,12 +331,12 @@ def pack(codes: Codes, dtype: torch.dtype, device: torch.device | str) -> Quanti
         offset_GN = torch.full_like(scale_GN, codes.offset) if zero_GN is None else zero_GN
         scale_GN, zero_GN = _joined(_bits(scale_GN), offset_GN), None
     return Quantised(
-        kind=codes.kind,
+        format=codes.format,
         shape=codes.shape,
         dtype=dtype,
         group=codes.group,
         offset=codes.offset,
-        data_SNW=pack_words(codes.kind, codes.code_NK.to(device), _num_words(codes)),
+        data_SNW=pack_words(codes.format, codes.code_NK.to(device), _num_words(codes)),
         scale_GN=scale_GN,
         paired=paired,
         is_small=is_small,
@@ -388,7 +388,7 @@ def _num_words(codes: Codes) -> int:
     """Words of a span: all codes of a part share one scale, and no span lies in two slices of a
     product's sum."""
     num_out, num_in = codes.shape
-    parts = num_parts(codes.kind)
+    parts = num_parts(codes.format)
     slice_k = slice_of(num_in, split_of(num_out, num_in, 16 // parts))
     longest = SPAN if slice_k % SPAN == 0 else SPAN // 2
     return int(min(codes.group, longest // parts))

@@ -11,9 +11,9 @@ from torch import Tensor
 FOUR_BITS = ("int4", "fp4", "nf4", "fp4_bnb")
 
 
-def num_parts(kind: str) -> int:
+def num_parts(code_format: str) -> int:
     """Codes of a word."""
-    return 4 if kind in FOUR_BITS else 2
+    return 4 if code_format in FOUR_BITS else 2
 
 
 def _in_registers(word_SNW: Tensor, *, is_packed: bool) -> Tensor:
@@ -26,8 +26,8 @@ def _in_registers(word_SNW: Tensor, *, is_packed: bool) -> Tensor:
     return word.permute(0, 1, 2, *(3 + axis for axis in order)).reshape(word_SNW.shape)
 
 
-def pack_words(kind: str, code_NK: Tensor, num_words: int) -> Tensor:
-    (num_out, num_in), parts = code_NK.shape, num_parts(kind)
+def pack_words(code_format: str, code_NK: Tensor, num_words: int) -> Tensor:
+    (num_out, num_in), parts = code_NK.shape, num_parts(code_format)
     span = num_words * parts
     num_spans = -(-num_in // span)
     if num_in % span:
@@ -39,8 +39,8 @@ def pack_words(kind: str, code_NK: Tensor, num_words: int) -> Tensor:
     return _in_registers(word_SNW.to(torch.int16), is_packed=False)  # the low 16 bits
 
 
-def unpack_words(kind: str, data_SNW: Tensor) -> Tensor:
-    parts = num_parts(kind)
+def unpack_words(code_format: str, data_SNW: Tensor) -> Tensor:
+    parts = num_parts(code_format)
     bits = 16 // parts
     word_SNW = _in_registers(data_SNW, is_packed=True).int()
     code_SNPW = torch.stack(

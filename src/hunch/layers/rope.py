@@ -21,10 +21,12 @@ _PART = 1024  # positions at once: memory beside the table would not be given ba
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeSpec:
-    """How positions turn the heads. `kind` is Hugging Face's rope_type."""
+    """How positions turn the heads. `rope_type` is Hugging Face's."""
 
     theta: float = 10000.0
-    kind: str = "default"  # default, linear, llama3, yarn, longrope, factors, proportional, none
+    rope_type: str = (
+        "default"  # default, linear, llama3, yarn, longrope, factors, proportional, none
+    )
     head_dim: int = 0  # of the heads it turns; 0: the model's
     dim: int = 0  # numbers of a head that are turned, the first ones; 0: all
     num_pairs: int = 0  # proportional: pairs that are turned, the first ones of a whole head's
@@ -49,7 +51,7 @@ def frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
     Pairs that are not turned have zero: `head_order` has placed them behind the others.
     """
     num_pairs = head_dim // 2
-    if spec.kind == "none":
+    if spec.rope_type == "none":
         return torch.zeros(num_pairs)
     freq = _turned(spec, spec.dim or head_dim)
     return torch.cat((freq, freq.new_zeros(num_pairs - len(freq))))
@@ -57,16 +59,16 @@ def frequencies(spec: RopeSpec, head_dim: int) -> Tensor:
 
 def _turned(spec: RopeSpec, head_dim: int) -> Tensor:
     freq = 1.0 / spec.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    if spec.kind == "linear":
+    if spec.rope_type == "linear":
         return freq / spec.factor
-    if spec.kind == "proportional":
+    if spec.rope_type == "proportional":
         freq[spec.num_pairs :] = 0.0
         return freq / spec.factor
-    if spec.kind == "llama3":
+    if spec.rope_type == "llama3":
         return _llama3(spec, freq)
-    if spec.kind == "yarn":
+    if spec.rope_type == "yarn":
         return _yarn(spec, freq, head_dim)
-    if spec.kind in ("factors", "longrope"):
+    if spec.rope_type in ("factors", "longrope"):
         return freq / torch.tensor(spec.factors, dtype=torch.float32)
     return freq
 
@@ -98,7 +100,7 @@ def _yarn(spec: RopeSpec, freq: Tensor, head_dim: int) -> Tensor:
 
 def amplitude(spec: RopeSpec) -> float:
     """What cos and sin are multiplied with: 1 but for yarn and longrope."""
-    if spec.kind not in ("yarn", "longrope"):
+    if spec.rope_type not in ("yarn", "longrope"):
         return 1.0
     if spec.attention_factor is not None:
         return spec.attention_factor

@@ -92,10 +92,10 @@ class Arranged(WeightsOver):
 
     def _repeat_key(self, names: Names, prefix: str) -> None:
         """Values that a file leaves out, as keys serve for them."""
-        for kind in ("weight", "bias"):
-            key = self._places.get(f"{prefix}{names.k}.{kind}")
+        for ending in ("weight", "bias"):
+            key = self._places.get(f"{prefix}{names.k}.{ending}")
             if key is not None:
-                self._places[f"{prefix}{names.v}.{kind}"] = key
+                self._places[f"{prefix}{names.v}.{ending}"] = key
 
     def _arrange_latent(self, spec: ModelSpec, shape: LatentShape, prefix: str) -> None:
         """Turned rows in the kernels' order; a head's way to keys and to values apart."""
@@ -149,7 +149,7 @@ class Arranged(WeightsOver):
         halves: tuple[Rows, Rows] = (slice(0, inner), slice(inner, 2 * inner))
         if names.is_interleaved:
             halves = (slice(0, 2 * inner, 2), slice(1, 2 * inner, 2))
-        for stem, kind in ((".weight", "weight"), ("", "weight"), ("_bias", "bias")):
+        for stem, ending in ((".weight", "weight"), ("", "weight"), ("_bias", "bias")):
             up, down = (self._places.pop(name + stem, None) for name in (all_up, all_down))
             is_turned = stem == "" and names.is_turned
             if up is not None and is_turned:
@@ -157,7 +157,7 @@ class Arranged(WeightsOver):
                 is_turned = sizes[0] != 2 * inner or sizes[1] == 2 * inner
             for expert in range(experts.routing.num_experts):
                 paths = [
-                    f"{prefix}{name.format(expert)}.{kind}"
+                    f"{prefix}{name.format(expert)}.{ending}"
                     for name in (names.gate, names.up, names.down)
                 ]
                 if up is not None:
@@ -173,29 +173,29 @@ class Arranged(WeightsOver):
     def _arrange_gguf_experts(self, experts: ExpertSpec, names: ExpertNames, prefix: str) -> None:
         """GGUF files hold gate, up and down of all experts in a tensor each, in every family."""
         stacks = {names.gate: "gate_proj", names.up: "up_proj", names.down: "down_proj"}
-        for kind in ("weight", "bias"):
+        for ending in ("weight", "bias"):
             for ours, theirs in stacks.items():
-                stack = self._places.pop(f"{prefix}mlp.experts.{theirs}.{kind}", None)
+                stack = self._places.pop(f"{prefix}mlp.experts.{theirs}.{ending}", None)
                 for expert in range(experts.routing.num_experts if stack else 0):
                     assert stack is not None
-                    path = f"{prefix}{ours.format(expert)}.{kind}"
+                    path = f"{prefix}{ours.format(expert)}.{ending}"
                     self._places[path] = Place(stack.name, expert=expert)
-            router = self._places.pop(f"{prefix}mlp.gate.{kind}", None)
+            router = self._places.pop(f"{prefix}mlp.gate.{ending}", None)
             if router is not None:
-                self._places[f"{prefix}{names.router}.{kind}"] = router
+                self._places[f"{prefix}{names.router}.{ending}"] = router
 
     def _rename(self, theirs: str, ours: str) -> None:
-        for kind in (".weight", ".bias", ""):
-            place = self._places.pop(theirs + kind, None)
+        for ending in (".weight", ".bias", ""):
+            place = self._places.pop(theirs + ending, None)
             if place is not None:
-                self._places[ours + kind] = place
+                self._places[ours + ending] = place
 
     def _split(
         self, fused: str, parts: tuple[str, ...], sizes: tuple[int, ...], num_groups: int = 1
     ) -> None:
         """Name the parts of a fused tensor; each of its groups has a share of all, side by side."""
-        for kind in ("weight", "bias"):
-            place = self._places.pop(f"{fused}.{kind}", None)
+        for ending in ("weight", "bias"):
+            place = self._places.pop(f"{fused}.{ending}", None)
             if place is None:
                 continue
             self._check_rows(place.name, sum(sizes))
@@ -205,7 +205,7 @@ class Arranged(WeightsOver):
                 if num_groups > 1:
                     rows = torch.arange(sum(sizes)).view(num_groups, -1)
                     rows = rows[:, first // num_groups : (first + size) // num_groups].flatten()
-                self._places[f"{part}.{kind}"] = Place(place.name, rows)
+                self._places[f"{part}.{ending}"] = Place(place.name, rows)
                 first += size
 
     def _check_rows(self, name: str, num_rows: int) -> None:
@@ -220,8 +220,8 @@ class Arranged(WeightsOver):
 
     def _order(self, name: str, order: list[int], num_heads: int) -> None:
         """Every head's rows in another order."""
-        for kind in ("weight", "bias"):
-            place = self._places.get(f"{name}.{kind}")
+        for ending in ("weight", "bias"):
+            place = self._places.get(f"{name}.{ending}")
             if place is None:
                 continue
             head_dim = len(order)
@@ -231,7 +231,7 @@ class Arranged(WeightsOver):
                 rows = rows + place.rows.start
             elif place.rows is not None:
                 rows = place.rows[rows]
-            self._places[f"{name}.{kind}"] = Place(
+            self._places[f"{name}.{ending}"] = Place(
                 place.name, rows, place.is_transposed, shift=place.shift
             )
 

@@ -186,14 +186,14 @@ def _layer_norms(
     size, order = spec.head_dim, head_order_of(spec)
     q_part, kv_part = head_spans(spec.num_heads, spec.num_kv_heads, source.group)
 
-    def read(name: str, kind: str, num_heads: int, part: Share) -> Tensor:
+    def read(name: str, ending: str, num_heads: int, part: Share) -> Tensor:
         if not spec.is_qk_norm_own:
-            rows_NH = source.take(f"{name}.{kind}", size)[None]
+            rows_NH = source.take(f"{name}.{ending}", size)[None]
         elif "{}" in name:
-            each = [source.take(f"{name.format(head)}.{kind}", size) for head in range(num_heads)]
+            each = [source.take(f"{name.format(head)}.{ending}", size) for head in range(num_heads)]
             rows_NH = torch.stack(each)[slice(*part)]
         else:
-            rows_NH = source.take(f"{name}.{kind}", num_heads, size)[slice(*part)]
+            rows_NH = source.take(f"{name}.{ending}", num_heads, size)[slice(*part)]
         return rows_NH if order is None or not rows_NH.numel() else rows_NH[:, order]
 
     def norm(name: str, num_heads: int, part: Share) -> HeadNorm:
@@ -237,8 +237,8 @@ def build_mlp(
     if spec.activation == "xielu":
         rise_1, fall_1 = (source.floats(prefix + name, 1) for name in (names.rise, names.fall))
         return XieluMLP(up, down, rise_1, fall_1)
-    kind = GatedMLP if spec.is_gated else PlainMLP
-    return kind(up, down, spec.activation)
+    mlp_class = GatedMLP if spec.is_gated else PlainMLP
+    return mlp_class(up, down, spec.activation)
 
 
 def build_block(
@@ -252,14 +252,14 @@ def build_block(
     has_attn_norm: bool = True,
 ) -> Block:
     """One decoder layer whose tensors are named `prefix` + the family's names."""
-    kind, experts = ParallelBlock if spec.is_parallel else Block, spec.experts
-    kind = PostNormBlock if spec.is_post_norm else kind
+    block_class, experts = ParallelBlock if spec.is_parallel else Block, spec.experts
+    block_class = PostNormBlock if spec.is_post_norm else block_class
     is_beside = experts is not None and experts.is_beside and experts.layers[layer]
 
     def norm(name: str, is_there: bool) -> Norm | None:
         return build_norm(spec, source, prefix + name) if is_there else None
 
-    return kind(
+    return block_class(
         norm(names.attn_norm, has_attn_norm and spec.has_input_norms),
         build_attention(spec, source, prefix, layer, names=names, input_width=input_width),
         norm(names.mlp_norm, spec.has_mlp_norm and spec.has_input_norms),
@@ -305,8 +305,8 @@ def build_norm(spec: ModelSpec, source: Source, name: str) -> Norm:
     """A norm of the residual stream, or of what is added to it."""
     if not spec.has_norm_weight:
         weight_D = torch.ones(spec.width, dtype=source.dtype, device=source.device)
-        kind = RMSNorm if spec.norm == "rms" else partial(LayerNorm, bias_D=None)
-        return kind(weight_D, eps=spec.norm_eps)
+        norm_class = RMSNorm if spec.norm == "rms" else partial(LayerNorm, bias_D=None)
+        return norm_class(weight_D, eps=spec.norm_eps)
     if spec.norm == "rms":
         return source.rms_norm(name, spec.width, spec.norm_eps, is_whole=spec.is_norm_shifted)
     return source.layer_norm(name, spec.width, spec.norm_eps, has_bias=spec.has_norm_bias)

@@ -82,11 +82,11 @@ class CudaDecoder:
         if self.spec.width < self.fused.min_width:
             return False
         # One layer of each kind.
-        kinds = {
+        by_shapes = {
             tuple(linear.shape for linear in (*each.plain(), *each.sliced())): each
             for each in self.layers[::-1]
         }
-        is_same = all(map(_is_same, kinds.values()))
+        is_same = all(map(_is_same, by_shapes.values()))
         if not is_same:
             log.warning("cuBLAS rounds in another order here: long prompts use slower kernels")
         return is_same

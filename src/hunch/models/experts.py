@@ -199,6 +199,6 @@ def first_dense(config: Config, num_layers: int) -> tuple[bool, ...]:
     types = config.get("mlp_layer_types")
     first = read_int(config, "first_k_dense_replace") if config.get("first_k_dense_replace") else 0
     if isinstance(types, Sequence) and not isinstance(types, str):
-        return tuple(kind == "sparse" for kind in types)
+        return tuple(layer_type == "sparse" for layer_type in types)
     step = read_int(config, "moe_layer_freq", 1)
     return tuple(layer >= first and layer % step == 0 for layer in range(num_layers))

@@ -39,10 +39,10 @@ def read_latent(config: Config, architecture: str) -> ModelSpec:
     common = read_common(Defaulted(changed, config), architecture)
     common["rope"] = rope = read_rope(Defaulted(changed, config), rope_dim, plain)
     scale = (flat + rope_dim) ** -0.5
-    if rope.kind == "proportional":
+    if rope.rope_type == "proportional":
         raise UnsupportedModelError("rope_type 'proportional' is not supported with latents")
     every = float(given.get("mscale_all_dim") or 0.0)
-    if rope.kind == "yarn" and every:
+    if rope.rope_type == "yarn" and every:
         scale *= stretch(rope.factor, every) ** 2
         if given.get("mscale"):
             ratio = stretch(rope.factor, float(given["mscale"])) / stretch(rope.factor, every)

@@ -69,8 +69,8 @@ def load_decoder(
     decoder = family(spec, source, progress)
     staging.release()
     if source.expanded:
-        kinds, name = ", ".join(sorted(source.expanded)), str(source.dtype).removeprefix("torch.")
-        log.warning("no GPU kernel for %s: these matrices are expanded to %s", kinds, name)
+        formats, name = ", ".join(sorted(source.expanded)), str(source.dtype).removeprefix("torch.")
+        log.warning("no GPU kernel for %s: these matrices are expanded to %s", formats, name)
     return decoder
 
 

@@ -99,7 +99,7 @@ class NativeDecoder:
         held += [matrix for layer in layers for matrix in layer.matrices()]
         held += [] if table is None else [table.table, table.project]
         self.weight_bytes = sum({id(matrix): matrix.nbytes for matrix in held}.values())
-        is_float = all(matrix.kind == FLOAT for matrix in held)
+        is_float = all(matrix.format == FLOAT for matrix in held)
         self.is_quantised = not is_float
         self.kv_dtype = torch.float32 if is_float else torch.float16
         self.activation_bits = None if is_float else 14 if is_fine else 8

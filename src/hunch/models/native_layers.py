@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hunch.kernels.build import num_cores
 from hunch.kernels.experts import SCORES
-from hunch.kernels.native import EXACT_KIND, FLOAT, INT4, INT8, NativeMatrix
+from hunch.kernels.native import EXACT_FORMAT, FLOAT, INT4, INT8, NativeMatrix
 from hunch.kernels.native_structs import (
     DELTA_NUMBERS,
     MATRICES,
@@ -64,7 +64,7 @@ class Reader:
         """`is_table`: an embedding or output matrix, which 4 bits would hurt most."""
         return self.stack([name], is_table=is_table)
 
-    def _kind(self, is_packed: bool, exact: int | None, is_table: bool) -> int:
+    def _format(self, is_packed: bool, exact: int | None, is_table: bool) -> int:
         if self.dtype == "auto":
             return exact if exact is not None else INT8 if is_packed else FLOAT
         return {"int8": INT8, "int4": INT8 if is_table else INT4, "float32": FLOAT}[self.dtype]
@@ -79,8 +79,8 @@ class Reader:
         assert found is not None
         weight = self._floats(name)
         weight = weight.view(num_heads, -1, weight.shape[1]).transpose(1, 2).flatten(0, 1)
-        kind = self._kind(self.source.weights.packed(found) is not None, None, False)
-        return NativeMatrix.from_floats(weight, kind, self.num_threads)
+        matrix_format = self._format(self.source.weights.packed(found) is not None, None, False)
+        return NativeMatrix.from_floats(weight, matrix_format, self.num_threads)
 
     def stack(self, names: list[str], *, is_table: bool = False) -> NativeMatrix:
         """The rows of several tensors, one beneath the other, as one matrix."""
@@ -88,17 +88,19 @@ class Reader:
         found = [there for name in names if (there := self.source.find(name)) is not None]
         assert len(found) == len(names)
         packed = [weights.packed(name) for name in found]
-        kinds = {None if pack is None else pack.kind for pack in packed}
-        exact = EXACT_KIND.get(next(iter(kinds)) or "") if len(kinds) == 1 else None
-        kind = self._kind(any(packed), exact, is_table)
+        formats = {None if pack is None else pack.format for pack in packed}
+        exact = EXACT_FORMAT.get(next(iter(formats)) or "") if len(formats) == 1 else None
+        matrix_format = self._format(any(packed), exact, is_table)
         sizes = [math.prod(weights.shape(name)[:-1]) for name in found]
-        matrix = NativeMatrix(kind, sum(sizes), weights.shape(found[0])[-1], self.num_threads)
+        matrix = NativeMatrix(
+            matrix_format, sum(sizes), weights.shape(found[0])[-1], self.num_threads
+        )
         first = 0
         for name, pack, size in zip(names, packed, sizes, strict=True):
             if pack is None:
                 matrix.put_floats(first, self._floats(name).flatten(0, -2))
-            elif kind == exact:
-                matrix.put_blocks(pack.kind, first, pack.data)
+            elif matrix_format == exact:
+                matrix.put_blocks(pack.format, first, pack.data)
                 pack.release()
             else:
                 self._expand(matrix, first, pack)
@@ -107,12 +109,12 @@ class Reader:
 
     def _expand(self, matrix: NativeMatrix, first: int, packed: Packed) -> None:
         """Blocks as numbers, a part per thread: all of a vocabulary's would be gigabytes."""
-        if self.dtype == "auto" and packed.kind not in self.expanded:
-            self.expanded.add(packed.kind)
+        if self.dtype == "auto" and packed.format not in self.expanded:
+            self.expanded.add(packed.format)
             log.warning(
                 "the CPU's kernels do not hold %s as it is: its matrices become 8-bit numbers, "
                 "each at most 1/254 of its group's largest away",
-                packed.kind,
+                packed.format,
             )
         num_out, num_in = packed.shape
         step = max(16, _EXPANDED // num_in // 16 * 16)

@@ -185,7 +185,7 @@ def read_rope(config: Config, head_dim: int, given: Any = None) -> RopeSpec:
     dim = int(head_dim * share)
     if share > 1 or dim < 2:
         raise ModelFormatError(f"partial_rotary_factor={share} must be above 0 and at most 1")
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    rope_type = rope.get("rope_type") or rope.get("type") or "default"
     readers: dict[str, Callable[[Config], dict[str, Any]]] = {
         "default": lambda _: {},
         "dynamic": lambda _: {},  # up to max_position_embeddings, which is what is served
@@ -200,20 +200,20 @@ def read_rope(config: Config, head_dim: int, given: Any = None) -> RopeSpec:
         },
     }
     readers["su"] = readers["longrope"]  # its name in the first Phi-3 files
-    if kind not in readers:
-        raise UnsupportedModelError(f"rope_type {unknown(str(kind), readers)}")
+    if rope_type not in readers:
+        raise UnsupportedModelError(f"rope_type {unknown(str(rope_type), readers)}")
     spec = RopeSpec(
         theta=read_float(rope, "rope_theta", 10000.0),
-        kind={"su": "longrope", "dynamic": "default"}.get(kind, str(kind)),
-        dim=0 if dim == head_dim or kind == "proportional" else dim,
-        **readers[kind](rope),
+        rope_type={"su": "longrope", "dynamic": "default"}.get(rope_type, str(rope_type)),
+        dim=0 if dim == head_dim or rope_type == "proportional" else dim,
+        **readers[rope_type](rope),
     )
     if spec.factors and len(spec.factors) != dim // 2:
         raise ModelFormatError(f"{len(spec.factors)} rope factors for {dim} turned numbers")
     for key in ("type", "rope_type", "factor", "original_max_position_embeddings"):
         rope.get(key)  # said by some files for kinds that do not need them
     if extra := rope.unread():
-        refuse_unread(config, extra, f"config.json: rope settings of rope_type {kind!r}")
+        refuse_unread(config, extra, f"config.json: rope settings of rope_type {rope_type!r}")
     return spec
 
 
@@ -296,22 +296,22 @@ def read_windows(
     """Per layer: by `layer_types` where given, else from layer `first` on."""
     given = config.get("sliding_window")
     types: list[str] | None = config.get("layer_types")
-    for kind in types or ():
-        if kind not in ("full_attention", "sliding_attention"):
-            raise UnsupportedModelError(f"layer type {kind!r} is not supported")
+    for layer_type in types or ():
+        if layer_type not in ("full_attention", "sliding_attention"):
+            raise UnsupportedModelError(f"layer type {layer_type!r} is not supported")
     if not is_on or given is None:
         return (None,) * num_layers
     window = read_int(config, "sliding_window")
     if types is None:
         return tuple(window if layer >= first else None for layer in range(num_layers))
-    return tuple(window if kind == "sliding_attention" else None for kind in types)
+    return tuple(window if layer_type == "sliding_attention" else None for layer_type in types)
 
 
 def windows_of(config: Config, num_layers: int, every: int) -> tuple[int | None, ...]:
     """By `layer_types`, or one layer without a window after a number with one."""
-    kinds = ("full_attention", "sliding_attention")
+    layer_types = ("full_attention", "sliding_attention")
     every = read_int({"sliding_window_pattern": every}, "sliding_window_pattern")
     types = config.get("layer_types") or [
-        kinds[(layer + 1) % every > 0] for layer in range(num_layers)
+        layer_types[(layer + 1) % every > 0] for layer in range(num_layers)
     ]
     return read_windows(Defaulted({"layer_types": types}, config), num_layers)

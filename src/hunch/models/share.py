@@ -44,7 +44,7 @@ class SharedWeights(WeightsOver):
             self._shares[prefix + names.sinks] = 0, heads
             for name, share in rows.items():
                 self._shares |= {
-                    f"{prefix}{name}.{kind}": (0, share) for kind in ("weight", "bias")
+                    f"{prefix}{name}.{ending}": (0, share) for ending in ("weight", "bias")
                 }
             for name, share in columns.items():
                 self._shares[f"{prefix}{name}.weight"] = 1, share

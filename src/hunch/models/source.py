@@ -139,7 +139,7 @@ class Source:
         if hold == EXPAND:
             return None
         codes = self._joined_codes(some, split)
-        if codes is not None and hold in (KEEP, codes.kind):
+        if codes is not None and hold in (KEEP, codes.format):
             return pack(codes, self.dtype, self.device)
         if hold == KEEP:
             return None
@@ -212,7 +212,7 @@ class FileSource(Source):
             return None
         codes = packed.codes(self.device)
         if codes is None:
-            self.expanded.add(packed.kind)
+            self.expanded.add(packed.format)
         return codes
 
     def _checked(self, name: str, shape: Shape) -> str:

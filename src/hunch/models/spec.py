@@ -284,11 +284,11 @@ _ENDINGS = ("ForCausalLM", "LMHeadModel")
 def _architecture(config: Config) -> str:
     """The one that a config names: as a family's whole model, as its layers without an output
     matrix, or by model_type alone, as transformers has it."""
-    names, kind = config.get("architectures") or [], str(config.get("model_type"))
+    names, model_type = config.get("architectures") or [], str(config.get("model_type"))
     if isinstance(names, list | tuple) and names:
         whole = [str(names[0]).removesuffix("Model") + ending for ending in _ENDINGS]
         return next((name for name in whole if name in MODELS), str(names[0]))
-    wanted = _letters(kind.removesuffix("_text"))
+    wanted = _letters(model_type.removesuffix("_text"))
     for name in MODELS:
         if wanted in [_letters(name.removesuffix(ending)) for ending in _ENDINGS]:
             return name
@@ -336,9 +336,11 @@ def read_common(config: Config, architecture: str) -> dict[str, Any]:
         )
     head_dim = read_int(config, "head_dim", width // num_heads)
     rope, max_len = read_rope(config, head_dim), read_int(config, "max_position_embeddings", 2048)
-    if rope.kind == "linear":  # the number of positions may be that of before they were stretched
+    if (
+        rope.rope_type == "linear"
+    ):  # the number of positions may be that of before they were stretched
         max_len = max(max_len, read_int(config, "max_sequence_length", max_len))
-    elif rope.kind == "yarn":  # as vLLM has it: Qwen3's own number is between the two
+    elif rope.rope_type == "yarn":  # as vLLM has it: Qwen3's own number is between the two
         max_len = max(max_len, int(rope.original_len * rope.factor))
     return {
         "architecture": architecture,

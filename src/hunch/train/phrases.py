@@ -21,12 +21,12 @@ import torch
 
 from hunch.kernels.lookup import (
     MAX_MATCH,
-    NUM_KINDS,
+    NUM_GUESS_TYPES,
     NUM_LENGTHS,
     PRIORS,
     SECOND,
     SuffixText,
-    kind_of,
+    guess_type_of,
 )
 from hunch.kernels.phrases import NOBODY, NUM_LEVELS, PhraseTable, context_hash
 from hunch.train.batches import Texts
@@ -59,7 +59,7 @@ class Answers:
     text_A: Array
     next_A: Array
     before_A: list[Array]  # the last token, the one before it, ...; -1 before a text's beginning
-    kind_A: Array  # of the own text's guess; NOBODY: none
+    type_A: Array  # of the own text's guess; NOBODY: none
     guess_A: Array
     others_AO: Array  # what else its places say, or -1
 
@@ -67,7 +67,7 @@ class Answers:
         before_A = [token_A[index_A] for token_A in self.before_A]
         rest = (self.at_A, self.text_A, self.next_A)
         at_A, text_A, next_A = (column_A[index_A] for column_A in rest)
-        own = (self.kind_A, self.guess_A, self.others_AO)
+        own = (self.type_A, self.guess_A, self.others_AO)
         return Answers(at_A, text_A, next_A, before_A, *(column_A[index_A] for column_A in own))
 
 
@@ -77,7 +77,7 @@ def replay(texts: Texts, max_order: int) -> Answers:
     text_T = np.repeat(np.arange(len(texts)), texts.lengths)
     pos_T = np.arange(num_tokens) - texts.offset[:-1][text_T]
     at_A = np.flatnonzero((pos_T >= texts.prompt_len[text_T]) & (pos_T > 0))
-    kind_T, guess_T = np.full(num_tokens, NOBODY, np.int16), np.full(num_tokens, -1, np.int64)
+    type_T, guess_T = np.full(num_tokens, NOBODY, np.int16), np.full(num_tokens, -1, np.int64)
     others_TO = np.full((num_tokens, NUM_OTHERS), -1, np.int32)
     for index, first in enumerate(texts.offset[:-1].tolist()):
         tokens, index_of = texts.text(index).tolist(), SuffixText()
@@ -87,7 +87,10 @@ def replay(texts: Texts, max_order: int) -> Answers:
             length, places = index_of.find(known[-MAX_MATCH:])
             if length:
                 after = [known[p] for p in places]
-                kind_T[first + place], guess_T[first + place] = kind_of(after, length), after[0]
+                type_T[first + place], guess_T[first + place] = (
+                    guess_type_of(after, length),
+                    after[0],
+                )
                 others = list(dict.fromkeys(after))[1 : NUM_OTHERS + 1]
                 if others:
                     others_TO[first + place, : len(others)] = others
@@ -98,7 +101,7 @@ def replay(texts: Texts, max_order: int) -> Answers:
     ]
     return Answers(
         at_A, text_T[at_A], texts.tokens[at_A], before_A,
-        kind_T[at_A].astype(int), guess_T[at_A], others_TO[at_A],
+        type_T[at_A].astype(int), guess_T[at_A], others_TO[at_A],
     )  # fmt: skip
 
 
@@ -130,7 +133,7 @@ class Entries:
 
 def count(answers: Answers, options: Counting) -> Entries:
     """The entries worth having, shorter contexts first."""
-    own_A = np.array([*(c for chances in PRIORS for c in chances), 0.0])[answers.kind_A]
+    own_A = np.array([*(c for chances in PRIORS for c in chances), 0.0])[answers.type_A]
     index_A = np.flatnonzero(own_A < SURE)
     answers, own_A = answers.take(index_A), own_A[index_A]
     is_own_right_A = answers.guess_A == answers.next_A
@@ -209,10 +212,10 @@ def _measure(unseen: Answers, entries: Entries, vocab_size: int) -> dict[str, Ar
     token_F, level_F = entries.find(unseen.before_A)
     is_same_F = token_F == unseen.guess_A
     seen_F = np.where(token_F < 0, 0, 1 + level_F + np.where(is_same_F, 0, NUM_LEVELS))
-    own_F = np.flatnonzero(unseen.kind_A != NOBODY)
+    own_F = np.flatnonzero(unseen.type_A != NOBODY)
     start = np.array([log(c / (1 - c)) for chances in PRIORS for c in chances])
     own, seen, guess, last = fit(
-        [unseen.kind_A[own_F], seen_F[own_F], unseen.guess_A[own_F], unseen.before_A[0][own_F]],
+        [unseen.type_A[own_F], seen_F[own_F], unseen.guess_A[own_F], unseen.before_A[0][own_F]],
         [start, np.zeros(1 + 2 * NUM_LEVELS), np.zeros(vocab_size), np.zeros(vocab_size)],
         [0.5, 0.5, 4.0, 4.0],
         (unseen.guess_A == unseen.next_A)[own_F],
@@ -220,12 +223,12 @@ def _measure(unseen: Answers, entries: Entries, vocab_size: int) -> dict[str, Ar
     other_F = np.flatnonzero((token_F >= 0) & ~is_same_F)
     is_second_F = (unseen.others_AO == token_F[:, None]).any(1) & (token_F >= 0)
     versus_F = np.where(
-        is_second_F, SECOND * NUM_LENGTHS + unseen.kind_A % NUM_LENGTHS, unseen.kind_A
+        is_second_F, SECOND * NUM_LENGTHS + unseen.type_A % NUM_LENGTHS, unseen.type_A
     )
     share = (np.arange(NUM_LEVELS) + 0.5) / NUM_LEVELS
     level, versus = fit(
         [level_F[other_F], versus_F[other_F]],
-        [np.log(share / (1 - share)), np.zeros(NUM_KINDS + 1)],
+        [np.log(share / (1 - share)), np.zeros(NUM_GUESS_TYPES + 1)],
         [0.5, 0.5],
         (token_F == unseen.next_A)[other_F],
     )

@@ -34,14 +34,14 @@ inline vf clipped(vf gate, vf up) {
 }
 
 // gate = act(gate) * up, or act(gate) where up is null; `count` is a whole number of vectors.
-inline void activate(Activation kind, float* gate, const float* up, int count) {
+inline void activate(Activation activation, float* gate, const float* up, int count) {
     auto each = [&](auto&& act) {
         for (int i = 0; i < count; i += P) {
             vf x = act(load(gate + i));
             store(gate + i, up ? mul(x, load(up + i)) : x);
         }
     };
-    switch (kind) {
+    switch (activation) {
         case Activation::SILU: return each([](vf x) { return silu(x); });
         case Activation::RELU: return each([](vf x) { return relu(x); });
         case Activation::RELU2: return each([](vf x) { return mul(relu(x), relu(x)); });

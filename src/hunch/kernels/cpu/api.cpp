@@ -21,20 +21,20 @@ const char* hunch_vector_unit() { return VECTOR_UNIT; }
 Team* hunch_team_new(int num_threads) { return new Team(num_threads); }
 void hunch_team_free(Team* team) { delete team; }
 
-Matrix* hunch_matrix_new(int kind, int num_out, int num_in) {
-    return new Matrix((Kind)kind, num_out, num_in);
+Matrix* hunch_matrix_new(int format, int num_out, int num_in) {
+    return new Matrix((Format)format, num_out, num_in);
 }
 void hunch_matrix_free(Matrix* w) { delete w; }
 int64_t hunch_matrix_bytes(const Matrix* w) { return (int64_t)w->num_bytes(); }
 
-// Rows [first, first + count) of the matrix, first a multiple of P; format: see Format.
-void hunch_matrix_fill(Matrix* w, Team* team, int format, const uint8_t* rows, int64_t row_bytes,
+// Rows [first, first + count) of the matrix, first a multiple of P; block_format: see BlockFormat.
+void hunch_matrix_fill(Matrix* w, Team* team, int block_format, const uint8_t* rows, int64_t row_bytes,
                        int64_t first, int64_t count) {
     const int part = 16 * P;
     team->run([&](Worker& worker) {
         worker.each(((int)count + part - 1) / part, [&](int item) {
             int at = item * part, num = (int)count - at < part ? (int)count - at : part;
-            w->fill((Format)format, rows + at * row_bytes, (int)first + at, num);
+            w->fill((BlockFormat)block_format, rows + at * row_bytes, (int)first + at, num);
         });
     });
 }
@@ -50,7 +50,7 @@ void hunch_multiply(const Matrix* w, Team* team, const float* x, int64_t num_row
     input.is_fine = is_fine;
     input.num_in = w->num_in;
     std::vector<uint8_t> tiles;
-    if (w->kind == Kind::FLOAT) {
+    if (w->format == Format::FLOAT) {
         input.rows = const_cast<float*>(x);
     } else {
         tiles.resize(input.bytes_for((int)num_rows));

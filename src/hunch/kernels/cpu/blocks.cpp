@@ -98,20 +98,20 @@ struct Filler {
 
 }  // namespace
 
-void Matrix::fill(Format format, const uint8_t* rows, int first, int count) {
-    if (format == Format::FLOATS) return fill_floats((const float*)rows, first, count);
-    const int num_blocks = has_supers(kind) ? num_groups / SUPER : num_groups;
+void Matrix::fill(BlockFormat block_format, const uint8_t* rows, int first, int count) {
+    if (block_format == BlockFormat::FLOATS) return fill_floats((const float*)rows, first, count);
+    const int num_blocks = has_supers(format) ? num_groups / SUPER : num_groups;
     for (int n = 0; n < count; n++) {
         Filler filler{*this, first + n};
-        for (int i = 0; i < num_blocks; i++) switch (format) {
-                case Format::FLOATS: break;
-                case Format::Q4_0: rows = filler.q4_0(i, rows); break;
-                case Format::Q4_1: rows = filler.q4_1(i, rows); break;
-                case Format::Q5_0: rows = filler.q5_0(i, rows); break;
-                case Format::Q8_0: rows = filler.q8_0(i, rows); break;
-                case Format::Q4_K: rows = filler.q45_k(i, rows, false); break;
-                case Format::Q5_K: rows = filler.q45_k(i, rows, true); break;
-                case Format::Q6_K: rows = filler.q6_k(i, rows); break;
+        for (int i = 0; i < num_blocks; i++) switch (block_format) {
+                case BlockFormat::FLOATS: break;
+                case BlockFormat::Q4_0: rows = filler.q4_0(i, rows); break;
+                case BlockFormat::Q4_1: rows = filler.q4_1(i, rows); break;
+                case BlockFormat::Q5_0: rows = filler.q5_0(i, rows); break;
+                case BlockFormat::Q8_0: rows = filler.q8_0(i, rows); break;
+                case BlockFormat::Q4_K: rows = filler.q45_k(i, rows, false); break;
+                case BlockFormat::Q5_K: rows = filler.q45_k(i, rows, true); break;
+                case BlockFormat::Q6_K: rows = filler.q6_k(i, rows); break;
             }
     }
 }

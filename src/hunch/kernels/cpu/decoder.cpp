@@ -45,7 +45,7 @@ struct Decoder::Step {
 Decoder::Decoder(const DecoderSpec& spec)
     : spec_(spec), layers_(spec.layers, spec.layers + spec.num_layers) {
     auto note = [&](const Matrix* w) {
-        if (w) (w->kind == Kind::FLOAT ? needs_float_ : needs_int_) = true;
+        if (w) (w->format == Format::FLOAT ? needs_float_ : needs_int_) = true;
     };
     std::vector<const ExpertsSpec*> experts;
     std::vector<const DeltaSpec*> deltas;

@@ -86,7 +86,7 @@ void fold_token(float* state, int k_dim, int v_dim, const float* q, const float*
 Delta::Delta(const std::vector<const DeltaSpec*>& specs, const std::vector<const Matrix*>& outs,
              int width, bool is_fine)
     : width_(width) {
-    for (const Matrix* w : outs) (w->kind == Kind::FLOAT ? needs_float_ : needs_int_) = true;
+    for (const Matrix* w : outs) (w->format == Format::FLOAT ? needs_float_ : needs_int_) = true;
     const DeltaSpec& spec = *specs.front();
     num_inputs_ = spec.num_inputs();
     value_width_ = spec.value_width();

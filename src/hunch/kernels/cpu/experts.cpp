@@ -16,7 +16,7 @@ int num_chunks(int num_rows) { return (num_rows + ROW_CHUNK - 1) / ROW_CHUNK; }
 int num_parts(int num_channels) { return (num_channels + CHANNELS - 1) / CHANNELS; }
 
 void note(const Matrix* w, bool& needs_int, bool& needs_float) {
-    if (w) (w->kind == Kind::FLOAT ? needs_float : needs_int) = true;
+    if (w) (w->format == Format::FLOAT ? needs_float : needs_int) = true;
 }
 
 }  // namespace
@@ -72,12 +72,12 @@ void Experts::reserve(int num_rows, int num_threads) {
 void Experts::route(const ExpertsSpec& spec, const float* logits, int row) {
     const int count = spec.num_experts, size = count / spec.num_groups;
     std::vector<float> score(logits, logits + count), choice;
-    const Scores kind = (Scores)spec.scores;
-    if (kind == Scores::SOFTMAX) {
+    const Scores rule = (Scores)spec.scores;
+    if (rule == Scores::SOFTMAX) {
         float top = *std::max_element(score.begin(), score.end()), total = 0;
         for (float& s : score) total += s = std::exp(s - top);
         for (float& s : score) s /= total;
-    } else if (kind == Scores::SIGMOID) {
+    } else if (rule == Scores::SIGMOID) {
         for (float& s : score) s = 1.0f / (1.0f + std::exp(-s));
     }
     choice = score;
@@ -109,11 +109,11 @@ void Experts::route(const ExpertsSpec& spec, const float* logits, int row) {
     float top = never, total = 0;
     for (int i = 0; i < spec.num_chosen; i++) top = std::max(top, weight[i] = score[chosen[i]]);
     for (int i = 0; i < spec.num_chosen; i++) {
-        if (kind == Scores::CHOSEN) weight[i] = std::exp(weight[i] - top);
-        if (kind == Scores::CHOSEN_SIGMOID) weight[i] = 1.0f / (1.0f + std::exp(-weight[i]));
+        if (rule == Scores::CHOSEN) weight[i] = std::exp(weight[i] - top);
+        if (rule == Scores::CHOSEN_SIGMOID) weight[i] = 1.0f / (1.0f + std::exp(-weight[i]));
         total += weight[i];
     }
-    const bool is_divided = spec.is_normed || kind == Scores::CHOSEN;
+    const bool is_divided = spec.is_normed || rule == Scores::CHOSEN;
     for (int i = 0; i < spec.num_chosen; i++)
         weight[i] = (is_divided ? weight[i] / (total + 1e-20f) : weight[i]) *
                     (spec.factor ? spec.factor[chosen[i]] : 1) * spec.scale;

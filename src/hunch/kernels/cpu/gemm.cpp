@@ -37,17 +37,17 @@ typedef void ScaledTile(const uint8_t* w, const float* scales, int num_groups, c
     }                                                                                          \
     HUNCH_TABLE(Tile, name##_table, name)
 static_assert(RT <= 8, "the tables end at 8 rows");
-HUNCH_PANELS(tile_int4, group_bytes(Kind::INT4))
+HUNCH_PANELS(tile_int4, group_bytes(Format::INT4))
 HUNCH_PANELS(tile_unpacked, UNPACKED_GROUP)
-HUNCH_PANELS(tile_int8, group_bytes(Kind::INT8))
-HUNCH_PANELS(tile_int5, group_bytes(Kind::INT5))
+HUNCH_PANELS(tile_int8, group_bytes(Format::INT8))
+HUNCH_PANELS(tile_int5, group_bytes(Format::INT5))
 HUNCH_TABLE(ScaledTile, tile_k4_table, tile_k4_panel)
 HUNCH_TABLE(ScaledTile, tile_k5_table, tile_k5_panel)
 HUNCH_TABLE(ScaledTile, tile_k6_table, tile_k6_panel)
 
 void unpack_panel(const uint8_t* w, int num_groups, uint8_t* out) {
-    for (int g = 0; g < num_groups; g++, w += group_bytes(Kind::INT4), out += UNPACKED_GROUP) {
-        for (int i = 0; i < group_bytes(Kind::INT4); i += 64) __builtin_prefetch(w + 1280 + i);
+    for (int g = 0; g < num_groups; g++, w += group_bytes(Format::INT4), out += UNPACKED_GROUP) {
+        for (int i = 0; i < group_bytes(Format::INT4); i += 64) __builtin_prefetch(w + 1280 + i);
         store8((int8_t*)out, unpack4(w + 4 * P));
         store((float*)(out + 32 * P), load_half((const uint16_t*)w));
         store((float*)(out + 32 * P) + P, load_half((const uint16_t*)w + P));
@@ -107,19 +107,19 @@ int sum16(const int8_t* q) {
 }
 
 // See scales_floats.
-template <Kind KIND>
+template <Format FORMAT>
 void expand_scales(const Matrix& w, int panel, float* out) {
     const uint8_t* at = w.panel(panel);
     const vf minus_magic = set1(-12582912.0f);
     for (int s = 0; s < w.num_groups / SUPER; s++) {
         vf d = load_half((const uint16_t*)at), minus_m = zero();
-        if (KIND == Kind::K6) d = mul(d, set1(0.25f));
-        if (KIND != Kind::K6) minus_m = sub(zero(), load_half((const uint16_t*)at + P));
+        if (FORMAT == Format::K6) d = mul(d, set1(0.25f));
+        if (FORMAT != Format::K6) minus_m = sub(zero(), load_half((const uint16_t*)at + P));
         const vf offset = mul(d, minus_magic);
-        at += KIND == Kind::K6 ? 2 * P : 4 * P;
-        HUNCH_UNROLL for (int i = 0; i < SUPER; i++, at += 2 * P, out += scales_floats(KIND)) {
+        at += FORMAT == Format::K6 ? 2 * P : 4 * P;
+        HUNCH_UNROLL for (int i = 0; i < SUPER; i++, at += 2 * P, out += scales_floats(FORMAT)) {
             vf first, second;
-            if (KIND == Kind::K6) {
+            if (FORMAT == Format::K6) {
                 load_int8(at, first, second);
                 store(out, mul(offset, first));
                 store(out + P, mul(d, first));
@@ -130,7 +130,7 @@ void expand_scales(const Matrix& w, int panel, float* out) {
                 vf scale = mul(d, first), m = mul(minus_m, second);
                 store(out, mul(offset, first));
                 store(out + P, scale);
-                store(out + 2 * P, KIND == Kind::K5 ? fma(m, scale, 16.0f) : m);
+                store(out + 2 * P, FORMAT == Format::K5 ? fma(m, scale, 16.0f) : m);
             }
         }
     }
@@ -139,12 +139,12 @@ void expand_scales(const Matrix& w, int panel, float* out) {
 // One panel of a K matrix for all rows.
 void multiply_scaled(const Matrix& w, int panel, const Input& input, const uint8_t* tiles, int count,
                      float* out, int stride, float* scales) {
-    if (w.kind == Kind::K4) expand_scales<Kind::K4>(w, panel, scales);
-    if (w.kind == Kind::K5) expand_scales<Kind::K5>(w, panel, scales);
-    if (w.kind == Kind::K6) expand_scales<Kind::K6>(w, panel, scales);
-    ScaledTile* const* table = w.kind == Kind::K4   ? tile_k4_table[input.is_fine]
-                               : w.kind == Kind::K5 ? tile_k5_table[input.is_fine]
-                                                    : tile_k6_table[input.is_fine];
+    if (w.format == Format::K4) expand_scales<Format::K4>(w, panel, scales);
+    if (w.format == Format::K5) expand_scales<Format::K5>(w, panel, scales);
+    if (w.format == Format::K6) expand_scales<Format::K6>(w, panel, scales);
+    ScaledTile* const* table = w.format == Format::K4   ? tile_k4_table[input.is_fine]
+                               : w.format == Format::K5 ? tile_k5_table[input.is_fine]
+                                                        : tile_k6_table[input.is_fine];
     const uint8_t* groups = w.panel(panel) + w.scales_bytes();
     for (int r = 0; r < count; r += RT)
         table[count - r < RT ? count - r : RT](groups, scales, w.num_groups,
@@ -204,21 +204,21 @@ void Input::put(int row, int first, int last, const float* x) const {
 void multiply(const Matrix& w, int first, int last, const Input& input, int row, int count,
               float* out, int stride, const Scratch& scratch) {
     int panel = first / P, end = (last + P - 1) / P;
-    if (w.kind == Kind::FLOAT) {
+    if (w.format == Format::FLOAT) {
         multiply_float(w, panel, end, input, row, count, out, stride);
         return;
     }
     const uint8_t* tiles = input.tiles + row / RT * input.tile_bytes();
-    if (has_supers(w.kind)) {
+    if (has_supers(w.format)) {
         for (int p = panel; p < end; p++, out += P)
             multiply_scaled(w, p, input, tiles, count, out, stride, (float*)scratch.panel);
         return;
     }
-    bool is_unpacked = w.kind == Kind::INT4 && count >= UNPACK_FROM;
-    Tile* const* table = w.kind == Kind::INT8 ? tile_int8_table[input.is_fine]
-                         : w.kind == Kind::INT5 ? tile_int5_table[input.is_fine]
-                         : is_unpacked        ? tile_unpacked_table[input.is_fine]
-                                              : tile_int4_table[input.is_fine];
+    bool is_unpacked = w.format == Format::INT4 && count >= UNPACK_FROM;
+    Tile* const* table = w.format == Format::INT8   ? tile_int8_table[input.is_fine]
+                         : w.format == Format::INT5 ? tile_int5_table[input.is_fine]
+                         : is_unpacked              ? tile_unpacked_table[input.is_fine]
+                                                    : tile_int4_table[input.is_fine];
     const int step = is_unpacked ? 1 : end - panel;  // panels that all rows pass before the next
     for (int p = panel; p < end; p += step, out += step * P) {
         const uint8_t* weights = w.panel(p);

@@ -23,7 +23,7 @@ constexpr int tile_byte(int row, int j) {
 }
 constexpr int SCALE_COPIES = IN_PAIRS ? 2 : 1;
 
-// Rows that enter a product. Quantised kinds read `tiles`, tiles of RT rows; FLOAT reads `rows`.
+// Rows that enter a product. Quantised formats read `tiles`, tiles of RT rows; FLOAT reads `rows`.
 struct Input {
     uint8_t* tiles = nullptr;
     float* rows = nullptr;
@@ -44,7 +44,7 @@ constexpr size_t UNPACKED_GROUP = 32 * P + 3 * P * sizeof(float);
 
 // The scales of a K panel as floats, group by group. K4, K5: -MAGIC * d (for NEON), d, m, with
 // weight = d * q + m. K6: -MAGIC * d and d for each half, with weight = d * 4q.
-constexpr int scales_floats(Kind kind) { return (kind == Kind::K6 ? 4 : 3) * P; }
+constexpr int scales_floats(Format format) { return (format == Format::K6 ? 4 : 3) * P; }
 
 // Scratch of one thread.
 struct Scratch {

@@ -20,7 +20,7 @@ Latent::Latent(const std::vector<const LatentSpec*>& specs, int num_heads, int w
     : num_heads_(num_heads), width_(width) {
     for (const LatentSpec* spec : specs) {
         for (auto* w : {spec->q, spec->k_up, spec->v_up})
-            (w->kind == Kind::FLOAT ? needs_float_ : needs_int_) = true;
+            (w->format == Format::FLOAT ? needs_float_ : needs_int_) = true;
         flat_ = spec->flat, turned_ = spec->turned, latent_ = spec->latent, value_ = spec->value;
         q_latent_ = spec->q_down ? spec->q_down->num_out : 0;
     }

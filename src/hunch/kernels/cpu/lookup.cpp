@@ -68,8 +68,8 @@ void Followers::grow() {
 
 Lookup::Lookup(const LookupSpec& spec, int64_t num_rows) : spec(spec), rows(num_rows) {
     for (int i = 0; i < NUM_TERMS; i++) {
-        terms[i] = i < NUM_KINDS ? spec.own_odds[i]
-                                 : (spec.num_entries ? spec.level_odds[i - NUM_KINDS] : 0.0);
+        terms[i] = i < NUM_GUESS_TYPES ? spec.own_odds[i]
+                                       : (spec.num_entries ? spec.level_odds[i - NUM_GUESS_TYPES] : 0.0);
         rates[i] = spec.first_rate;
     }
     for (int64_t row = 0; row < num_rows; row++) forget(row);
@@ -95,7 +95,7 @@ void Lookup::learn(LookupRow& row, const int64_t* tokens, int64_t count) {
         double error = (is_right ? 1.0 : 0.0) - guess.chance;
         terms[guess.term] += rates[guess.term] * error;
         rates[guess.term] = std::max(spec.last_rate, rates[guess.term] * spec.fade);
-        double& own = row.term[guess.term >= NUM_KINDS];
+        double& own = row.term[guess.term >= NUM_GUESS_TYPES];
         own = std::max(-spec.row_limit, std::min(spec.row_limit, own + spec.row_rate * error));
         if (!is_right) break;
     }
@@ -168,7 +168,7 @@ int64_t Lookup::guess(int64_t at, int64_t max_guesses, int64_t* out, double* cha
     for (int64_t i = 0; i < max_guesses; i++) {
         const int32_t* end = tail.data() + tail.size();
         int32_t after[MAX_PLACES], token = -1;
-        int term = -1, kind = NUM_KINDS;
+        int term = -1, guess_type = NUM_GUESS_TYPES;
         double best = 0.0;
         int64_t entry = spec.num_entries ? this->entry(end, std::min((int)tail.size(), MAX_MATCH))
                                          : -1;
@@ -182,8 +182,8 @@ int64_t Lookup::guess(int64_t at, int64_t max_guesses, int64_t* out, double* cha
                 is_agreed = is_agreed && after[p] == after[0];
             }
             token = after[0];
-            kind = (is_agreed ? std::min(match.count, 4) - 1 : DIFFER) * CLASSES +
-                   LENGTHS[match.length];
+            guess_type = (is_agreed ? std::min(match.count, 4) - 1 : DIFFER) * CLASSES +
+                         LENGTHS[match.length];
             double odds = row.term[0];
             if (spec.num_entries) {
                 int seen = 0;
@@ -191,13 +191,13 @@ int64_t Lookup::guess(int64_t at, int64_t max_guesses, int64_t* out, double* cha
                     seen = 1 + spec.levels[entry] + (spec.tokens[entry] == token ? 0 : NUM_LEVELS);
                 odds += spec.seen_odds[seen] + spec.guess_trust[token] + spec.last_trust[end[-1]];
             }
-            term = kind;
-            best = chance(kind, odds);
+            term = guess_type;
+            best = chance(guess_type, odds);
         }
         if (entry >= 0 && spec.tokens[entry] != token) {
-            int other = NUM_KINDS + spec.levels[entry], versus = kind;
+            int other = NUM_GUESS_TYPES + spec.levels[entry], versus = guess_type;
             for (int p = 1; match.length && p < match.count; p++)
-                if (after[p] == spec.tokens[entry]) versus = SECOND * CLASSES + kind % CLASSES;
+                if (after[p] == spec.tokens[entry]) versus = SECOND * CLASSES + guess_type % CLASSES;
             double offered = chance(other, row.term[1] + spec.versus_odds[versus]);
             if (offered > best) token = spec.tokens[entry], term = other, best = offered;
         }

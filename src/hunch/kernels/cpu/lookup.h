@@ -7,11 +7,11 @@
 namespace hunch {
 
 constexpr int MAX_MATCH = 16, MAX_PLACES = 12, NUM_TIERS = 3, NUM_LEVELS = 16;
-constexpr int NUM_KINDS = 48, NUM_TERMS = NUM_KINDS + NUM_LEVELS;
+constexpr int NUM_GUESS_TYPES = 48, NUM_TERMS = NUM_GUESS_TYPES + NUM_LEVELS;
 
 // What guesses are worth, and a phrase table or none (num_entries 0; the other pointers null).
 struct LookupSpec {
-    const double* own_odds;  // [NUM_KINDS]
+    const double* own_odds;  // [NUM_GUESS_TYPES]
     int64_t num_entries, max_order, sort_bits, vocab_size;
     const uint32_t* hashes;  // sorted
     const int32_t* tokens;

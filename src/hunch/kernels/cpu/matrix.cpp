@@ -84,13 +84,13 @@ struct Pages {
     size_t used = 0;
 };
 
-Matrix::Matrix(Kind kind, int num_out, int num_in)
-    : kind(kind),
+Matrix::Matrix(Format format, int num_out, int num_in)
+    : format(format),
       num_out(num_out),
       num_in(num_in),
       num_panels((num_out + P - 1) / P),
       num_groups((num_in + GROUP - 1) / GROUP) {
-    if (has_supers(kind)) num_groups = (num_groups + SUPER - 1) / SUPER * SUPER;
+    if (has_supers(format)) num_groups = (num_groups + SUPER - 1) / SUPER * SUPER;
     data = Pages::take(num_bytes(), pages_);
 }
 
@@ -101,13 +101,13 @@ Matrix::~Matrix() {
 }
 
 void Matrix::put_levels(int channel, int g, const int8_t* q) {
-    uint8_t* at = group(channel, g) + head_bytes(kind);
+    uint8_t* at = group(channel, g) + head_bytes(format);
     const int lane = channel % P;
-    if (kind == Kind::INT8) {
+    if (format == Format::INT8) {
         for (int i = 0; i < GROUP; i += 4) std::memcpy(at + byte_of(lane, i), q + i, 4);
         return;
     }
-    if (kind == Kind::K6) {
+    if (format == Format::K6) {
         for (int half = 0; half < 2; half++, q += 16, at += 12 * P)
             for (int i = 0; i < 16; i++) {
                 const int byte = byte_of(lane, i);
@@ -119,7 +119,7 @@ void Matrix::put_levels(int channel, int g, const int8_t* q) {
     }
     for (int i = 0; i < 16; i++)
         at[byte_of(lane, i)] = (uint8_t)((q[i] & 15) | (q[i + 16] & 15) << 4);
-    if (kind == Kind::INT4 || kind == Kind::K4) return;
+    if (format == Format::INT4 || format == Format::K4) return;
     for (int i = 0; i < GROUP; i++) {
         const int byte = byte_of(lane, i), vector = byte / (4 * P);
         set_bits(at[16 * P + byte % (4 * P)], 1 << vector, (q[i] < 0) << vector);
@@ -127,13 +127,13 @@ void Matrix::put_levels(int channel, int g, const int8_t* q) {
 }
 
 void Matrix::get_levels(int channel, int g, int8_t* q) const {
-    const uint8_t* at = group(channel, g) + head_bytes(kind);
+    const uint8_t* at = group(channel, g) + head_bytes(format);
     const int lane = channel % P;
-    if (kind == Kind::INT8) {
+    if (format == Format::INT8) {
         for (int i = 0; i < GROUP; i += 4) std::memcpy(q + i, at + byte_of(lane, i), 4);
         return;
     }
-    if (kind == Kind::K6) {
+    if (format == Format::K6) {
         for (int half = 0; half < 2; half++, q += 16, at += 12 * P)
             for (int i = 0; i < 16; i++) {
                 const int byte = byte_of(lane, i);
@@ -149,7 +149,7 @@ void Matrix::get_levels(int channel, int g, int8_t* q) const {
         q[i] = byte & 15;
         q[i + 16] = byte >> 4;
     }
-    if (kind == Kind::INT4 || kind == Kind::K4) return;
+    if (format == Format::INT4 || format == Format::K4) return;
     for (int i = 0; i < GROUP; i++) {
         const int byte = byte_of(lane, i);
         if (at[16 * P + byte % (4 * P)] >> byte / (4 * P) & 1) q[i] = (int8_t)(q[i] - 16);
@@ -158,7 +158,7 @@ void Matrix::get_levels(int channel, int g, int8_t* q) const {
 
 void Matrix::put_scale(int channel, int g, float d, float m) {
     set_half(group(channel, g), channel % P, d);
-    if (kind == Kind::INT4) set_half(group(channel, g) + 2 * P, channel % P, m);
+    if (format == Format::INT4) set_half(group(channel, g) + 2 * P, channel % P, m);
 }
 
 void Matrix::put_super(int channel, int s, const uint8_t* d, const uint8_t* m, const uint8_t* scales,
@@ -181,7 +181,7 @@ void Matrix::fill_floats(const float* rows, int first, int count) {
             float x[GROUP] = {};
             int size = num_in - g * GROUP < GROUP ? num_in - g * GROUP : GROUP;
             std::memcpy(x, rows + g * GROUP, size * sizeof(float));
-            if (kind == Kind::FLOAT) {
+            if (format == Format::FLOAT) {
                 float* at = reinterpret_cast<float*>(group(first + n, g)) + (first + n) % P;
                 for (int j = 0; j < GROUP; j++) at[j * P] = x[j];
                 continue;
@@ -192,7 +192,7 @@ void Matrix::fill_floats(const float* rows, int first, int count) {
                 high = value > high ? value : high;
                 top = std::fabs(value) > top ? std::fabs(value) : top;
             }
-            const bool is_int8 = kind == Kind::INT8;
+            const bool is_int8 = format == Format::INT8;
             float d = from_half(to_half(is_int8 ? top / 127 : (high - low) / 15));
             float m = is_int8 ? 0.0f : from_half(to_half(low)), inverse = d > 0 ? 1 / d : 0;
             float bottom = is_int8 ? -127.0f : 0.0f, limit = is_int8 ? 127.0f : 15.0f;
@@ -209,21 +209,21 @@ void Matrix::read_row(int channel, float* out) const {
     for (int g = 0; g * GROUP < num_in; g++, out += GROUP) {
         const uint8_t* at = group(channel, g);
         int size = num_in - g * GROUP < GROUP ? num_in - g * GROUP : GROUP;
-        if (kind == Kind::FLOAT) {
+        if (format == Format::FLOAT) {
             for (int j = 0; j < size; j++) out[j] = reinterpret_cast<const float*>(at)[j * P + lane];
             continue;
         }
         float d[2], m = 0;  // of each half
         int8_t q[GROUP];
         get_levels(channel, g, q);
-        if (!has_supers(kind)) {
+        if (!has_supers(format)) {
             d[0] = d[1] = half_at(at, lane);
-            if (kind == Kind::INT4) m = half_at(at + 2 * P, lane);
+            if (format == Format::INT4) m = half_at(at + 2 * P, lane);
         } else {
             const uint8_t* scales = super(channel, g / SUPER);
-            const uint8_t* mine = scales + super_bytes(kind) - (SUPER - g % SUPER) * 2 * P + lane;
+            const uint8_t* mine = scales + super_bytes(format) - (SUPER - g % SUPER) * 2 * P + lane;
             float whole = half_at(scales, lane);
-            if (kind == Kind::K6) {
+            if (format == Format::K6) {
                 d[0] = whole * (int8_t)mine[0];
                 d[1] = whole * (int8_t)mine[P];
             } else {
@@ -231,7 +231,7 @@ void Matrix::read_row(int channel, float* out) const {
                 m = -(half_at(scales + 2 * P, lane) * mine[P]);
             }
         }
-        const int shift = kind == Kind::K5 ? 16 : 0;
+        const int shift = format == Format::K5 ? 16 : 0;
         for (int j = 0; j < size; j++) out[j] = d[j / 16] * (float)(q[j] + shift) + m;
     }
 }

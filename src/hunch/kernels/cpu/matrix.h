@@ -28,68 +28,70 @@
 
 namespace hunch {
 
-enum class Kind : int { INT4 = 0, INT8 = 1, FLOAT = 2, INT5 = 3, K4 = 4, K5 = 5, K6 = 6 };
+enum class Format : int { INT4 = 0, INT8 = 1, FLOAT = 2, INT5 = 3, K4 = 4, K5 = 5, K6 = 6 };
 
-constexpr int group_bytes(Kind kind) {
-    switch (kind) {
-        case Kind::INT4: return 4 * P + 16 * P;
-        case Kind::INT5: return 2 * P + 20 * P;
-        case Kind::INT8: return 2 * P + 32 * P;
-        case Kind::FLOAT: return 4 * 32 * P;
-        case Kind::K4: return 16 * P;
-        case Kind::K5: return 20 * P;
-        case Kind::K6: return 24 * P;
+constexpr int group_bytes(Format format) {
+    switch (format) {
+        case Format::INT4: return 4 * P + 16 * P;
+        case Format::INT5: return 2 * P + 20 * P;
+        case Format::INT8: return 2 * P + 32 * P;
+        case Format::FLOAT: return 4 * 32 * P;
+        case Format::K4: return 16 * P;
+        case Format::K5: return 20 * P;
+        case Format::K6: return 24 * P;
     }
     return 0;
 }
 
 // Of these the scales, which come first.
-constexpr int head_bytes(Kind kind) {
-    return kind == Kind::INT4 ? 4 * P : kind == Kind::INT5 || kind == Kind::INT8 ? 2 * P : 0;
+constexpr int head_bytes(Format format) {
+    return format == Format::INT4 ? 4 * P : format == Format::INT5 || format == Format::INT8 ? 2 * P : 0;
 }
 
 constexpr int SUPER = 8;  // groups of a K matrix that share d
 
 // Bytes of the scales of SUPER groups.
-constexpr int super_bytes(Kind kind) {
-    return kind == Kind::K4 || kind == Kind::K5 ? 4 * P + SUPER * 2 * P
-           : kind == Kind::K6                   ? 2 * P + SUPER * 2 * P
-                                                : 0;
+constexpr int super_bytes(Format format) {
+    return format == Format::K4 || format == Format::K5 ? 4 * P + SUPER * 2 * P
+           : format == Format::K6                       ? 2 * P + SUPER * 2 * P
+                                                        : 0;
 }
-constexpr bool has_supers(Kind kind) { return super_bytes(kind) > 0; }
+constexpr bool has_supers(Format format) { return super_bytes(format) > 0; }
 
 // GGUF's blocks, by the numbers that Python has for them.
-enum class Format : int { FLOATS = 0, Q4_0 = 1, Q4_1 = 2, Q8_0 = 3, Q5_0 = 4, Q4_K = 5, Q5_K = 6, Q6_K = 7 };
+enum class BlockFormat : int {
+    FLOATS = 0, Q4_0 = 1, Q4_1 = 2, Q8_0 = 3, Q5_0 = 4, Q4_K = 5, Q5_K = 6, Q6_K = 7
+};
 
 struct Pages;  // memory that matrices share
 
 struct Matrix {
-    Kind kind;
+    Format format;
     int num_out, num_in, num_panels, num_groups;
     uint8_t* data = nullptr;
 
-    Matrix(Kind kind, int num_out, int num_in);
+    Matrix(Format format, int num_out, int num_in);
     ~Matrix();
     Matrix(const Matrix&) = delete;
     Matrix& operator=(const Matrix&) = delete;
 
-    size_t scales_bytes() const { return (size_t)(num_groups / SUPER) * super_bytes(kind); }
-    size_t panel_bytes() const { return scales_bytes() + (size_t)num_groups * group_bytes(kind); }
+    size_t scales_bytes() const { return (size_t)(num_groups / SUPER) * super_bytes(format); }
+    size_t panel_bytes() const { return scales_bytes() + (size_t)num_groups * group_bytes(format); }
     size_t num_bytes() const { return panel_bytes() * num_panels; }
     const uint8_t* panel(int p) const { return data + p * panel_bytes(); }
     uint8_t* group(int channel, int g) const {
-        return data + channel / P * panel_bytes() + scales_bytes() + (size_t)g * group_bytes(kind);
+        return data + channel / P * panel_bytes() + scales_bytes() + (size_t)g * group_bytes(format);
     }
     uint8_t* super(int channel, int s) const {  // the scales of groups 8s..8s+7
-        return data + channel / P * panel_bytes() + (size_t)s * super_bytes(kind);
+        return data + channel / P * panel_bytes() + (size_t)s * super_bytes(format);
     }
 
-    // Rows [first, first + count) from a file's blocks, or from floats rounded to the matrix's kind.
-    void fill(Format format, const uint8_t* rows, int first, int count);
+    // Rows [first, first + count) from a file's blocks, or from floats rounded to the matrix's format.
+    void fill(BlockFormat block_format, const uint8_t* rows, int first, int count);
     // One row as floats: the embedding of a token. In the order of ggml's operations: equal bits.
     void read_row(int channel, float* out) const;
 
-    // A group of one channel: its 32 numbers, and its scale (not of K kinds).
+    // A group of one channel: its 32 numbers, and its scale (not of K formats).
     void put_levels(int channel, int g, const int8_t* q);
     void get_levels(int channel, int g, int8_t* q) const;
     void put_scale(int channel, int g, float d, float m);

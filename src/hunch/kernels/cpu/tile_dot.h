@@ -71,16 +71,16 @@
 #define HUNCH_LOW4(SPAN, s, t, u, v, at) HUNCH_##SPAN##4(s, t, u, v, at " + 256", "64")
 #define HUNCH_LOW1(SPAN, s, at) HUNCH_##SPAN##1(s, at " + 256")
 
-// KIND is COARSE, FINE, LARGE or LOW; SPAN is WHOLE, FIRST or SECOND. Four rows side by side are a
+// FORM is COARSE, FINE, LARGE or LOW; SPAN is WHOLE, FIRST or SECOND. Four rows side by side are a
 // twentieth faster than two and two: a sum waits less for itself.
-#define HUNCH_DOTS1(KIND, SPAN) HUNCH_##KIND##1(SPAN, "8", "0")
-#define HUNCH_DOTS2(KIND, SPAN) HUNCH_##KIND##2(SPAN, "8", "9", "0")
-#define HUNCH_DOTS3(KIND, SPAN) HUNCH_DOTS2(KIND, SPAN) HUNCH_##KIND##1(SPAN, "10", "64")
-#define HUNCH_DOTS4(KIND, SPAN) HUNCH_##KIND##4(SPAN, "8", "9", "10", "11", "0")
-#define HUNCH_DOTS5(KIND, SPAN) HUNCH_DOTS4(KIND, SPAN) HUNCH_##KIND##1(SPAN, "12", "128")
-#define HUNCH_DOTS6(KIND, SPAN) HUNCH_DOTS4(KIND, SPAN) HUNCH_##KIND##2(SPAN, "12", "13", "128")
-#define HUNCH_DOTS7(KIND, SPAN) HUNCH_DOTS6(KIND, SPAN) HUNCH_##KIND##1(SPAN, "14", "192")
-#define HUNCH_DOTS8(KIND, SPAN) HUNCH_DOTS4(KIND, SPAN) HUNCH_##KIND##4(SPAN, "12", "13", "14", "15", "128")
+#define HUNCH_DOTS1(FORM, SPAN) HUNCH_##FORM##1(SPAN, "8", "0")
+#define HUNCH_DOTS2(FORM, SPAN) HUNCH_##FORM##2(SPAN, "8", "9", "0")
+#define HUNCH_DOTS3(FORM, SPAN) HUNCH_DOTS2(FORM, SPAN) HUNCH_##FORM##1(SPAN, "10", "64")
+#define HUNCH_DOTS4(FORM, SPAN) HUNCH_##FORM##4(SPAN, "8", "9", "10", "11", "0")
+#define HUNCH_DOTS5(FORM, SPAN) HUNCH_DOTS4(FORM, SPAN) HUNCH_##FORM##1(SPAN, "12", "128")
+#define HUNCH_DOTS6(FORM, SPAN) HUNCH_DOTS4(FORM, SPAN) HUNCH_##FORM##2(SPAN, "12", "13", "128")
+#define HUNCH_DOTS7(FORM, SPAN) HUNCH_DOTS6(FORM, SPAN) HUNCH_##FORM##1(SPAN, "14", "192")
+#define HUNCH_DOTS8(FORM, SPAN) HUNCH_DOTS4(FORM, SPAN) HUNCH_##FORM##4(SPAN, "12", "13", "14", "15", "128")
 
 // EACH(row of the sums, of the integer sums, of p, register of the row's scale, of its sum, lane)
 #define HUNCH_EACH1(X) X("0", "8", "16", "30", "24", "0")
@@ -117,22 +117,22 @@
     HUNCH_DOT2("8", "9", "18", "24", "26", "2") HUNCH_DOT2("8", "9", "19", "24", "26", "3")
 #define HUNCH_BESIDE_FIRST HUNCH_BESIDE_HALF("0")
 #define HUNCH_BESIDE_SECOND HUNCH_BESIDE_HALF("16")
-#define HUNCH_PARTS1(KIND, SPAN)                                                              \
-    HUNCH_BEGIN_##KIND HUNCH_BESIDE_##SPAN "shl v8.4s, v8.4s, #6\n add v8.4s, v8.4s, v9.4s\n"
-#define HUNCH_PARTS_MANY(R, KIND, SPAN)                                                       \
-    HUNCH_DOTS##R(KIND, SPAN) HUNCH_EACH##R(HUNCH_SHIFT) HUNCH_DOTS##R(LOW, SPAN)
+#define HUNCH_PARTS1(FORM, SPAN)                                                              \
+    HUNCH_BEGIN_##FORM HUNCH_BESIDE_##SPAN "shl v8.4s, v8.4s, #6\n add v8.4s, v8.4s, v9.4s\n"
+#define HUNCH_PARTS_MANY(R, FORM, SPAN)                                                       \
+    HUNCH_DOTS##R(FORM, SPAN) HUNCH_EACH##R(HUNCH_SHIFT) HUNCH_DOTS##R(LOW, SPAN)
 #define HUNCH_BEGIN2_FINE "ldp q8, q9, [%[constants], #64]\n movi v10.4s, #0\n movi v11.4s, #0\n"
 #define HUNCH_BEGIN2_LARGE HUNCH_BEGIN_LARGE "movi v10.4s, #0\n movi v11.4s, #0\n"
-#define HUNCH_PARTS2(KIND, SPAN)                                                              \
-    HUNCH_BEGIN2_##KIND HUNCH_##SPAN##4("8", "9", "10", "11", "0", "256")                     \
+#define HUNCH_PARTS2(FORM, SPAN)                                                              \
+    HUNCH_BEGIN2_##FORM HUNCH_##SPAN##4("8", "9", "10", "11", "0", "256")                     \
     "shl v8.4s, v8.4s, #6\n shl v9.4s, v9.4s, #6\n"                                           \
     "add v8.4s, v8.4s, v10.4s\n add v9.4s, v9.4s, v11.4s\n"
-#define HUNCH_PARTS3(KIND, SPAN) HUNCH_PARTS_MANY(3, KIND, SPAN)
-#define HUNCH_PARTS4(KIND, SPAN) HUNCH_PARTS_MANY(4, KIND, SPAN)
-#define HUNCH_PARTS5(KIND, SPAN) HUNCH_PARTS_MANY(5, KIND, SPAN)
-#define HUNCH_PARTS6(KIND, SPAN) HUNCH_PARTS_MANY(6, KIND, SPAN)
-#define HUNCH_PARTS7(KIND, SPAN) HUNCH_PARTS_MANY(7, KIND, SPAN)
-#define HUNCH_PARTS8(KIND, SPAN) HUNCH_PARTS_MANY(8, KIND, SPAN)
+#define HUNCH_PARTS3(FORM, SPAN) HUNCH_PARTS_MANY(3, FORM, SPAN)
+#define HUNCH_PARTS4(FORM, SPAN) HUNCH_PARTS_MANY(4, FORM, SPAN)
+#define HUNCH_PARTS5(FORM, SPAN) HUNCH_PARTS_MANY(5, FORM, SPAN)
+#define HUNCH_PARTS6(FORM, SPAN) HUNCH_PARTS_MANY(6, FORM, SPAN)
+#define HUNCH_PARTS7(FORM, SPAN) HUNCH_PARTS_MANY(7, FORM, SPAN)
+#define HUNCH_PARTS8(FORM, SPAN) HUNCH_PARTS_MANY(8, FORM, SPAN)
 
 // BEFORE and SCALE make p of the integer sums; MINIMA is MINIMA or NONE.
 #define HUNCH_BODY(R, LOAD, DOTS, SCALES, BEFORE, SCALE, MINIMA)                              \

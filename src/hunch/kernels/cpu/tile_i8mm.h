@@ -33,14 +33,14 @@
 
 // A macro whose name ends in a number of rows is that of the next even number, but for one row alone.
 #define HUNCH_IN_ORDER "zip1 v8.2d, v8.2d, v9.2d\n"
-#define HUNCH_DOTS1(KIND, SPAN) HUNCH_DOTS2(KIND, SPAN) HUNCH_IN_ORDER
-#define HUNCH_DOTS2(KIND, SPAN) HUNCH_##KIND(SPAN, "8", "9", "0")
+#define HUNCH_DOTS1(FORM, SPAN) HUNCH_DOTS2(FORM, SPAN) HUNCH_IN_ORDER
+#define HUNCH_DOTS2(FORM, SPAN) HUNCH_##FORM(SPAN, "8", "9", "0")
 #define HUNCH_DOTS3 HUNCH_DOTS4
-#define HUNCH_DOTS4(KIND, SPAN) HUNCH_DOTS2(KIND, SPAN) HUNCH_##KIND(SPAN, "10", "11", "64")
+#define HUNCH_DOTS4(FORM, SPAN) HUNCH_DOTS2(FORM, SPAN) HUNCH_##FORM(SPAN, "10", "11", "64")
 #define HUNCH_DOTS5 HUNCH_DOTS6
-#define HUNCH_DOTS6(KIND, SPAN) HUNCH_DOTS4(KIND, SPAN) HUNCH_##KIND(SPAN, "12", "13", "128")
+#define HUNCH_DOTS6(FORM, SPAN) HUNCH_DOTS4(FORM, SPAN) HUNCH_##FORM(SPAN, "12", "13", "128")
 #define HUNCH_DOTS7 HUNCH_DOTS8
-#define HUNCH_DOTS8(KIND, SPAN) HUNCH_DOTS6(KIND, SPAN) HUNCH_##KIND(SPAN, "14", "15", "192")
+#define HUNCH_DOTS8(FORM, SPAN) HUNCH_DOTS6(FORM, SPAN) HUNCH_##FORM(SPAN, "14", "15", "192")
 
 // EACH(vector of the sums, of the integer sums, of p, of d, of the rows' scales, of m)
 #define HUNCH_EACH1(X) X("0", "8", "16", "28", "24.s[0]", "29")
@@ -62,19 +62,19 @@
 #define HUNCH_MINIMUM(acc, s, p, d, a, m) "fmla v" acc ".4s, v" m ".4s, v" a "\n"
 
 // High parts, shifted, then low ones.
-#define HUNCH_PARTS1(KIND, SPAN)                            \
-    HUNCH_DOTS2(KIND, SPAN) HUNCH_EACH2(HUNCH_SHIFT) HUNCH_DOTS2(LOW, SPAN) HUNCH_IN_ORDER
-#define HUNCH_PARTS2(KIND, SPAN)                            \
-    HUNCH_DOTS2(KIND, SPAN) HUNCH_EACH2(HUNCH_SHIFT) HUNCH_DOTS2(LOW, SPAN)
+#define HUNCH_PARTS1(FORM, SPAN)                            \
+    HUNCH_DOTS2(FORM, SPAN) HUNCH_EACH2(HUNCH_SHIFT) HUNCH_DOTS2(LOW, SPAN) HUNCH_IN_ORDER
+#define HUNCH_PARTS2(FORM, SPAN)                            \
+    HUNCH_DOTS2(FORM, SPAN) HUNCH_EACH2(HUNCH_SHIFT) HUNCH_DOTS2(LOW, SPAN)
 #define HUNCH_PARTS3 HUNCH_PARTS4
-#define HUNCH_PARTS4(KIND, SPAN)                            \
-    HUNCH_DOTS4(KIND, SPAN) HUNCH_EACH4(HUNCH_SHIFT) HUNCH_DOTS4(LOW, SPAN)
+#define HUNCH_PARTS4(FORM, SPAN)                            \
+    HUNCH_DOTS4(FORM, SPAN) HUNCH_EACH4(HUNCH_SHIFT) HUNCH_DOTS4(LOW, SPAN)
 #define HUNCH_PARTS5 HUNCH_PARTS6
-#define HUNCH_PARTS6(KIND, SPAN)                            \
-    HUNCH_DOTS6(KIND, SPAN) HUNCH_EACH6(HUNCH_SHIFT) HUNCH_DOTS6(LOW, SPAN)
+#define HUNCH_PARTS6(FORM, SPAN)                            \
+    HUNCH_DOTS6(FORM, SPAN) HUNCH_EACH6(HUNCH_SHIFT) HUNCH_DOTS6(LOW, SPAN)
 #define HUNCH_PARTS7 HUNCH_PARTS8
-#define HUNCH_PARTS8(KIND, SPAN)                            \
-    HUNCH_DOTS8(KIND, SPAN) HUNCH_EACH8(HUNCH_SHIFT) HUNCH_DOTS8(LOW, SPAN)
+#define HUNCH_PARTS8(FORM, SPAN)                            \
+    HUNCH_DOTS8(FORM, SPAN) HUNCH_EACH8(HUNCH_SHIFT) HUNCH_DOTS8(LOW, SPAN)
 
 // What a layout loaded, doubled for pairs. -MAGIC * d goes to memory: it is loaded for every pair.
 #define HUNCH_DOUBLE_MINIMA "dup v30.2d, v29.d[0]\n dup v31.2d, v29.d[1]\n"

@@ -90,7 +90,7 @@ alignas(16) constexpr TileConstants TILE_CONSTANTS = {
 #define HUNCH_LOAD_INT5                                     \
     "ldr d28, [%[w]], #8\n ldr q30, [%[constants], #32]\n" HUNCH_FIVE_BITS \
     "fcvtl v28.4s, v28.4h\n fmul v30.4s, v28.4s, v30.4s\n str q30, [%[offset]]\n"
-// K kinds find their scales at `offset`, expanded: -MAGIC * d, d and (not K6) m.
+// K formats find their scales at `offset`, expanded: -MAGIC * d, d and (not K6) m.
 #define HUNCH_LOAD_K5                                       \
     HUNCH_FIVE_BITS "add %[offset], %[offset], #48\n ldp q28, q29, [%[offset], #16]\n"
 #define HUNCH_LOAD_K4                                       \

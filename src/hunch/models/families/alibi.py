@@ -78,7 +78,7 @@ class Bloom(Decoder):
         common = read_common(Defaulted(given, usual), architecture)
         common["norm_eps"] = read_float(config, "layer_norm_epsilon", 1e-5)
         return ModelSpec(
-            **common | {"rope": RopeSpec(kind="none")},
+            **common | {"rope": RopeSpec(rope_type="none")},
             norm="layer",
             has_embed_norm=True,
             is_gated=False,
@@ -139,7 +139,7 @@ class Mpt(Decoder):
         common = read_common(Defaulted(given, usual), architecture)
         common["norm_eps"] = read_float(config, "layer_norm_epsilon", 1e-5)
         spec = ModelSpec(
-            **common | {"rope": RopeSpec(kind="none")},
+            **common | {"rope": RopeSpec(rope_type="none")},
             norm="layer",
             has_norm_bias=False,
             is_gated=False,

@@ -57,6 +57,6 @@ class Cohere2(Cohere):
         return replace(
             spec,
             windows=windows,
-            more_ropes=(RopeSpec(kind="none"),),
+            more_ropes=(RopeSpec(rope_type="none"),),
             rope_of=tuple(int(window is None) for window in windows),
         )

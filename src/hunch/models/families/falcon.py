@@ -59,7 +59,7 @@ class Falcon(Decoder):
             config.get(key)  # of no use to the smaller ones
         has_bias = bool(config.get("bias", False))
         if config.get("alibi", False):  # in place of turns
-            common["rope"] = RopeSpec(kind="none")
+            common["rope"] = RopeSpec(rope_type="none")
             common["alibi"] = Alibi(slopes=slopes_of(common["num_heads"]), is_rounded=True)
         num_norms = config.get("num_ln_in_parallel_attn") or (2 if is_grouped else 1)
         return ModelSpec(

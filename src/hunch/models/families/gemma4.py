@@ -79,7 +79,7 @@ class Gemma4(Decoder):
         common = read_common(Defaulted({"rope_parameters": ropes[SLIDING]}, config), architecture)
         refuse(config, "use_bidirectional_attention", None, "vision")  # which text knows not of
         has_bias = bool(config.get("attention_bias", False))
-        is_full = tuple(kind == FULL for kind in types)
+        is_full = tuple(layer_type == FULL for layer_type in types)
         heads = _full_heads(config, is_full, common["num_kv_heads"])
         full_rope = read_rope(config, heads.head_dim, ropes[FULL])
         cap = config.get("final_logit_softcapping")
@@ -136,8 +136,8 @@ def _kv_of(config: Config, types: tuple[str, ...]) -> tuple[int, ...]:
             f"num_kv_shared_layers={num_shared} of {len(types)} layers: there is no layer of each "
             "kind before them to share with"
         )
-    last = {kind: at for at, kind in enumerate(types[:first])}
-    return tuple(at if at < first else last[kind] for at, kind in enumerate(types))
+    last = {layer_type: at for at, layer_type in enumerate(types[:first])}
+    return tuple(at if at < first else last[layer_type] for at, layer_type in enumerate(types))
 
 
 def _widths(config: Config, common: dict[str, Any]) -> tuple[int, ...]:

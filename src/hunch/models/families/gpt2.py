@@ -111,7 +111,9 @@ class GptNeo(Decoder):
             norm_eps=read_float(config, "layer_norm_epsilon", 1e-5),
             activation=str(config.get("activation_function", "gelu_new")),
             is_gated=False,
-            windows=tuple(window if kind == "local" else None for kind in _neo_layers(config)),
+            windows=tuple(
+                window if layer_type == "local" else None for layer_type in _neo_layers(config)
+            ),
             attn_scale=1.0,
             has_out_bias=True,
             has_mlp_bias=True,
@@ -123,8 +125,8 @@ class GptNeo(Decoder):
 def _neo_layers(config: Config) -> list[str]:
     """ "global" or "local" for every layer, listed or as patterns that are repeated."""
     patterns: Any = config.get("attention_types") or [[["global", "local"], 12]]
-    listed = [kind for kinds, count in patterns for kind in list(kinds) * count]
-    kinds: list[str] = config.get("attention_layers") or listed
-    if others := {*kinds} - {"global", "local"}:
-        raise UnsupportedModelError(f"layers of kind {', '.join(sorted(others))} are not known")
-    return kinds
+    listed = [name for names, count in patterns for name in list(names) * count]
+    layer_types: list[str] = config.get("attention_layers") or listed
+    if others := {*layer_types} - {"global", "local"}:
+        raise UnsupportedModelError(f"layers of type {', '.join(sorted(others))} are not known")
+    return layer_types

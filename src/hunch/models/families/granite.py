@@ -97,7 +97,7 @@ class GraniteHybrid(Granite):
                 config.get(key)
         spec = super().read_config(config, architecture)
         if config.get("position_embedding_type") != "rope":
-            spec = replace(spec, rope=RopeSpec(kind="none"))
+            spec = replace(spec, rope=RopeSpec(rope_type="none"))
         return replace(spec, ffn_width=read_int(config, "shared_intermediate_size", 1024))
 
 
@@ -157,13 +157,13 @@ def with_windows(spec: ModelSpec, config: Config) -> ModelSpec:
         raise ModelFormatError(
             f"layer_rope_theta lists {len(thetas)} layers, num_hidden_layers={spec.num_layers}"
         )
-    kinds = list(dict.fromkeys(thetas))
+    different = list(dict.fromkeys(thetas))
     how = config.get("rope_parameters") or config.get("rope_scaling") or {}
     ropes = [
         read_rope(config, spec.head_dim, {**how, "rope_theta": theta})
         if theta
-        else RopeSpec(kind="none")
-        for theta in kinds
+        else RopeSpec(rope_type="none")
+        for theta in different
     ]
     return replace(
         spec,
@@ -171,7 +171,7 @@ def with_windows(spec: ModelSpec, config: Config) -> ModelSpec:
         has_sinks=True,
         rope=ropes[0],
         more_ropes=tuple(ropes[1:]),
-        rope_of=tuple(kinds.index(theta) for theta in thetas),
+        rope_of=tuple(different.index(theta) for theta in thetas),
     )
 
 

@@ -129,8 +129,8 @@ class Cwm(Llama):
         given = {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
         config = Defaulted(config, given | llama3_rope(config, 16.0))
         spec = super().read_config(config, architecture)
-        kinds = ("sliding_attention", "full_attention")
-        types = [kinds[layer % 4 == 0] for layer in range(spec.num_layers)]
+        layer_types = ("sliding_attention", "full_attention")
+        types = [layer_types[layer % 4 == 0] for layer in range(spec.num_layers)]
         inner = Defaulted(config, {"layer_types": types, "sliding_window": 8192})
         return replace(spec, windows=read_windows(inner, spec.num_layers))
 
@@ -144,12 +144,12 @@ class SmolLM3(Llama):
         spec = super().read_config(config, architecture)
         config.get("max_window_layers")  # layer_types says it
         turns = read_turns(config, spec.num_layers)
-        kinds = ("sliding_attention", "full_attention")
+        layer_types = ("sliding_attention", "full_attention")
         is_on = bool(config.get("use_sliding_window", False))
-        types = [kinds[bool(turn) or not is_on] for turn in turns]
+        types = [layer_types[bool(turn) or not is_on] for turn in turns]
         return replace(
             spec,
-            more_ropes=(RopeSpec(kind="none"),),
+            more_ropes=(RopeSpec(rope_type="none"),),
             rope_of=tuple(int(not turn) for turn in turns),
             windows=read_windows(Defaulted(config, {"layer_types": types}), spec.num_layers),
         )

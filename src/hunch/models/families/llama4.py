@@ -59,15 +59,15 @@ class Llama4(Decoder):
         }
         config.get("layer_types")  # follow from the list of turns
         still = RopeSpec(
-            kind="none",
+            rope_type="none",
             temper=read_float(config, "attn_scale", 0.1),
             temper_span=read_int(config, "floor_scale", 8192),
             temper_shift=1,
         )
         if not config.get("attn_temperature_tuning", True):
-            still = RopeSpec(kind="none")
+            still = RopeSpec(rope_type="none")
         has_norm = bool(config.get("use_qk_norm", True))
-        if has_norm and common["rope"].kind == "yarn":  # its scale would be normed away
+        if has_norm and common["rope"].rope_type == "yarn":  # its scale would be normed away
             common["rope"] = replace(common["rope"], attention_factor=1.0)
         return ModelSpec(
             **common,

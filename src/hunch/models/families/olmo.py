@@ -113,7 +113,7 @@ class Exaone4(Llama):
             has_branch_norms=True,
             has_qk_norm=True,
             windows=windows,
-            more_ropes=(RopeSpec(kind="none"),),
+            more_ropes=(RopeSpec(rope_type="none"),),
             rope_of=tuple(int(is_mixed and window is None) for window in windows),
         )
 

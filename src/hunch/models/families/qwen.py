@@ -201,8 +201,8 @@ class Flint(Qwen3Moe):
         config = Defaulted(config, given | {"shared_expert_intermediate_size": 1024})
         spec = super().read_config(config, architecture)
         last = spec.num_layers - 1
-        kinds = ["full_attention", "sliding_attention"]
-        types = [kinds[i >= 2 and i % 4 != 1 and i != last] for i in range(last + 1)]
+        layer_types = ["full_attention", "sliding_attention"]
+        types = [layer_types[i >= 2 and i % 4 != 1 and i != last] for i in range(last + 1)]
         windows = read_windows(Defaulted(config, {"layer_types": types}), spec.num_layers)
         assert spec.experts is not None
         experts = replace(
@@ -213,7 +213,7 @@ class Flint(Qwen3Moe):
         return replace(
             spec,
             windows=windows,
-            more_ropes=(RopeSpec(kind="none"),),
+            more_ropes=(RopeSpec(rope_type="none"),),
             rope_of=tuple(int(window is None) for window in windows),
             has_sinks=True,
             experts=experts,

@@ -51,7 +51,7 @@ class BlockShape:
     is_shifted: bool  # a place tells the token after its own (DSpark)
     is_causal: bool = True  # in sliding layers a place sees no later ones; others see all
     markov_rank: int = 0
-    markov_kind: str = "vanilla"  # or gated, by the place's state
+    markov_type: str = "vanilla"  # or gated, by the place's state
     has_confidence: bool = False
     confidence_sees_token: bool = False
     conv_taps: int = 0
@@ -251,7 +251,7 @@ def build_body(shape: BlockShape, source: Source) -> BlockBody:
     markov = None
     if rank:
         gate = None
-        if shape.markov_kind == "gated":
+        if shape.markov_type == "gated":
             name = "markov_head.gate_proj"
             gate = source.linear((name,), (rank,), width + rank, has_bias=True)
         table = Table(source.take("markov_head.markov_w1.weight", spec.vocab_size, rank))

@@ -111,13 +111,13 @@ def _read_shape(
         raise ModelFormatError(f"{where}: block_size={num_places} must be from 2 to {_MAX_PLACES}")
     has_selector = "candidate_selector.predecessor_codebook" in source
     is_shifted = options.get("sample_from_anchor", options.get("shift_label"))
-    rank, kind = 0, str(options.get("markov_head_type", "vanilla"))
+    rank, markov_type = 0, str(options.get("markov_head_type", "vanilla"))
     if "markov_head.markov_w1.weight" in source:
         rank = source.shape("markov_head.markov_w1.weight")[1]
-        if kind not in ("vanilla", "gated"):
+        if markov_type not in ("vanilla", "gated"):
             raise UnsupportedModelError(
-                f"{where}: markov_head_type={kind!r} is not supported; hunch reads vanilla and "
-                "gated"
+                f"{where}: markov_head_type={markov_type!r} is not supported; hunch reads "
+                "vanilla and gated"
             )
     confidence = "confidence_head.proj.weight"
     seen = source.shape(confidence)[1] - spec.width if confidence in source else 0
@@ -132,7 +132,7 @@ def _read_shape(
         is_shifted=method == "dspark" if is_shifted is None else bool(is_shifted),
         is_causal=_is_causal(options, method),
         markov_rank=rank,
-        markov_kind=kind,
+        markov_type=markov_type,
         has_confidence=confidence in source,
         confidence_sees_token=seen > 0,
         conv_taps=source.shape(conv)[1] if conv in source else 0,

@@ -179,9 +179,13 @@ class _CutSource(FileSource):
 
 
 def _native_tables(
-    weights: Weights, spec: ModelSpec, target: NativeDecoder, ids_C: Tensor | None, kind: int
+    weights: Weights,
+    spec: ModelSpec,
+    target: NativeDecoder,
+    ids_C: Tensor | None,
+    matrix_format: int,
 ) -> tuple[NativeMatrix, NativeMatrix]:
-    """Embedding and output matrix, of this kind where they are not the target's; a reduced
+    """Embedding and output matrix, in this format where they are not the target's; a reduced
     vocabulary has the rows of its tokens alone."""
     threads = torch.get_num_threads()
     if _is_same(weights, spec, target):
@@ -190,13 +194,15 @@ def _native_tables(
         names = resolve(MODELS, spec.architecture).names
         source = FileSource(_origin(weights), torch.float32)
         shape = (spec.vocab_size, spec.width)
-        embedding = NativeMatrix.from_floats(source.read(names.embed, shape), kind, threads)
+        embedding = NativeMatrix.from_floats(
+            source.read(names.embed, shape), matrix_format, threads
+        )
         head = embedding
         if not spec.is_tied:
-            head = NativeMatrix.from_floats(source.read(names.head, shape), kind, threads)
+            head = NativeMatrix.from_floats(source.read(names.head, shape), matrix_format, threads)
     if ids_C is not None:
-        kind = head.kind if head.kind in ROUNDED else INT8
-        head = NativeMatrix.from_floats(head.rows(ids_C), kind, threads)
+        matrix_format = head.format if head.format in ROUNDED else INT8
+        head = NativeMatrix.from_floats(head.rows(ids_C), matrix_format, threads)
     return embedding, head
 
 

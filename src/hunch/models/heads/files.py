@@ -70,14 +70,14 @@ def detect(path: str | Path) -> str:
     config = read_config(path)
     if "cut_from" in config:
         return "draft"
-    kind = config.get("speculators_model_type")
-    if kind is not None:
-        if kind not in ("eagle3", *BLOCKS):
+    model_type = config.get("speculators_model_type")
+    if model_type is not None:
+        if model_type not in ("eagle3", *BLOCKS):
             raise UnsupportedModelError(
-                f"{path}: speculators_model_type={kind!r} is not supported; hunch reads eagle3, "
-                "dflash, dspark and dflash2"
+                f"{path}: speculators_model_type={model_type!r} is not supported; hunch reads "
+                "eagle3, dflash, dspark and dflash2"
             )
-        return str(kind)
+        return str(model_type)
     for name in config.get("architectures") or ():
         if name in _ARCHITECTURES:
             return _ARCHITECTURES[name]
@@ -151,8 +151,8 @@ class NativeLinear(Linear):
         self, weight_NK: Tensor, bias_N: Tensor | None = None, *, is_rounded: bool = True
     ) -> None:
         super().__init__(weight_NK[:0], bias_N)  # the matrix itself is kept in the kernels' layout
-        kind = INT8 if is_rounded else FLOAT
-        self.matrix = NativeMatrix.from_floats(weight_NK, kind, torch.get_num_threads())
+        matrix_format = INT8 if is_rounded else FLOAT
+        self.matrix = NativeMatrix.from_floats(weight_NK, matrix_format, torch.get_num_threads())
 
     @staticmethod
     def fits(weight_NK: Tensor) -> bool:

@@ -244,8 +244,8 @@ def order_heads(spec: ModelSpec, source: HeadSource, forms: Sequence[Form]) -> N
         counts = {"q_proj": spec.num_heads, "k_proj": spec.num_kv_heads, "q_norm": 1, "k_norm": 1}
         for name, count in counts.items():
             rows = [head * spec.head_dim + row for head in range(count) for row in order]
-            for kind in ("weight", "bias"):
-                source.row_orders[f"{form.layer}self_attn.{name}.{kind}"] = rows
+            for ending in ("weight", "bias"):
+                source.row_orders[f"{form.layer}self_attn.{name}.{ending}"] = rows
 
 
 def _with_experts(spec: ModelSpec, source: HeadSource, config: Mapping[str, Any]) -> ModelSpec:

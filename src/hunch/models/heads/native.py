@@ -53,8 +53,10 @@ def build_network(
         return None
     table = target.embedding
     if isinstance(net.embed, Table):
-        kind = INT8 if target.is_quantised else FLOAT
-        table = NativeMatrix.from_floats(net.embed.weight_VD, kind, torch.get_num_threads())
+        matrix_format = INT8 if target.is_quantised else FLOAT
+        table = NativeMatrix.from_floats(
+            net.embed.weight_VD, matrix_format, torch.get_num_threads()
+        )
         net.embed = table.rows  # one copy is enough
         net.matrix_bytes += table.nbytes
     weights: dict[str, Any] = {

@@ -104,7 +104,7 @@ class AdaptedWeights(WeightsOver):
         if packed is None or added is None:
             return packed
         return MergedPacked(
-            f"{packed.kind} with an adapter",
+            f"{packed.format} with an adapter",
             packed.shape,
             packed.data,
             packed.release,

@@ -28,7 +28,7 @@ Rows = slice | Tensor  # of a matrix: a range, or one by one
 class Packed:
     """A matrix as the file holds it: rows of quantised blocks, in Hugging Face's row order."""
 
-    kind: str  # a name of dequant.FORMATS, such as "Q4_1"
+    format: str  # a name of dequant.FORMATS, such as "Q4_1"
     shape: tuple[int, int]  # [out, in], in weights; a stack of matrices is one with all rows
     data: Tensor  # uint8 [out, bytes of a row]; still in the file where the order allows it
     release: Callable[[], None]  # once the blocks were copied: lets the file's pages go
@@ -36,24 +36,24 @@ class Packed:
     def take(self, rows: Rows) -> Packed:
         """Some of its rows, or all in another order."""
         data = self.data[rows]
-        return Packed(self.kind, (len(data), self.shape[1]), data, self.release)
+        return Packed(self.format, (len(data), self.shape[1]), data, self.release)
 
     def take_columns(self, first: int, last: int) -> Packed | None:
         """Some of its columns; None where they do not start and end with a block."""
         num_out, num_in = self.shape
-        size, num_bytes = FORMATS[self.kind][0], self.data.shape[1]
+        size, num_bytes = FORMATS[self.format][0], self.data.shape[1]
         if first % size or last % size:
             return None
         data = self.data[:, first * num_bytes // num_in : last * num_bytes // num_in].contiguous()
-        return Packed(self.kind, (num_out, last - first), data, self.release)
+        return Packed(self.format, (num_out, last - first), data, self.release)
 
     def numbers(self, first: int, last: int) -> Tensor:
         """Rows [first, last) in float32."""
-        return dequantise(self.kind, self.data[first:last], self.shape[1])
+        return dequantise(self.format, self.data[first:last], self.shape[1])
 
     def codes(self, device: torch.device | str = "cpu") -> Codes | None:
         """Codes and scales, of the same numbers; None for a type that has no such form."""
-        return codes_of(self.kind, self.data.to(device))
+        return codes_of(self.format, self.data.to(device))
 
 
 class Weights(Protocol):
@@ -191,13 +191,13 @@ def with_overrides(weights: Weights, text: str) -> Weights:
     config = {**weights.config, **given}
     rope, num_positions = given.get("rope_scaling"), config.get("max_position_embeddings")
     if isinstance(rope, dict) and isinstance(num_positions, int):
-        kind, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
-        if kind in ("yarn", "linear") and isinstance(factor, int | float):
+        rope_type, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
+        if rope_type in ("yarn", "linear") and isinstance(factor, int | float):
             original = rope.get("original_max_position_embeddings") or num_positions
-            if kind == "yarn":  # whoever reads the config lengthens a context that was not yet
+            if rope_type == "yarn":  # whoever reads the config lengthens a context that was not yet
                 config["rope_scaling"] = {**rope, "original_max_position_embeddings": original}
             if "max_position_embeddings" not in given:
-                num_positions = original if kind == "yarn" else round(original * factor)
+                num_positions = original if rope_type == "yarn" else round(original * factor)
                 config["max_position_embeddings"] = num_positions
     weights.config = config
     return weights

@@ -65,7 +65,7 @@ def read(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], where: str)
     group = math.gcd(num_in, block)
     first_G = torch.arange(0, num_out * num_in, group, device=byte_Y.device)
     return Codes(
-        kind=book,
+        format=book,
         code_NK=code.view(num_out, num_in),
         group=group,
         scale_NG=_scales(tensors, state)[first_G // block].view(num_out, -1),
@@ -91,7 +91,7 @@ def _by_row(tensors: Mapping[str, Tensor], where: str) -> Codes:
             f"{where}: {_FORM}={int(form)}, codes in the order of one GPU's registers; only 0, rows"
         )
     return Codes(
-        kind="int8",
+        format="int8",
         code_NK=weight.view(torch.uint8),
         group=weight.shape[1],
         scale_NG=tensors[SCALES].float()[:, None] / 127,

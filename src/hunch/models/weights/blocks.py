@@ -19,11 +19,13 @@ from hunch.kernels.quant import Codes
 _BLOCK_BYTES = {name: size for name, _, size in TYPES.values()}
 
 
-def codes_of(kind: str, rows_RY: Tensor) -> Codes | None:
+def codes_of(block_format: str, rows_RY: Tensor) -> Codes | None:
     """Rows of blocks, uint8 [rows, bytes of a row]; None for a type that has no such form."""
-    if kind not in _READERS:
+    if block_format not in _READERS:
         return None
-    return _READERS[kind](rows_RY.contiguous().view(len(rows_RY), -1, _BLOCK_BYTES[kind]))
+    return _READERS[block_format](
+        rows_RY.contiguous().view(len(rows_RY), -1, _BLOCK_BYTES[block_format])
+    )
 
 
 def _half(blocks_RBY: Tensor, first: int) -> Tensor:
@@ -54,12 +56,12 @@ def _signed(code: Tensor, offset: int) -> Tensor:
 
 def _q4_0(blocks: Tensor) -> Codes:  # d:2 q:16
     code = _nibbles(blocks[:, :, 2:]).flatten(1)
-    return Codes(kind="int4", code_NK=code, group=32, scale_NG=_half(blocks, 0), offset=8)
+    return Codes(format="int4", code_NK=code, group=32, scale_NG=_half(blocks, 0), offset=8)
 
 
 def _q4_1(blocks: Tensor) -> Codes:  # d:2 m:2 q:16
     return Codes(
-        kind="int4",
+        format="int4",
         code_NK=_nibbles(blocks[:, :, 4:]).flatten(1),
         group=32,
         scale_NG=_half(blocks, 0),
@@ -76,13 +78,13 @@ def _fifth_bits(some_RB4: Tensor) -> Tensor:
 def _q5_0(blocks: Tensor) -> Codes:  # d:2 high bits:4 q:16
     code = _nibbles(blocks[:, :, 6:]) | _fifth_bits(blocks[:, :, 2:6])
     scale_NG = _half(blocks, 0)
-    return Codes(kind="int8", code_NK=_signed(code.flatten(1), 16), group=32, scale_NG=scale_NG)
+    return Codes(format="int8", code_NK=_signed(code.flatten(1), 16), group=32, scale_NG=scale_NG)
 
 
 def _q5_1(blocks: Tensor) -> Codes:  # d:2 m:2 high bits:4 q:16
     code = _nibbles(blocks[:, :, 8:]) | _fifth_bits(blocks[:, :, 4:8])
     return Codes(
-        kind="int8",
+        format="int8",
         code_NK=code.flatten(1),
         group=32,
         scale_NG=_half(blocks, 0),
@@ -92,17 +94,17 @@ def _q5_1(blocks: Tensor) -> Codes:  # d:2 m:2 high bits:4 q:16
 
 def _q8_0(blocks: Tensor) -> Codes:  # d:2 q:32 (int8)
     code = blocks[:, :, 2:].flatten(1)
-    return Codes(kind="int8", code_NK=code, group=32, scale_NG=_half(blocks, 0))
+    return Codes(format="int8", code_NK=code, group=32, scale_NG=_half(blocks, 0))
 
 
-def _with_units(kind: str, code: Tensor, blocks: Tensor) -> Codes:
+def _with_units(code_format: str, code: Tensor, blocks: Tensor) -> Codes:
     """d:2 m:2, then 8 scales and 8 minima of 6 bits each: the last four have their high bits in
     the top two bits of the first eight bytes."""
     first, second, last = blocks[:, :, 4:8], blocks[:, :, 8:12], blocks[:, :, 12:16]
     scale = torch.cat([first & 63, (last & 15) | (first >> 6 << 4)], dim=2)
     minimum = torch.cat([second & 63, (last >> 4) | (second >> 6 << 4)], dim=2)
     return Codes(
-        kind=kind,
+        format=code_format,
         code_NK=code.flatten(1),
         group=32,
         scale_NG=scale.flatten(1),
@@ -126,7 +128,7 @@ def _q6_k(blocks: Tensor) -> Codes:  # low nibbles:128 high bits:64 scales:16 d:
     code = _nibbles(_parted(blocks[:, :, :128], 2)).flatten(2)
     high = _bits(_parted(blocks[:, :, 128:192], 2), 4, 2).flatten(2) << 4
     return Codes(
-        kind="int8",
+        format="int8",
         code_NK=_signed((code | high).flatten(1), 32),
         group=16,
         scale_NG=blocks[:, :, 192:208].contiguous().view(torch.int8).flatten(1),

@@ -25,11 +25,13 @@ PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CHUNK = 1 << 17  # weights turned into numbers at once: the scratch memory stays in the cache
 
 
-def dequantise(kind: str, rows: Tensor, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def dequantise(
+    block_format: str, rows: Tensor, width: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Rows of blocks (uint8 [rows, bytes of a row]) as [rows, width] numbers."""
-    if kind in PLAIN:
-        return rows.view(PLAIN[kind]).to(dtype)
-    block, block_bytes = FORMATS[kind]
+    if block_format in PLAIN:
+        return rows.view(PLAIN[block_format]).to(dtype)
+    block, block_bytes = FORMATS[block_format]
     out = torch.empty(len(rows), width, dtype=dtype)
     step = max(1, _CHUNK // width)
     for first in range(0, len(rows), step):
@@ -39,20 +41,20 @@ def dequantise(kind: str, rows: Tensor, width: int, dtype: torch.dtype = torch.f
         if dtype == torch.float32:
             numbers_BW = target.numpy().reshape(-1, block)
         with np.errstate(invalid="ignore", over="ignore"):  # a damaged file may hold infinities
-            if kind in _FUNCTIONS:
-                _FUNCTIONS[kind](blocks_B, numbers_BW)
+            if block_format in _FUNCTIONS:
+                _FUNCTIONS[block_format](blocks_B, numbers_BW)
             else:
-                numbers_BW[...] = _by_gguf(kind, blocks_B)
+                numbers_BW[...] = _by_gguf(block_format, blocks_B)
         if dtype != torch.float32:
             target.copy_(torch.from_numpy(numbers_BW).view(-1, width))
     return out
 
 
-def _by_gguf(kind: str, blocks: Bytes) -> Floats:
+def _by_gguf(block_format: str, blocks: Bytes) -> Floats:
     """Formats whose levels are looked up in tables: the gguf package has those."""
     import gguf  # not at the top: most files need it not, and it takes a while
 
-    numbers: Floats = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind])
+    numbers: Floats = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[block_format])
     return numbers
 
 

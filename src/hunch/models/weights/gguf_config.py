@@ -167,7 +167,9 @@ _OWN = {  # what a family calls differently, or has besides
     "mpt": gguf_dense.MPT,
     "minimax-m2": {"exp_probs_b": "block_sparse_moe.e_score_correction_bias"},
 }
-_NAME = re.compile(r"(?:blk\.(?P<layer>\d{1,5})\.)?(?P<part>\w+)(?:\.(?P<kind>weight|bias|scale))?")
+_NAME = re.compile(
+    r"(?:blk\.(?P<layer>\d{1,5})\.)?(?P<part>\w+)(?:\.(?P<ending>weight|bias|scale))?"
+)
 _SCALES = {"ffn_gate_inp": "router.scale", "ffn_down_exps": "router.per_expert_scale"}  # Gemma 4's
 _DRAFTING = re.compile(r"blk\.(?P<layer>\d{1,5})\.nextn\.(?P<rest>[\w.]+)")  # of MTP layers
 
@@ -190,18 +192,18 @@ def hf_name(header: GgufHeader, name: str) -> str:
     table = {**(_INNER if match and match["layer"] else _OUTER), **_OWN.get(prefix, {})}
     if prefix == "falcon" and "blk.0.attn_norm_2.weight" in header.tensors:
         table |= gguf_dense.FALCON_40B
-    is_whole = match is not None and (match["kind"] is not None or match["part"] == "ssm_a")
+    is_whole = match is not None and (match["ending"] is not None or match["part"] == "ssm_a")
     if match is None or not is_whole or match["part"] not in table:
         raise UnsupportedModelError(
             f"{header.path} has a tensor {name!r} that no {architecture(header)} model has"
         )
     layer = gguf_dense.LAYERS.get(prefix, "model.layers")
     outer = f"{layer}.{int(match['layer'])}." if match["layer"] else ""
-    if match["kind"] == "scale":
-        table, kind = {**table, **_SCALES}, ""
+    if match["ending"] == "scale":
+        table, ending = {**table, **_SCALES}, ""
     else:
-        kind = "" if match["part"] in _BARE else f".{match['kind']}"
-    return f"{outer}{table[match['part']]}{kind}"
+        ending = "" if match["part"] in _BARE else f".{match['ending']}"
+    return f"{outer}{table[match['part']]}{ending}"
 
 
 class Reader:

@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 _SIGMOID = 2  # of expert_gating_func
 LLAMA4 = {  # its names of an MLP and of the shared expert
-    f"ffn_{part}{kind}": f"feed_forward.{where}{part}_proj"
+    f"ffn_{part}{ending}": f"feed_forward.{where}{part}_proj"
     for part in ("gate", "up", "down")
-    for kind, where in (("", ""), ("_shexp", "shared_expert."))
+    for ending, where in (("", ""), ("_shexp", "shared_expert."))
 }
 
 

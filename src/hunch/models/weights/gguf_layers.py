@@ -88,8 +88,8 @@ def gemma4(
             "head_dim": read.size("attention.key_length"),
             "num_key_value_heads": kv_heads[at],
         }
-        for at, kind in enumerate(types)
-        if kind == _FULL
+        for at, layer_type in enumerate(types)
+        if layer_type == _FULL
     }
     width = int(read.number("embedding_length_per_layer_input", 0))
     table = tensors.get("per_layer_token_embd.weight")
@@ -169,13 +169,13 @@ def rope_scaling(read: Reader, factors: Mapping[str, list[float]]) -> dict[str, 
             "attention_factor": read.real("rope.scaling.attn_factor", 1.0),
             "original_max_position_embeddings": read.size("rope.scaling.original_context_length"),
         }
-    kind = read.header.metadata.get(f"{read.prefix}.rope.scaling.type", "none")
-    if kind == "none":
+    rope_type = read.header.metadata.get(f"{read.prefix}.rope.scaling.type", "none")
+    if rope_type == "none":
         return None
-    if kind not in ("linear", "yarn"):
-        raise UnsupportedModelError(f"{read.header.path}: rope scaling {kind!r} is not known")
-    scaling = {"rope_type": kind, "factor": read.real("rope.scaling.factor")}
-    if kind == "yarn":
+    if rope_type not in ("linear", "yarn"):
+        raise UnsupportedModelError(f"{read.header.path}: rope scaling {rope_type!r} is not known")
+    scaling = {"rope_type": rope_type, "factor": read.real("rope.scaling.factor")}
+    if rope_type == "yarn":
         key = "rope.scaling.original_context_length"
         scaling["original_max_position_embeddings"] = read.size(key)
         for ours, usual in (("beta_fast", 32.0), ("beta_slow", 1.0)):

@@ -94,7 +94,7 @@ def _fp8(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], where: str)
     shape = (weight.shape[0], weight.shape[1])
     scale_NG = _ungrouped(scale, shape, block)
     return Codes(
-        kind="fp8",
+        format="fp8",
         code_NK=weight.view(torch.uint8),
         group=_group_of(scale_NG, shape[1], () if block is None else block[1:], where),
         scale_NG=scale_NG,
@@ -117,7 +117,7 @@ def _compressed(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], wher
     scale_NG = _ungrouped(tensors["weight_scale"], (weight.shape[0], weight.shape[1]), None)
     zero_NG = tensors.get("weight_zero_point")
     return Codes(
-        kind="int8",
+        format="int8",
         code_NK=weight.view(torch.uint8),
         group=_group_of(scale_NG, weight.shape[1], _sizes_of(settings), where),
         scale_NG=scale_NG,
@@ -147,11 +147,11 @@ def _pack_quantised(
     if zero_NG is not None:
         zero_NG = _fields(zero_NG.T.contiguous(), bits)[:, :num_out].T
     group = _group_of(scale_NG, num_in, _sizes_of(settings), where)
-    if bits == 8:  # to the signed codes of the 8-bit kind
+    if bits == 8:  # to the signed codes of int8
         code = code ^ 128
         zero_NG = None if zero_NG is None else (zero_NG ^ 128).view(torch.int8)
     codes = Codes(
-        kind="int4" if bits == 4 else "int8",
+        format="int4" if bits == 4 else "int8",
         code_NK=code,
         group=group,
         scale_NG=scale_NG,
@@ -185,9 +185,9 @@ def _ordered(codes: Codes, group_K: Tensor | None, where: str) -> Codes:
 def _awq(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], where: str) -> Codes:
     """qweight [K, N / 8], qzeros [G, N / 8], scales [G, N]; eight outputs of a word interleaved."""
     _check_bits(settings, where, (4,))
-    kind = str(settings.get("version", "gemm")).lower()
-    if kind != "gemm":
-        raise UnsupportedModelError(f"{where}: AWQ of version {kind!r}, only 'gemm'")
+    version = str(settings.get("version", "gemm")).lower()
+    if version != "gemm":
+        raise UnsupportedModelError(f"{where}: AWQ of version {version!r}, only 'gemm'")
 
     def outputs(words: Tensor) -> Tensor:
         fields = _fields(words, 4).view(len(words), -1, 8)
@@ -196,7 +196,7 @@ def _awq(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], where: str)
     scale_NG = tensors["scales"].T
     num_in = tensors["qweight"].shape[0]
     return Codes(
-        kind="int4",
+        format="int4",
         code_NK=outputs(tensors["qweight"]),
         group=_group_of(scale_NG, num_in, _sizes_of(settings), where),
         scale_NG=scale_NG,
@@ -216,7 +216,7 @@ def _gptq(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], where: str
     if bits == 8:
         code_NK, zero_NG = code_NK ^ 128, (zero_NG ^ 128).view(torch.int8)
     codes = Codes(
-        kind="int4" if bits == 4 else "int8",
+        format="int4" if bits == 4 else "int8",
         code_NK=code_NK,
         group=_group_of(scale_NG, code_NK.shape[1], _sizes_of(settings), where),
         scale_NG=scale_NG,
@@ -227,7 +227,7 @@ def _gptq(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], where: str
 
 def _centred(codes: Codes) -> Codes:
     """Without zero points where all are the middle: products then have less to do."""
-    middle = 8 if codes.kind == "int4" else 0
+    middle = 8 if codes.format == "int4" else 0
     if codes.zero_NG is None or bool((codes.zero_NG != middle).any()):
         return codes
     return replace(codes, zero_NG=None, offset=middle)
@@ -247,7 +247,7 @@ def fp4(words: Tensor, scale_NG: Tensor) -> Codes:
     code = torch.stack([words & 15, words >> 4], dim=-1).flatten(-2)
     power_NG = torch.exp2(scale_NG.double() - 127).to(torch.bfloat16)
     return Codes(
-        kind="fp4", code_NK=code, group=code.shape[1] // scale_NG.shape[1], scale_NG=power_NG
+        format="fp4", code_NK=code, group=code.shape[1] // scale_NG.shape[1], scale_NG=power_NG
     )
 
 

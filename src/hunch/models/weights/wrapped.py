@@ -43,11 +43,11 @@ _OF_BOTH = (
 def text_inside(outer: dict[str, Any], text: dict[str, Any]) -> dict[str, Any]:
     """The config of the text model. Whether the output matrix is the embedding is left to the
     files: the two configs may contradict each other."""
-    kind = str(text.get("model_type", "llama"))
-    if kind not in TEXT_MODELS:
+    model_type = str(text.get("model_type", "llama"))
+    if model_type not in TEXT_MODELS:
         known = ", ".join(sorted(TEXT_MODELS))
-        raise UnsupportedModelError(f"text_config: model_type {kind!r} is not one of {known}")
-    name, defaults = TEXT_MODELS[kind]
+        raise UnsupportedModelError(f"text_config: model_type {model_type!r} is not one of {known}")
+    name, defaults = TEXT_MODELS[model_type]
     kept = {key: outer[key] for key in _OF_BOTH if outer.get(key) is not None}
     config = {**defaults, **kept, **text, "architectures": [name]}
     config.pop("tie_word_embeddings", None)
