@@ -271,12 +271,12 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 
 
 def test_peers_start_together_and_one_that_fails_is_left_out() -> None:
-    def peer(name: str, code: str, path: str = "", kinds: tuple[str, ...] = ()) -> peers.Peer:
+    def peer(name: str, code: str, path: str = "", methods: tuple[str, ...] = ()) -> peers.Peer:
         command = (sys.executable, "-c", code, "{port}", "0.3", path)
-        return peers.Peer(name, command, kinds)
+        return peers.Peer(name, command, methods)
 
     broken = peer("broken", "raise SystemExit('no such file')")
-    two = peer("two", ANSWERS, "/a", kinds=("a", "b"))
+    two = peer("two", ANSWERS, "/a", methods=("a", "b"))
     said: list[str] = []
     with peers.running([broken, peer("one", ANSWERS), two], said.append) as places:
         assert [place.name for place in places] == ["one", "two a", "two b"]

@@ -137,9 +137,9 @@ def _engines(
             seen.append((asked, pids))
             self.asked = asked
 
-        def run(self, kind: str, *, save: Any, on_turn: Any, on_answer: Any) -> Report:
-            seen.append((kind, save, on_answer is None))
-            return Report(kind, self.asked.settings(), report.environment, report.runs)
+        def run(self, command: str, *, save: Any, on_turn: Any, on_answer: Any) -> Report:
+            seen.append((command, save, on_answer is None))
+            return Report(command, self.asked.settings(), report.environment, report.runs)
 
         def close(self) -> None: ...
 
@@ -161,7 +161,7 @@ def _engines(
     instead("hunch.bench.served.cost", [cost])
     instead("hunch.bench.verifiers.measure_setting", (Agreement(), Agreement()))
     instead("hunch.bench.distribution.fit", Agreement(num_samples=1, degrees=1))
-    monkeypatch.setattr(Report, "__repr__", lambda report: report.kind)  # it is long
+    monkeypatch.setattr(Report, "__repr__", lambda report: report.command)  # it is long
     instead("hunch.bench.html.as_html", "a page")
     instead("hunch.bench.report.as_table", "a table")
     instead("hunch.bench.plots.charts", [])

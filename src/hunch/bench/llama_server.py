@@ -14,7 +14,7 @@ PREFIX = "COMMON_SPECULATIVE_TYPE_"
 def main(words: list[str]) -> int:
     import xllamacpp
 
-    kinds = [
+    spec_types = [
         name.removeprefix(PREFIX).lower().replace("_", "-")
         for name in xllamacpp.common_speculative_type.__members__
         if not name.endswith(("NONE", "COUNT"))
@@ -25,7 +25,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--parallel", type=int, default=1, help="requests at once")
-    parser.add_argument("--spec-type", choices=["off", *kinds], default="off")
+    parser.add_argument("--spec-type", choices=["off", *spec_types], default="off")
     args = parser.parse_args(words)
     params = xllamacpp.CommonParams()
     params.model.path = args.model

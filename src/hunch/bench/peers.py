@@ -20,12 +20,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from hunch.bench.transformers_server import KINDS as TRANSFORMERS_KINDS
+from hunch.bench.transformers_server import METHODS as TRANSFORMERS_METHODS
 from hunch.errors import ConfigError, EngineError
 
 SECONDS = 900.0  # that a server may take to start; one that ends is noticed at once
-LLAMA_KINDS = ("off", "ngram-simple", "ngram-mod")
-HUNCH_KINDS = ("off", "suffix", "auto")
+LLAMA_METHODS = ("off", "ngram-simple", "ngram-mod")
+HUNCH_METHODS = ("off", "suffix", "auto")
 KNOWN = ("hunch", "llama.cpp", "ik_llama.cpp", "transformers")
 
 
@@ -35,13 +35,13 @@ class Peer:
 
     name: str
     command: tuple[str, ...]
-    kinds: tuple[str, ...] = ()  # of one process: "NAME KIND" answers at URL/KIND
+    methods: tuple[str, ...] = ()  # of one process: "NAME METHOD" answers at URL/METHOD
 
     def addresses(self, url: str) -> dict[str, str]:
         """The addresses of all that the process answers for, by name."""
-        if not self.kinds:
+        if not self.methods:
             return {self.name: url}
-        return {f"{self.name} {kind}": f"{url}/{kind}" for kind in self.kinds}
+        return {f"{self.name} {method}": f"{url}/{method}" for method in self.methods}
 
 
 class Place(NamedTuple):
@@ -64,12 +64,12 @@ def peers(
     """What is set side by side; `skip` leaves out some of KNOWN."""
     found: list[Peer] = []
     if "hunch" not in skip:
-        for kind in HUNCH_KINDS:
+        for method in HUNCH_METHODS:
             found.append(
                 _python(
-                    f"hunch {kind}",
+                    f"hunch {method}",
                     "hunch.entrypoints.openai.api_server --port {port} --log-level warning "
-                    f"--speculate {kind} --max-num-seqs {parallel} --max-model-len 4096 "
+                    f"--speculate {method} --max-num-seqs {parallel} --max-model-len 4096 "
                     # llama.cpp's arithmetic: activations of 8 bits whatever the model's size
                     f"--threads {threads} --activation-bits 8 --model",
                     path,
@@ -81,25 +81,25 @@ def peers(
                 "llama.cpp's wheel is not installed: pip install xllamacpp (or make peers), or "
                 "leave it out with --skip llama.cpp"
             )
-        for kind in LLAMA_KINDS:
-            words = f"hunch.bench.llama_server --port {{port}} --spec-type {kind}"
+        for method in LLAMA_METHODS:
+            words = f"hunch.bench.llama_server --port {{port}} --spec-type {method}"
             more = f"{words} --threads {threads} --parallel {parallel}"
-            found.append(_python(f"llama.cpp {kind}", more, path))
+            found.append(_python(f"llama.cpp {method}", more, path))
     if "ik_llama.cpp" not in skip and find_spec("ik_llama_cpp") is not None:
         words = f"hunch.bench.ik_server --port {{port}} --threads {threads}"
         found.append(_python("ik_llama.cpp off", words, path))
     if "transformers" not in skip:
-        kinds = TRANSFORMERS_KINDS if draft is not None else TRANSFORMERS_KINDS[:-1]
+        methods = TRANSFORMERS_METHODS if draft is not None else TRANSFORMERS_METHODS[:-1]
         words = "hunch.bench.transformers_server --port {port} "
-        more = f"{words} --kinds {','.join(kinds)} --threads {threads}"
+        more = f"{words} --methods {','.join(methods)} --threads {threads}"
         assistant = () if draft is None else ("--draft", draft)
-        found.append(_python("transformers", more, path, *assistant, kinds=kinds))
+        found.append(_python("transformers", more, path, *assistant, methods=methods))
     return found + [_binary(text, path, threads, parallel) for text in binaries]
 
 
-def _python(name: str, words: str, *paths: Path | str, kinds: tuple[str, ...] = ()) -> Peer:
+def _python(name: str, words: str, *paths: Path | str, methods: tuple[str, ...] = ()) -> Peer:
     """A module of ours as a server; paths may hold spaces."""
-    return Peer(name, (sys.executable, "-m", *words.split(), *map(str, paths)), kinds)
+    return Peer(name, (sys.executable, "-m", *words.split(), *map(str, paths)), methods)
 
 
 def _binary(text: str, path: Path, threads: int, parallel: int) -> Peer:
@@ -169,7 +169,7 @@ class Server:
         url, end = f"http://127.0.0.1:{self.port}", time.monotonic() + SECONDS
         while time.monotonic() < end and self.process.poll() is None:
             try:
-                first = "".join(f"/{kind}" for kind in self.peer.kinds[:1])
+                first = "".join(f"/{method}" for method in self.peer.methods[:1])
                 with urlopen(f"{url}{first}/v1/models", timeout=5):
                     return url
             except (HTTPError, URLError, OSError):  # not listening yet, or still loading

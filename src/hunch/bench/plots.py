@@ -285,24 +285,26 @@ def _speedup_bars(report: Report) -> Chart:
 def _by_category(report: Report) -> Chart | None:
     plain = analysis.plain_of(report)
     base = next((run for run in report.runs if run.method == plain), None)
-    kinds = list(dict.fromkeys(a.category for a in base.answers())) if base else []
+    categories = list(dict.fromkeys(a.category for a in base.answers())) if base else []
     others = [run for run in report.runs if run is not base]
-    if base is None or len(kinds) < 2 or not others:
+    if base is None or len(categories) < 2 or not others:
         return None
 
-    def ratio(run: Run, kind: str) -> float:
-        sums = [sum(a.end_to_end for a in r.answers() if a.category == kind) for r in (base, run)]
+    def ratio(run: Run, category: str) -> float:
+        sums = [
+            sum(a.end_to_end for a in r.answers() if a.category == category) for r in (base, run)
+        ]
         return sums[0] / sums[1] if sums[1] else 0.0
 
     def draw(axes: Any, ink: Mapping[str, str]) -> None:
         width = 0.8 / len(others)
         for place, run in enumerate(others):
             colour, _ = _colour(report, run.method, ink)
-            x = [k - 0.4 + width * (place + 0.5) for k in range(len(kinds))]
-            axes.bar(x, [ratio(run, k) for k in kinds], width * 0.92, color=colour,
+            x = [k - 0.4 + width * (place + 0.5) for k in range(len(categories))]
+            axes.bar(x, [ratio(run, k) for k in categories], width * 0.92, color=colour,
                      label=analysis.label(run.method))  # fmt: skip
-        axes.set_xticks(range(len(kinds)), kinds)
-        if sum(map(len, kinds)) > WIDE:
+        axes.set_xticks(range(len(categories)), categories)
+        if sum(map(len, categories)) > WIDE:
             axes.tick_params(axis="x", labelrotation=35)
             for label in axes.get_xticklabels():
                 label.set(ha="right", rotation_mode="anchor")
@@ -310,7 +312,7 @@ def _by_category(report: Report) -> Chart | None:
         axes.grid(visible=False, axis="x")
         axes.set_ylabel("times as fast as plain decoding")
         axes.legend(loc="upper left", fontsize=8.5, ncols=min(len(others), 4))
-        axes.set_ylim(top=1.25 * max(ratio(run, k) for run in others for k in kinds))
+        axes.set_ylim(top=1.25 * max(ratio(run, k) for run in others for k in categories))
 
     return Chart("On which kind of text does it pay?", draw)
 

@@ -139,10 +139,10 @@ def read_file(path: Path, form: str | None = None, limit: int | None = None) -> 
 
 def _some(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
     """So many of them, in turn from each category: data sets hold one after the other."""
-    kinds: dict[str, list[Prompt]] = {}
+    by_category: dict[str, list[Prompt]] = {}
     for prompt in prompts:
-        kinds.setdefault(prompt.category, []).append(prompt)
-    in_turn = chain.from_iterable(zip_longest(*kinds.values()))
+        by_category.setdefault(prompt.category, []).append(prompt)
+    in_turn = chain.from_iterable(zip_longest(*by_category.values()))
     return [prompt for prompt in in_turn if prompt is not None][:count]
 
 

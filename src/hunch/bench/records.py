@@ -97,7 +97,7 @@ class Run:
 class Report:
     """A whole measurement, as it is written to a file."""
 
-    kind: str  # "bench" or "sweep"
+    command: str  # "bench" or "sweep"; "kind" in the file
     settings: dict[str, Any]
     environment: dict[str, Any]
     runs: list[Run] = field(default_factory=list)
@@ -125,7 +125,7 @@ class Report:
                 one["answers"] = [_small(answer) for answer in one["answers"]]
         return {
             "format": FORMAT,
-            "kind": self.kind,
+            "kind": self.command,
             "settings": self.settings,
             "environment": self.environment,
             "runs": runs,
@@ -161,7 +161,7 @@ def load_report(path: Path) -> Report:
         raise RequestError(f"{path}: not a report of hunch bench (no format {FORMAT!r} in it)")
     try:
         return Report(
-            kind=found["kind"],
+            command=found["kind"],
             settings=found["settings"],
             environment=found["environment"],
             runs=[_run(run) for run in found["runs"]],

@@ -198,7 +198,7 @@ class Session:
 
     def run(
         self,
-        kind: str,
+        command: str,
         *,
         save: Path | None = None,
         on_turn: OnTurn | None = None,
@@ -207,7 +207,7 @@ class Session:
         """Measure everything that is not in the file `save` already."""
         servers = environment.local_servers(self.asked.urls)
         watch = environment.BusyWatch({*self.pids.values(), *servers})
-        report = open_report(save, Report(kind, self.asked.settings(), {}))
+        report = open_report(save, Report(command, self.asked.settings(), {}))
         report.environment = environment.describe(**self._about())
         measure(
             self.subjects, self.cells, self.asked.rounds, report,

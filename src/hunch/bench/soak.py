@@ -25,7 +25,7 @@ from hunch.bench.metrics import percentile
 COMPLETE = "/v1/completions"
 WINDOW = 15.0  # seconds over which a peak of memory is taken
 JSON = {"Content-Type": "application/json"}
-KINDS = ("polite",) * 6 + ("slow", "leaves", "malformed", "whole")
+BEHAVIOURS = ("polite",) * 6 + ("slow", "leaves", "malformed", "whole")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Tally:
     first_token: list[float] = field(default_factory=list)
     tokens: int = 0
 
-    def count(self, kind: str) -> None:
-        self.ends[kind] = self.ends.get(kind, 0) + 1
+    def count(self, end: str) -> None:
+        self.ends[end] = self.ends.get(end, 0) + 1
 
 
 def make_request(number: int, num_tokens: int) -> dict[str, Any]:
@@ -74,7 +74,7 @@ def make_request(number: int, num_tokens: int) -> dict[str, Any]:
 
 
 async def read(
-    http: httpx.AsyncClient, url: str, body: dict[str, Any], tally: Tally, kind: str
+    http: httpx.AsyncClient, url: str, body: dict[str, Any], tally: Tally, behaviour: str
 ) -> str | None:
     """A stream's text; None if this client left early."""
     start, text, is_over = time.monotonic(), "", False
@@ -94,9 +94,9 @@ async def read(
             if not text:
                 tally.first_token.append(time.monotonic() - start)
             text += chunk["choices"][0]["text"]
-            if kind == "leaves" and len(text) > 10:
+            if behaviour == "leaves" and len(text) > 10:
                 return None
-            if kind == "slow":
+            if behaviour == "slow":
                 await asyncio.sleep(0.2)
     if not is_over:
         tally.wrong.append("a stream ended without its last event")
@@ -113,20 +113,20 @@ async def client(
     while time.monotonic() < end:
         which = chance.choice(list(known))
         body = make_request(which, asked.num_tokens)
-        kind = chance.choice(KINDS)
-        if kind == "malformed":
+        behaviour = chance.choice(BEHAVIOURS)
+        if behaviour == "malformed":
             answer = await http.post(url + COMPLETE, content=b'{"prompt": [', headers=JSON)
             if answer.status_code != 400:
                 tally.wrong.append(f"a malformed body got {answer.status_code}")
-        elif kind == "whole":
+        elif behaviour == "whole":
             answer = await http.post(url + COMPLETE, json=body)
             if answer.json()["choices"][0]["text"] != known[which]:
                 tally.wrong.append(f"request {which} got another text")
         else:
-            text = await read(http, url, body, tally, kind)
+            text = await read(http, url, body, tally, behaviour)
             if text is not None and text != known[which]:
                 tally.wrong.append(f"request {which} got another text")
-        tally.count(kind)
+        tally.count(behaviour)
 
 
 def offline_texts(model: str, num_requests: int, num_tokens: int) -> dict[int, str]:

@@ -1,8 +1,8 @@
 """transformers' generate behind as much of OpenAI's API as the bench needs; for measurements only.
 
-python -m hunch.bench.transformers_server MODEL.gguf --port 8001 --kinds off,lookup
+python -m hunch.bench.transformers_server MODEL.gguf --port 8001 --methods off,lookup
 
-One copy of the weights answers for every kind: plain decoding at http://127.0.0.1:8001/off, prompt
+One copy of the weights answers for all methods: plain decoding at http://127.0.0.1:8001/off, prompt
 lookup at /lookup, assisted generation (with --draft) at /assisted.
 """
 
@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, Protocol
 
-KINDS = ("off", "lookup", "assisted")
+METHODS = ("off", "lookup", "assisted")
 LOOKUP = 5  # tokens guessed by prompt lookup
 MAX_BODY = 2**22
 
@@ -78,8 +78,8 @@ class Model:
         return {"prompt_tokens": ids.shape[1], "completion_tokens": out.shape[1] - ids.shape[1]}
 
 
-def load(path: Path, kinds: Sequence[str], draft: Path | None) -> dict[str, Streams]:
-    """The kinds asked for, by name, over one copy of the weights."""
+def load(path: Path, methods: Sequence[str], draft: Path | None) -> dict[str, Streams]:
+    """The methods asked for, by name, over one copy of the weights."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     place: dict[str, Any] = {"pretrained_model_name_or_path": path}
@@ -88,13 +88,13 @@ def load(path: Path, kinds: Sequence[str], draft: Path | None) -> dict[str, Stre
     tokenizer = AutoTokenizer.from_pretrained(**place)
     model = AutoModelForCausalLM.from_pretrained(**place, dtype="float32").eval()
     more: dict[str, dict[str, Any]] = {"off": {}, "lookup": {"prompt_lookup_num_tokens": LOOKUP}}
-    if "assisted" in kinds:
+    if "assisted" in methods:
         assistant = AutoModelForCausalLM.from_pretrained(draft, dtype="float32").eval()
         # A draft cut from its target has no embedding of its own: it shares the target's.
         assistant.set_input_embeddings(model.get_input_embeddings())
         assistant.set_output_embeddings(model.get_output_embeddings())
         more["assisted"] = {"assistant_model": assistant}
-    return {kind: Model(model, tokenizer, more[kind]) for kind in kinds}
+    return {method: Model(model, tokenizer, more[method]) for method in methods}
 
 
 def handler(models: Mapping[str, Streams]) -> type[BaseHTTPRequestHandler]:
@@ -123,15 +123,15 @@ def handler(models: Mapping[str, Streams]) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(b"data: [DONE]\n\n")
 
         def _model(self) -> Streams | None:
-            """The one that this path asks for: /KIND/v1/..., or /v1/... where there is but one."""
+            """The one that this path asks for: /METHOD/v1/..., or /v1/... where there is one."""
             found = models.get(self.path.split("/v1/")[0].strip("/"))
             if found is None:
                 self.send_error(404)
             return found
 
-        def _head(self, kind: str) -> None:
+        def _head(self, media_type: str) -> None:
             self.send_response(200)
-            self.send_header("Content-Type", kind)
+            self.send_header("Content-Type", media_type)
             self.send_header("Connection", "close")
             self.end_headers()
 
@@ -155,14 +155,16 @@ def main(words: list[str]) -> int:
     parser.add_argument("model", type=Path, help="a .gguf file or a model's directory")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--kinds", default="off", help=f"commas between: {', '.join(KINDS)}")
+    parser.add_argument("--methods", default="off", help=f"commas between: {', '.join(METHODS)}")
     parser.add_argument("--draft", type=Path, help="the assistant model's directory")
     args = parser.parse_args(words)
-    kinds = args.kinds.split(",")
-    if set(kinds) - set(KINDS) or (args.draft is None and "assisted" in kinds):
-        parser.error(f"--kinds {args.kinds}: some of {', '.join(KINDS)}; assisted needs --draft")
+    methods = args.methods.split(",")
+    if set(methods) - set(METHODS) or (args.draft is None and "assisted" in methods):
+        parser.error(
+            f"--methods {args.methods}: some of {', '.join(METHODS)}; assisted needs --draft"
+        )
     torch.set_num_threads(args.threads)
-    return serve(load(args.model, kinds, args.draft), args.port)
+    return serve(load(args.model, methods, args.draft), args.port)
 
 
 if __name__ == "__main__":

@@ -183,8 +183,8 @@ def long_context(num_tokens: int, count: int = 4) -> list[Prompt]:
 
 
 def _mixed() -> list[Prompt]:
-    kinds = (_chat(), _summary(), _code(), _rewrite(), _math(), _retrieval(), _json())
-    in_turn = chain.from_iterable(zip_longest(*kinds))
+    workloads = (_chat(), _summary(), _code(), _rewrite(), _math(), _retrieval(), _json())
+    in_turn = chain.from_iterable(zip_longest(*workloads))
     return [prompt for prompt in in_turn if prompt is not None]
 
 

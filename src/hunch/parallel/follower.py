@@ -153,14 +153,14 @@ def leave_with_parent() -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def main(rank: int, size: int, kind: str, folder: Path) -> int:
+def main(rank: int, size: int, device_type: str, folder: Path) -> int:
     leave_with_parent()
     torch.set_num_threads(int(os.environ["HUNCH_RANK_THREADS"]))
     try:
         print("here", flush=True)
     except BrokenPipeError:  # rank 0 is gone already
         os._exit(0)
-    link = Link.in_folder(folder, rank, size, rank_device(kind, rank, size))
+    link = Link.in_folder(folder, rank, size, rank_device(device_type, rank, size))
     return follow(link)
 
 

@@ -251,9 +251,9 @@ def torchrun_rank(size: int, environ: Mapping[str, str] = os.environ) -> int | N
     return int(environ["RANK"])
 
 
-def rank_device(kind: str, rank: int, size: int) -> torch.device:
+def rank_device(device_type: str, rank: int, size: int) -> torch.device:
     """Where a rank computes: each has a GPU of its own."""
-    if kind == "cpu":
+    if device_type == "cpu":
         return torch.device("cpu")
     place, count = int(os.environ.get("LOCAL_RANK", rank)), torch.cuda.device_count()
     if shares_gpus():

@@ -73,8 +73,8 @@ def write_drafter(
         config = {**config, CUT_FROM: config[CUT_FROM] or target}
     if DRAFTS_FOR in config:
         config = {**config, DRAFTS_FOR: target}
-    kind = "float16" if precision == "int8" else precision
-    write_json(folder / "config.json", {**config, "torch_dtype": kind})
+    dtype = "float16" if precision == "int8" else precision
+    write_json(folder / "config.json", {**config, "torch_dtype": dtype})
     if tokenizer_from is not None and tokenizer_from.is_dir():
         for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
             if (tokenizer_from / name).is_file() and CUT_FROM not in config:
@@ -110,6 +110,6 @@ def pack(tensors: dict[str, Tensor], precision: str) -> dict[str, Tensor]:
             stored[name] = (tensor.float() / scale_N1).round().to(torch.int8).contiguous()
             stored[f"{name}_scale"] = scale_N1.squeeze(1).contiguous()
         else:
-            kind = getattr(torch, "float16" if precision == "int8" else precision)
-            stored[name] = tensor.to(kind).contiguous().clone()
+            dtype = getattr(torch, "float16" if precision == "int8" else precision)
+            stored[name] = tensor.to(dtype).contiguous().clone()
     return stored

@@ -93,15 +93,15 @@ def read_settings(method: str, options: Mapping[str, str]) -> Settings:
     if method not in RECIPES:
         raise ConfigError(f"train: {unknown(method, RECIPES)}")
     recipe: Recipe | CountRecipe = resolve(RECIPES, method)
-    kinds: list[Any] = [recipe.options, LoopOptions, AnswerOptions, JobOptions, PretrainOptions]
-    names = [option_names(kind) for kind in kinds]
+    classes: list[Any] = [recipe.options, LoopOptions, AnswerOptions, JobOptions, PretrainOptions]
+    names = [option_names(each) for each in classes]
     every = set().union(*names)
     for key in options:
         if key not in every:
             raise ConfigError(f"train {method}: option {unknown(key, every)}")
     read = [
-        read_options(kind, {own[k]: v for k, v in options.items() if k in own}, f"train {method}")
-        for kind, own in zip(kinds, names, strict=True)
+        read_options(each, {own[k]: v for k, v in options.items() if k in own}, f"train {method}")
+        for each, own in zip(classes, names, strict=True)
     ]
     check_loss(getattr(read[0], "loss", "ce"))
     settings = Settings(*read)

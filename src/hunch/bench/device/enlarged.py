@@ -131,7 +131,7 @@ class EnlargedWeights:
         size = self.size
         width, ffn, head = size["hidden_size"], size["intermediate_size"], size["head_dim"]
         heads, kv = size["num_attention_heads"] * head, size["num_key_value_heads"] * head
-        kind = name.split(".")[-2]
+        module = name.split(".")[-2]
         return {
             "embed_tokens": (self.config["vocab_size"], width),
             "lm_head": (self.config["vocab_size"], width),
@@ -142,33 +142,33 @@ class EnlargedWeights:
             "gate_proj": (ffn, width),
             "up_proj": (ffn, width),
             "down_proj": (width, ffn),
-        }.get(kind, (width,))
+        }.get(module, (width,))
 
     def packed(self, name: str) -> None:
         return None
 
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        shape, kind = self.shape(name), name.split(".")[-2]
+        shape, module = self.shape(name), name.split(".")[-2]
         layer = re.search(r"layers\.(\d+)\.", name)
         is_new = layer is not None and int(layer[1]) >= self.small.config["num_hidden_layers"]
         if name.endswith(".bias"):
             new = torch.zeros(*shape, 1, device=self.device, dtype=dtype)
             if not is_new:
                 old_N = self.small.tensor(name, torch.float32).to(self.device)
-                self._place_heads(kind, old_N[:, None], new)
+                self._place_heads(module, old_N[:, None], new)
             return new[:, 0]
         if len(shape) == 1:
             return self._norm(name, shape[0], is_new).to(dtype)
-        if kind in ("embed_tokens", "lm_head"):
+        if module in ("embed_tokens", "lm_head"):
             there = name if name in self.small.names() else "model.embed_tokens.weight"
             return self._padded(there, shape, dtype)
-        if kind in ("o_proj", "down_proj"):
+        if module in ("o_proj", "down_proj"):
             new = torch.zeros(shape, device=self.device, dtype=dtype)
         else:
             new = torch.randn(shape, generator=self._random, device=self.device, dtype=dtype) * 0.02
         if not is_new:
             old = self.small.tensor(name, torch.float32).to(self.device)
-            self._place(kind, old, new)
+            self._place(module, old, new)
         return new
 
     def _norm(self, name: str, width: int, is_new: bool) -> Tensor:
@@ -185,18 +185,18 @@ class EnlargedWeights:
         new[:, : old.shape[1]] = old
         return new
 
-    def _place(self, kind: str, old: Tensor, new: Tensor) -> None:
+    def _place(self, module: str, old: Tensor, new: Tensor) -> None:
         """Put the old matrix where the old function finds it."""
         rows, columns = old.shape
-        if kind in ("gate_proj", "up_proj"):
+        if module in ("gate_proj", "up_proj"):
             new[:rows] = 0
             new[:rows, :columns] = old.to(new.dtype)
-        elif kind == "down_proj":
+        elif module == "down_proj":
             new[:rows, :columns] = old.to(new.dtype)
         else:
-            self._place_heads(kind, old, new)
+            self._place_heads(module, old, new)
 
-    def _place_heads(self, kind: str, old: Tensor, new: Tensor) -> None:
+    def _place_heads(self, module: str, old: Tensor, new: Tensor) -> None:
         h, head = self.old_head, self.size["head_dim"]
         config = self.small.config
         group = config["num_attention_heads"] // config["num_key_value_heads"]
@@ -205,16 +205,16 @@ class EnlargedWeights:
         pairs = (
             torch.cat([half, half + h // 2]) if head == h else torch.cat([2 * half, h + 2 * half])
         )
-        is_query = kind in ("q_proj", "o_proj")
+        is_query = module in ("q_proj", "o_proj")
         count = config["num_attention_heads" if is_query else "num_key_value_heads"]
         for number in range(count):
             place = number // group * new_group + number % group if is_query else number
             first = place * head
             part = slice(number * h, (number + 1) * h)
-            if kind == "o_proj":
+            if module == "o_proj":
                 new[: len(old), first : first + h] = old[:, part].to(new.dtype)
                 continue
             new[first : first + head] = 0
-            scale = math.sqrt(head / h) if kind == "q_proj" else 1.0  # scores are divided by more
-            rows = first + (pairs if kind != "v_proj" else torch.arange(h, device=self.device))
+            scale = math.sqrt(head / h) if module == "q_proj" else 1.0  # scores are divided by more
+            rows = first + (pairs if module != "v_proj" else torch.arange(h, device=self.device))
             new[rows, : old.shape[1]] = (old[part] * scale).to(new.dtype)

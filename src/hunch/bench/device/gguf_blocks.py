@@ -24,9 +24,9 @@ from hunch.models.weights import Weights
 _SIZES = {name: size for name, size, _ in TYPES.values()}
 
 
-def rounded(kind: str, w_NK: Tensor) -> Tensor:
+def rounded(block_format: str, w_NK: Tensor) -> Tensor:
     """The blocks of a matrix, uint8 [N, bytes of a row]."""
-    return _MAKERS[kind](unflatten(w_NK.float(), 1, (-1, _SIZES[kind]))).flatten(1)
+    return _MAKERS[block_format](unflatten(w_NK.float(), 1, (-1, _SIZES[block_format]))).flatten(1)
 
 
 def _half(some: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ _MAKERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q5_K": lambda w: _with_units(w, 5),
     "Q6_K": _q6_k,
 }
-KINDS = tuple(_MAKERS)
+FORMATS = tuple(_MAKERS)
 _KEYS = {  # of the metadata, with a model's config in their place
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -143,7 +143,7 @@ _KEYS = {  # of the metadata, with a model's config in their place
 }
 
 
-def write_gguf(path: Path, kind: str, weights: Weights, like: Path) -> Path:
+def write_gguf(path: Path, block_format: str, weights: Weights, like: Path) -> Path:
     """All matrices of a model in a type, with the metadata of the file `like`."""
     fields = _fields_of(like)
     architecture = str(fields["general.architecture"][0])
@@ -164,8 +164,8 @@ def write_gguf(path: Path, kind: str, weights: Weights, like: Path) -> Path:
         if tensor.dim() == 1:
             writer.add_tensor(there, tensor.float().cpu().numpy())
             continue
-        blocks = rounded(kind, tensor).cpu().numpy()
-        writer.add_tensor(there, blocks, raw_dtype=gguf.GGMLQuantizationType[kind])
+        blocks = rounded(block_format, tensor).cpu().numpy()
+        writer.add_tensor(there, blocks, raw_dtype=gguf.GGMLQuantizationType[block_format])
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -125,8 +125,8 @@ def _packed(w_NK: Tensor) -> Stored:
     return lay_packed(codes.code_NK, codes.scale_NG)
 
 
-def _by_row(w_NK: Tensor, kind: str, dtype: torch.dtype) -> Stored:
-    codes = quantise(w_NK.bfloat16(), kind)
+def _by_row(w_NK: Tensor, code_format: str, dtype: torch.dtype) -> Stored:
+    codes = quantise(w_NK.bfloat16(), code_format)
     return {"weight": codes.code_NK.view(dtype), "weight_scale": codes.scale_NG}
 
 
@@ -206,8 +206,10 @@ FORMATS = {
     ),
     "gptq-8": Format({"quant_method": "gptq", **_GROUPED, "bits": 8}, partial(_gptq, bits=8)),
     "compressed-int4": _compressed(4, _packed, group_size=GROUP),
-    "compressed-int8": _compressed(8, partial(_by_row, kind="int8", dtype=torch.int8)),
-    "compressed-fp8": _compressed(8, partial(_by_row, kind="fp8", dtype=torch.float8_e4m3fn)),
+    "compressed-int8": _compressed(8, partial(_by_row, code_format="int8", dtype=torch.int8)),
+    "compressed-fp8": _compressed(
+        8, partial(_by_row, code_format="fp8", dtype=torch.float8_e4m3fn)
+    ),
     "compressed-mxfp4": _compressed(4, _fp4, group_size=_FP4_GROUP),
     "bitsandbytes-nf4": Format({"quant_method": "bitsandbytes", "load_in_4bit": True}, _nf4),
     "bitsandbytes-int8": Format(

@@ -64,13 +64,13 @@ def _body(decoder: CudaDecoder, rows: int, is_exact: bool) -> Callable[[], None]
     return body
 
 
-def _exact(x_MK: Tensor, w_NK: Tensor, kind: int, is_wide: bool) -> None:
+def _exact(x_MK: Tensor, w_NK: Tensor, which: int, is_wide: bool) -> None:
     """One product of a layer, as `CudaDecoder` computes it."""
-    if kind in (0, 2):
+    if which in (0, 2):
         y_MN = x_MK.new_empty(len(x_MK), len(w_NK))
         if is_wide:
             product(x_MK, w_NK, y_MN)
-        elif kind == 0:
+        elif which == 0:
             gemm(x_MK, w_NK, y_MN)
         else:
             gemm_gated(x_MK, w_NK, x_MK.new_empty(len(x_MK), len(w_NK) // 2))

@@ -43,7 +43,7 @@ from hunch.models.weights import open_weights
 NUM_LIKELY = 1000
 SECONDS = 120.0  # llama.cpp's server may take to answer
 EXPERTS = "mxfp4-experts"
-FORMATS = (*gguf_blocks.KINDS, *published.FORMATS, EXPERTS)
+FORMATS = (*gguf_blocks.FORMATS, *published.FORMATS, EXPERTS)
 
 
 def main(words: Sequence[str] = ()) -> None:
@@ -71,7 +71,7 @@ def main(words: Sequence[str] = ()) -> None:
                 path = _write(Path(folder), form, files.path, args.device)
                 known = _any_tokens(args.tokens) if form == EXPERTS else ids
                 if args.device == "cpu":
-                    ask_llama = form in gguf_blocks.KINDS and not args.skip_llama
+                    ask_llama = form in gguf_blocks.FORMATS and not args.skip_llama
                     row = _side_by_side(_on_cpu(path, known, ask_llama=ask_llama))
                 else:
                     row = _side_by_side(_by_kernels(str(path), known, ["keep"], args.device))
@@ -101,7 +101,7 @@ def _write(folder: Path, form: str, source: Path, device: str) -> Path:
     if form == EXPERTS:
         return published.write_experts(folder / "model", device)
     weights = in_blocks(open_weights(source), device)
-    if form in gguf_blocks.KINDS:
+    if form in gguf_blocks.FORMATS:
         return gguf_blocks.write_gguf(folder / "model.gguf", form, weights, source)
     return published.write_published(folder / "model", form, weights)
 

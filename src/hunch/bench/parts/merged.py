@@ -12,7 +12,7 @@ from hunch import LLM, SamplingParams
 from hunch.bench.parts import PartOptions
 from hunch.bench.readers import read_workloads
 
-KINDS = ("chat", "math", "summary", "code", "rewrite", "retrieval")
+CATEGORIES = ("chat", "math", "summary", "code", "rewrite", "retrieval")
 METHODS = ("suffix:adaptive=false", "draft", "suffix+draft")
 
 
@@ -22,8 +22,8 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--each", type=int, default=3)
     given = parser.parse_args(words)
     prompts = {
-        kind: [p for p in read_workloads("mixed", None) if p.category == kind][: given.each]
-        for kind in KINDS
+        category: [p for p in read_workloads("mixed", None) if p.category == category][: given.each]
+        for category in CATEGORIES
     }
     params = SamplingParams(temperature=0, max_tokens=given.tokens, ignore_eos=True)
     found: dict[str, dict[str, float]] = {}
@@ -31,7 +31,7 @@ def main(words: Sequence[str] = ()) -> None:
     first = LLM(speculate=METHODS[0], max_num_seqs=1, always_draft=True)
     for method in METHODS:
         llm = first if method == METHODS[0] else first.sibling(method, always_draft=True)
-        for kind, some in prompts.items():
+        for category, some in prompts.items():
             ids = [
                 llm.encode_messages([{"role": r, "content": c} for r, c in p.messages])
                 if p.messages
@@ -42,11 +42,11 @@ def main(words: Sequence[str] = ()) -> None:
             answers = [output.outputs[0] for output in outputs]
             steps = sum(answer.stats["steps"] for answer in answers)
             num_tokens = sum(len(answer.token_ids) for answer in answers)
-            found.setdefault(kind, {})[method] = num_tokens / steps
+            found.setdefault(category, {})[method] = num_tokens / steps
             texts.setdefault(method, []).extend(answer.token_ids for answer in answers)
     assert all(text == texts[METHODS[0]] for text in texts.values()), "texts differ"
-    print("| kind | " + " | ".join(METHODS) + " |\n|---|" + "---|" * len(METHODS))
-    for kind, rates in found.items():
-        print(f"| {kind} | " + " | ".join(f"{rates[m]:.2f}" for m in METHODS) + " |")
+    print("| category | " + " | ".join(METHODS) + " |\n|---|" + "---|" * len(METHODS))
+    for category, rates in found.items():
+        print(f"| {category} | " + " | ".join(f"{rates[m]:.2f}" for m in METHODS) + " |")
     means = [sum(rates[m] for rates in found.values()) / len(found) for m in METHODS]
     print("| mean | " + " | ".join(f"{mean:.2f}" for mean in means) + " |")

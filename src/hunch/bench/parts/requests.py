@@ -41,7 +41,7 @@ SCHEMA = {
 }
 PREDICTED = "predicted"
 PENALTIES = {"repetition_penalty": 1.1, "frequency_penalty": 0.2, "presence_penalty": 0.1}
-KINDS: dict[str, dict[str, Any]] = {
+REQUESTS: dict[str, dict[str, Any]] = {
     "free": {},
     "sampled": {"temperature": 1.0, "seed": 1},
     "penalties": PENALTIES,
@@ -136,18 +136,18 @@ def encode(llm: LLM, prompt: Prompt) -> list[int]:
 
 
 def measure(
-    llm: LLM, texts: list[list[int]], num_rounds: int, kinds: Sequence[str] = tuple(KINDS)
+    llm: LLM, texts: list[list[int]], num_rounds: int, names: Sequence[str] = tuple(REQUESTS)
 ) -> dict[str, dict[str, Any]]:
-    asks = {kind: asked for kind, asked in KINDS.items() if kind == "free" or kind in kinds}
-    found: dict[str, dict[str, Any]] = {kind: {"rates": []} for kind in asks}
+    asks = {name: asked for name, asked in REQUESTS.items() if name == "free" or name in names}
+    found: dict[str, dict[str, Any]] = {name: {"rates": []} for name in asks}
     for number in range(num_rounds + 1):
-        for kind, asked in asks.items():
+        for name, asked in asks.items():
             params = [_params(asked, found["free"], place) for place in range(len(texts))]
             if asked.get("speculation") and params[0].speculation.mode not in (
                 "default",
                 *llm.engine.capacity.methods,
             ):
-                found.pop(kind, None)
+                found.pop(name, None)
                 continue
             with without_collector():
                 began = time.perf_counter()
@@ -155,18 +155,18 @@ def measure(
                 seconds = time.perf_counter() - began
             answers = [out.outputs[0] for out in outs]
             ids = [answer.token_ids for answer in answers]
-            assert found[kind].setdefault("ids", ids) == ids, f"{kind}: another text"
+            assert found[name].setdefault("ids", ids) == ids, f"{name}: another text"
             if number:
-                found[kind]["rates"].append(sum(map(len, ids)) / seconds)
+                found[name]["rates"].append(sum(map(len, ids)) / seconds)
             passes = [answer.stats["tokens_per_pass"] for answer in answers]
-            found[kind]["tokens_per_pass"] = statistics.mean(passes)
+            found[name]["tokens_per_pass"] = statistics.mean(passes)
     return found
 
 
 def host_times(llm: LLM, texts: list[list[int]], found: dict[str, dict[str, Any]]) -> None:
-    """One more round of each kind, with what its steps take of the host."""
-    for kind, figures in found.items():
-        params = [_params(KINDS[kind], found["free"], place) for place in range(len(texts))]
+    """One more round of each request, with what its steps take of the host."""
+    for name, figures in found.items():
+        params = [_params(REQUESTS[name], found["free"], place) for place in range(len(texts))]
         times = HostTimes()
         with without_collector(), times.measured():
             llm.generate(texts, params)
@@ -190,34 +190,36 @@ def main(words: Sequence[str] = ()) -> None:
     )
     options.add_argument("--targets", default="small,7b")
     options.add_argument("--methods", default="off,auto")
-    options.add_argument("--kinds", default=",".join(KINDS), help="free requests always run")
+    options.add_argument(
+        "--kinds", dest="requests", default=",".join(REQUESTS), help="free requests always run"
+    )
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--host", action="store_true", help="what the host does in a step")
     options.add_argument("--logprobs-mode", default="raw_logprobs", help="or processed_logprobs")
     options.add_argument("--json", type=Path)
     given = options.parse_args(words)
-    unknown = sorted({*given.kinds.split(",")} - {*KINDS})
+    unknown = sorted({*given.requests.split(",")} - {*REQUESTS})
     if unknown:
-        options.error(f"--kinds {','.join(unknown)}: there are {', '.join(KINDS)}")
+        options.error(f"--kinds {','.join(unknown)}: there are {', '.join(REQUESTS)}")
     prompts = cycle(read_workloads(given.prompts, None), NUM_REQUESTS)
     kept: dict[str, Any] = {}
     for target in given.targets.split(","):
         for method in given.methods.split(","):
             llm = load(target, method, NUM_REQUESTS, given.logprobs_mode)
             texts = [encode(llm, prompt) for prompt in prompts]
-            found = measure(llm, texts, given.rounds, given.kinds.split(","))
+            found = measure(llm, texts, given.rounds, given.requests.split(","))
             if given.host:
                 host_times(llm, texts, found)
             kept[f"{target} {method}"] = found
             free = statistics.median(found["free"]["rates"])
-            for kind, figures in found.items():
+            for name, figures in found.items():
                 rate = statistics.median(figures["rates"])
                 share = f"{rate / free:.2f} of free"
                 passes = figures["tokens_per_pass"]
                 # Another text may be guessed less often: passes of free requests against these.
                 by_pass = rate / free * found["free"]["tokens_per_pass"] / passes
                 print(
-                    f"{target:6} {method:6} {kind:10} {rate:8,.0f} tok/s  {share}  "
+                    f"{target:6} {method:6} {name:10} {rate:8,.0f} tok/s  {share}  "
                     f"{passes:5.2f} tokens per pass  {by_pass:.2f} of free per pass"
                 )
                 if given.host:

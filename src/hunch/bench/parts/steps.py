@@ -34,7 +34,7 @@ METHODS = [
     *("eagle:tree=dynamic", "eagle3:tree=dynamic", "mtp:tree=dynamic"),
 ]
 PROMPT = "Once upon a time, in a small town by the sea, there lived an old clockmaker who"
-KINDS = {
+SAMPLING = {
     "greedy": {"temperature": 0.0},
     "sampled": {"temperature": 0.8, "top_p": 0.95, "seed": 1},
 }
@@ -146,7 +146,7 @@ def measure(
     whole = Section(meter)
     whole.watch(llm.engine, "step")
     found: dict[str, dict[str, float]] = {}
-    for kind, more in KINDS.items():
+    for sampling, more in SAMPLING.items():
         params = SamplingParams(max_tokens=num_tokens, ignore_eos=True, **more)  # type: ignore[arg-type]
         llm.generate(PROMPT, params, use_tqdm=False)  # the prompt is cached, buffers have grown
         rows = []
@@ -161,7 +161,7 @@ def measure(
                 pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
             steps = output.outputs[0].stats["steps"]
             rows.append([whole.seconds, drafter.seconds, meter.seconds, steps])
-        found[kind] = {
+        found[sampling] = {
             key: 1000 * median(row[place] / row[3] for row in rows)
             for place, key in enumerate(("python", "drafter", "native"))
         }
@@ -198,7 +198,7 @@ def main(words: Sequence[str] = ()) -> None:
             ) as llm:
                 found = measure(llm, meter, args.tokens, args.rounds, args.profile)
             state = [
-                f"{kind} {ms['python']:.2f} ({ms['drafter']:.2f}); {ms['native']:.2f}"
-                for kind, ms in found.items()
+                f"{sampling} {ms['python']:.2f} ({ms['drafter']:.2f}); {ms['native']:.2f}"
+                for sampling, ms in found.items()
             ]
             print(f"{method:22} {'   '.join(state)}", flush=True)
