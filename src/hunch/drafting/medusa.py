@@ -58,8 +58,8 @@ class MedusaDrafter(LastStateDrafter):
             self.static = _static_tree(given, num_heads)
             depth, max_nodes = self.static.depth, len(self.static.parent_N)
         else:
-            kinds = ("chain", "dynamic", "fixed", "static")
-            shape = given.shape(context, default=num_heads, max_depth=num_heads, kinds=kinds)
+            trees = ("chain", "dynamic", "fixed", "static")
+            shape = given.shape(context, default=num_heads, max_depth=num_heads, trees=trees)
             if shape.is_dynamic and given.width is None:  # a node more with children costs no pass
                 shape = replace(shape, width=shape.num_nodes)
             depth, max_nodes = shape.depth, shape.num_nodes

@@ -10,9 +10,9 @@ from hunch.drafting.token_chooser import TreeShape
 from hunch.errors import ConfigError
 from hunch.registry import RECIPES
 
-KINDS = ("chain", "dynamic", "fixed")
+TREES = ("chain", "dynamic", "fixed")
 BRANCH = 4  # children considered per node, by default
-_WITHOUT_EFFECT = {  # kind of draft -> options that mean nothing to it
+_WITHOUT_EFFECT = {  # tree -> options that mean nothing to it
     "chain": ("depth", "width", "branch"),
     "fixed": ("width",),
     "static": ("width", "branch", "min_confidence"),
@@ -40,10 +40,10 @@ class GrowOptions:
         *,
         default: int | None = None,  # levels that the files name
         max_depth: int | None = None,
-        kinds: tuple[str, ...] = KINDS,
+        trees: tuple[str, ...] = TREES,
     ) -> TreeShape:
         """The shape of these drafts; `max_depth`: the most levels of the network."""
-        self.check(kinds)
+        self.check(trees)
         if (self.num_nodes or 0) > context.max_len:
             raise ConfigError(
                 f"num_nodes={self.num_nodes} is more than the engine has room for: its sequences "
@@ -94,9 +94,9 @@ class GrowOptions:
         """Length of a chain; if it is adaptive, the longest that ever pays."""
         return MAX_LENGTH if self.adaptive and context.is_followed else LENGTH
 
-    def check(self, kinds: tuple[str, ...]) -> None:
-        if self.tree not in kinds:
-            raise ConfigError(f"tree={self.tree!r} must be one of {', '.join(kinds)}")
+    def check(self, trees: tuple[str, ...]) -> None:
+        if self.tree not in trees:
+            raise ConfigError(f"tree={self.tree!r} must be one of {', '.join(trees)}")
         for name in ("num_nodes", "depth", "width", "window", "branch"):
             value = getattr(self, name)
             if value is not None and value < 1:

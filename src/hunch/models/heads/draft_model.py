@@ -179,11 +179,7 @@ class _CutSource(FileSource):
 
 
 def _native_tables(
-    weights: Weights,
-    spec: ModelSpec,
-    target: NativeDecoder,
-    ids_C: Tensor | None,
-    matrix_format: int,
+    weights: Weights, spec: ModelSpec, target: NativeDecoder, ids_C: Tensor | None, own_format: int
 ) -> tuple[NativeMatrix, NativeMatrix]:
     """Embedding and output matrix, in this format where they are not the target's; a reduced
     vocabulary has the rows of its tokens alone."""
@@ -194,15 +190,13 @@ def _native_tables(
         names = resolve(MODELS, spec.architecture).names
         source = FileSource(_origin(weights), torch.float32)
         shape = (spec.vocab_size, spec.width)
-        embedding = NativeMatrix.from_floats(
-            source.read(names.embed, shape), matrix_format, threads
-        )
+        embedding = NativeMatrix.from_floats(source.read(names.embed, shape), own_format, threads)
         head = embedding
         if not spec.is_tied:
-            head = NativeMatrix.from_floats(source.read(names.head, shape), matrix_format, threads)
+            head = NativeMatrix.from_floats(source.read(names.head, shape), own_format, threads)
     if ids_C is not None:
-        matrix_format = head.format if head.format in ROUNDED else INT8
-        head = NativeMatrix.from_floats(head.rows(ids_C), matrix_format, threads)
+        head_format = head.format if head.format in ROUNDED else INT8
+        head = NativeMatrix.from_floats(head.rows(ids_C), head_format, threads)
     return embedding, head
 
 
