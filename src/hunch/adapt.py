@@ -37,7 +37,8 @@ MAX_TOKENS = 1_000_000  # of prompts and answers that are remembered
 FIRST = 2_000  # tokens of answers after which phrases are counted for the first time,
 NETWORK_FIRST = 20_000  # and after which a network goes on learning
 NETWORK_TOKENS = 300_000  # that a network learns from at once: the newest
-# Of variables for measurements: one stands for both, the other for how often texts are gone over.
+# Environment variables for measurements: the first replaces FIRST and NETWORK_FIRST, the
+# second says how often texts are gone over.
 FIRST_NAME, EPOCHS_NAME = "HUNCH_ADAPT_AFTER", "HUNCH_ADAPT_EPOCHS"
 MORE = 1.5  # times as many tokens before it is done again
 PAUSE = 20.0  # seconds between two countings, at least

@@ -116,7 +116,7 @@ def _at(report: Report, point: Point) -> Envelope | None:
 
 
 def _seconds_of_rounds(one: Run, two: Run) -> list[tuple[float, float]]:
-    """Of each round that both have: the seconds of its requests, by the one and by the other.
+    """For each round that both have, the seconds of its requests: those of `one` and of `two`.
 
     Where texts differ in length, the other's seconds are those for as many tokens.
     """

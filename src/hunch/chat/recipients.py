@@ -77,7 +77,7 @@ class RecipientForm:
     marks: tuple[str, ...] = (SIGN,)
 
     def after(self, prompt_end: str) -> RecipientForm:
-        """The form of an answer to a prompt that ends so."""
+        """The form of an answer to a prompt that ends with `prompt_end`."""
         return RecipientForm(is_open=prompt_end.endswith(SIGN))
 
     def reader(self, specials: Iterable[str], tools: Sequence[Tool]) -> Reader:

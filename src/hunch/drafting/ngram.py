@@ -1,8 +1,9 @@
 """N-gram lookup: what followed the last few tokens when they last occurred in the text.
 
 The longest suffix of max_match down to min_match tokens that occurred before is continued, as in
-vLLM's two limits. Of several places vLLM copies from the first; hunch from the most recent, which
-is right a little more often (58.0% against 56.4% of next tokens, over the default model's answers).
+vLLM's two limits. Where there are several places, vLLM copies from the first, hunch from the most
+recent, which is right a little more often (58.0% against 56.4% of next tokens, over the default
+model's answers).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A node's chance is the product of the chances on its path, so no child is likelier than its parent:
 the likeliest nodes are a tree, and the likeliest few of them are one too. While a tree grows level
-by level, it holds the likeliest nodes so far, likeliest first. Of equals the one nearer to the root
-comes first, then the one whose parent does, then the better child.
+by level, it holds the likeliest nodes so far, likeliest first. Among equals, the one nearer to the
+root comes first, then the one whose parent comes first, then the better child.
 
 `gpu_best_first` holds the kernels; what they do is said here in plain Python.
 

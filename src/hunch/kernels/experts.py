@@ -19,8 +19,8 @@ SCORES = ("softmax", "chosen", "sigmoid", "chosen_sigmoid")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routing:
-    """How tokens choose. Of equal scores the lowest expert wins; a token's experts stand in
-    ascending order, so that their sum is always added in one order."""
+    """How tokens choose. Among equal scores the expert with the lowest number wins. A token's
+    experts stand in ascending order, so their answers are always added in one order."""
 
     num_experts: int
     num_chosen: int

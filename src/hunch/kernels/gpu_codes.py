@@ -106,7 +106,8 @@ def can_move(w: Quantised) -> bool:
 
 @triton.constexpr_function
 def _asm(code_format, part, dtype, route, has_zero):
-    """Of one part. Multiplying and adding at once is exact where a minimum is added."""
+    """The instructions for one part. Multiplying and adding at once is exact where a minimum is
+    added."""
     name = "bf16" if dtype == tl.bfloat16 else "f16"
     at = part * _WIDTHS[code_format]
     minus = f"sub.{name}x2 c, c, $2;" if has_zero else ""
@@ -321,7 +322,7 @@ def scales_at(
 
 @triton.jit
 def places(WORDS: tl.constexpr):
-    """Where the word of an input stands in its span, see `quant`; two neighbours stay so."""
+    """Where the word of an input stands in its span, see `quant`. Pairs of neighbours stay."""
     offs_k = tl.arange(0, WORDS)
     if WORDS % 32 == 0:
         step, half, thread = (offs_k >> 4) & 1, (offs_k >> 3) & 1, (offs_k >> 1) & 3

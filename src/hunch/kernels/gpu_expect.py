@@ -40,7 +40,7 @@ def _longest_expected(
             matched += is_equal.to(tl.int32)
         away = tl.abs(place - ahead)
         is_believed = (matched > 1) | ((matched == 1) & (away < NEAR))
-        # Of equals the nearest, and one ahead before one behind.
+        # Among equals the nearest; at the same distance, the one ahead.
         order = 2 * away + (place < ahead).to(tl.int32)
         score = (matched.to(tl.int64) << 32) + (0x7FFFFFFF - order)
         best = tl.maximum(best, tl.where(is_believed, score, 0))

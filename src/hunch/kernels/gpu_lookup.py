@@ -1,9 +1,9 @@
 """Look up what may come next on the device: in a row's own text, and in a phrase table.
 
 The row's text is searched by brute force for the longest earlier match of its end. If the table is
-right more often, it guesses the next token instead, and all that follow. Of the log-odds that come
-with a table only those by match, by level and of one against the other are used: the others, in
-`kernels.guided`, gain less than half a percent of the tokens.
+right more often, it guesses the next token instead, and all that follow. A table comes
+with several log-odds; those by match, by level and of one against the other are used here. The
+others, in `kernels.guided`, gain less than half a percent of the tokens.
 
 Shape letters: as in `gpu_step`; E entries, O orders of a context, W places of a bucket.
 """

@@ -45,8 +45,8 @@ def linear(x_TK: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
 def linear_in_tiles(x_TK: Tensor, w_NK: Tensor, b_N: Tensor | None, num_rows: int) -> Tensor:
     """torch's product of `num_rows` rows at a time, the last ones filled up with zeros.
 
-    A product of one shape is always computed in one way. Of one row there is nothing beside it; on
-    a GPU, where one row would waste the machine, all rows of a tile take the same steps.
+    A product of one shape is always computed in one way. On a CPU a tile is one row; on a GPU,
+    where one row would waste the machine, all rows of a tile take the same steps.
     """
     num_all, size = x_TK.shape
     tiles = []

@@ -49,7 +49,7 @@ class LayerStruct(ctypes.Structure):
         ("is_reader", _I32),  # it has q alone, and reads keys and values in its place
         ("is_other", _I32),  # its heads are of the network's other shape
         ("ffn_width", _I32),  # 0: the network's
-        # Of experts beside an MLP: what they read, what they answer, and what the MLP answers.
+        # Norms where experts stand beside an MLP: of what they read, of their answer, of the MLP's.
         *((name, _POINTER) for name in ("experts_norm", "experts_out_norm", "beside_norm")),
         ("temper", _POINTER),  # of queries, by position
     )
@@ -84,8 +84,8 @@ class _States(ctypes.Structure):
 
 
 class LatentStruct(ctypes.Structure):
-    """Latent attention. q_down None: q reads the stream; q_bias is of q_down. Of k_up each head's
-    matrix is [latent, flat], flat being the width of a head's part without a position."""
+    """Latent attention. q_down None: q reads the stream; q_bias belongs to q_down. k_up has a
+    matrix [latent, flat] per head; flat is the width of a head's part without a position."""
 
     _fields_ = (
         *(

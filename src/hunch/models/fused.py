@@ -36,8 +36,8 @@ from hunch.models.fused_layer import Layer, layer_of
 from hunch.models.spec import ModelSpec
 from hunch.parallel.group import SINGLE, Group
 
-# Of models whose products of many rows are left to the vendor's library. Narrower ones take longer
-# that way, as what goes with a product is launched apart.
+# From this width on, products of many rows are left to the vendor's library. Narrower models take
+# longer that way, as what goes with a product is launched apart.
 MIN_WIDTH = 3072
 # The same for weights in few bits; for fewer rows, expanding them takes longer than it saves.
 MIN_QUANTISED_WIDTH, MIN_QUANTISED_ROWS = 1024, 769

@@ -35,8 +35,8 @@ class FusedExperts:
         """What the layer adds to the stream, as slices that are to be added in order. The router
         reads `routed_TD`, or what the experts read.
 
-        The shared expert's come first, then the answers of the chosen ones. Of many tokens the sum
-        alone is kept, added in the same order.
+        The shared expert's come first, then the answers of the chosen ones. For many tokens only
+        the sum is kept, added in the same order.
         """
         h_TD, width = h_PD[:num_tokens], h_PD.shape[1]
         routed_TD = h_TD if routed_TD is None else routed_TD

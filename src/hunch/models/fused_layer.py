@@ -64,7 +64,7 @@ class Layer:
         return [x for x in (q, self.attn_gate, self.gate_up, asked) if x is not None]
 
     def sliced(self) -> list[Linear]:
-        """Products whose slices are added by whoever reads them."""
+        """Products whose slices are added by the layer that reads them."""
         down = None if self.latent is None else self.latent.down
         given = None if self.inputs is None else self.inputs.project
         return [x for x in (down, self.out, self.down, given) if x is not None]

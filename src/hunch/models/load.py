@@ -52,8 +52,8 @@ def load_decoder(
 ) -> Decoder:
     """The model of `weights`, on `device`. `auto` is float32 on a CPU, else the file's own.
 
-    `hold` says how matrices are held (source.HOLDS); None: in few bits where dtype says so or, on
-    a GPU, the file has them so.
+    `hold` says how matrices are held (source.HOLDS); None: in few bits where dtype says so or,
+    on a GPU, where the file does.
     """
     spec = spec_of(weights)
     device = torch.device(device)

@@ -43,7 +43,7 @@ class Source:
         self.hold = EXPAND
 
     def codes(self, name: str, shape: Shape) -> Codes | None:
-        """The whole matrix in few bits, where the file has it so."""
+        """The whole matrix in few bits, where the file holds it that way."""
         return None
 
     def read(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:

@@ -238,8 +238,9 @@ class ModelSpec:
     def kv_shapes(
         self, num_kv_heads: int, num_other_heads: int | None = None
     ) -> tuple[tuple[int, int, int], ...]:
-        """Layers, KV heads and head width of the cache: one for each shape of heads. Of the first
-        this device has `num_kv_heads`, of the second `num_other_heads`; None: all."""
+        """Layers, KV heads and head width of the cache: one for each shape of heads. This
+        device has `num_kv_heads` heads of the first and `num_other_heads` of the second; None:
+        all."""
         num_others = sum(self.has_other_heads(layer) for layer in self.kv_layers)
         num_layers = len(self.kv_layers) or 1  # a stage may have none of its own
         shapes = [(num_layers - num_others, num_kv_heads, self.head_dim)]

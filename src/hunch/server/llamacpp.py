@@ -35,7 +35,7 @@ from hunch.server.summary import Json
 from hunch.server.text import Text
 from hunch.types import CompletionOutput, Logprob, RequestOutput, SamplingParams
 
-# Of samplers that are off, and the order of those that are on.
+# Options of samplers that are off, and the order of those that are on.
 # fmt: off
 IDLE_SAMPLERS = frozenset({
     "samplers", "dynatemp_exponent", "mirostat_tau", "mirostat_eta", "dry_base", "min_keep",

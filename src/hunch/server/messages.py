@@ -84,7 +84,7 @@ class CountBody(Body):
     tool_choice: AnthropicChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
-    # Of no consequence here.
+    # Taken, and without effect here.
     cache_control: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
     betas: Many[str] | None = None

@@ -35,7 +35,7 @@ def sentence_piece_tokenizer(file: Path, settings: Mapping[str, Any]) -> Tokeniz
         return None
     tokenizer = build_tokenizer(metadata, str(file))
     if settings.get("legacy") is False and metadata[_KEY + "add_space_prefix"]:
-        # Of a text that special tokens cut, the first part alone begins with a space.
+        # Special tokens cut a text into parts; only the first part begins with a space.
         tokenizer.normalizer = None
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False)
     return tokenizer

@@ -32,7 +32,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Of a safetensors file; other forms are not changed."""
+    """Those of a safetensors file; other forms are not changed."""
     path = folder / "model.safetensors"
     return load_file(path) if path.is_file() else {}
 

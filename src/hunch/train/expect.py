@@ -45,9 +45,9 @@ TAUGHT = 0.7  # of what a smaller model misses by itself, what it misses once it
 AGAIN = 6.0
 SHARES = (0.25, 0.75)  # of the time, that answers get at least and at most
 FASTEST = 120_000  # answers' tokens per second that the engine's host keeps up with
-# Of the seconds for answers on a GPU, what start, prompts and questions leave of them (assumed).
+# The share of the seconds for answers that start, prompts and questions leave (assumed).
 _WRITING = {"cuda": 0.5, "cpu": 1.0}
-# Of the answers' tokens, what the most frequent ones of a vocabulary of 49,152 cover.
+# The share of the answers' tokens that the most frequent ones of a vocabulary of 49,152 cover.
 _COVERAGE = ((2048, 0.82), (4096, 0.88), (8192, 0.931), (16384, 0.966), (32768, 0.993))
 # Training reaches this share of what its largest product reaches alone.
 _COMPUTES = {"cuda": 0.35, "cpu": 0.6}
@@ -107,7 +107,7 @@ def chance_of(tokens_per_pass: float, num_nodes: int) -> float:
 
 
 def still_missed(now: float, then: float) -> float:
-    """Of the guesses that are wrong now, the share that still is when these chances have grown.
+    """The share of the guesses that are wrong now which are still wrong with the chances of then.
 
     Chances themselves are not compared: what was measured may be above the one expected by then.
     """

@@ -166,7 +166,7 @@ class Loop:
 
     @property
     def share(self) -> float:
-        """Of the whole time, how much is gone."""
+        """How much of the whole time is gone."""
         options = self.options
         if options.steps is not None:
             return min(self.place.step / max(options.steps, 1), 1.0)
@@ -364,7 +364,7 @@ class Loop:
         return batches(texts, self.batch, self.options.context, 0, 0)
 
     def _held_out(self, batch: Batch) -> TargetOutputs:
-        """Of held-out answers every position counts, also those whose token has no column."""
+        """Every position of held-out answers counts, also those whose token has no column."""
         columns, layers = self.student.columns, self.student.feature_layers
         batch = batch.to(self.target.device)
         found = run_target(self.target, batch, columns, layers, is_complete=True)

@@ -78,8 +78,7 @@ def check_context(origin: Origin, context: int, target: ModelSpec) -> None:
 def agreement(
     origin: Origin, model: Decoder, answers: Sequence[tuple[list[int], list[int]]]
 ) -> float:
-    """Of the tokens of greedy answers, each beside its prompt, the share that the model would say
-    by itself."""
+    """The share of the answers' tokens that the model would choose itself, after their prompts."""
     columns, num_right, num_asked = origin.columns.to(model.device), 0, 0
     for prompt, answer in answers:
         ids_L = torch.tensor([*prompt, *answer], device=model.device)

@@ -164,7 +164,7 @@ def count(answers: Answers, options: Counting) -> Entries:
             offer_A[kept_A], best_A[kept_A], new_A[kept_A],
         )  # fmt: skip
     hash_E, token_E, share_E = (np.concatenate(parts) for parts in zip(*chosen, strict=True))
-    # Of contexts with one hash the first found stays; there are next to none.
+    # Where two contexts have one hash, which is rare, the first found stays.
     hash_E, index_E = np.unique(hash_E, return_index=True)
     return Entries(hash_E, token_E[index_E], share_E[index_E])
 

@@ -39,8 +39,9 @@ PAYS = 1.02  # over the best without it: less drowns in noise
 TRAINED = 0.88
 COMPARING = {"cuda": 45.0, "cpu": 0.0}  # seconds that comparing gets at least: kernels are compiled
 COUNTED = 0.7  # where answers are counted, and no network is trained
-# Of the time between measuring and that end, what answering gets while drafters are weighed; for
-# the best of them it follows the speeds of answering and learning (`answering_share`).
+# The share of the time between measuring and that end which answering gets while drafters are
+# compared; for the best of them it follows from the speeds of answering and learning
+# (`answering_share`).
 ANSWERING = 0.42
 NUM_TRIED = 24  # prompts of a comparison, at most
 _MEASURING, _MEASURING_SHARE = 20.0, 0.04  # seconds, or share, for lookups in the engine
@@ -148,7 +149,7 @@ def make_plan(asked: Asked, spec: ModelSpec, work: Path, clock: Clock, say: Say)
 
 
 def trained_share(clock: Clock, device: str) -> float:
-    """Of all minutes, the share after which training has ended."""
+    """The share of all minutes after which training has ended."""
     return max(min(TRAINED, 1 - COMPARING[device] / clock.seconds), 0.6)
 
 

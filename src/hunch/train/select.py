@@ -64,7 +64,7 @@ def measure(
 def _without_advice() -> Iterator[None]:
     """No words from the engine on what a drafter costs or on how often it is right.
 
-    Nobody chose this one yet: whoever measures it says what it is worth.
+    Nobody chose this one yet: it is only being measured.
     """
     log = logging.getLogger("hunch")
     level = log.level

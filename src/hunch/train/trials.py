@@ -74,7 +74,7 @@ class Run:
     texts: Texts
     test_ids: list[list[int]]
     clock: Clock
-    # Of trials, for what comes after them: the target, and what it said to students of a kind.
+    # What trials leave for later: the target, and what it said to students of each kind.
     target: Decoder | None = None
     kept: dict[tuple[Any, ...], Kept] = field(default_factory=dict)
 
@@ -92,9 +92,9 @@ class Run:
 def choose(run: Run, show: Progress, say: Say) -> tuple[Size, Path | None]:
     """The drafter to train, and the checkpoint of its trial.
 
-    Where there is time, the most promising drafter of each kind is trained for a while. Of those
-    that cost what was measured the one goes on that held-out answers promise most of; methods that
-    differ are tried in the engine. What was only expected is no reason to take one.
+    Where there is time, the most promising drafter of each kind is trained for a while.
+    Among drafters whose cost was measured, the one that does best on held-out answers goes on;
+    different methods are tried in the engine. An expected figure alone is no reason to take one.
     """
     plan, notes = run.plan, run.work / TRIALS
     candidates = _candidates(plan)

@@ -107,7 +107,7 @@ def _write(folder: Path, form: str, source: Path, device: str) -> Path:
 
 
 def _any_tokens(num_tokens: int) -> list[int]:
-    """Of random experts, to whom no text means more than another; a few hundred decide nothing."""
+    """Random ones, for the random experts: no text means more to them than another."""
     draw = random.Random(0)
     return [draw.randrange(published.EXPERTS_VOCAB) for _ in range(num_tokens)]
 

@@ -35,8 +35,8 @@ class Mistral(Decoder):
 
 
 class Ministral3(Mistral):
-    """Queries may grow with their position. Of files that read pictures too (Mistral Small 3.1 and
-    later, Ministral 3), what reads text is taken."""
+    """Queries may grow with their position. Some files also read pictures (Mistral Small
+    3.1 and later, Ministral 3): only the text model is taken."""
 
     names: ClassVar[Names] = Names(unread=r"^(model\.)?(vision_tower|multi_modal_projector)\.")
 

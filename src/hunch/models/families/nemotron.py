@@ -1,4 +1,4 @@
-"""Nemotron (3, 4, Minitron): layer norms of 1 + w, and a plain MLP of squares. AFM is Llama so."""
+"""MLPs of squares without a gate: AFM, Jais 2, and Nemotron (3, 4, Minitron)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Jais2(Arcee):
 
 
 class Nemotron(Arcee):
-    """Half of each head is turned."""
+    """Layer norms of 1 + w; half of each head is turned."""
 
     turns_part: ClassVar[bool] = True
 

@@ -1,7 +1,7 @@
 """Qwen3-Next and Qwen3.5: three of four layers are gated delta nets, the fourth attends, gated.
 
-Qwen3.5 comes with an MLP or with experts in every layer. Of files that read pictures too, what
-reads text is taken.
+Qwen3.5 comes with an MLP or with experts in every layer. Some files also read pictures:
+only the text model is taken.
 """
 
 from __future__ import annotations

@@ -103,7 +103,8 @@ def load_draft_model(
 def byte_share(weights: Weights, target: Target) -> float:
     """What a node of a draft model reads, as a share of what a pass of the target reads.
 
-    Told from the files alone: nothing is loaded. Of embeddings a pass reads next to nothing.
+    Told from the files alone: nothing is loaded. A pass reads next to nothing of the
+    embeddings.
     """
     config, spec = weights.config, target.spec
     sizes = {name: prod(weights.shape(name)) for name in weights.names()}

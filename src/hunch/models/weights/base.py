@@ -194,7 +194,7 @@ def with_overrides(weights: Weights, text: str) -> Weights:
         rope_type, factor = rope.get("rope_type", rope.get("type")), rope.get("factor")
         if rope_type in ("yarn", "linear") and isinstance(factor, int | float):
             original = rope.get("original_max_position_embeddings") or num_positions
-            if rope_type == "yarn":  # whoever reads the config lengthens a context that was not yet
+            if rope_type == "yarn":  # readers lengthen what this says
                 config["rope_scaling"] = {**rope, "original_max_position_embeddings": original}
             if "max_position_embeddings" not in given:
                 num_positions = original if rope_type == "yarn" else round(original * factor)
