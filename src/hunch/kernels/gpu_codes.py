@@ -76,9 +76,7 @@ _TWO = {  # lop3: (a & b) ^ c and (a & b) | c
     " // $5 $6\n }",
 }
 _UP = {"int4": 2.0**126, "int8": 2.0**126, "fp8": 2.0**113}
-_WIDTHS = {
-    code_format: 16 // num_parts(code_format) for code_format in CODE_FORMATS
-}  # bits of a code
+_WIDTHS = {name: 16 // num_parts(name) for name in CODE_FORMATS}  # bits of a code
 _OFFSETS = {"int4": 8.0, "int8": 128.0, "fp8": 0.0}
 
 
