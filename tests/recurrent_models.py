@@ -27,6 +27,33 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen3.5-moe": ("Qwen3_5Moe", COMMON | EXPERTS),
 }
+PLAIN = {name: value for name, value in COMMON.items() if not name.startswith("linear_")}
+LFM2 = PLAIN | {"layer_types": ["conv", "full_attention", "conv", "conv"]}
+LFM2 |= {"block_auto_adjust_ff_dim": False}
+MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_conv": 4}
+GRANITE = PLAIN | MAMBA | {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "shared_intermediate_size": 48, "embedding_multiplier": 3.0, "logits_scaling": 0.7,
+    "residual_multiplier": 0.6, "attention_multiplier": 0.1,
+}  # fmt: skip
+del GRANITE["head_dim"]
+CASES |= {
+    "lfm2": ("Lfm2", LFM2),
+    "lfm2-moe": (
+        "Lfm2Moe",
+        LFM2
+        | {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 16}
+        | {"num_dense_layers": 1, "routed_scaling_factor": 1.5},
+    ),
+    "granite 4 h": ("GraniteMoeHybrid", GRANITE | {"num_local_experts": 0}),
+    "granite 4 h, experts": (
+        "GraniteMoeHybrid",
+        GRANITE
+        | {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 16}
+        | {"mamba_d_conv": 3, "mamba_conv_bias": False, "position_embedding_type": "rope"},
+    ),
+    "bamba": ("Bamba", PLAIN | MAMBA | {"attn_layer_indices": [1], "mamba_n_groups": 1}),
+}
 # transformers in float32 is up to 4e-4 away from itself in float64 on some CPUs.
 CLOSE = {"atol": 1e-3, "rtol": 1e-3}
 IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -37,7 +64,7 @@ def make(name: str, folder: Path, vocab_size: int = 90) -> torch.nn.Module:
     family, settings = CASES[name]
     with torch.random.fork_rng():
         torch.manual_seed(11)
-        text = "" if family == "Qwen3Next" else "Text"
+        text = "Text" if family.startswith("Qwen3_5") else ""
         config = getattr(transformers, f"{family}{text}Config")(
             **settings | {"vocab_size": vocab_size}
         )

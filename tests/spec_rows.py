@@ -26,7 +26,7 @@ class Desk:
             self.cost.record(num_tokens, seconds)
         config = SpecConfig.parse(spec)
         context = DrafterContext(
-            target=SimpleNamespace(backend=TORCH, spec=SimpleNamespace(delta=None)),
+            target=SimpleNamespace(backend=TORCH, spec=SimpleNamespace(recurrence=None)),
             sampling=None, cost=self.cost, device=torch.device("cpu"),
             max_rows=max_rows, max_len=MAX_LEN, vocab_size=1000,
         )  # fmt: skip

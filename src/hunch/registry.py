@@ -133,6 +133,9 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "MellumForCausalLM": "hunch.models.families.qwen:Mellum",
     "MiniCPM3ForCausalLM": "hunch.models.families.deepseek:MiniCPM3",
     "YoutuForCausalLM": "hunch.models.families.deepseek:Youtu",
+    "BambaForCausalLM": "hunch.models.families.bamba:Bamba",
+    "Lfm2ForCausalLM": "hunch.models.families.lfm2:Lfm2",
+    "Lfm2MoeForCausalLM": "hunch.models.families.lfm2:Lfm2Moe",
     "VaultGemmaForCausalLM": "hunch.models.families.gemma:VaultGemma",
 }
 

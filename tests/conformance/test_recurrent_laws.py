@@ -50,16 +50,41 @@ if IS_GPU:
     ENGINES["suffix:adaptive=false"] = {}  # in captured steps
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+PLAIN = {name: value for name, value in SIZES.items() if not name.startswith("linear_")}
+MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "delta": ("Qwen3_5ForCausalLM", SIZES),
+    "convolution": (
+        "Lfm2ForCausalLM",
+        PLAIN | {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    ),
+    "mamba": (
+        "GraniteMoeHybridForCausalLM",
+        PLAIN
+        | MAMBA
+        | {"shared_intermediate_size": 96, "num_local_experts": 0, "logits_scaling": 0.5},
+    ),
+}
+OTHERS = sorted(set(KINDS) - {"delta"})
+
+
+def write(kind: str, path: Path) -> Path:
     """Weights large enough for text that wanders and repeats."""
-    path = tmp_path_factory.mktemp("target")
-    config = tiny_config("Qwen3_5ForCausalLM", **SIZES, vocab_size=write_tokenizer(path))
+    architecture, sizes = KINDS[kind]
+    config = tiny_config(architecture, **sizes, vocab_size=write_tokenizer(path))
     config |= {"eos_token_id": config["vocab_size"] - 1, "torch_dtype": "float32"}
     tensors = tiny_weights(config, scale=2.0).tensors
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     (path / "config.json").write_text(json.dumps(config))
     return path
+
+
+@pytest.fixture(
+    scope="module",
+    params=["delta", *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)],
+)
+def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(request.param, tmp_path_factory.mktemp(request.param))
 
 
 def texts(llm: LLM, some: list[SamplingParams] = PARAMS) -> list[list[int]]:
@@ -71,7 +96,17 @@ def texts(llm: LLM, some: list[SamplingParams] = PARAMS) -> list[list[int]]:
 def test_text_depends_on_the_target_and_the_seed_alone(
     kernels: str, target: Path, tmp_path: Path
 ) -> None:
-    draft = write_family(tmp_path, "qwen3", seed=1)
+    check_text(target, kernels, tmp_path)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_so_it_does_with_other_kinds_of_layers(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "target").mkdir()
+    check_text(write(kind, tmp_path / "target"), "auto", tmp_path)
+
+
+def check_text(target: Path, kernels: str, tmp_path: Path) -> None:
+    draft = write_family(tmp_path / "draft", "qwen3", seed=1)
     options: dict[str, Any] = {**SMALL, "kernels": kernels}
     with LLM(str(target), speculate="off", max_num_seqs=1, **options) as llm:
         names = {"torch": "torch", "auto": "triton" if IS_GPU else "native"}
@@ -113,16 +148,17 @@ def test_captured_steps_too(method: str, target: Path, tmp_path: Path) -> None:
     from stand_in import lead_by_host, stand_in
 
     options: dict[str, Any] = {**SMALL, "device": "cpu", "kernels": "torch"}
+    some = PARAMS[target.name.startswith("delta") :]  # other targets repeat themselves less
     if method == "draft":
         method = f"draft:{write_family(tmp_path, 'qwen3', seed=1)}:tree=dynamic"
     with pytest.MonkeyPatch.context() as patch:
         stand_in(patch)
         with LLM(str(target), speculate="off", max_num_seqs=1, **options) as llm:
             lead_by_host(llm.engine.runner)
-            expected = texts(llm, PARAMS[1:])
+            expected = texts(llm, some)
         given = {**options, "max_num_batched_tokens": 17, "always_draft": True}
         with LLM(str(target), speculate=method, **given) as llm:
-            assert texts(llm, PARAMS[1:]) == expected
+            assert texts(llm, some) == expected
             assert llm.stats()["drafted"] > 0
 
 
@@ -160,8 +196,10 @@ def test_what_texts_share_is_read_once_and_changes_none(kernels: str, target: Pa
         assert found[2] == found[0]
 
 
-def test_its_own_mtp_layer_drafts(target: Path, tmp_path: Path) -> None:
+def test_its_own_mtp_layer_drafts(tmp_path: Path) -> None:
     """As Qwen publishes it, beside the target's tensors: one more layer, which attends."""
+    (tmp_path / "target").mkdir()
+    target = write("delta", tmp_path / "target")
     tensors = load_file(target / "model.safetensors")
     layer = {
         name.replace("model.layers.1.", "mtp.layers.0."): tensor.clone()

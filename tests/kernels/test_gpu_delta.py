@@ -9,8 +9,9 @@ pytest.importorskip("triton")
 
 from builders import Seq, pack, tables
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.delta import DeltaShape, DeltaWeights, RowStates, StatesShape, recur
+from hunch.kernels.delta import DeltaShape, DeltaWeights
 from hunch.kernels.gpu_delta import MAX_TAPS, fold, gated_norm, keep, step_sequences
+from hunch.kernels.recurrence import RowStates, StatesShape, recur
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 IS_GPU = DEVICE == "cuda"

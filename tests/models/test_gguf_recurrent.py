@@ -100,7 +100,10 @@ def convert(path: Path, case: str, folder: Path) -> Any:
     return theirs
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if "dense" not in case])
+QWEN = [case for case in CASES if case.startswith("qwen") and "dense" not in case]
+
+
+@pytest.mark.parametrize("case", QWEN)
 @torch.no_grad()
 def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     theirs = convert(tmp_path / "m.gguf", case, tmp_path / "saved")

@@ -279,4 +279,4 @@ class DrafterContext:
     @property
     def only_chains(self) -> bool:
         """Whether the target can check chains alone, as its rows have recurrent states."""
-        return self.target.spec.delta is not None
+        return self.target.spec.recurrence is not None

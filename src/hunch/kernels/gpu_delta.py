@@ -17,8 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.delta import DeltaShape, DeltaWeights, RowStates, sequences_of
+from hunch.kernels.delta import DeltaShape, DeltaWeights
 from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.recurrence import RowStates, sequences_of
 
 SEQUENCES = "sequences"  # of AttnInputs.memo
 MAX_TAPS = 4

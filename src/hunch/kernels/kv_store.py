@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from hunch.kernels.delta import RowStates
+    from hunch.kernels.recurrence import RowStates
 
 
 def slots_at(table_SB: Any, seq: Any, positions: Any, block_size: int) -> Any:

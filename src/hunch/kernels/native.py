@@ -18,7 +18,6 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.build import load_library, num_cores
-from hunch.kernels.delta import RowStates, sequences_of
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.native_structs import (
     _F32,
@@ -37,6 +36,7 @@ from hunch.kernels.native_structs import (
     _States,
     kv_places,
 )
+from hunch.kernels.recurrence import RowStates, sequences_of
 
 if TYPE_CHECKING:
     from hunch.kernels.native_draft import NativeJoin

@@ -20,7 +20,7 @@ _POINTER, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ct
 
 MATRICES = ("q", "k", "v", "out", "gate", "up", "down")  # of a layer, each with a bias
 NORMS = ("attn_norm", "mlp_norm", "attn_out_norm", "mlp_out_norm")
-DELTA_NUMBERS = ("num_k_heads", "num_v_heads", "k_dim", "v_dim", "num_taps", "is_tiled")
+RULES = ("delta", "ssm", "conv")  # of recurrent layers, as in recurrent.h
 _ORDER = ("is_layer_norm", "is_post_norm", "is_parallel", "is_qk_norm_whole")
 _ACTIVATIONS = ("silu", "relu", "gelu", "gelu_tanh", "clipped", "relu2")  # as in activation.h
 # How a cache holds numbers, as in kept.h.
@@ -30,7 +30,7 @@ _JOINS = ("joins", "is_state_first", "is_first_masked", "is_residual_normed")
 
 class LayerStruct(ctypes.Structure):
     """One decoder layer. Matrices are None where another part stands in their place: experts for
-    gate, up and down, `delta` or `latent` for q, k and v. Norms and biases are float32."""
+    gate, up and down, `recurrent` or `latent` for q, k and v. Norms and biases are float32."""
 
     _fields_ = (
         *((name, _POINTER) for name in MATRICES),
@@ -42,7 +42,7 @@ class LayerStruct(ctypes.Structure):
         ("window", _I64),  # 0: all positions are seen
         # Where k and v begin in q's matrix, and up in gate's, if they are one.
         *((name, _I64) for name in ("k_row", "v_row", "up_row")),
-        *((name, _POINTER) for name in ("experts", "delta", "attn_gate", "attn_gate_bias")),
+        *((name, _POINTER) for name in ("experts", "recurrent", "attn_gate", "attn_gate_bias")),
         ("place", _I64),  # among the layers of its kind
         *((name, _POINTER) for name in ("latent", "v_norm", "inputs")),
         ("stream_scale", _F32),  # of the stream at its end
@@ -61,16 +61,15 @@ class InputsStruct(ctypes.Structure):
     _fields_ = tuple((name, _POINTER) for name in ("gate", "project", "norm"))
 
 
-class DeltaStruct(ctypes.Structure):
-    """A gated delta net: what the recurrence and its gate come from. Beta and decay are float
+class RecurrentStruct(ctypes.Structure):
+    """A recurrent layer: what the recurrence and its gate come from. Beta and decay are float
     matrices, as small differences add up in a state; conv is [tap, channel]."""
 
     _fields_ = (
-        *(
-            (name, _POINTER)
-            for name in ("qkv", "beta", "decay", "gate", "conv", "rate", "bias", "norm")
-        ),
-        *((name, _I32) for name in DELTA_NUMBERS),
+        *((name, _POINTER) for name in ("channels", "beta", "decay", "gate", "out", "conv")),
+        *((name, _POINTER) for name in ("conv_bias", "rate", "bias", "skip", "norm")),
+        *((name, _I32) for name in ("num_k_heads", "num_v_heads", "k_dim", "v_dim", "num_taps")),
+        *((name, _I32) for name in ("is_tiled", "is_norm_first", "rule", "place")),
         ("eps", _F32),
     )
 

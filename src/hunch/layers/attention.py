@@ -7,16 +7,16 @@ heads, H head width, A = N + 2M heads of q, k and v side by side, B = N + M of q
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from hunch.kernels.activation import sigmoid
 from hunch.kernels.attention import AttnInputs, attention, attention_by_token, live_tokens
-from hunch.kernels.delta import DeltaShape, DeltaWeights, recur
 from hunch.kernels.kv_store import KVCache, Scales, kv_store
 from hunch.kernels.native_rows import attend, can_attend
+from hunch.kernels.recurrence import Recurrence, recur
 from hunch.kernels.rope import Rotation, rope
 from hunch.layers.linear import Linear
 from hunch.layers.norm import HeadNorm, RMSNorm
@@ -109,9 +109,7 @@ class Paged:
             return attention_by_token(q_TNH, k_CMH, v_CMH, *where, scales)
         return attention(q_TNH, k_CMH, v_CMH, *where[:-1], scales)
 
-    def recur(
-        self, inputs_TI: Tensor, shape: DeltaShape, weights: DeltaWeights, layer: int
-    ) -> Tensor:
+    def recur(self, inputs_TI: Tensor, shape: Recurrence, weights: Any, layer: int) -> Tensor:
         """What tokens read of the states their rows have by then; see layers/recurrent.py."""
         assert self.states is not None
         return recur(inputs_TI, shape, weights, self.states, layer, self.attn)

@@ -1,12 +1,13 @@
-"""A gated delta net in attention's place: a state per row instead of keys and values per token.
+"""Layers that keep a state per row in attention's place, not keys and values per token.
 
-Shape letters: T packed tokens, E width of the input, I inputs of the recurrence per token, N value
-heads, D their width, Z = N * D.
+Shape letters: T packed tokens, E width of the input, I inputs of the recurrence per token, N heads,
+D their width, Z = N * D, G groups of a norm, C channels of the convolution, J its taps.
 """
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from abc import abstractmethod
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from torch import Tensor
 from hunch.errors import UnsupportedModelError
 from hunch.kernels.activation import sigmoid
 from hunch.kernels.delta import DeltaShape, DeltaWeights
+from hunch.kernels.recurrence import Recurrence
+from hunch.kernels.short_conv import ConvShape, ConvWeights
+from hunch.kernels.ssm import SsmShape, SsmWeights
 from hunch.layers.attention import Attend
 from hunch.layers.block import PlainBlock
 from hunch.layers.linear import Linear
@@ -24,34 +28,27 @@ from hunch.layers.part import Part
 class Recurs(Protocol):
     """A way to attend that keeps states of rows too."""
 
-    def recur(
-        self, inputs_TI: Tensor, shape: DeltaShape, weights: DeltaWeights, layer: int
-    ) -> Tensor:
+    def recur(self, inputs_TI: Tensor, shape: Recurrence, weights: Any, layer: int) -> Tensor:
         """Fold the tokens into their rows' states, in order; what each reads, TND, in float32."""
 
 
-class GatedDelta(Part):
+class Recurrent(Part):
     """All projections in one product; `layer` is the place of its states among the model's."""
 
-    def __init__(
-        self,
-        inputs: Linear,  # to the recurrence's inputs, then to the gate of what is read
-        conv_JC: Tensor,
-        rate_N: Tensor,
-        bias_N: Tensor,
-        norm_D: Tensor,  # float32
-        eps: float,
-        out: Linear,
-        shape: DeltaShape,
-        layer: int,
-    ) -> None:
-        self.inputs, self.out, self.shape, self.layer = inputs, out, shape, layer
-        self.conv_JC, self.rate_N, self.bias_N = conv_JC, rate_N, bias_N
-        self.norm_D, self.eps = norm_D, eps
+    shape: Recurrence
+
+    def __init__(self, inputs: Linear, out: Linear, layer: int) -> None:
+        # `inputs`: to the recurrence's inputs, then to the gate of what is read.
+        self.inputs, self.out, self.layer = inputs, out, layer
 
     @property
-    def weights(self) -> DeltaWeights:
-        return DeltaWeights(self.conv_JC, self.rate_N, self.bias_N)
+    @abstractmethod
+    def weights(self) -> Any:
+        """What the recurrence folds tokens in with."""
+
+    @abstractmethod
+    def gated(self, read_TND: Tensor, gate_TZ: Tensor) -> Tensor:
+        """What the last product takes, TZ; float32."""
 
     def __call__(self, x_TE: Tensor, attend: Attend) -> Tensor:
         if not isinstance(attend, Recurs):
@@ -61,15 +58,95 @@ class GatedDelta(Part):
         read_TND = attend.recur(inputs_TI, self.shape, self.weights, self.layer)
         return self.out(self.gated(read_TND, gate_TZ).to(x_TE.dtype))
 
+
+class GatedDelta(Recurrent):
+    """A gated delta net."""
+
+    def __init__(
+        self,
+        inputs: Linear,
+        conv_JC: Tensor,
+        rate_N: Tensor,
+        bias_N: Tensor,
+        norm_D: Tensor,  # float32
+        eps: float,
+        out: Linear,
+        shape: DeltaShape,
+        layer: int,
+    ) -> None:
+        super().__init__(inputs, out, layer)
+        self.shape: DeltaShape = shape
+        self.conv_JC, self.rate_N, self.bias_N = conv_JC, rate_N, bias_N
+        self.norm_D, self.eps = norm_D, eps
+
+    @property
+    def weights(self) -> DeltaWeights:
+        return DeltaWeights(self.conv_JC, self.rate_N, self.bias_N)
+
     def gated(self, read_TND: Tensor, gate_TZ: Tensor) -> Tensor:
-        """Each head normed, then times silu of the gate; float32."""
+        """Each head normed, then times silu of the gate."""
         square_TN1 = read_TND.square().mean(-1, keepdim=True)
         normed_TND = read_TND * torch.rsqrt(square_TN1 + self.eps) * self.norm_D
-        gate_TZ = gate_TZ.float()
-        return normed_TND.flatten(1) * (gate_TZ * sigmoid(gate_TZ))
+        return normed_TND.flatten(1) * _silu(gate_TZ.float())
 
 
-class DeltaBlock(PlainBlock):
-    """A decoder layer whose first half is a gated delta net."""
+class Mamba(Recurrent):
+    """Mamba 2. What is read is gated and then normed, the other way round, or not normed."""
 
-    attn: GatedDelta
+    def __init__(
+        self,
+        inputs: Linear,
+        weights: SsmWeights,
+        norm_Z: Tensor | None,  # float32
+        eps: float,
+        out: Linear,
+        shape: SsmShape,
+        layer: int,
+    ) -> None:
+        super().__init__(inputs, out, layer)
+        self.shape: SsmShape = shape
+        self.conv_JC, self.conv_bias_C = weights.conv_JC, weights.conv_bias_C
+        self.rate_N, self.bias_N, self.skip_N = weights.rate_N, weights.bias_N, weights.skip_N
+        self.norm_Z, self.eps = norm_Z, eps
+
+    @property
+    def weights(self) -> SsmWeights:
+        return SsmWeights(self.conv_JC, self.conv_bias_C, self.rate_N, self.bias_N, self.skip_N)
+
+    def gated(self, read_TND: Tensor, gate_TZ: Tensor) -> Tensor:
+        read_TZ, gate_TZ = read_TND.flatten(1), _silu(gate_TZ.float())
+        if self.norm_Z is None:
+            return read_TZ * gate_TZ
+        read_TZ = read_TZ if self.shape.is_norm_first else read_TZ * gate_TZ
+        read_TGZ = read_TZ.view(len(read_TZ), self.shape.num_groups, -1)
+        square_TG1 = read_TGZ.square().mean(-1, keepdim=True)
+        read_TZ = (read_TGZ * torch.rsqrt(square_TG1 + self.eps)).flatten(1) * self.norm_Z
+        return read_TZ * gate_TZ if self.shape.is_norm_first else read_TZ
+
+
+class ShortConv(Recurrent):
+    """A gated convolution over the last few tokens; what is read is multiplied by the gate."""
+
+    def __init__(
+        self, inputs: Linear, conv_JD: Tensor, out: Linear, shape: ConvShape, layer: int
+    ) -> None:
+        super().__init__(inputs, out, layer)
+        self.shape: ConvShape = shape
+        self.conv_JD = conv_JD
+
+    @property
+    def weights(self) -> ConvWeights:
+        return ConvWeights(self.conv_JD)
+
+    def gated(self, read_TND: Tensor, gate_TZ: Tensor) -> Tensor:
+        return read_TND.flatten(1) * gate_TZ.float()
+
+
+def _silu(x: Tensor) -> Tensor:
+    return x * sigmoid(x)
+
+
+class RecurrentBlock(PlainBlock):
+    """A decoder layer whose first half is recurrent."""
+
+    attn: Recurrent

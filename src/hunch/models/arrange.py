@@ -14,6 +14,9 @@ from torch import Tensor
 
 from hunch.errors import ModelFormatError
 from hunch.kernels.delta import DeltaShape
+from hunch.kernels.recurrence import Recurrence
+from hunch.kernels.short_conv import ConvShape
+from hunch.kernels.ssm import SsmShape
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.latent import LatentShape
 from hunch.models.build import Names, head_order_of
@@ -69,8 +72,8 @@ class Arranged(WeightsOver):
         both = (qkv[0], prefix + names.attn_gate)
         if spec.has_attn_gate and f"{both[1]}.weight" not in self._places:
             self._split(qkv[0], both, (sizes[0],) * 2, spec.num_heads)
-        if spec.delta is not None:
-            self._arrange_delta(spec.delta, prefix + names.recurrent)
+        if spec.recurrence is not None:
+            self._arrange_recurrence(spec.recurrence, prefix + names.recurrent)
         up = (prefix + names.gate, prefix + names.up)
         self._split(prefix + names.gate_up, up, (spec.ffn_width,) * 2)
         if spec.is_transposed:
@@ -119,6 +122,18 @@ class Arranged(WeightsOver):
             rows = torch.arange(spec.num_heads * (flat + values)).view(spec.num_heads, -1)
             self._places[f"{prefix}k_up.weight"] = Place(both.name, rows[:, :flat].flatten())
             self._places[f"{prefix}v_up.weight"] = Place(both.name, rows[:, flat:].flatten())
+
+    def _arrange_recurrence(self, shape: Recurrence, prefix: str) -> None:
+        """What files fuse before a recurrent layer."""
+        fused, parts = f"{prefix}in_proj", tuple(f"{prefix}in_proj_{part}" for part in "bcx")
+        if isinstance(shape, DeltaShape):
+            self._arrange_delta(shape, prefix)
+        elif isinstance(shape, ConvShape):
+            self._split(fused, parts, (shape.width,) * 3)
+        elif isinstance(shape, SsmShape):
+            parts = tuple(f"{prefix}in_proj_{part}" for part in ("z", "xbc", "dt"))
+            sizes = (shape.value_width, shape.num_channels, shape.num_heads)
+            self._split(fused, parts, sizes)
 
     def _arrange_delta(self, shape: DeltaShape, prefix: str) -> None:
         """What some files fuse by key head: q, k, v and z; b and a."""

@@ -14,20 +14,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.delta import RowStates, StatesShape
 from hunch.kernels.kv_store import KVCache, zero_kv
 from hunch.kernels.quant import Weight
+from hunch.kernels.recurrence import RowStates, StatesShape
 from hunch.layers.attention import Attend, ExactPaged, Paged
 from hunch.layers.block import Block
 from hunch.layers.latent import LatentBlock
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
-from hunch.layers.recurrent import DeltaBlock
+from hunch.layers.recurrent import RecurrentBlock
 from hunch.layers.rope import Rope
 from hunch.models.backends import TORCH, Backend
 from hunch.models.build import LLAMA_NAMES, Names, build_block, build_norm, build_table, local_heads
 from hunch.models.reading import Config
-from hunch.models.recurrent import local_delta
+from hunch.models.recurrent import build_recurrent_block, local_recurrence
 from hunch.models.source import RandomSource, Source
 from hunch.models.spec import MAX_NODES, ModelSpec, read_common
 from hunch.parallel.group import span, spans
@@ -35,7 +35,7 @@ from hunch.registry import MODELS, resolve
 
 TILE_ROWS = 64  # of every product of a GPU without kernels of ours: as cheap as one row there
 
-AnyBlock = Block | LatentBlock | DeltaBlock
+AnyBlock = Block | LatentBlock | RecurrentBlock
 Progress = Callable[[Iterable[str]], Iterable[str]]
 
 
@@ -135,6 +135,8 @@ class Decoder(Part):
 
     def build_layer(self, source: Source, prefix: str, layer: int) -> AnyBlock:
         """One layer, whose tensors are named `prefix` + the family's names."""
+        if self.spec.is_recurrent and self.spec.is_recurrent[layer]:
+            return build_recurrent_block(self.spec, source, prefix, layer, self.names)
         return build_block(self.spec, source, prefix, layer, names=self.names)
 
     @property
@@ -273,4 +275,4 @@ class Decoder(Part):
         shape = self.spec.states_of(num_rows, max_nodes)
         if shape is None:
             return None
-        return replace(shape, delta=local_delta(shape.delta, self.group))
+        return replace(shape, recurrence=local_recurrence(shape.recurrence, self.group))

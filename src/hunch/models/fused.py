@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hunch.kernels.activation import KERNEL_NAMES
 from hunch.kernels.attention import AttnInputs
+from hunch.kernels.delta import DeltaShape
 from hunch.kernels.gpu_activation import activated, gated_by
 from hunch.kernels.gpu_attention import attention
 from hunch.kernels.gpu_delta import MAX_TAPS
@@ -30,7 +31,7 @@ from hunch.layers.block import Block
 from hunch.layers.inputs import InputGate
 from hunch.layers.latent import LatentBlock
 from hunch.layers.linear import Linear
-from hunch.layers.recurrent import DeltaBlock
+from hunch.layers.recurrent import RecurrentBlock
 from hunch.models.fused_latent import FusedLatent
 from hunch.models.fused_layer import Layer, layer_of
 from hunch.models.spec import ModelSpec
@@ -52,7 +53,7 @@ class FusedLayers:
 
     def __init__(
         self,
-        blocks: Sequence[Block | LatentBlock | DeltaBlock],
+        blocks: Sequence[Block | LatentBlock | RecurrentBlock],
         tables: Sequence[Tensor],
         eps: float,
         is_wide: bool = False,
@@ -322,6 +323,7 @@ def float_logits(hidden_MD: Tensor, weight_VD: Weight, bias_V: Tensor | None = N
 
 def unknown_to_kernels(spec: ModelSpec, dtype: torch.dtype) -> dict[str, bool]:
     """What the fused layers do not compute, by name, and whether it is there."""
+    shape = spec.recurrence
     return {
         "norms of heads that were turned": spec.is_qk_norm_late,
         "layer norms of heads": spec.is_qk_norm_centred,
@@ -329,6 +331,7 @@ def unknown_to_kernels(spec: ModelSpec, dtype: torch.dtype) -> dict[str, bool]:
         "a norm of the embedding": spec.has_embed_norm,
         "q, k and v within limits": bool(spec.qkv_clip),
         f"the activation {spec.activation}": spec.activation not in KERNEL_NAMES,
-        "convolutions this long": spec.delta is not None and spec.delta.num_taps > MAX_TAPS,
+        "convolutions this long": shape is not None and shape.num_taps > MAX_TAPS,
+        "these recurrent layers": shape is not None and not isinstance(shape, DeltaShape),
         f"{dtype}": dtype not in (torch.bfloat16, torch.float16),
     }

@@ -20,7 +20,7 @@ from hunch.layers.latent import LatentAttention, LatentBlock
 from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP, PlainMLP
 from hunch.layers.norm import Norm, RMSNorm
-from hunch.layers.recurrent import DeltaBlock, GatedDelta
+from hunch.layers.recurrent import GatedDelta, Recurrent, RecurrentBlock
 from hunch.models.fused_delta import FusedDelta
 from hunch.models.fused_experts import FusedExperts
 from hunch.models.fused_latent import FusedLatent
@@ -70,10 +70,11 @@ class Layer:
         return [x for x in (down, self.out, self.down, given) if x is not None]
 
 
-def _other_layer(block: LatentBlock | DeltaBlock, timing: Timing) -> Layer:
+def _other_layer(block: LatentBlock | RecurrentBlock, timing: Timing) -> Layer:
     """Layers whose first half is not plain attention."""
     attn, mlp = block.attn, block.mlp
     latent = attn if isinstance(attn, LatentAttention) else None
+    assert not isinstance(attn, Recurrent) or isinstance(attn, GatedDelta)
     delta = attn if isinstance(attn, GatedDelta) else None
     dense = mlp if isinstance(mlp, GatedMLP) else None
     return Layer(
@@ -100,8 +101,8 @@ def _other_layer(block: LatentBlock | DeltaBlock, timing: Timing) -> Layer:
     )
 
 
-def layer_of(block: Block | LatentBlock | DeltaBlock, timing: Timing) -> Layer:
-    if isinstance(block, LatentBlock | DeltaBlock):
+def layer_of(block: Block | LatentBlock | RecurrentBlock, timing: Timing) -> Layer:
+    if isinstance(block, LatentBlock | RecurrentBlock):
         return _other_layer(block, timing)
     attn, mlp = block.attn, block.mlp
     experts = mlp if isinstance(mlp, Experts) else None

@@ -11,7 +11,6 @@ from torch import Tensor
 from hunch.errors import ConfigError
 from hunch.kernels.activation import KERNEL_NAMES
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.delta import DeltaShape, StatesShape
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.native import (
     FLOAT,
@@ -21,6 +20,7 @@ from hunch.kernels.native import (
     new_team,
 )
 from hunch.kernels.native_structs import NativeShape, activation_number
+from hunch.kernels.recurrence import StatesShape
 from hunch.layers.attention import Heads
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.latent import LatentShape
@@ -31,6 +31,7 @@ from hunch.models.build import local_heads
 from hunch.models.decoder import Decoder, Hidden, Progress, new_kv
 from hunch.models.load import check_tensors, spec_of
 from hunch.models.native_layers import Reader, build_native_layer, build_native_table, has_norm_bias
+from hunch.models.native_recurrent import knows
 from hunch.models.share import HEAD_SHARE, SharedWeights, local_spec
 from hunch.models.source import FileSource, bias_of
 from hunch.models.spec import MAX_NODES, ModelSpec
@@ -225,7 +226,7 @@ def load_native(
         raise ConfigError(f"dtype={dtype!r} is not one of the native kernels': {', '.join(DTYPES)}")
     spec = spec_of(weights)
     # What the native pass does not split.
-    parts = (spec.experts, spec.delta, spec.latent, spec.other_heads)
+    parts = (spec.experts, spec.recurrence, spec.latent, spec.other_heads)
     is_whole = any(part is not None for part in parts) or spec.is_qk_norm_whole
     if not is_supported(spec) or (is_whole and group.size > 1) or not is_available():
         return None
@@ -256,7 +257,8 @@ def not_native(spec: ModelSpec) -> list[str]:
         heads = spec.head_dim > MAX_HEAD_DIM  # they are whole vectors where their parts are
     problems = {
         "these widths of latent attention": spec.latent is not None and not _are_whole(spec.latent),
-        "these heads of recurrent layers": spec.delta is not None and not _fits_delta(spec.delta),
+        "these recurrent layers": spec.recurrence is not None
+        and not knows(spec.recurrence, _LANES),
         f"a width of {spec.width}": spec.width % _LANES != 0,
         f"heads of {' and '.join(map(str, sizes))}": heads,
         "these widths of a table": spec.inputs is not None and spec.inputs.width % _LANES != 0,
@@ -281,10 +283,6 @@ def _are_whole(shape: LatentShape) -> bool:
     """Whether every part of a head is of whole vectors."""
     widths = (shape.flat_dim, shape.rope_dim, shape.value_dim, shape.latent_dim)
     return all(width % _LANES == 0 for width in (*widths, shape.q_latent_dim or 0))
-
-
-def _fits_delta(shape: DeltaShape) -> bool:
-    return shape.k_dim % _LANES == 0 and shape.v_dim % _LANES == 0
 
 
 def _shape(spec: ModelSpec, heads: Heads) -> NativeShape:

@@ -15,9 +15,7 @@ from hunch.kernels.build import num_cores
 from hunch.kernels.experts import SCORES
 from hunch.kernels.native import EXACT_FORMAT, FLOAT, INT4, INT8, NativeMatrix
 from hunch.kernels.native_structs import (
-    DELTA_NUMBERS,
     MATRICES,
-    DeltaStruct,
     ExpertsStruct,
     InputsStruct,
     LatentStruct,
@@ -31,6 +29,7 @@ from hunch.layers.rope import Rope
 from hunch.models.build import Names
 from hunch.models.experts import ExpertNames, router_weight
 from hunch.models.latent import NORM_EPS as LATENT_EPS
+from hunch.models.native_recurrent import native_recurrent
 from hunch.models.source import FileSource
 from hunch.models.spec import ModelSpec
 from hunch.models.weights.base import Packed
@@ -146,6 +145,7 @@ def build_native_layer(
     where = {name: path for name, path in where.items() if not is_reader or name not in ("k", "v")}
     norms = _norms(spec, prefix, names)
     has_norms = spec.has_qk_norm and not is_recurrent
+    mixer, place = prefix + names.recurrent, spec.place_of(layer)
     num_before = spec.kv_shapes(1)[0][0]  # layers of the cache before those of other heads
 
     def norm(name: str) -> Tensor:
@@ -158,9 +158,9 @@ def build_native_layer(
         **parts,
         **_biases(spec, reader, where, norms, is_recurrent=is_recurrent),
         experts=_experts(spec, reader, prefix, names.experts) if has_experts else None,
-        delta=_delta(spec, reader, prefix + names.recurrent) if is_recurrent else None,
+        recurrent=native_recurrent(spec, reader, mixer, place) if is_recurrent else None,
         latent=_latent(spec, spec.latent, reader, prefix) if spec.latent else None,
-        place=spec.place_of(layer) - (num_before if spec.has_other_heads(layer) else 0),
+        place=place - (num_before if spec.has_other_heads(layer) else 0),
         q_norm=norm(names.q_norm) if has_norms else None,
         k_norm=norm(names.k_norm) if has_norms and not is_reader else None,
         v_norm=torch.ones(spec.head_dim) if spec.has_v_norm and not is_reader else None,
@@ -245,23 +245,6 @@ def _matrices(
     elif spec.has_attn_gate:
         where["attn_gate"] = prefix + names.attn_gate
     return where
-
-
-def _delta(spec: ModelSpec, reader: Reader, prefix: str) -> NativePart:
-    assert spec.delta is not None
-    return NativePart(
-        DeltaStruct,
-        **{name: getattr(spec.delta, name) for name in DELTA_NUMBERS},
-        qkv=reader.matrix(f"{prefix}in_proj_qkv.weight"),
-        beta=reader.floats(f"{prefix}in_proj_b.weight"),
-        decay=reader.floats(f"{prefix}in_proj_a.weight"),
-        gate=reader.matrix(f"{prefix}in_proj_z.weight"),
-        conv=reader.tensor(f"{prefix}conv1d.weight").flatten(1).t().contiguous(),
-        rate=-reader.tensor(f"{prefix}A_log").exp(),
-        bias=reader.tensor(f"{prefix}dt_bias"),
-        norm=reader.tensor(f"{prefix}norm.weight"),
-        eps=spec.norm_eps,
-    )
 
 
 def _latent(spec: ModelSpec, shape: LatentShape, reader: Reader, prefix: str) -> NativePart:

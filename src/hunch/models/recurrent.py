@@ -10,10 +10,14 @@ import torch
 
 from hunch.errors import ConfigError, ModelFormatError, UnsupportedModelError
 from hunch.kernels.delta import DeltaShape
+from hunch.kernels.recurrence import Recurrence
+from hunch.kernels.short_conv import ConvShape
+from hunch.kernels.ssm import SsmShape
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
-from hunch.layers.recurrent import DeltaBlock, GatedDelta
+from hunch.layers.recurrent import GatedDelta, Recurrent, RecurrentBlock, ShortConv
 from hunch.models.build import Names, build_mlp, build_norm
+from hunch.models.mamba import as_taps, build_mamba
 from hunch.models.reading import Config, read_int
 from hunch.models.source import Asked, Source
 from hunch.models.spec import ModelSpec
@@ -50,26 +54,54 @@ def read_delta(config: Config, num_layers: int) -> dict[str, Any]:
             f"linear_num_value_heads={shape.num_v_heads} is not a multiple of "
             f"linear_num_key_heads={shape.num_k_heads}"
         )
-    return {"delta": shape, "is_recurrent": tuple(layer_type == LINEAR for layer_type in types)}
+    return {"recurrence": shape, "is_recurrent": tuple(layer_type == LINEAR for layer_type in types)}
 
 
-def build_delta_block(
+def build_recurrent_block(
     spec: ModelSpec, source: Source, prefix: str, layer: int, names: Names
-) -> DeltaBlock:
-    """A layer with a gated delta net; arrange.py has taken apart what files fuse."""
+) -> RecurrentBlock:
+    """A layer that recurs and then has an MLP or experts."""
     attn_norm, mlp_norm = (
         build_norm(spec, source, prefix + name) for name in (names.attn_norm, names.mlp_norm)
     )
     assert isinstance(attn_norm, RMSNorm)
     assert isinstance(mlp_norm, RMSNorm)
-    delta = _build_delta(spec, source, prefix + names.recurrent, layer)
+    mixer = build_recurrent(spec, source, prefix + names.recurrent, layer)
     mlp = build_mlp(spec, source, prefix, layer, names=names)
-    return DeltaBlock(attn_norm, delta, mlp_norm, mlp)
+    return RecurrentBlock(attn_norm, mixer, mlp_norm, mlp, spec.residual_scale)
 
 
-def _build_delta(spec: ModelSpec, source: Source, prefix: str, layer: int) -> GatedDelta:
-    shape = spec.delta
-    assert shape is not None
+def build_recurrent(spec: ModelSpec, source: Source, prefix: str, layer: int) -> Recurrent:
+    """What a layer has in attention's place; arrange.py has taken apart what files fuse."""
+    shape = spec.recurrence
+    if isinstance(shape, DeltaShape):
+        return _build_delta(spec, shape, source, prefix, layer)
+    if source.group.size > 1:
+        raise ConfigError(
+            f"tensor_parallel_size={source.group.size}: the recurrent layers of "
+            f"{spec.architecture} are not split over processes; leave it at 1"
+        )
+    if isinstance(shape, ConvShape):
+        return _build_conv(shape, source, prefix, spec.place_of(layer))
+    assert isinstance(shape, SsmShape)
+    return build_mamba(spec, shape, source, prefix, spec.place_of(layer))
+
+
+def _build_conv(shape: ConvShape, source: Source, prefix: str, place: int) -> ShortConv:
+    width, taps = shape.width, shape.num_taps
+    parts = tuple(f"{prefix}in_proj_{part}" for part in "bxc")
+    return ShortConv(
+        source.linear(parts, (width,) * 3, width),
+        as_taps(source.floats(f"{prefix}conv.weight", width, 1, taps)),
+        source.row_linear(f"{prefix}out_proj", width, width, has_bias=False),
+        shape,
+        place,
+    )
+
+
+def _build_delta(
+    spec: ModelSpec, shape: DeltaShape, source: Source, prefix: str, layer: int
+) -> GatedDelta:
     count, width = shape.num_v_heads, shape.value_width
     heads, values, channels = _shares(shape, source.group)
     conv_C1J = source.floats(f"{prefix}conv1d.weight", shape.num_channels, 1, shape.num_taps)
@@ -84,7 +116,7 @@ def _build_delta(spec: ModelSpec, source: Source, prefix: str, layer: int) -> Ga
     own = slice(*heads)
     return GatedDelta(
         Linear(source.matrix(whole if is_whole else some, 0)),
-        conv_C1J.flatten(1).t().contiguous() if conv_C1J.numel() else conv_C1J,
+        as_taps(conv_C1J),
         -source.floats(f"{prefix}A_log", count)[own].exp(),
         source.floats(f"{prefix}dt_bias", count)[own],
         source.floats(f"{prefix}norm.weight", shape.v_dim),
@@ -108,6 +140,11 @@ def _shares(shape: DeltaShape, group: Group) -> tuple[Share, Share, tuple[Share,
     values = heads[0] * shape.v_dim, heads[1] * shape.v_dim
     keys = [(start + first * per_key, start + last * per_key) for start in (0, width)]
     return heads, values, (*keys, (2 * width + values[0], 2 * width + values[1]))
+
+
+def local_recurrence(shape: Recurrence, group: Group) -> Recurrence:
+    """What one rank of a group has of it."""
+    return local_delta(shape, group) if isinstance(shape, DeltaShape) else shape
 
 
 def local_delta(shape: DeltaShape, group: Group) -> DeltaShape:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 _CAUSAL = {
     "it has Mamba layers": (
-        *("Bamba", "FalconH1", "FalconMamba", "Jamba", "Mamba", "Mamba2", "NemotronH", "Zamba"),
+        *("FalconH1", "FalconMamba", "Jamba", "Mamba", "Mamba2", "NemotronH", "Zamba"),
         "Zamba2",
     ),
     "it has recurrent layers of a kind that is not known here": (
         *("BailingHybrid", "KimiLinear", "MiniMax", "OlmoHybrid", "RecurrentGemma", "Rwkv"),
         "xLSTM",
     ),
-    "its layers convolve over tokens": ("Inkling", "Lfm2", "Lfm2Moe", "Lfm3"),
+    "its layers convolve over tokens": ("Inkling", "Lfm3"),
     "it rounds what goes into each product to 8 bits": ("BitNet",),
     "it subtracts one attention from another": ("DiffLlama",),
     "it chooses which tokens are seen": (

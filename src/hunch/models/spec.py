@@ -7,7 +7,7 @@ from typing import Any
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.kernels.activation import ACTIVATIONS, GATED_ACTIVATIONS
-from hunch.kernels.delta import DeltaShape, StatesShape
+from hunch.kernels.recurrence import Recurrence, StatesShape
 from hunch.layers.attention import Alibi
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.latent import LatentShape
@@ -98,7 +98,7 @@ class ModelSpec:
     kv_of: tuple[int, ...] = ()  # per layer: the one whose keys and values it reads; (): its own
     is_value_key: tuple[bool, ...] = ()  # per layer: keys, before their norm, are values too
     # Recurrent layers, in attention's place
-    delta: DeltaShape | None = None
+    recurrence: Recurrence | None = None
     is_recurrent: tuple[bool, ...] = ()  # per layer; (): none is
     # Positions
     rope: RopeSpec | None = None  # None: positions are learned, and added to the embedding
@@ -251,11 +251,11 @@ class ModelSpec:
 
     def states_of(self, num_rows: int, max_nodes: int = MAX_NODES) -> StatesShape | None:
         """What recurrent layers keep, by rows and the nodes of their drafts; None: nothing."""
-        if self.delta is None:
+        if self.recurrence is None:
             return None
         num_layers = max(sum(self.is_recurrent), 1)  # a stage may have none of its own
         return StatesShape(
-            self.delta, num_layers=num_layers, num_rows=num_rows, max_nodes=max_nodes
+            self.recurrence, num_layers=num_layers, num_rows=num_rows, max_nodes=max_nodes
         )
 
     @property

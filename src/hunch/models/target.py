@@ -16,9 +16,9 @@ from torch import Tensor
 from hunch.config import KV_DTYPES, ModelConfig
 from hunch.errors import ConfigError, UnsupportedModelError
 from hunch.kernels.attention import AttnInputs, Span
-from hunch.kernels.delta import StatesShape
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.quant import Weight
+from hunch.kernels.recurrence import StatesShape
 from hunch.models.backends import Backend
 from hunch.models.decoder import Decoder, Hidden
 from hunch.models.load import dtype_of, load_decoder

@@ -81,8 +81,8 @@ class Part:
         is_shared = self.spec.latent is not None
         shape = KVShape.of(self.model.kv_shapes(), self.model.kv_dtype, is_shared)
         kv = allocate(shape, num_slots, 1, device)
-        if num_rows and self.spec.delta is not None:
-            states = self.model.states_of(num_rows, num_places - self.spec.delta.num_taps)
+        if num_rows and self.spec.recurrence is not None:
+            states = self.model.states_of(num_rows, num_places - self.spec.recurrence.num_taps)
             kv.states = allocate_states(states, self.model.dtype, device)
         return kv
 

@@ -82,7 +82,7 @@ class SplitTarget:
 
     def _can_capture(self) -> bool:
         """Whether passes ask nothing of the host: then captured steps can hold them."""
-        if self.layout.num_stages > 1 or self.spec.delta is not None or self.is_draft:
+        if self.layout.num_stages > 1 or self.spec.recurrence is not None or self.is_draft:
             return False
         return self._part.model.backend.captures_steps and self._part.group.is_captured
 

@@ -13,8 +13,8 @@ from hunch.drafting.auto import load_drafter
 from hunch.drafting.base import DrafterContext
 from hunch.drafting.costs import CostCurve, FixedCurve
 from hunch.errors import ConfigError
-from hunch.kernels.delta import RowStates
 from hunch.kernels.kv_store import KVCache
+from hunch.kernels.recurrence import RowStates
 from hunch.models.target import OverProcesses, Target, exactness
 from hunch.registry import VERIFIERS, resolve
 from hunch.sampling.state import SamplingState

@@ -18,8 +18,8 @@ from hunch.config import Config
 from hunch.draft import KVShape
 from hunch.errors import CapacityError
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.delta import RowStates, StatesShape
 from hunch.kernels.kv_store import KVCache, has_scales
+from hunch.kernels.recurrence import RowStates, StatesShape
 from hunch.models.target import Target
 
 GRAPHS = 2**28  # bytes for captured steps: their logits and inputs

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from hunch.kernels.attention import first_seen
-from hunch.kernels.delta import DeltaShape, DeltaWeights, recur_texts
+from hunch.kernels.recurrence import Recurrence, recur_texts
 from hunch.kernels.rope import Rotation, rope
 from hunch.layers.attention import Heads, split_heads
 from hunch.layers.latent import turn_tails
@@ -82,9 +83,7 @@ class Dense:
         )
         return out.transpose(1, 2).flatten(0, 1)
 
-    def recur(
-        self, inputs_TI: Tensor, shape: DeltaShape, weights: DeltaWeights, layer: int
-    ) -> Tensor:
+    def recur(self, inputs_TI: Tensor, shape: Recurrence, weights: Any, layer: int) -> Tensor:
         """What recurrent layers remember of each text by then."""
         return recur_texts(inputs_TI.view(*self.shape, -1), shape, weights).flatten(0, 1)
 

@@ -282,7 +282,7 @@ def unlike_llama(spec: ModelSpec) -> dict[str, bool]:
         "heads turned in part or in another order": spec.is_rope_interleaved
         or any(rope.dim for rope in spec.ropes),
         "latent attention": spec.latent is not None,
-        "recurrent layers": spec.delta is not None,
+        "recurrent layers": spec.recurrence is not None,
         "layers that read the keys of others": bool(spec.kv_of),
     }
 

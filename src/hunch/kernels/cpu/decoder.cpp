@@ -48,15 +48,14 @@ Decoder::Decoder(const DecoderSpec& spec)
         if (w) (w->format == Format::FLOAT ? needs_float_ : needs_int_) = true;
     };
     std::vector<const ExpertsSpec*> experts;
-    std::vector<const DeltaSpec*> deltas;
+    std::vector<const RecurrentSpec*> recurrent;
     std::vector<const Matrix*> outs;
     std::vector<const LatentSpec*> latents;
     for (const LayerSpec& layer : layers_) {
-        if (layer.delta) {
-            deltas.push_back(layer.delta);
-            outs.push_back(layer.out);
-            for (auto* w : {layer.delta->qkv, layer.delta->beta, layer.delta->decay, layer.delta->gate})
-                note(w);
+        if (const RecurrentSpec* some = layer.recurrent) {
+            recurrent.push_back(some);
+            outs.push_back(some->out ? some->out : layer.out);
+            for (auto* w : {some->channels, some->beta, some->decay, some->gate}) note(w);
         }
         note(layer.attn_gate);
         if (layer.inputs)
@@ -72,7 +71,8 @@ Decoder::Decoder(const DecoderSpec& spec)
             for (auto* w : {layer.latent->q_down, layer.latent->q, layer.latent->kv}) note(w);
     }
     if (!experts.empty()) experts_.reset(new Experts(experts, spec.width, spec.is_fine));
-    if (!deltas.empty()) delta_.reset(new Delta(deltas, outs, spec.width, spec.is_fine));
+    if (!recurrent.empty())
+        recurrent_.reset(new Recurrent(recurrent, outs, spec.width, spec.is_fine));
     if (!latents.empty()) latent_.reset(new Latent(latents, spec.num_heads, spec.width, spec.is_fine));
     note(spec.head);
     if (spec.project) note(spec.project);
@@ -103,7 +103,7 @@ void Decoder::reserve(int num_rows, int num_threads) {
         }
     }
     if (experts_) experts_->reserve(num_rows, num_threads);
-    if (delta_) delta_->reserve(num_rows, num_threads);
+    if (recurrent_) recurrent_->reserve(num_rows, num_threads);
     if (latent_) latent_->reserve(num_rows, num_threads);
     if (num_rows <= num_rows_) return;
     num_rows_ = num_rows;
@@ -509,23 +509,25 @@ int Decoder::forward(Team& team, const Pass& pass) {
             const bool is_joined = l == 0 && spec_.joins && !spec_.project;
             const NormSpec none{nullptr, nullptr};
             const bool is_post = spec_.is_post_norm;
-            if (!is_joined)
+            const bool attends = layer.q || layer.latent, has_branch = layer.attn_out_norm.weight;
+            if (!is_joined && layer.out)
                 norm_phase(worker, is_post ? none : layer.attn_norm, input_[NORMED], num_rows);
-            const Input* attended = &attended_by(layer);
-            if (layer.delta) {
-                delta_->run(worker, *layer.delta, *pass.states, (int)layer.place, input_[NORMED],
-                            pass.pos, pass.slot, num_rows);
-                attended = &delta_->output();
-            } else {
+            if (layer.recurrent)
+                recurrent_->run(worker, *layer.recurrent, *pass.states, input_[NORMED], pass.pos,
+                                pass.slot, num_rows);
+            if (attends)
                 attend_phase(worker, layer, step, input_[is_joined ? JOINED : NORMED],
                              layer.is_other ? *other : attention);
-            }
             if (spec_.is_parallel && layer.mlp_norm.weight)
                 norm_phase(worker, layer.mlp_norm, input_[NORMED], num_rows);
-            const bool has_branch = layer.attn_out_norm.weight;
-            residual_phase(worker, *layer.out, layer.out_bias, *attended, num_rows, has_branch);
+            if (layer.out)
+                residual_phase(worker, *layer.out, layer.out_bias,
+                               attends ? attended_by(layer) : recurrent_->output(), num_rows, has_branch);
+            if (layer.recurrent && layer.recurrent->out)
+                residual_phase(worker, *layer.recurrent->out, nullptr, recurrent_->output(), num_rows);
             if (has_branch || is_post)
                 after_branch(worker, layer.attn_out_norm, is_post ? layer.attn_norm : none, num_rows);
+            if (!layer.experts && !layer.down) continue;
             if (!spec_.is_parallel)
                 norm_phase(worker, is_post ? none : layer.mlp_norm, input_[NORMED], num_rows);
             const bool is_scaled = layer.experts && spec_.residual_scale != 1;

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "attention.h"
-#include "delta.h"
+#include "recurrent.h"
 #include "experts.h"
 #include "gemm.h"
 #include "latent.h"
@@ -34,7 +34,7 @@ struct LayerSpec {
     int64_t window;                                    // as AttnCall's
     int64_t k_row, v_row, up_row;  // where they begin, should q, k, v or gate, up be one matrix
     const ExpertsSpec* experts;    // in place of gate, up and down, which then are null
-    const DeltaSpec* delta;        // in place of q, k and v, which then are null
+    const RecurrentSpec* recurrent;  // in place of q, k and v, which then are null, or beside them
     const Matrix* attn_gate;       // of what attention read, by a sigmoid; null: none
     const float* attn_gate_bias;   // may be null
     int64_t place;                 // among the layers of its kind: of the cache, or of the states
@@ -97,7 +97,7 @@ struct Pass {
     float* const* features;   // [row][width] each
     float* hidden;            // [row][width], after the final norm
     const float* state;       // [row][width], where the network joins
-    const DeltaStates* states;  // null where no layer is recurrent
+    const RowStates* states;  // null where no layer is recurrent
     Kept k_other, v_other;      // of layers whose heads are of the other shape
     int64_t other_stride;
 };
@@ -163,7 +163,7 @@ private:
     std::vector<uint8_t> tiles_[NUM_INPUTS];
     std::vector<float> rows_[NUM_INPUTS];
     std::unique_ptr<Experts> experts_;  // null where no layer has any
-    std::unique_ptr<Delta> delta_;
+    std::unique_ptr<Recurrent> recurrent_;
     std::unique_ptr<Latent> latent_;    // null where layers have q, k and v
     // Normed stream, attention's result, gated MLP, token and state; then results of the other
     // shape of heads and of MLPs of another width, and what a layer takes of the table, and

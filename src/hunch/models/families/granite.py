@@ -1,17 +1,18 @@
-"""Granite (4 without Mamba, MoE, with windows), MiniCPM: Llama with scales along the stream."""
+"""Granite (4 with Mamba layers, MoE, with windows), MiniCPM: Llama with scales along the stream."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import ClassVar
 
-from hunch.errors import ModelFormatError, UnsupportedModelError
+from hunch.errors import ModelFormatError
 from hunch.kernels.experts import Routing
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import RopeSpec
 from hunch.models.build import Names
 from hunch.models.experts import ExpertNames, read_count
 from hunch.models.families.llama import Llama
+from hunch.models.mamba import is_mamba, read_layer_types, read_mamba
 from hunch.models.reading import (
     Config,
     Defaulted,
@@ -22,6 +23,8 @@ from hunch.models.reading import (
     refuse,
 )
 from hunch.models.spec import ModelSpec
+
+_HYBRID_DEFAULTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
 
 
 class Granite(Llama):
@@ -74,33 +77,6 @@ class MiniCPM(Llama):
         )
 
 
-class GraniteHybrid(Granite):
-    """Granite 4 (micro): files of the family that also has Mamba layers and experts."""
-
-    names: ClassVar[Names] = Names(
-        gate_up="shared_mlp.input_linear", down="shared_mlp.output_linear"
-    )
-
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        others = {*(config.get("layer_types") or ["mamba"])} - {"attention", "full_attention"}
-        if others:
-            raise UnsupportedModelError(
-                f"{architecture}: layers of kind {', '.join(sorted(others))} are not supported; "
-                "Granite 4 models whose layers all attend (micro, 350m, 1b) are"
-            )
-        refuse(config, "num_local_experts", 0)
-        refuse(config, "normalization_function", "rmsnorm")
-        refuse(config, "position_embedding_type", "rope", "nope")
-        for key in config:  # of the layers and experts it has not
-            if key.startswith(("mamba_", "time_step_")) or key in ("num_experts_per_tok",):
-                config.get(key)
-        spec = super().read_config(config, architecture)
-        if config.get("position_embedding_type") != "rope":
-            spec = replace(spec, rope=RopeSpec(rope_type="none"))
-        return replace(spec, ffn_width=read_int(config, "shared_intermediate_size", 1024))
-
-
 class GraniteMoe(Granite):
     """Softmax over the chosen experts alone."""
 
@@ -145,6 +121,36 @@ class GraniteMoeShared(GraniteMoe):
         shared = read_int(config, "shared_intermediate_size", 1024) if width != 0 else 0
         experts = replace(spec.experts, shared_width=shared)
         return replace(spec, experts=experts, ffn_width=shared or spec.ffn_width)
+
+
+class GraniteHybrid(GraniteMoeShared):
+    """Granite 4: layers attend or are Mamba 2; with experts beside the MLP, or without."""
+
+    names: ClassVar[Names] = replace(
+        GraniteMoeShared.names, down="shared_mlp.down_proj", recurrent="mamba."
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "hidden_act", "silu")  # the convolutions' too
+        refuse(config, "normalization_function", "rmsnorm")
+        refuse(config, "position_embedding_type", "rope", "nope")
+        for key in config:  # of layers and experts that it may not have
+            if key.startswith(("mamba_", "time_step_")) or key == "num_experts_per_tok":
+                config.get(key)
+        family = GraniteMoeShared if config.get("num_local_experts", 8) else Granite
+        config = Defaulted(config, _HYBRID_DEFAULTS)
+        spec = family.read_config(config, architecture)
+        if config.get("position_embedding_type") != "rope":
+            spec = replace(spec, rope=RopeSpec(rope_type="none"))
+        if spec.experts is None:
+            spec = replace(spec, ffn_width=read_int(config, "shared_intermediate_size", 1024))
+        types = config.get("layer_types") or ["mamba"] * spec.num_layers
+        is_recurrent = is_mamba(read_layer_types(types, spec.num_layers))
+        if not any(is_recurrent):
+            return spec
+        shape = read_mamba(config, spec.width)
+        return replace(spec, recurrence=shape, is_recurrent=is_recurrent)
 
 
 def with_windows(spec: ModelSpec, config: Config) -> ModelSpec:

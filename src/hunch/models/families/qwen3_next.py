@@ -10,11 +10,10 @@ from dataclasses import replace
 from typing import ClassVar
 
 from hunch.models.build import Names
-from hunch.models.decoder import AnyBlock, Decoder
+from hunch.models.decoder import Decoder
 from hunch.models.families.qwen import read_experts
 from hunch.models.reading import FROM_GGUF, Config, Defaulted, read_int, refuse, without_pictures
-from hunch.models.recurrent import build_delta_block, read_delta
-from hunch.models.source import Source
+from hunch.models.recurrent import read_delta
 from hunch.models.spec import ModelSpec, read_common
 
 _DEFAULTS = {"head_dim": 256, "partial_rotary_factor": 0.25}
@@ -43,11 +42,6 @@ class Qwen35(Decoder):
             has_out_bias=has_bias,
             is_norm_shifted=not config.get(FROM_GGUF, False),
         )
-
-    def build_layer(self, source: Source, prefix: str, layer: int) -> AnyBlock:
-        if self.spec.is_recurrent[layer]:
-            return build_delta_block(self.spec, source, prefix, layer, self.names)
-        return super().build_layer(source, prefix, layer)
 
 
 class Qwen35Moe(Qwen35):

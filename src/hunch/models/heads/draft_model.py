@@ -83,7 +83,7 @@ def load_draft_model(
 ) -> tuple[Target, Columns]:
     """The model on its target's kind of kernels, and how its logits become the target's."""
     path, target_size = str(weights.path), target.spec.vocab_size
-    if ModelSpec.from_config(weights.config).delta is not None:
+    if ModelSpec.from_config(weights.config).recurrence is not None:
         raise UnsupportedModelError(f"{path}: a model with recurrent layers cannot draft yet")
     if CUT_FROM in weights.config:
         spec = ModelSpec.from_config(weights.config)

@@ -1,0 +1,127 @@
+"""LFM2: most layers convolve over the last few tokens, the others attend; also with experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from hunch.errors import ModelFormatError, UnsupportedModelError
+from hunch.kernels.experts import Routing
+from hunch.kernels.short_conv import ConvShape
+from hunch.layers.experts import ExpertSpec
+from hunch.models.build import Names
+from hunch.models.decoder import Decoder
+from hunch.models.experts import ExpertNames
+from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
+from hunch.models.spec import ModelSpec, read_common
+
+_CONV, _FULL = "conv", "full_attention"
+# Of the files' own words: said again elsewhere, or of how the weights were drawn at first.
+_SAID_TWICE = (
+    *("block_dim", "block_norm_eps", "conv_dim", "conv_dim_out", "num_heads", "theta"),
+    *("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init"),
+    "conv_use_xavier_init",
+)
+
+
+class Lfm2(Decoder):
+    """The width of its MLPs is two thirds of what most configs say."""
+
+    names: ClassVar[Names] = Names(
+        final_norm="model.embedding_norm",
+        attn_norm="operator_norm",
+        mlp_norm="ffn_norm",
+        out="self_attn.out_proj",
+        q_norm="self_attn.q_layernorm",
+        k_norm="self_attn.k_layernorm",
+        recurrent="conv.",
+        gate="feed_forward.w1",
+        up="feed_forward.w3",
+        down="feed_forward.w2",
+        experts=ExpertNames(
+            router="feed_forward.gate",
+            choice_bias="feed_forward.expert_bias",
+            gate="feed_forward.experts.{}.w1",
+            up="feed_forward.experts.{}.w3",
+            down="feed_forward.experts.{}.w2",
+            all_up="feed_forward.experts.gate_up_proj",
+            all_down="feed_forward.experts.down_proj",
+            is_turned=False,
+        ),
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        for key, only in (("conv_bias", False), ("block_use_swiglu", True), ("use_pos_enc", True)):
+            refuse(config, key, only)
+        for key in _SAID_TWICE:
+            config.get(key)
+        given = {
+            "rms_norm_eps": read_float(config, "norm_eps", 1e-5),
+            "rope_theta": 1e6,
+            "tie_word_embeddings": config.get("tie_embedding", True),
+            "intermediate_size": config.get("block_ff_dim"),
+            "max_position_embeddings": 128_000,
+        }
+        common = read_common(Defaulted(config, given), architecture)
+        return ModelSpec(
+            **common | {"ffn_width": cls.read_ffn(config, common["ffn_width"])},
+            has_qk_norm=True,
+            recurrence=ConvShape(
+                width=common["width"], num_taps=read_int(config, "conv_L_cache", 3)
+            ),
+            is_recurrent=_read_layer_types(config, common["num_layers"]),
+        )
+
+    @staticmethod
+    def read_ffn(config: Config, width: int) -> int:
+        by = config.get("block_ffn_dim_multiplier", 1.0)
+        multiple = read_int(config, "block_multiple_of", 256)
+        if not config.get("block_auto_adjust_ff_dim", True):
+            return width
+        width = int(2 * width / 3)
+        return width if by is None else -(-int(by * width) // multiple) * multiple
+
+
+def _read_layer_types(config: Config, num_layers: int) -> tuple[bool, ...]:
+    """Which layers convolve."""
+    attending = config.get("full_attn_idxs")
+    attending = range(num_layers) if attending is None else attending
+    types: Any = config.get("layer_types")
+    if types is None:
+        types = [_FULL if layer in attending else _CONV for layer in range(num_layers)]
+    if not isinstance(types, Sequence) or set(types) - {_FULL, _CONV}:
+        raise UnsupportedModelError(f"layer_types={types!r}: only {_FULL} and {_CONV} are known")
+    if len(types) != num_layers:
+        raise ModelFormatError(
+            f"layer_types lists {len(types)} layers, num_hidden_layers={num_layers}"
+        )
+    return tuple(layer_type == _CONV for layer_type in types)
+
+
+class Lfm2Moe(Lfm2):
+    """Experts chosen by sigmoids in all but the first layers."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        spec = super().read_config(config, architecture)
+        routing = Routing(
+            num_experts=read_int(config, "num_experts", 32),
+            num_chosen=read_int(config, "num_experts_per_tok", 4),
+            scores="sigmoid",
+            is_normed=bool(config.get("norm_topk_prob", True)),
+            scale=read_float(config, "routed_scaling_factor", 1.0),
+        )
+        num_dense = config.get("num_dense_layers", 2)
+        experts = ExpertSpec(
+            routing=routing,
+            width=read_int(config, "moe_intermediate_size"),
+            layers=tuple(layer >= num_dense for layer in range(spec.num_layers)),
+            has_choice_bias=bool(config.get("use_expert_bias", True)),
+        )
+        return replace(spec, experts=experts)
+
+    @staticmethod
+    def read_ffn(config: Config, width: int) -> int:
+        return width
