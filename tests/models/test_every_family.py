@@ -96,6 +96,23 @@ PUBLISHED = {
         "num_experts_per_tok": 0, "normalization_function": "rmsnorm",
         "position_embedding_type": "rope", "shared_intermediate_size": 8192,
     },
+    "Granite-4.0-H-Micro": {
+        "architectures": ["GraniteMoeHybridForCausalLM"], "init_method": "mup", "head_dim": None,
+        "layer_types": ["mamba", "mamba", "attention", "mamba"], "mamba_chunk_size": 256,
+        "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_state": 128,
+        "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 64, "mamba_proj_bias": False,
+        "num_local_experts": 0, "num_experts_per_tok": 0, "hidden_size": 2048,
+        "normalization_function": "rmsnorm", "position_embedding_type": "nope",
+        "rope_theta": 10000, "rope_scaling": None, "shared_intermediate_size": 8192,
+    },
+    "LFM2-1.2B": {
+        "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": True, "block_dim": 2048,
+        "block_ff_dim": 12288, "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0,
+        "block_multiple_of": 256, "block_norm_eps": 1e-5, "block_out_init_scale": 1.0,
+        "block_use_swiglu": True, "block_use_xavier_init": True, "conv_L_cache": 3,
+        "conv_bias": False, "conv_dim": 2048, "conv_dim_out": 2048, "conv_use_xavier_init": True,
+        "full_attn_idxs": [2], "norm_eps": 1e-5, "num_heads": 32, "use_pos_enc": True,
+    },
     "Qwen3.5-9B": {
         "architectures": ["Qwen3_5ForConditionalGeneration"], "attn_output_gate": True,
         "head_dim": 256, "mamba_ssm_dtype": "float32", "mtp_num_hidden_layers": 1,
@@ -240,10 +257,17 @@ def test_text_inside_a_model_of_text_and_pictures():
 
 
 def test_what_would_change_the_arithmetic_is_refused():
-    mamba = SIZES | PUBLISHED["Granite-4.0-Micro"] | {"layer_types": ["mamba"] * 4}
-    with pytest.raises(UnsupportedModelError, match="mamba"):
-        ModelSpec.from_config(mamba)
-    for name, key, value in (("StarCoder2-3B", "mlp_type", "gated"), ("SmolLM3-3B", "new", 3)):
+    others = SIZES | PUBLISHED["Granite-4.0-H-Micro"] | {"layer_types": ["mamba3"] * 4}
+    with pytest.raises(UnsupportedModelError, match="mamba3.*only linear_attention, full_att"):
+        ModelSpec.from_config(others)
+    for name, key, value in (
+        ("StarCoder2-3B", "mlp_type", "gated"),
+        ("SmolLM3-3B", "new", 3),
+        ("Granite-4.0-H-Micro", "mamba_proj_bias", True),
+        ("Granite-4.0-H-Micro", "time_step_limit", [0.0, 0.1]),
+        ("LFM2-1.2B", "conv_bias", True),
+        ("LFM2-1.2B", "layer_types", ["conv", "sliding_attention"] * 2),
+    ):
         with pytest.raises(UnsupportedModelError, match=key):
             ModelSpec.from_config(SIZES | PUBLISHED[name] | {key: value})
 

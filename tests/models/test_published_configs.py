@@ -144,7 +144,11 @@ def test_a_file_of_sizes_alone_is_read_as_transformers_reads_it(architecture):
     """Or with a word of what it lacks."""
     kind = CONFIG_MAPPING[THEIRS[architecture]]
     saved = json.loads(kind(**CHANGES.get(architecture, {})).to_json_string(use_diff=False))
-    layers = {"layer_types": saved["layer_types"]} if "mamba" in str(saved.keys()) else {}
+    layers = (
+        {"layer_types": saved["layer_types"]}
+        if "layer_types" in saved and "mamba" in str(saved.keys())
+        else {}
+    )
     cut = {key: value for key, value in saved.items() if _SIZES.fullmatch(key)} | layers
     whole = json.loads(kind(**{**cut, "model_type": None}).to_json_string(use_diff=False))
 

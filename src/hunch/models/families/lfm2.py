@@ -18,7 +18,7 @@ from hunch.models.spec import ModelSpec, read_common
 
 _CONV, _FULL = "conv", "full_attention"
 # Of the files' own words: said again elsewhere, or of how the weights were drawn at first.
-_SAID_TWICE = (
+_PASSED_BY = (
     *("block_dim", "block_norm_eps", "conv_dim", "conv_dim_out", "num_heads", "theta"),
     *("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init"),
     "conv_use_xavier_init",
@@ -55,16 +55,17 @@ class Lfm2(Decoder):
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         for key, only in (("conv_bias", False), ("block_use_swiglu", True), ("use_pos_enc", True)):
             refuse(config, key, only)
-        for key in _SAID_TWICE:
+        for key in _PASSED_BY:
             config.get(key)
         given = {
             "rms_norm_eps": read_float(config, "norm_eps", 1e-5),
             "rope_theta": 1e6,
-            "tie_word_embeddings": config.get("tie_embedding", True),
-            "intermediate_size": config.get("block_ff_dim"),
+            "tie_word_embeddings": True,
             "max_position_embeddings": 128_000,
         }
-        common = read_common(Defaulted(config, given), architecture)
+        older = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
+        first = {ours: config[key] for key, ours in older.items() if config.get(key) is not None}
+        common = read_common(Defaulted(first, Defaulted(config, given)), architecture)
         return ModelSpec(
             **common | {"ffn_width": cls.read_ffn(config, common["ffn_width"])},
             has_qk_norm=True,
