@@ -258,7 +258,7 @@ def test_text_inside_a_model_of_text_and_pictures():
 
 def test_what_would_change_the_arithmetic_is_refused():
     others = SIZES | PUBLISHED["Granite-4.0-H-Micro"] | {"layer_types": ["mamba3"] * 4}
-    with pytest.raises(UnsupportedModelError, match="mamba3.*only linear_attention, full_att"):
+    with pytest.raises(UnsupportedModelError, match=r"mamba3.*only linear_attention, full_att"):
         ModelSpec.from_config(others)
     for name, key, value in (
         ("StarCoder2-3B", "mlp_type", "gated"),

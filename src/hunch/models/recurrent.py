@@ -54,7 +54,10 @@ def read_delta(config: Config, num_layers: int) -> dict[str, Any]:
             f"linear_num_value_heads={shape.num_v_heads} is not a multiple of "
             f"linear_num_key_heads={shape.num_k_heads}"
         )
-    return {"recurrence": shape, "is_recurrent": tuple(layer_type == LINEAR for layer_type in types)}
+    return {
+        "recurrence": shape,
+        "is_recurrent": tuple(layer_type == LINEAR for layer_type in types),
+    }
 
 
 def build_recurrent_block(
