@@ -62,6 +62,13 @@ def test_how_it_is_written():
     assert SpecConfig.parse("eagle:some.path").method == "eagle"
 
 
+def test_a_module_need_not_be_in_a_package(package):
+    spec = SpecConfig.parse("echo_package:EchoDrafter:num_nodes=3")
+    assert (spec.method, spec.options) == ("echo_package:EchoDrafter", {"num_nodes": "3"})
+    with pytest.raises(ConfigError, match=r"'eagel' is not one of .*did you mean 'eagle'"):
+        SpecConfig.parse("eagel:Head")
+
+
 def test_an_entry_point_is_a_name(monkeypatch):
     monkeypatch.setattr("hunch.registry._offered", lambda: {"echo": "echo_package:EchoDrafter"})
     assert SpecConfig.parse("echo").method == "echo"

@@ -19,6 +19,7 @@ from hunch.registry import (
     VERIFIERS,
     find_drafter,
     known_drafters,
+    names_module,
     resolve,
     unknown,
 )
@@ -253,7 +254,7 @@ class SpecConfig:
             merging["parts"] = "+".join(part for part in parts if part not in own)
             return SpecConfig(method=MERGE, options=merging, **rest)
         name, *parts = text.split(":")
-        if "." in name and parts:  # a class of another package
+        if parts and names_module(name):  # a class of another package
             name = f"{name}:{parts.pop(0)}"
         path: str | None = None
         options: dict[str, str] = {}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from typing import Any
 
 ENTRY_POINTS = "hunch.drafters"  # the group by which other packages offer drafters
@@ -164,6 +166,14 @@ def find_drafter(name: str) -> str | None:
     if colon and attribute.isidentifier() and all(map(str.isidentifier, module.split("."))):
         return name
     return DRAFTERS.get(name) or _offered().get(name)
+
+
+def names_module(name: str) -> bool:
+    """Whether a name before a colon is a module's: one in a package, or one that can be imported
+    and is no method's."""
+    if "." in name or name in known_drafters() or not name.isidentifier():
+        return "." in name
+    return name in sys.modules or find_spec(name) is not None
 
 
 def known_drafters() -> set[str]:
