@@ -27,7 +27,7 @@ LIMITS = {  # names a goodput limit may use -> the figure they are held against
 
 
 def acceptance_rate(accepted: int, drafted: int) -> float | None:
-    """Of the drafted tokens that were checked, the share the target agreed with."""
+    """The share of checked nodes that the target agreed with."""
     return accepted / drafted if drafted else None
 
 
@@ -37,7 +37,7 @@ def tokens_per_pass(tokens: int, passes: int) -> float | None:
 
 
 def per_position(guessed: Sequence[int], accepted: Sequence[int]) -> list[float]:
-    """Of the drafts that had a guess at a position, the share whose guess there was accepted."""
+    """The share of drafts with a guess at a position whose guess there was accepted."""
     padded = [*accepted, *[0] * (len(guessed) - len(accepted))]
     return [part / whole for part, whole in zip(padded, guessed, strict=True) if whole]
 

@@ -127,8 +127,8 @@ def graft_ref(state: RowState, step: StepRows, num_nodes: int, num_guesses: int)
 def longest_expected(answer: list[int], expected: list[int], ahead: int) -> tuple[int, int]:
     """The longest match of an answer's end in its prediction: its length, the place after it.
 
-    Of equals the nearest to `ahead` counts, and one ahead before one behind. A single token counts
-    only near there. 0: there is none.
+    Among equals the nearest to `ahead` counts; at the same distance, the one ahead. A single token
+    counts only near there. 0: there is none.
     """
     best, found = (0, 0), (0, 0)
     for place in range(1, len(expected) + 1):
@@ -298,7 +298,7 @@ def grow_level_ref(
     following: tuple[Tensor, AttnInputs] | None, sees_next: bool = False,
     branch: int | None = None, least: float | None = None,
 ) -> None:  # fmt: skip
-    """Of all children of the level before, those on the likeliest paths become nodes."""
+    """Children of the level before become nodes where they are on the likeliest paths."""
     num_rows, width = chances_RW.shape
     branch = min(branch or width, width) if depth else width
     first = depth * width

@@ -55,7 +55,7 @@ class Seen:
 
     @property
     def per_position(self) -> list[float]:
-        """Of the drafts that had a guess there, the share whose guess was accepted, as stats."""
+        """The share of drafts with a guess there whose guess was accepted, as stats have it."""
         return [kept / max(tried, 1) for tried, kept in zip(self.tried, self.kept, strict=True)]
 
     def add(self, text: list[int], trace: list[Any]) -> None:

@@ -145,7 +145,7 @@ class Loop:
         self._held: tuple[Texts, list[TargetOutputs]] | None = None  # and what the target says
         self.remark, self.flops = remark, 0.0
         self._restore()
-        # What this process adds to is what it can time.
+        # Speeds are of what this process adds.
         self._began, self._num_before = self.place.seconds, self.place.num_tokens
 
     def _restore(self) -> None:

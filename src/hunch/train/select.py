@@ -40,7 +40,7 @@ def measure(
     from hunch import LLM, SamplingParams
 
     speculate = method if folder is None else f"{method}:{folder}"
-    # What it can do is asked here, not when that pays.
+    # always_draft: how good its guesses are, whether or not they pay.
     with (
         _without_advice(),
         LLM(target, speculate=speculate, always_draft=True, **(arguments or {})) as llm,

@@ -141,7 +141,7 @@ def _try(
             answered=float(len(run.texts.tokens)),
             smaller=run.plan.smaller,
         )
-        # What learns fast is not what ends best: the rest of the time counts as it is expected to.
+        # The fastest learner need not end best: the expected effect of the remaining time is added.
         missed = still_missed(so_far.chance, chosen.chance)
         speedup = promised(run, chosen.size, replay, missed).speedup
         say(
