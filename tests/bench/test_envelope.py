@@ -14,7 +14,7 @@ from hunch.bench.intervals import mean_ratio
 from hunch.bench.loads import Job, Load
 from hunch.bench.measure import Cell, make_jobs, measure
 from hunch.bench.records import Answer, Report, Round
-from hunch.bench.report import findings
+from hunch.bench.report import as_markdown, findings
 from hunch.bench.workloads import Prompt
 
 JOBS = make_jobs([Prompt(f"p{n}", "all", text="x") for n in range(4)], None, {"max_tokens": 8})
@@ -87,6 +87,16 @@ def test_what_is_said_of_every_rate() -> None:
     assert "auto is SLOWER than plain decoding at rate 8.0" in said
 
 
+def test_one_round_decides_nothing_and_that_is_said_once() -> None:
+    times = {"off": {1.0: 2.0, 8.0: 0.9}, "auto": {1.0: 1.0, 8.0: 1.0}}
+    report, _ = measured(times, noise=0.01, rounds=1)
+    lines = [line for line in findings(report) if "auto (" in line or "round" in line]
+    assert [line.partition(":")[0] for line in lines[:-1]] == ["auto (rate 1.0)", "auto (rate 8.0)"]
+    assert all(line.endswith("in one round") for line in lines[:-1])
+    assert lines[-1].startswith("one round does not show how rounds differ, so it decides nothing")
+    assert "not decided" not in as_markdown(report)
+
+
 @pytest.mark.parametrize(
     ("truth", "right", "num_wrong"),
     [(1.0, YES, 1), (0.955, NO, 1), (1.06, YES, 0), (0.90, NO, 0)],
@@ -126,5 +136,5 @@ def test_the_example_of_the_page_of_metrics() -> None:
 def test_one_round_decides_nothing() -> None:
     report, _ = measured({"off": {1.0: 9.0}, "auto": {1.0: 1.0}}, 0.0, 1, until_decided=False)
     assert envelope(report)[0].verdict == OPEN
-    assert any("9.000 of the speed of off over 1 round;" in line for line in findings(report))
+    assert any("9.000 of the speed of off in one round" in line for line in findings(report))
     assert mean_ratio([]) is None

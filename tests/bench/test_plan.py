@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from bench.test_analysis import made
+from hunch.bench.calibration import calibrate
 from hunch.bench.gpus import GPUS, find, of_device
-from hunch.bench.plan import Choice, Planner, Workload, calibrate
+from hunch.bench.plan import Choice, Planner, Workload
 from hunch.bench.records import Answer, Report, Round, Run
 from hunch.bench.roofline import BYTES, Machine, Size
 from hunch.cli import main
@@ -135,8 +136,26 @@ def test_a_report_calibrates() -> None:
     _, seldom = calibrate(report, H200, SEVEN)
     assert seldom is not None
     assert seldom + seldom**2 + seldom**3 == pytest.approx(0.5, rel=1e-3)
-    with pytest.raises(RequestError, match="concurrency"):
-        calibrate(made({"off": (1.0,)}), H200, SEVEN)
+    with pytest.raises(RequestError, match="--speculate off,auto --concurrency 1,8"):
+        calibrate(made({"suffix": (1.0,)}), H200, SEVEN)
+
+
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_a_report_of_open_loads_calibrates(scale: float) -> None:
+    """Played step by step on a machine of known speed, which is found again."""
+    machine = H200.calibrated(scale)
+    runs = []
+    for rate in (8.0, 24.0, 48.0):
+        planner = Planner(machine, SEVEN, None, 0.5, Workload(160, 64, rate / scale, 4.0 * scale))
+        took = planner.answers_at(rate / scale, lambda rows, p=planner: p.choice(rows, 0))
+        answers = [
+            Answer(str(n), "chat", 160, 64, n * scale / rate, 0.0, seconds)
+            for n, seconds in enumerate(took)
+        ]
+        runs.append(Run("off", {"rate": rate / scale}, [Round(4.0 * scale, answers)]))
+    found, acceptance = calibrate(Report("sweep", {}, {}, runs), H200, SEVEN)
+    assert found.scale == pytest.approx(scale, rel=0.15)
+    assert acceptance is None
 
 
 def run_on(machine: Machine, method: str, length: int, per_pass: float, rows: int) -> Run:

@@ -94,7 +94,7 @@ def test_a_sweep_goes_on_where_it_stopped(
     code, text, _ = run(*words)
     assert code == 0
     assert len(calls) == 3  # of the second rate alone
-    assert "auto is" in text
+    assert "in one round" in text
     assert "ngram, fixed 2" in text
     assert len(json.loads(out.read_text())["runs"]) == 6
     code, _, err = run(*words, "--seed", "5")

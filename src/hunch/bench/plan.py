@@ -6,13 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from statistics import median
 from typing import Any
 
-from hunch.bench.metrics import expected_tokens, figures
-from hunch.bench.records import Report, Run
+from hunch.bench.metrics import expected_tokens
+from hunch.bench.records import Report
 from hunch.bench.roofline import Machine, Size
-from hunch.errors import ConfigError, RequestError
+from hunch.errors import ConfigError
 
 MAX_LENGTH = 16
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -21,8 +20,6 @@ LONG = 20_000  # requests from which on a load that ends is as good as one that 
 # Where nothing is known: a draft of the same family on chat; lookups, which had 1.84 tokens per
 # pass at one request on the 48 prompts of docs/benchmarks.md, as 1 / (1 - 0.45) has.
 ACCEPTANCE, LOOKUP_ACCEPTANCE = 0.7, 0.45
-LOOKUPS = frozenset({"ngram", "suffix", "prediction", "recycling"})
-TOKEN_COSTS = [2 ** (n / 4) for n in range(-8, 57)]  # times the roofline's; a CPU's are large
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,103 +194,10 @@ class Load:
     gpu_hours: float  # of all machines' GPUs while they make a million tokens
 
 
-def calibrate(
-    report: Report, machine: Machine, target: Size, *, has_draft: bool = False
-) -> tuple[Machine, float | None]:
-    """The machine as a report of hunch bench found it, and how often guesses were right.
-
-    `target` is the model that was measured. The roofline is scaled so that plain decoding takes
-    what it was measured to take; a further token costs what it cost in the passes that checked
-    some, where the report has such. The acceptance is the one that gives the measured tokens per
-    pass for the drafts that were made: by a network if `has_draft`, else by lookups, if there are
-    any.
-    """
-    passes = [one for run in report.runs if "concurrency" in run.point for one in _passes(run)]
-    if not any(one.tokens == 1 for one in passes):
-        raise RequestError(
-            "the report has no plain decoding (off) with a concurrency to calibrate by: run "
-            "hunch bench --json, or hunch bench sweep --concurrency 1,8"
-        )
-    fitted = [_scaled(machine, target, passes, cost) for cost in TOKEN_COSTS]
-    if all(one.tokens == 1 for one in passes):
-        fitted = [_scaled(machine, target, passes, 1.0)]
-    best = min(fitted, key=lambda one: _distance(one, target, passes))
-    return best, _acceptance(report, has_draft)
-
-
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """What a run measured of the target's passes."""
-
-    rows: int
-    tokens: float  # of each row
-    context: float
-    seconds: float
-
-
-def _passes(run: Run) -> list[_Pass]:
-    """One, or none where the run does not tell; without the time that drafting took."""
-    found, counts, answers = figures(run), run.counts(), run.answers()
-    seconds, is_plain = found["per_token"]["p50"], run.method == "off"
-    if seconds is None or not (is_plain or counts.get("num_drafts")):
-        return []
-    context = median(answer.num_prompt_tokens + answer.num_tokens / 2 for answer in answers)
-    rows = int(run.point["concurrency"])
-    if is_plain:
-        return [_Pass(rows, 1, context, seconds)]
-    steps, per_pass = counts.get("steps"), found["tokens_per_pass"]
-    if not steps or not per_pass:
-        return []
-    overhead = found.get("draft_overhead") or 0.0
-    tokens = 1 + counts["drafted"] / steps
-    return [_Pass(rows, tokens, context, seconds * per_pass / (1 + overhead))]
-
-
-def _scaled(machine: Machine, target: Size, passes: Sequence[_Pass], cost: float) -> Machine:
-    """With tokens that cost so many times the roofline's, and plain passes as they were."""
-    machine = machine.calibrated(1.0, cost)
-    plain = [one for one in passes if one.tokens == 1]
-    return machine.calibrated(median(_ratio(machine, target, one) for one in plain), cost)
-
-
-def _ratio(machine: Machine, target: Size, one: _Pass) -> float:
-    return one.seconds / machine.step_seconds(target, one.rows, one.tokens, one.context)
-
-
-def _distance(machine: Machine, target: Size, passes: Sequence[_Pass]) -> float:
-    return sum(abs(math.log(_ratio(machine, target, one))) for one in passes)
-
-
 def size_of(report: Report) -> Size | None:
     """The model that a report measured; None where it does not say: a server's, or an older one."""
     found = report.environment.get("size")
     return None if found is None else Size(**found)
-
-
-def _acceptance(report: Report, has_draft: bool) -> float | None:
-    """The chance that explains the tokens per pass of the method with the most drafts."""
-    drafted = [run for run in report.runs if run.counts().get("num_drafts")]
-    drafted = [run for run in drafted if _name(run) != "synthetic"]  # what was wished for
-    if not drafted:
-        return None
-    alike = [run for run in drafted if (_name(run) not in LOOKUPS) == has_draft]
-    most = [run.counts() for run in alike or drafted]
-    counts = max(most, key=lambda counts: int(counts["num_drafts"]))
-    num_drafts = counts["num_drafts"]
-    length = round(counts["drafted"] / num_drafts)
-    # Passes without a draft count too: what is planned drafts in every pass.
-    wanted = 1 + counts["accepted"] / max(counts.get("steps", 0), num_drafts)
-    low, high = 0.0, 0.999
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high) if expected_tokens(middle, max(length, 1)) < wanted else (low, middle)
-        )
-    return (low + high) / 2
-
-
-def _name(run: Run) -> str:
-    return run.method.partition(":")[0]
 
 
 def table(planner: Planner, batches: Sequence[int] = BATCHES) -> list[dict[str, Any]]:

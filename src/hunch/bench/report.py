@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 
 from hunch.bench import analysis
-from hunch.bench.envelope import OPEN, envelope
+from hunch.bench.envelope import OPEN, Envelope, envelope
 from hunch.bench.environment import busy_words
 from hunch.bench.intervals import spread
 from hunch.bench.metrics import figures, token_rate_ratio
@@ -217,12 +217,15 @@ def load_cells(report: Report) -> tuple[list[str], list[list[str]]]:
             "-" if one is None else f"{one.words} ({analysis.label(one.best)})" for one in of_auto
         ]
         lines.append(["`auto` against the fastest other", *ratios, ""])
-        verdicts = [
-            "-" if one is None else f"{one.verdict}, {one.num_rounds} rounds" for one in of_auto
-        ]
+        verdicts = ["-" if one is None else _decided(one) for one in of_auto]
         lines.append(["within 2%", *verdicts, ""])
     names = {"rate": "requests per second", "concurrency": "requests at once"}
     return [names[axis], *(f"{point[axis]:g}" for point in points), "costs time from"], lines
+
+
+def _decided(one: Envelope) -> str:
+    """Whether `auto` is within 2%, and by how many rounds."""
+    return f"{one.verdict}, {one.num_rounds} rounds" if one.num_rounds > 1 else "one round"
 
 
 def as_csv(report: Report, limits: Mapping[str, float] | None = None) -> str:
@@ -272,7 +275,9 @@ def findings(report: Report) -> list[str]:
     if errors:
         sentences.append(f"{len(errors)} requests failed; the first: {errors[0].error}")
     if any(len(run.rounds) == 1 for run in report.runs) and len(report.methods()) > 1:
-        sentences.append("one round: intervals say nothing of how rounds differ; --repeats 3 would")
+        sentences.append(
+            "one round does not show how rounds differ, so it decides nothing; --repeats 4 may"
+        )
     return sentences + busy_words(report.environment)
 
 
@@ -306,12 +311,13 @@ def _auto(report: Report) -> list[str]:
     sentences = []
     for one in found:
         where = f" ({analysis.describe_point(one.point, axes)})" if axes else ""
+        speed = f"auto{where}: {one.words} of the speed of {analysis.label(one.best)}"
+        if one.num_rounds == 1:
+            sentences.append(f"{speed} in one round")
+            continue
         more = " (give more --repeats)" if one.verdict == OPEN else ""
-        rounds = f"{one.num_rounds} round{'s' if one.num_rounds > 1 else ''}"
-        sentences.append(
-            f"auto{where}: {one.words} of the speed of {analysis.label(one.best)} over {rounds}; "
-            f"within 2%: {one.verdict}{more}"
-        )
+        sentences.append(f"{speed} over {one.num_rounds} rounds; within 2%: {one.verdict}{more}")
+    found = [one for one in found if one.num_rounds > 1]
     below = [analysis.describe_point(one.point, axes) for one in found if one.is_below_plain]
     if below:
         sentences.append(f"auto is SLOWER than plain decoding at {'; '.join(below)}")

@@ -170,12 +170,12 @@ def _planner(
     kv_bytes: float | None,
     report: Report | None,
 ) -> Planner:
+    from hunch.bench.calibration import calibrate
     from hunch.bench.plan import (
         ACCEPTANCE,
         LOOKUP_ACCEPTANCE,
         Planner,
         Workload,
-        calibrate,
         size_of,
     )
     from hunch.bench.roofline import Size
