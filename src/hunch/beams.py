@@ -1,7 +1,9 @@
 """Beam search over whole answers, as vLLM's `LLM.beam_search` does it: the likeliest beams go on.
 
 Each token of each beam is a request of its own, which finds its beginning in the prefix cache. So
-there is nothing to draft; where speed counts, sampling several answers is the better way.
+there is nothing to draft. The cache has whole blocks: what lies after the last of them is computed
+again, half a block for each token on average. Where speed counts, sampling several answers is the
+better way.
 """
 
 from __future__ import annotations
