@@ -25,6 +25,7 @@ from hunch.models.heads.block_files import load_block
 from hunch.models.heads.block_net import attend_dense, seen_from
 from hunch.models.load import load_decoder
 from hunch.models.source import Source
+from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 
 MTP_NAMES = {
@@ -44,6 +45,22 @@ class Study:
     tokens: Tensor  # [B, T]
     hidden: Tensor  # [B, T, D]
     features: list[Tensor]  # after layers 0, 1, ... each [B, T, D]
+
+    @staticmethod
+    def random(length: int, width: int) -> Study:
+        """A random Llama of two layers, with a random text and random states."""
+        config = {
+            "architectures": ["LlamaForCausalLM"],
+            "vocab_size": 60,
+            "hidden_size": width,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        }
+        generator = torch.Generator().manual_seed(1)
+        tokens = torch.randint(60, (1, length), generator=generator)
+        hidden = torch.randn(1, length, width, generator=generator)
+        return Study(Decoder.random(ModelSpec.from_config(config)), tokens, hidden, [])
 
     @property
     def width(self) -> int:

@@ -13,10 +13,8 @@ from deepseek_files import LAYER, deepseek_config, make_deepseek
 from head_files import Study, write
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.kernels.kv_store import KVCache
-from hunch.models.decoder import Decoder
 from hunch.models.heads.files import detect
 from hunch.models.heads.mtp import load_mtp
-from hunch.models.spec import ModelSpec
 
 LENGTH, WIDTH = 21, 32
 YARN = {
@@ -40,18 +38,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def made_up() -> Study:
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 60,
-        "hidden_size": WIDTH,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(60, (1, LENGTH), generator=generator)
-    hidden = torch.randn(1, LENGTH, WIDTH, generator=generator)
-    return Study(Decoder.random(ModelSpec.from_config(config)), tokens, hidden, [])
+    return Study.random(LENGTH, WIDTH)
 
 
 @pytest.mark.parametrize("chunk", [LENGTH, 8])

@@ -14,10 +14,8 @@ from head_files import Study
 from hunch.errors import ModelFormatError
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
-from hunch.models.decoder import Decoder
 from hunch.models.heads.files import detect
 from hunch.models.heads.mtp import MtpNet, load_mtp
-from hunch.models.spec import ModelSpec
 from mtp_files import make_stages
 
 LENGTH, WIDTH, CHUNK = 19, 32, 7
@@ -26,18 +24,7 @@ FORMS = [("mimo", 3), ("qwen", 2), ("deepseek", 3)]
 
 @pytest.fixture(scope="module")
 def made_up() -> Study:
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": 60,
-        "hidden_size": WIDTH,
-        "intermediate_size": 48,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-    }
-    generator = torch.Generator().manual_seed(1)
-    tokens = torch.randint(60, (1, LENGTH), generator=generator)
-    hidden = torch.randn(1, LENGTH, WIDTH, generator=generator)
-    return Study(Decoder.random(ModelSpec.from_config(config)), tokens, hidden, [])
+    return Study.random(LENGTH, WIDTH)
 
 
 def new_kv(net: MtpNet, num_blocks: int) -> KVCache:
