@@ -20,9 +20,9 @@ from hunch.kernels.quant import Quantised, pack
 from hunch.kernels.quantise import quantise
 
 
-def held(kind: str) -> Quantised:
+def held(code_format: str) -> Quantised:
     weight_NK = torch.randn(64, 256, generator=torch.Generator().manual_seed(0))
-    return pack(quantise(weight_NK.bfloat16(), kind), torch.bfloat16, "cpu")
+    return pack(quantise(weight_NK.bfloat16(), code_format), torch.bfloat16, "cpu")
 
 
 def main(folder: Path) -> None:
@@ -30,10 +30,10 @@ def main(folder: Path) -> None:
     from hunch.kernels.gpu_gemm import gemm
 
     def launch() -> None:
-        for kind in ("int8", "fp8"):
+        for code_format in ("int8", "fp8"):
             for num_rows in (1, 20):
                 x_MK = torch.zeros(num_rows, 256, dtype=torch.bfloat16)
-                gemm(x_MK, held(kind), torch.empty(num_rows, 64, dtype=torch.bfloat16))
+                gemm(x_MK, held(code_format), torch.empty(num_rows, 64, dtype=torch.bfloat16))
 
     jobs: list[Job] = []
     knobs.cache.dir = str(folder / "workers")
@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
         for name in ("workers", "launches")
     ]
     same = [code[0].get(name) == text for name, text in code[1].items()]
-    print(json.dumps({"words": [held(kind).paired for kind in ("int8", "fp8")],
+    print(json.dumps({"words": [held(code_format).paired for code_format in ("int8", "fp8")],
                       "compiled": done, "same": same}))  # fmt: skip
 
 

@@ -62,9 +62,9 @@ K_BLOCKS = {
 }
 
 
-def random_k_blocks(kind: str, num_out: int, num_in: int, seed: int) -> np.ndarray:
+def random_k_blocks(block_format: str, num_out: int, num_in: int, seed: int) -> np.ndarray:
     """Any bytes are a block: uint8 [out, bytes of a row]."""
-    size, num_bytes, halves = K_BLOCKS[kind]
+    size, num_bytes, halves = K_BLOCKS[block_format]
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (num_out, num_in // size, num_bytes), dtype=np.uint8)
     for first, value in halves.items():
@@ -89,11 +89,11 @@ _NAMES = {
 
 
 def gguf_name(name: str) -> str:
-    stem, kind = name.rsplit(".", 1)
+    stem, ending = name.rsplit(".", 1)
     if stem.startswith("model.layers."):
         layer, inner = stem.removeprefix("model.layers.").split(".", 1)
-        return f"blk.{layer}.{_NAMES[inner]}.{kind}"
-    return f"{_NAMES[stem]}.{kind}"
+        return f"blk.{layer}.{_NAMES[inner]}.{ending}"
+    return f"{_NAMES[stem]}.{ending}"
 
 
 def write_gguf(
@@ -101,11 +101,11 @@ def write_gguf(
     tensors: dict[str, np.ndarray],
     *,
     architecture: str = "llama",
-    kind: str | Sequence[str] = "F32",
+    block_format: str | Sequence[str] = "F32",
     extra: dict[str, np.ndarray] | None = None,
     metadata: dict[str, Any] | None = None,
 ) -> Path:
-    """A file as converters write it; matrices of `kind` (several: in turn), vectors in F32."""
+    """A file as converters write it; vectors in F32, matrices as told (several: in turn)."""
     writer = gguf.GGUFWriter(path, architecture)
     usual = {
         f"{architecture}.block_count": LAYERS,
@@ -126,11 +126,11 @@ def write_gguf(
             list: writer.add_array,
         }[type(value)]
         add(key, value)
-    kinds = cycle([kind] if isinstance(kind, str) else kind)
+    formats = cycle([block_format] if isinstance(block_format, str) else block_format)
     for seed, (name, value) in enumerate(tensors.items()):
         if architecture in ("llama", "mistral") and ("q_proj" in name or "k_proj" in name):
             value = interleave(value, HEADS if "q_proj" in name else KV_HEADS)
-        form = next(kinds) if value.ndim == 2 else "F32"
+        form = next(formats) if value.ndim == 2 else "F32"
         if form in K_BLOCKS:
             packed = random_k_blocks(form, *value.shape, seed)
         elif form != "F32":

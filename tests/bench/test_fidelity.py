@@ -51,7 +51,7 @@ def test_more_bits_of_activations_come_nearer(tmp_path):
         else value.repeat(2, 1) if "o_proj" in name else value
         for name, value in random_tensors().items()
     }  # fmt: skip
-    model = str(write_gguf(tmp_path / "m.gguf", tensors, kind="Q8_0", metadata=sizes))
+    model = str(write_gguf(tmp_path / "m.gguf", tensors, block_format="Q8_0", metadata=sizes))
     coarse, fine = measure(model, IDS), measure(model, IDS, bits=14)
     assert coarse.num_tokens == len(IDS)
     assert 0 < fine.kl < coarse.kl / 10
@@ -97,16 +97,16 @@ def test_checkpoints_of_published_formats_hold_the_model_they_are_made_of(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("kind", "most"),
+    ("block_format", "most"),
     [("Q4_0", 0.1), ("Q4_1", 0.09), ("Q5_0", 0.05), ("Q5_1", 0.045), ("Q8_0", 0.006),
      ("Q4_K", 0.09), ("Q5_K", 0.045), ("Q6_K", 0.025)],
 )  # fmt: skip
-def test_blocks_stand_for_numbers_near_those_they_are_made_of(kind, most):
+def test_blocks_stand_for_numbers_near_those_they_are_made_of(block_format, most):
     """As the gguf package reads them; blocks of zeros are zeros."""
     w_NK = torch.randn(7, 1024, generator=torch.Generator().manual_seed(0)) * 0.05
     w_NK[:, 256:600] = 0
-    blocks = gguf_blocks.rounded(kind, w_NK).numpy()
-    found = torch.from_numpy(dequantize(blocks, GGMLQuantizationType[kind]))
+    blocks = gguf_blocks.rounded(block_format, w_NK).numpy()
+    found = torch.from_numpy(dequantize(blocks, GGMLQuantizationType[block_format]))
     assert found[:, 256:512].abs().max() == 0
     assert most / 3 < (found - w_NK).norm() / w_NK.norm() < most
 

@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
     return path
 
 
-def write(path, kind):
+def write(path, block_format):
     rng = np.random.default_rng(1)
 
     def matrix(*shape, scale=1.0):
@@ -58,7 +58,9 @@ def write(path, kind):
         "attention.value_length": HEAD_DIM, "vocab_size": VOCAB,
     }  # fmt: skip
     metadata = {f"qwen2.{key}": value for key, value in sizes.items()}
-    return write_gguf(path, tensors, architecture="qwen2", kind=kind, metadata=metadata)
+    return write_gguf(
+        path, tensors, architecture="qwen2", block_format=block_format, metadata=metadata
+    )
 
 
 def texts(model, folder, speculate, *, together):
@@ -75,10 +77,10 @@ def texts(model, folder, speculate, *, together):
         return outputs, llm.stats()["drafted"]
 
 
-@pytest.mark.parametrize("kind", [*FORMATS, "mixed"])
-def test_drafts_and_company_change_no_token(kind, folder):
-    kinds = ["Q6_K", "Q5_0", "Q4_K", "Q8_0", "Q5_K"] if kind == "mixed" else kind
-    model = write(folder / f"{kind}.gguf", kinds)
+@pytest.mark.parametrize("block_format", [*FORMATS, "mixed"])
+def test_drafts_and_company_change_no_token(block_format, folder):
+    formats = ["Q6_K", "Q5_0", "Q4_K", "Q8_0", "Q5_K"] if block_format == "mixed" else block_format
+    model = write(folder / f"{block_format}.gguf", formats)
     plain, _ = texts(model, folder, "off", together=False)
     drafted, num_drafted = texts(model, folder, "suffix", together=True)
     assert num_drafted > 0
@@ -88,7 +90,7 @@ def test_drafts_and_company_change_no_token(kind, folder):
 def test_what_is_held_is_no_larger_than_the_file(folder):
     from hunch.models.native import load_native
 
-    for kind in FORMATS[:-1]:
-        weights = open_weights(write(folder / f"{kind}.gguf", kind))
+    for block_format in FORMATS[:-1]:
+        weights = open_weights(write(folder / f"{block_format}.gguf", block_format))
         model = load_native(weights)
-        assert model.weight_bytes < 1.13 * weights.nbytes, kind
+        assert model.weight_bytes < 1.13 * weights.nbytes, block_format

@@ -97,10 +97,10 @@ def test_answers_are_the_experts(num_tokens: int, has_bias: bool) -> None:
     torch.testing.assert_close(answer.sum(0).double(), want, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "num_tokens"), [("int4", 2), ("fp8", 20)])
-def test_experts_in_few_bits_are_those_of_their_numbers(kind: str, num_tokens: int) -> None:
+@pytest.mark.parametrize(("code_format", "num_tokens"), [("int4", 2), ("fp8", 20)])
+def test_experts_in_few_bits_are_those_of_their_numbers(code_format: str, num_tokens: int) -> None:
     source = RandomSource(0, torch.float16)
-    source.hold = kind
+    source.hold = code_format
     sizes = ExpertSpec(routing=ROUTINGS["normed"], width=32, layers=(True,), has_bias=True)
     spec = replace(tiny_spec(), width=64, experts=sizes)
     few = build_experts(spec, source, "", EXPERT_NAMES)

@@ -28,14 +28,16 @@ def rand(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed + sum(shape)))
 
 
-def codes(kind: str, form: str = "", group: int = 32, n: int = N, k: int = K) -> Codes:
+def codes(code_format: str, form: str = "", group: int = 32, n: int = N, k: int = K) -> Codes:
     """Random codes of a kind; `form` names what stands beside the scales."""
     gen = torch.Generator().manual_seed(n + k)
-    high = 16 if num_parts(kind) == 4 else 256
+    high = 16 if num_parts(code_format) == 4 else 256
     code = torch.randint(0, high, (n, k), generator=gen, dtype=torch.uint8)
-    if kind == "fp8":
+    if code_format == "fp8":
         code[(code & 127) == 127] = 0  # NaN
-    made = Codes(format=kind, code_NK=code, group=group, scale_NG=0.1 + rand(n, k // group).abs())
+    made = Codes(
+        format=code_format, code_NK=code, group=group, scale_NG=0.1 + rand(n, k // group).abs()
+    )
     if form == "zero":
         made.zero_NG = torch.randint(0, 16, (n, k // group), generator=gen, dtype=torch.uint8)
     elif form == "minimum":
@@ -43,7 +45,7 @@ def codes(kind: str, form: str = "", group: int = 32, n: int = N, k: int = K) ->
         made.scale_NG = made.scale_NG.half()
         made.minimum_NG = rand(n, k // group, seed=3).half()
     elif form == "small":  # as `quantise` makes them for bfloat16
-        made.offset = 8 if kind == "int4" else 0
+        made.offset = 8 if code_format == "int4" else 0
         made.scale_NG = (made.scale_NG * 0.01).to(torch.bfloat16)
     elif form == "units":
         made = replace(
@@ -54,7 +56,7 @@ def codes(kind: str, form: str = "", group: int = 32, n: int = N, k: int = K) ->
             min_unit_NU=rand(n, -(-k // 256), seed=1).half(),
         )
     elif form != "float":
-        made.offset = 8 if kind == "int4" else 0
+        made.offset = 8 if code_format == "int4" else 0
         made.scale_NG = made.scale_NG.to(torch.float16)
     return made
 
@@ -66,14 +68,14 @@ FORMS = [
 ]  # fmt: skip
 
 
-def weight(kind: str, form: str, group: int) -> tuple[Quantised, torch.Tensor]:
-    made = codes(kind, form, group)
+def weight(code_format: str, form: str, group: int) -> tuple[Quantised, torch.Tensor]:
+    made = codes(code_format, form, group)
     return pack(made, torch.float16, DEVICE), made.numbers(torch.float16).to(DEVICE)
 
 
-@pytest.mark.parametrize(("kind", "form", "group"), FORMS)
-def test_what_is_packed_comes_out_again(kind: str, form: str, group: int) -> None:
-    made = codes(kind, form, group)
+@pytest.mark.parametrize(("code_format", "form", "group"), FORMS)
+def test_what_is_packed_comes_out_again(code_format: str, form: str, group: int) -> None:
+    made = codes(code_format, form, group)
     packed = pack(made, torch.float32, "cpu")
     assert torch.equal(packed.codes().code_NK, made.code_NK)
     assert torch.equal(packed.dense(), made.numbers())
@@ -87,9 +89,9 @@ def same(got: torch.Tensor, want: torch.Tensor) -> None:
         assert (got.double() - want.double()).norm() / want.double().norm() < 2e-3
 
 
-@pytest.mark.parametrize(("kind", "form", "group"), FORMS)
-def test_a_product_is_that_of_the_numbers(kind: str, form: str, group: int) -> None:
-    held, numbers = weight(kind, form, group)
+@pytest.mark.parametrize(("code_format", "form", "group"), FORMS)
+def test_a_product_is_that_of_the_numbers(code_format: str, form: str, group: int) -> None:
+    held, numbers = weight(code_format, form, group)
     x = rand(3, K).half().to(DEVICE)
     got, want = (torch.empty(3, N, device=DEVICE) for _ in range(2))
     gpu_gemm.gemm(x, held, got)
@@ -97,9 +99,9 @@ def test_a_product_is_that_of_the_numbers(kind: str, form: str, group: int) -> N
     same(got, want)
 
 
-@pytest.mark.parametrize(("kind", "form", "group"), FORMS)
-def test_a_weight_is_expanded_for_many_rows(kind: str, form: str, group: int) -> None:
-    held, numbers = weight(kind, form, group)
+@pytest.mark.parametrize(("code_format", "form", "group"), FORMS)
+def test_a_weight_is_expanded_for_many_rows(code_format: str, form: str, group: int) -> None:
+    held, numbers = weight(code_format, form, group)
     assert torch.equal(gpu_quant.expand(held), numbers)
 
 
@@ -166,30 +168,30 @@ def test_matrices_of_different_forms_are_joined_exactly() -> None:
     assert torch.equal(ends.numbers(), want[4:9, 32:128])
 
 
-@pytest.mark.parametrize(("kind", "limit"), [("int4", 0.11), ("int8", 0.008), ("fp8", 0.03)])
-def test_rounding_a_matrix(kind: str, limit: float) -> None:
+@pytest.mark.parametrize(("code_format", "limit"), [("int4", 0.11), ("int8", 0.008), ("fp8", 0.03)])
+def test_rounding_a_matrix(code_format: str, limit: float) -> None:
     w = rand(32, 256)
     w[3] = 0
-    made = quantise(w, kind)
+    made = quantise(w, code_format)
     assert (made.numbers() - w).norm() / w.norm() < limit
     assert torch.equal(made.numbers()[3], torch.zeros(256))
 
 
-@pytest.mark.parametrize("kind", ["int4", "int8", "fp8"])
-def test_zeros_do_not_make_a_matrix_slower(kind: str) -> None:
+@pytest.mark.parametrize("code_format", ["int4", "int8", "fp8"])
+def test_zeros_do_not_make_a_matrix_slower(code_format: str) -> None:
     numbers = torch.cat((rand(4, 256), torch.zeros(4, 256))).to(torch.bfloat16) * 0.1
-    held = pack(quantise(numbers, kind), torch.bfloat16, DEVICE)
+    held = pack(quantise(numbers, code_format), torch.bfloat16, DEVICE)
     assert held.is_small
     assert not held.codes().numbers()[4:].any()
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("kind", "form", "group"), FORMS)
+@pytest.mark.parametrize(("code_format", "form", "group"), FORMS)
 def test_bits_do_not_depend_on_the_batch(
-    kind: str, form: str, group: int, dtype: torch.dtype
+    code_format: str, form: str, group: int, dtype: torch.dtype
 ) -> None:
-    made = codes(kind, form, min(group, 128), n=1024, k=4096)
+    made = codes(code_format, form, min(group, 128), n=1024, k=4096)
     held, numbers = pack(made, dtype, DEVICE), made.numbers(dtype).to(DEVICE)
     x = rand(600, 4096).to(DEVICE, dtype)
     whole = torch.empty(600, 1024, dtype=dtype, device=DEVICE)
@@ -205,9 +207,9 @@ SMALL = [("int4", "small", 32), ("int4", "small", 128), ("int8", "small", 4096),
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("kind", "form", "group"), [*FORMS, *SMALL])
-def test_few_rows_have_the_endings_of_many(kind: str, form: str, group: int) -> None:
-    made = codes(kind, form, group if form == "small" else min(group, 128), n=1024, k=4096)
+@pytest.mark.parametrize(("code_format", "form", "group"), [*FORMS, *SMALL])
+def test_few_rows_have_the_endings_of_many(code_format: str, form: str, group: int) -> None:
+    made = codes(code_format, form, group if form == "small" else min(group, 128), n=1024, k=4096)
     held = pack(made, torch.bfloat16, DEVICE)
     assert can_move(held) == (form == "small")
     numbers = made.numbers(torch.bfloat16).to(DEVICE)

@@ -16,7 +16,7 @@ from hunch.sampling.filters import filter_ref
 pytestmark = pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
 
 SHAPES = [(64, 64), (7, 32), (100, 96), (33, 160), (130, 576)]
-KINDS = {"int4": native.INT4, "int8": native.INT8, "float": native.FLOAT}
+FORMATS = {"int4": native.INT4, "int8": native.INT8, "float": native.FLOAT}
 # A block's inputs and bytes, and where its half floats are.
 BLOCKS = {
     "Q4_0": (32, 18, (0,)),
@@ -28,8 +28,8 @@ BLOCKS = {
     "Q6_K": (256, 210, (208,)),
 }
 BLOCK_SHAPES = [
-    (kind, (num_out, num_in if size == 32 else (num_in + 255) // 256 * 256))
-    for kind, (size, _, _) in BLOCKS.items()
+    (weight_format, (num_out, num_in if size == 32 else (num_in + 255) // 256 * 256))
+    for weight_format, (size, _, _) in BLOCKS.items()
     for num_out, num_in in (SHAPES if size == 32 else SHAPES[1:])
 ]
 
@@ -38,10 +38,10 @@ def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def blocks(kind, num_out, num_in, seed=0):
+def blocks(weight_format, num_out, num_in, seed=0):
     """Random GGUF blocks with sane scales: uint8 [out, bytes of a row]."""
     generator = torch.Generator().manual_seed(seed)
-    size, num_bytes, halves = BLOCKS[kind]
+    size, num_bytes, halves = BLOCKS[weight_format]
     shape = (num_out, num_in // size, num_bytes)
     data = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
     for first in halves:
@@ -58,28 +58,28 @@ def rounded(x_MK, top):
     return ((groups / d.clamp(min=1e-30)).round() * d).reshape(len(x), -1)[:, : x_MK.shape[1]]
 
 
-def of_blocks(kind, shape, data, num_threads=None):
-    matrix = native.NativeMatrix(native.EXACT_FORMAT[kind], *shape, num_threads)
-    matrix.put_blocks(kind, 0, data)
+def of_blocks(weight_format, shape, data, num_threads=None):
+    matrix = native.NativeMatrix(native.EXACT_FORMAT[weight_format], *shape, num_threads)
+    matrix.put_blocks(weight_format, 0, data)
     return matrix
 
 
-@pytest.mark.parametrize(("kind", "shape"), BLOCK_SHAPES)
-def test_blocks_are_kept_bit_for_bit(kind, shape):
-    data = blocks(kind, *shape)
-    matrix = of_blocks(kind, shape, data)
+@pytest.mark.parametrize(("weight_format", "shape"), BLOCK_SHAPES)
+def test_blocks_are_kept_bit_for_bit(weight_format, shape):
+    data = blocks(weight_format, *shape)
+    matrix = of_blocks(weight_format, shape, data)
     got = matrix.rows(torch.arange(shape[0]))
-    assert got.equal(dequantise(kind, data, shape[1]))
+    assert got.equal(dequantise(weight_format, data, shape[1]))
 
 
-@pytest.mark.parametrize(("kind", "shape"), BLOCK_SHAPES)
+@pytest.mark.parametrize(("weight_format", "shape"), BLOCK_SHAPES)
 @pytest.mark.parametrize("num_rows", [1, 5, 8, 9, 40, 70])
 @pytest.mark.parametrize("is_fine", [False, True])
-def test_products_of_blocks(kind, shape, num_rows, is_fine):
-    data, x = blocks(kind, *shape), random(num_rows, shape[1])
-    weight = dequantise(kind, data, shape[1]).double()
+def test_products_of_blocks(weight_format, shape, num_rows, is_fine):
+    data, x = blocks(weight_format, *shape), random(num_rows, shape[1])
+    weight = dequantise(weight_format, data, shape[1]).double()
     expected = rounded(x, 8127 if is_fine else 127) @ weight.T
-    got = of_blocks(kind, shape, data)(x, is_fine=is_fine)
+    got = of_blocks(weight_format, shape, data)(x, is_fine=is_fine)
     size = (x.double().abs() @ weight.abs().T).max()
     # One float32 product decides how x is rounded: of many fine steps, some fall the other way.
     assert (got - expected).abs().max() < (3e-5 if is_fine else 1e-6) * size
@@ -93,47 +93,47 @@ def test_float_products(shape, num_rows):
     torch.testing.assert_close(got, (x.double() @ weight.double().T).float(), atol=1e-4, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "levels"), [("int8", 127), ("int4", 7.5)])
+@pytest.mark.parametrize(("weight_format", "levels"), [("int8", 127), ("int4", 7.5)])
 @pytest.mark.parametrize("num_in", [64, 70])
-def test_floats_are_rounded_to_the_nearest_level(kind, levels, num_in):
+def test_floats_are_rounded_to_the_nearest_level(weight_format, levels, num_in):
     weight = random(10, num_in)
-    matrix = native.NativeMatrix.from_floats(weight, KINDS[kind])
+    matrix = native.NativeMatrix.from_floats(weight, FORMATS[weight_format])
     error = (matrix.rows(torch.arange(10)) - weight).abs().max()
     assert error < 1.05 * weight.abs().max() / levels / 2 + 2e-3  # the scales are half floats
 
 
-def matrix_of(kind, num_threads):
+def matrix_of(weight_format, num_threads):
     """A matrix [72, 256] of floats rounded to a kind, or of a format's blocks."""
-    if kind in KINDS:
-        return native.NativeMatrix.from_floats(random(72, 256), KINDS[kind], num_threads)
-    return of_blocks(kind, (72, 256), blocks(kind, 72, 256), num_threads)
+    if weight_format in FORMATS:
+        return native.NativeMatrix.from_floats(random(72, 256), FORMATS[weight_format], num_threads)
+    return of_blocks(weight_format, (72, 256), blocks(weight_format, 72, 256), num_threads)
 
 
 @pytest.mark.parametrize("is_fine", [False, True])
-@pytest.mark.parametrize("kind", [*KINDS, *BLOCKS])
-def test_a_row_is_the_same_bits_in_any_company_and_with_any_threads(kind, is_fine):
-    one, x = matrix_of(kind, 1), random(64, 256, seed=1)
+@pytest.mark.parametrize("weight_format", [*FORMATS, *BLOCKS])
+def test_a_row_is_the_same_bits_in_any_company_and_with_any_threads(weight_format, is_fine):
+    one, x = matrix_of(weight_format, 1), random(64, 256, seed=1)
     alone = torch.cat([one(row, is_fine=is_fine) for row in x.split(1)])
     for num_rows in [*range(2, 20), 31, 32, 33, 48, 64]:
         assert one(x[:num_rows], is_fine=is_fine).equal(alone[:num_rows]), num_rows
         assert one(x[-num_rows:], is_fine=is_fine).equal(alone[-num_rows:]), num_rows
     for num_threads in (2, 3):
-        team = matrix_of(kind, num_threads)
+        team = matrix_of(weight_format, num_threads)
         assert team(x, is_fine=is_fine).equal(alone)
         assert team(x.flip(0), is_fine=is_fine).equal(alone.flip(0))
 
 
 @pytest.mark.parametrize("data", [0, 0xFF, 0x7F, 0x80])
-@pytest.mark.parametrize("kind", BLOCKS)
-def test_the_largest_sums_of_a_group_do_not_overflow(kind, data):
+@pytest.mark.parametrize("weight_format", BLOCKS)
+def test_the_largest_sums_of_a_group_do_not_overflow(weight_format, data):
     """All weights and all activations at their limits, of one sign."""
-    size, num_bytes, halves = BLOCKS[kind]
+    size, num_bytes, halves = BLOCKS[weight_format]
     packed = torch.full((8, 512 // size, num_bytes), data, dtype=torch.uint8)
     for first in halves:
         packed[..., first : first + 2] = torch.ones(1).half().view(torch.uint8)
     packed = packed.view(8, -1)
-    weight = dequantise(kind, packed, 512)
-    matrix = of_blocks(kind, (8, 512), packed)
+    weight = dequantise(weight_format, packed, 512)
+    matrix = of_blocks(weight_format, (8, 512), packed)
     for is_fine in (False, True):
         for x in (torch.ones(9, 512), -torch.ones(9, 512)):
             got = matrix(x, is_fine=is_fine)

@@ -86,7 +86,7 @@ def write_parts(path: Path, parts: dict[str, tuple[Any, Any]], **fields: Any) ->
 def test_a_quantised_file_is_merged_in_its_own_numbers(tmp_path: Path) -> None:
     """Rows of q stand in another order in such a file than an adapter has them."""
     tensors = random_tensors()
-    weights = open_weights(write_gguf(tmp_path / "model.gguf", tensors, kind="Q8_0"))
+    weights = open_weights(write_gguf(tmp_path / "model.gguf", tensors, block_format="Q8_0"))
     generator = torch.Generator().manual_seed(1)
     modules = {"model.layers.0.self_attn.q_proj": (64, 64), "model.layers.1.mlp.up_proj": (96, 64)}
     parts = {

@@ -133,14 +133,14 @@ VICUNA = {
 
 
 @pytest.mark.parametrize(
-    ("changes", "kind", "theta", "max_len"),
+    ("changes", "rope_type", "theta", "max_len"),
     [(CODE_LLAMA, "default", 1e6, 16384), (VICUNA, "linear", 1e4, 16384)],
     ids=["Code Llama", "Vicuna"],
 )
-def test_models_that_are_llamas_by_another_name(changes, kind, theta, max_len):
+def test_models_that_are_llamas_by_another_name(changes, rope_type, theta, max_len):
     spec = ModelSpec.from_config(COMMON_LLAMA | changes)
     assert spec.rope is not None
-    assert (spec.rope.rope_type, spec.rope.theta, spec.max_len) == (kind, theta, max_len)
+    assert (spec.rope.rope_type, spec.rope.theta, spec.max_len) == (rope_type, theta, max_len)
     assert tensor_shapes(spec)["lm_head.weight"] == (changes["vocab_size"], 4096)
     assert not_native(spec) == []
 

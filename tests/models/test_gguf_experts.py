@@ -76,18 +76,18 @@ def stacked(weights) -> dict[str, np.ndarray]:
             continue
         layer = f"blk.{parts[2]}." if parts[1] == "layers" else ""
         inner = ".".join(parts[3:-1])
-        kind = parts[-1]
+        ending = parts[-1]
         if inner in ("mlp.experts", "feed_forward.experts"):  # [expert, in, out]
-            kind = "bias" if kind.endswith("_bias") else "weight"
-            value = value.swapaxes(1, 2) if kind == "weight" else value
+            ending = "bias" if ending.endswith("_bias") else "weight"
+            value = value.swapaxes(1, 2) if ending == "weight" else value
             if parts[-1].startswith("gate_up"):  # of gpt-oss by turns
                 half = value.shape[1] // 2
                 by_turns = (slice(0, None, 2), slice(1, None, 2))
                 halves = (slice(half), slice(half, None)) if "feed" in inner else by_turns
                 for part, rows in zip(("gate", "up"), halves, strict=True):
-                    found[f"{layer}ffn_{part}_exps.{kind}"] = value[:, rows].copy()
+                    found[f"{layer}ffn_{part}_exps.{ending}"] = value[:, rows].copy()
             else:
-                found[f"{layer}ffn_down_exps.{kind}"] = value.copy()
+                found[f"{layer}ffn_down_exps.{ending}"] = value.copy()
             continue
         if parts[-1] in BARE:
             found[f"{layer}{BARE[parts[-1]]}"] = value.reshape(-1)
@@ -109,7 +109,7 @@ def stacked(weights) -> dict[str, np.ndarray]:
             found[f"{layer}ffn_down_exps.weight"] = value
         elif inner in OWN:
             value = value[0] if inner == "mlp.shared_expert_gate" else value
-            found[f"{layer}{OWN[inner]}.{kind}"] = value
+            found[f"{layer}{OWN[inner]}.{ending}"] = value
         else:
             if config["model_type"] in ("mixtral", "granitemoe") and parts[-2] in (
                 "q_proj",
@@ -123,7 +123,7 @@ def stacked(weights) -> dict[str, np.ndarray]:
     }
 
 
-def write(path: Path, weights, architecture: str, kind: str) -> Path:
+def write(path: Path, weights, architecture: str, block_format: str) -> Path:
     config, writer = weights.config, gguf.GGUFWriter(path, architecture)
     inner = config.get("moe_intermediate_size", config["intermediate_size"])
     numbers = {
@@ -195,11 +195,11 @@ def write(path: Path, weights, architecture: str, kind: str) -> Path:
         writer.add_uint32(f"{architecture}.{key}", value)
     for key, value in reals.items():
         writer.add_float32(f"{architecture}.{key}", value)
-    quantised = gguf.GGMLQuantizationType[kind]
+    quantised = gguf.GGMLQuantizationType[block_format]
     for name, value in stacked(weights).items():
         is_matrix = value.ndim >= 2 and value.shape[-1] % 32 == 0 and "gate_inp" not in name
-        is_matrix &= name.endswith("exps.weight") or kind != "MXFP4"
-        if is_matrix and kind != "F32":
+        is_matrix &= name.endswith("exps.weight") or block_format != "MXFP4"
+        if is_matrix and block_format != "F32":
             writer.add_tensor(name, gguf.quants.quantize(value, quantised), raw_dtype=quantised)
         else:
             writer.add_tensor(name, value)
@@ -222,11 +222,11 @@ def test_numbers_are_those_of_the_hugging_face_file(case, tmp_path):
 
 
 @pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
-@pytest.mark.parametrize(("kind", "held"), [("Q8_0", native.INT8), ("Q4_0", native.INT4)])
-def test_experts_stay_quantised_as_they_are(kind, held, tmp_path):
+@pytest.mark.parametrize(("block_format", "held"), [("Q8_0", native.INT8), ("Q4_0", native.INT4)])
+def test_experts_stay_quantised_as_they_are(block_format, held, tmp_path):
     make("mixtral", tmp_path)
     weights = open_weights(tmp_path)
-    file = open_weights(write(tmp_path / "model.gguf", weights, "llama", kind))
+    file = open_weights(write(tmp_path / "model.gguf", weights, "llama", block_format))
     model = load_native(file, num_threads=1, bits=14)
     experts = [layer.values["experts"].values for layer in model.network.layers]
     assert {each["up"].format for each in experts} == {held}

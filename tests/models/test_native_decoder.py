@@ -301,8 +301,8 @@ def test_auto_keeps_a_gguf_as_it_is(default_files):
 
     model = load_native(open_weights(default_files.path))
     assert model is not None
-    kinds = {matrix.format for layer in model.network.layers for matrix in layer.matrices()}
-    assert kinds == {native.INT4}
+    formats = {matrix.format for layer in model.network.layers for matrix in layer.matrices()}
+    assert formats == {native.INT4}
     assert model.embedding.format == native.INT8
     assert model.weight_bytes < 1.01 * 96.5e6
 

@@ -11,15 +11,15 @@ from hunch.hub.gguf_file import TYPES
 from hunch.models.weights.dequant import FORMATS, dequantise
 
 
-def random_rows(kind: str, num_rows: int, num_blocks: int) -> np.ndarray:
+def random_rows(block_format: str, num_rows: int, num_blocks: int) -> np.ndarray:
     """Random blocks whose fp16 scales are ordinary numbers."""
     rng = np.random.default_rng(7)
-    block_bytes = FORMATS[kind][1]
+    block_bytes = FORMATS[block_format][1]
     blocks = rng.integers(0, 256, (num_rows * num_blocks, block_bytes), dtype=np.uint8)
     halves = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,), "TQ1_0": (52,), "TQ2_0": (64,)}.get(
-        kind, (0,)
+        block_format, (0,)
     )
-    if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
+    if block_format in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
         halves = (0, 2)
     for first in halves:
         scales = rng.normal(size=(len(blocks), 1)).astype(np.float16)
@@ -27,22 +27,23 @@ def random_rows(kind: str, num_rows: int, num_blocks: int) -> np.ndarray:
     return blocks.reshape(num_rows, num_blocks * block_bytes)
 
 
-@pytest.mark.parametrize("kind", sorted(FORMATS))
-def test_numbers_are_those_of_the_reference(kind: str) -> None:
-    rows = random_rows(kind, 7, 3)
+@pytest.mark.parametrize("block_format", sorted(FORMATS))
+def test_numbers_are_those_of_the_reference(block_format: str) -> None:
+    rows = random_rows(block_format, 7, 3)
     with np.errstate(invalid="ignore"):  # scales in pieces may be no numbers here
-        expected = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
-    got = dequantise(kind, torch.from_numpy(rows), 3 * FORMATS[kind][0])
+        expected = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[block_format])
+    got = dequantise(block_format, torch.from_numpy(rows), 3 * FORMATS[block_format][0])
     assert np.array_equal(got.numpy(), expected, equal_nan=True)
 
 
-@pytest.mark.parametrize("kind", ["Q4_1", "Q6_K"])
-def test_a_matrix_larger_than_one_chunk(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("block_format", ["Q4_1", "Q6_K"])
+def test_a_matrix_larger_than_one_chunk(block_format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hunch.models.weights.dequant._CHUNK", 1024)
-    rows = random_rows(kind, 37, 2)
-    expected = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
+    rows = random_rows(block_format, 37, 2)
+    expected = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[block_format])
     assert np.array_equal(
-        dequantise(kind, torch.from_numpy(rows), 2 * FORMATS[kind][0]).numpy(), expected
+        dequantise(block_format, torch.from_numpy(rows), 2 * FORMATS[block_format][0]).numpy(),
+        expected,
     )
 
 
@@ -55,8 +56,8 @@ def test_other_dtypes_are_rounded_from_float32() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_plain_numbers_keep_their_value(dtype: torch.dtype) -> None:
     values = torch.randn(3, 8).to(dtype)
-    kind = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}[dtype]
-    assert torch.equal(dequantise(kind, values.view(torch.uint8), 8), values.float())
+    block_format = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}[dtype]
+    assert torch.equal(dequantise(block_format, values.view(torch.uint8), 8), values.float())
 
 
 def test_block_sizes_are_those_of_the_reference() -> None:

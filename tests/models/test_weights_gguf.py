@@ -45,11 +45,11 @@ def test_the_metadata_is_a_config_its_family_reads(tmp_path, architecture, has_b
     assert spec.width == WIDTH
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-def test_quantised_matrices(tmp_path, kind):
+@pytest.mark.parametrize("block_format", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_quantised_matrices(tmp_path, block_format):
     tensors = random_tensors()
-    weights = open_weights(write_gguf(tmp_path / "m.gguf", tensors, kind=kind))
-    form = gguf.GGMLQuantizationType[kind]
+    weights = open_weights(write_gguf(tmp_path / "m.gguf", tensors, block_format=block_format))
+    form = gguf.GGMLQuantizationType[block_format]
     for name in ("model.layers.1.self_attn.q_proj.weight", "model.layers.0.mlp.up_proj.weight"):
         # Rows are quantised one by one, so their order does not touch the numbers.
         expected = gguf.quants.dequantize(gguf.quants.quantize(tensors[name], form), form)
@@ -57,7 +57,7 @@ def test_quantised_matrices(tmp_path, kind):
 
 
 def test_packed_rows_are_in_the_order_of_the_tensor(tmp_path):
-    weights = open_weights(write_gguf(tmp_path / "m.gguf", random_tensors(), kind="Q4_1"))
+    weights = open_weights(write_gguf(tmp_path / "m.gguf", random_tensors(), block_format="Q4_1"))
     for name in weights.names():
         packed = weights.packed(name)
         if len(weights.shape(name)) == 1:
@@ -72,12 +72,12 @@ def test_packed_rows_are_in_the_order_of_the_tensor(tmp_path):
 
 
 def test_plain_numbers_are_not_packed(tmp_path):
-    weights = open_weights(write_gguf(tmp_path / "m.gguf", random_tensors(), kind="F16"))
+    weights = open_weights(write_gguf(tmp_path / "m.gguf", random_tensors(), block_format="F16"))
     assert all(weights.packed(name) is None for name in weights.names())
 
 
 def test_tensors_can_be_asked_for_in_16_bits(tmp_path):
-    weights = open_weights(write_gguf(tmp_path / "m.gguf", random_tensors(), kind="Q8_0"))
+    weights = open_weights(write_gguf(tmp_path / "m.gguf", random_tensors(), block_format="Q8_0"))
     name = "model.embed_tokens.weight"
     assert torch.equal(weights.tensor(name, torch.bfloat16), weights.tensor(name).bfloat16())
 

@@ -111,18 +111,22 @@ def test_experts_of_gpt_oss(tmp_path: Path) -> None:
     assert torch.equal(codes.numbers(), theirs[1].t())
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"])
-def test_blocks_of_a_gguf_file(kind: str) -> None:
-    size, num_bytes = next((size, count) for name, size, count in TYPES.values() if name == kind)
+@pytest.mark.parametrize(
+    "block_format", ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"]
+)
+def test_blocks_of_a_gguf_file(block_format: str) -> None:
+    size, num_bytes = next(
+        (size, count) for name, size, count in TYPES.values() if name == block_format
+    )
     rng = np.random.default_rng(1)
     rows = rng.integers(0, 256, (5, 2, num_bytes), dtype=np.uint8)
-    for first in {"Q6_K": (208,)}.get(kind, (0, 2) if kind[3] != "0" else (0,)):
+    for first in {"Q6_K": (208,)}.get(block_format, (0, 2) if block_format[3] != "0" else (0,)):
         rows[:, :, first : first + 2] = rng.normal(size=(5, 2, 1)).astype(np.float16).view(np.uint8)
     rows = rows.reshape(5, -1)
-    codes = codes_of(kind, torch.from_numpy(rows))
+    codes = codes_of(block_format, torch.from_numpy(rows))
     assert codes is not None
     assert codes.shape == (5, 2 * size)
-    want = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind])
+    want = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[block_format])
     assert np.array_equal(codes.numbers().numpy(), want)
     assert codes_of("Q3_K", torch.from_numpy(rows)) is None
 

@@ -204,10 +204,10 @@ def test_tables_are_the_small_models_where_those_of_the_target_would_fit(
     assert accepted(target, untrained(target, small, tmp_path / "out", layers=4)) > 0.95
 
 
-@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
-def test_a_gguf_file_gives_layers(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("block_format", ["F32", "Q8_0"])
+def test_a_gguf_file_gives_layers(block_format: str, tmp_path: Path) -> None:
     tensors = {name: value * 0.2 for name, value in random_tensors(is_tied=False).items()}
-    small = write_gguf(tmp_path / "small.gguf", tensors, kind=kind)
+    small = write_gguf(tmp_path / "small.gguf", tensors, block_format=block_format)
     config = {**open_weights(str(small)).config, "hidden_size": 64, "torch_dtype": "float32"}
     assert config["vocab_size"] == VOCAB
     (tmp_path / "same").mkdir()
