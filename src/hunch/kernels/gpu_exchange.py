@@ -83,10 +83,14 @@ def _wait_for(flag_ptr, turn, stop_ptr, limit):
                 tl.store(stop_ptr, stop)
 
 
-@triton.jit(do_not_specialize=["num_words", "per_program", "num_slices", "slice_stride", "limit"])
+@triton.jit(
+    do_not_specialize=[
+        "num_words", "per_program", "num_slices", "slice_stride", "line_stride", "limit",
+    ]
+)  # fmt: skip
 def _exchange_kernel(
     part_ptr, out_ptr, buffers_ptr, turns_ptr, stop_ptr, num_words, per_program, num_slices,
-    slice_stride, limit, RANK: tl.constexpr, SIZE: tl.constexpr, FIRST: tl.constexpr,
+    slice_stride, line_stride, limit, RANK: tl.constexpr, SIZE: tl.constexpr, FIRST: tl.constexpr,
     LAST: tl.constexpr, WRITES: tl.constexpr, IS_SUM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One piece of the parts: write it, tell the others, wait for them, read ranks FIRST to LAST.
@@ -120,7 +124,7 @@ def _exchange_kernel(
     tl.debug_barrier()
     for other in tl.static_range(FIRST, LAST):
         buffer_ptr = tl.load(buffers_ptr + other).to(tl.pointer_type(tl.int32))
-        line_ptr = out_ptr + (other - FIRST) * num_words.to(tl.int64) + first
+        line_ptr = out_ptr + (other - FIRST) * line_stride.to(tl.int64) + first
         for start in range(0, count, BLOCK):
             offs = start + tl.arange(0, BLOCK)
             is_in = offs < count
@@ -142,7 +146,7 @@ class Exchange:
         self.rank, self.size, self.stop_1 = rank, len(buffers), stop_1
         self.buffers_R = torch.tensor(buffers, dtype=torch.int64, device=device)
         self.turns = torch.zeros(MAX_PROGRAMS, dtype=torch.int32, device=device)
-        self.limit = 1 << 27
+        self.limit, self.device = 1 << 27, device
 
     def gather(self, part_SW: Tensor, *, writers: range, readers: range) -> Tensor:
         """The parts of ranks `writers`, as [R, W], for ranks `readers`; all ranks must call it.
@@ -153,14 +157,9 @@ class Exchange:
         lines = writers if self.rank in readers else writers[:0]
         num_words = part_SW.shape[1]
         out_RW = part_SW.new_empty(len(lines), num_words)
-        for start in range(0, num_words, MAX_WORDS):
-            piece_SW = part_SW[:, start : start + MAX_WORDS]
-            piece_RW = out_RW
-            if num_words > MAX_WORDS:
-                piece_RW = out_RW.new_empty(len(lines), piece_SW.shape[1])
-            self._launch(piece_SW, piece_RW, lines, writes=self.rank in writers)
-            if piece_RW is not out_RW:
-                out_RW[:, start : start + MAX_WORDS] = piece_RW
+        for start in range(0, num_words, MAX_WORDS):  # nothing is allocated between two pieces
+            piece = slice(start, start + MAX_WORDS)
+            self._launch(part_SW[:, piece], out_RW[:, piece], lines, writes=self.rank in writers)
         return out_RW
 
     def _launch(self, part_SW: Tensor, out_RW: Tensor, lines: range, *, writes: bool) -> None:
@@ -170,7 +169,7 @@ class Exchange:
         # It starts after all earlier kernels, and the next one after it.
         _exchange_kernel[(cdiv(num_words, per_program),)](
             part_SW, out_RW.view(torch.int32), self.buffers_R, self.turns, self.stop_1, num_words,
-            per_program, len(part_SW), part_SW.stride(0), self.limit, RANK=self.rank,
-            SIZE=self.size, FIRST=lines.start, LAST=lines.stop, WRITES=writes,
+            per_program, len(part_SW), part_SW.stride(0), out_RW.stride(0), self.limit,
+            RANK=self.rank, SIZE=self.size, FIRST=lines.start, LAST=lines.stop, WRITES=writes,
             IS_SUM=part_SW.dtype == torch.float32, BLOCK=block, num_warps=8,
         )  # fmt: skip

@@ -6,7 +6,7 @@ sequences, B blocks of a table.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -98,14 +98,25 @@ class KVCache:
 
     def move(self, source_P: Tensor, target_P: Tensor) -> None:
         """Copy the KV of slots to other slots: that of accepted nodes to their positions'."""
-        self.k_LCMH[:, target_P] = self.k_LCMH[:, source_P]
-        if self.v_LCMH is not self.k_LCMH:
-            self.v_LCMH[:, target_P] = self.v_LCMH[:, source_P]
-        for more in (self.scales, self.others):
-            if more is not None:
-                more.move(source_P, target_P)
+        # Nothing is written before all is read: without memory, no slot has changed.
+        moved = [(cache, cache[:, source_P]) for cache in self._caches()]
+        for cache, taken in moved:
+            cache[:, target_P] = taken
         for tell in self.on_move:
             tell(source_P, target_P)
+
+    def clear(self, slot_P: Tensor) -> None:
+        """Zeros, as at first: masked products must not meet what is not a number."""
+        for cache in self._caches():
+            cache.view(torch.uint8).index_fill_(1, slot_P, 0)
+
+    def _caches(self) -> Iterator[Tensor]:
+        yield self.k_LCMH
+        if self.v_LCMH is not self.k_LCMH:
+            yield self.v_LCMH
+        for more in (self.scales, self.others):
+            if more is not None:
+                yield from more._caches()
 
     def compact(self, source: np.ndarray, target: np.ndarray) -> None:
         """`move`, leaving out slots that stay where they are."""

@@ -313,5 +313,6 @@ class Reduce:
             self._error = error
 
     def check(self) -> None:
-        if self._error is not None:
-            raise self._error
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

@@ -13,7 +13,7 @@ the convolution.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import prod
@@ -96,6 +96,11 @@ class RowStates:
         Then the step cannot be repeated: the row has to begin again, at position 0.
         """
         return num_computed > 0 and bool((self.folded_LX[:, row] > num_computed).any())
+
+    def lose(self, rows: Sequence[int]) -> None:
+        """Let rows count as ahead: a pass failed on another rank, which has changed its states."""
+        for row in rows:
+            self.folded_LX[:, row] = torch.iinfo(torch.int64).max
 
     @staticmethod
     def create(

@@ -23,6 +23,7 @@ from hunch.models.backends import TRITON
 from hunch.models.decoder import Decoder, Hidden, finish_logits
 from hunch.models.fused import FusedLayers, float_logits, unknown_to_kernels
 from hunch.models.fused_layer import Layer, row_norm
+from hunch.parallel.group import Exchange
 
 SHARED_BYTES = 320 * 2**20  # for partial results of rows whose positions programs share
 
@@ -165,6 +166,14 @@ class CudaDecoder:
             table_scale=table.table_scale, project_scale=table.project_scale, scale=table.SCALE,
         )  # fmt: skip
         return input_PX[: len(ids_T)].view(len(ids_T), -1, len(weight_H))
+
+    def exchanges(self, num_tokens: int) -> list[Exchange]:
+        """What a pass over so many tokens exchanges with other ranks, in its order."""
+        return self.fused.exchanges(num_tokens)
+
+    def logit_exchange(self, num_rows: int) -> Exchange:
+        """The same of `logits` of so many states."""
+        return Exchange(num_rows * max(self.decoder.head_sizes), torch.float32)
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """float32 scores of every token after each given hidden state, never rounded to 16 bits."""

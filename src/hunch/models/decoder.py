@@ -19,8 +19,9 @@ from hunch.kernels.quant import Weight
 from hunch.kernels.recurrence import RowStates, StatesShape
 from hunch.layers.attention import Attend, ExactPaged, Paged
 from hunch.layers.block import Block
+from hunch.layers.experts import Experts
 from hunch.layers.latent import LatentBlock
-from hunch.layers.linear import Linear
+from hunch.layers.linear import Linear, RowLinear
 from hunch.layers.part import Part
 from hunch.layers.recurrent import RecurrentBlock
 from hunch.layers.rope import Rope
@@ -30,7 +31,7 @@ from hunch.models.reading import Config
 from hunch.models.recurrent import build_recurrent_block, local_recurrence
 from hunch.models.source import RandomSource, Source
 from hunch.models.spec import MAX_NODES, ModelSpec, read_common
-from hunch.parallel.group import span, spans
+from hunch.parallel.group import Exchange, span, spans
 from hunch.registry import MODELS, resolve
 
 TILE_ROWS = 64  # of every product of a GPU without kernels of ours: as cheap as one row there
@@ -241,6 +242,15 @@ class Decoder(Part):
         for part in self.parts():
             if isinstance(part, Linear):
                 part.weight = part.weight_NK
+
+    def exchanges(self, num_tokens: int) -> list[Exchange]:
+        """What a pass over so many tokens exchanges with other ranks, in its order."""
+        count = sum(isinstance(part, RowLinear | Experts) for part in self.parts())
+        return [Exchange(num_tokens * self.spec.width, self.dtype)] * count
+
+    def logit_exchange(self, num_rows: int) -> Exchange:
+        """The same of `logits` of so many states."""
+        return Exchange(num_rows * max(self.head_sizes), self.dtype)
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """float32 scores of every token after each given hidden state; on rank 0 of a group."""

@@ -35,7 +35,7 @@ from hunch.layers.recurrent import RecurrentBlock
 from hunch.models.fused_latent import FusedLatent
 from hunch.models.fused_layer import Layer, layer_of
 from hunch.models.spec import ModelSpec
-from hunch.parallel.group import SINGLE, Group
+from hunch.parallel.group import SINGLE, Exchange, Group
 
 # From this width on, products of many rows are left to the vendor's library. Narrower models take
 # longer that way, as what goes with a product is launched apart.
@@ -75,6 +75,20 @@ class FusedLayers:
         self.min_width = MIN_QUANTISED_WIDTH if is_small else MIN_WIDTH
         self.min_rows = MIN_QUANTISED_ROWS if is_small else MIN_ROWS
         self.eager_rows = EAGER_ROWS if is_small else ()
+
+    def exchanges(self, num_tokens: int) -> list[Exchange]:
+        """What a pass over so many tokens exchanges with other ranks, in its order."""
+        width = self.layers[0].out.shape[0]
+        padded_rows = Exchange(self.num_rows(num_tokens) * width, torch.float32)
+        rows = Exchange(num_tokens * width, torch.float32)
+        found: list[Exchange] = []
+        for layer in self.layers:
+            found.append(padded_rows)
+            if layer.experts is None or layer.beside is not None:
+                found.append(padded_rows)
+            if layer.experts is not None:
+                found.append(rows)
+        return found
 
     def num_rows(self, num_tokens: int) -> int:
         """Rows that inputs of `run` should have; those past the tokens are never read."""

@@ -37,7 +37,7 @@ from hunch.models.source import FileSource, bias_of
 from hunch.models.spec import MAX_NODES, ModelSpec
 from hunch.models.stage import WHOLE, Stage, StageWeights, stage_spec
 from hunch.models.weights.base import Weights, iterate, read_ahead
-from hunch.parallel.group import SINGLE, Group, span, spans
+from hunch.parallel.group import SINGLE, Exchange, Group, span, spans
 from hunch.registry import MODELS, resolve
 
 DTYPES = ("auto", "int8", "int4", "float32")
@@ -190,6 +190,15 @@ class NativeDecoder:
     ) -> Hidden:
         """The same where other layers stand before these, and left a residual stream."""
         return Hidden(*self.network.forward(None, attn, kv, feature_layers, x_TD.contiguous()))
+
+    def exchanges(self, num_tokens: int) -> list[Exchange]:
+        """What a pass over so many tokens exchanges with other ranks, in its order."""
+        sum_of_rows = Exchange(num_tokens * self.spec.width, torch.float32)
+        return [sum_of_rows] * (2 * len(self.network.layers))
+
+    def logit_exchange(self, num_rows: int) -> Exchange:
+        """The same of `logits` of so many states."""
+        return Exchange(num_rows * max(self.head_sizes), torch.float32)
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """float32 scores of every token after each given hidden state."""

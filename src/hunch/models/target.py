@@ -27,7 +27,7 @@ from hunch.models.spec import ModelSpec
 from hunch.models.stage import WHOLE, Stage
 from hunch.models.weights import Weights, for_length
 from hunch.models.weights.adapter import AdaptedWeights
-from hunch.parallel.group import SINGLE, Group
+from hunch.parallel.group import SINGLE, Exchange, Group
 
 if TYPE_CHECKING:  # needs Triton
     from hunch.kernels.gpu_tiling import Tiler, Tiling
@@ -130,6 +130,17 @@ class FusedTarget(Protocol):
     def logits(self, hidden_MD: Tensor) -> Tensor: ...
 
 
+@runtime_checkable
+class SaysExchanges(Protocol):
+    """A part of a target that knows what its passes exchange with the other parts."""
+
+    def exchanges(self, num_tokens: int) -> list[Exchange]:
+        """In a pass over so many tokens, in its order."""
+
+    def logit_exchange(self, num_rows: int) -> Exchange:
+        """In `logits` of so many states."""
+
+
 @dataclass(slots=True)
 class BegunPass:
     """A pass that other processes are at, or have done."""
@@ -168,6 +179,12 @@ class OverProcesses(Protocol):
 
     def check_alive(self) -> None:
         """Raise where a process is gone: results must not be used then."""
+
+    def check_step(self) -> None:
+        """The same, and raise where one ran out of memory in a pass since the last call."""
+
+    def undo(self) -> None:
+        """A step has failed: forget what its pass has written, on all processes."""
 
     def close(self) -> None:
         """End the other processes."""

@@ -27,6 +27,7 @@ from hunch.kernels.build import num_cores
 from hunch.parallel.link import JOIN_SECONDS, Link, Numbers, rank_device, torchrun_rank
 from hunch.parallel.orders import Op, load_order, order
 from hunch.parallel.part import Layout, Part, dump_model
+from hunch.parallel.whole import NoMemory
 
 BLAME_SECONDS = 10.0  # after a broken line, until the rank that broke it must be known
 LEAVE_SECONDS = 5.0  # that a rank has to leave when it is told to
@@ -91,10 +92,15 @@ class Ranks:
 
     @contextlib.contextmanager
     def in_step(self) -> Iterator[None]:
-        """What all ranks do together; after an error in it they are out of step for good."""
+        """What all ranks do together; after an error in it they are out of step for good.
+
+        Unless memory lacked in a pass: then all have made the pass's exchanges.
+        """
         self.check()
         try:
             yield
+        except NoMemory:
+            raise
         except BaseException as error:
             self._broken = self._reason(error)
             if isinstance(error, RuntimeError):
@@ -108,6 +114,13 @@ class Ranks:
         if self._broken is not None:
             raise EngineError(self._broken)
         self.link.check()
+
+    def without_memory(self) -> str:
+        """Which ranks ran out of memory since this was last asked, and what they say."""
+        with self.in_step():
+            self.send(order(Op.ASK))
+            replies = self.link.tell_rank_0("")
+        return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(replies) if text)
 
     def _reason(self, error: BaseException) -> str:
         if isinstance(error, RuntimeError) and self._watches:

@@ -10,17 +10,22 @@ import os
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hunch.config import ModelConfig
 from hunch.errors import HunchError
+from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
 from hunch.parallel.link import Link, Numbers, rank_device
 from hunch.parallel.orders import Op, Pass, read_load
 from hunch.parallel.part import Layout, Part
+from hunch.parallel.whole import NoMemory
 from hunch.step.batch import Batch
 
 
@@ -34,6 +39,8 @@ class Follower:
         self.steps: dict[int, Any] = {}  # by model: its parts of captured steps
         self.passes: dict[int, Any] = {}  # by KV cache: captured passes of its model
         self.begun: dict[int, deque[Pass]] = {}  # by model: passes for the last stage to take up
+        self.moves: dict[int, list[Tensor]] = {}  # by KV cache: slots whose KV has yet to move
+        self.lacked = ""  # what was said when memory lacked, until rank 0 asks
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -49,14 +56,13 @@ class Follower:
             case Op.LOAD:
                 self._load(read_load(order))
             case Op.FORWARD:
-                # Captured passes take their inputs from the host.
-                device = torch.device("cpu") if int(order[2]) in self.passes else self.link.device
-                self._forward(Pass.unpack(order, device))
+                self._forward(Pass.unpack(order))
             case Op.LOGITS:
                 if (part := self.parts.get(int(order[1]))) is not None:
-                    width = part.model.spec.width
-                    size = (int(order[2]), width)
-                    part.logits(torch.empty(size, dtype=part.model.dtype, device=self.link.device))
+                    self._try(partial(part.follow_logits, int(order[2])))
+            case Op.ASK:
+                said, self.lacked = self.lacked, ""
+                self.link.tell_rank_0(said)
             case Op.ROWS:
                 if (part := self.parts.get(int(order[1]))) is not None:
                     part.output_rows(torch.from_numpy(order[2:]))
@@ -66,16 +72,18 @@ class Follower:
             case Op.STEP:
                 self._step(order[1:].tolist())
             case Op.MOVES:
-                moves_2M = torch.from_numpy(order[2:].reshape(2, -1)).to(self.link.device)
+                if int(order[1]) in self.kv:
+                    self._note_moves(int(order[1]), torch.from_numpy(order[2:].reshape(2, -1)))
+            case Op.CLEAR:
                 if (kv := self.kv.get(int(order[1]))) is not None:
-                    kv.move(*moves_2M)
+                    kv.clear(torch.from_numpy(order[2:]).to(self.link.device))
             case Op.STATES:
                 if (kv := self.kv.get(int(order[1]))) is not None and kv.states is not None:
                     kv.states.copy(int(order[2]), int(order[3]))
             case Op.PASSES:
                 self._capture_passes(*order[1:].tolist())
             case Op.PREPARE:
-                self.passes[int(order[1])].prepare(int(order[2]), int(order[3]))
+                self._prepare_pass(*order[1:].tolist())
             case Op.PROBE:
                 if (part := self.parts.get(int(order[1]))) is not None:
                     part.probe(int(order[2]))
@@ -83,6 +91,7 @@ class Follower:
                 self.parts.pop(int(order[1]), None)
             case Op.FREE:
                 self.kv.pop(int(order[1]), None)
+                self.moves.pop(int(order[1]), None)
                 self.passes.pop(int(order[1]), None)
                 for steps in self.steps.values():
                     steps.forget(int(order[1]))
@@ -111,12 +120,18 @@ class Follower:
         """A part of a captured step."""
         from hunch.parallel.step_parts import StepParts, StepSize  # needs Triton
 
-        asked = StepSize(*numbers)
+        asked, is_new = StepSize(*numbers[:-1]), bool(numbers[-1])
         part = self.parts[asked.model]
         kv = self._kv(part, asked.kv, asked.num_slots)
+        self._move(asked.kv)
         if asked.model not in self.steps:
-            self.steps[asked.model] = StepParts(part)
-        self.steps[asked.model].run(asked, kv)
+            self.steps[asked.model] = StepParts(part, self.link)
+        self.steps[asked.model].run(asked, kv, is_new=is_new)
+
+    def _prepare_pass(self, model: int, kv: int, size: int, depth: int) -> None:
+        from hunch.parallel.step_parts import prepare_led  # needs Triton
+
+        prepare_led(self.parts[model], self.link, self.passes[kv], size, depth)
 
     def _capture_passes(self, model: int, kv: int, num_slots: int, *sizes: int) -> None:
         from hunch.parallel.step_parts import passes_of  # needs Triton
@@ -133,13 +148,44 @@ class Follower:
         return self.kv[number]
 
     def _run(self, part: Part, asked: Pass) -> None:
-        kv = self._kv(part, asked.kv, asked.num_slots, asked.rows)
-        if asked.moves_2M.shape[1]:
-            kv.move(*asked.moves_2M.to(self.link.device))
+        """A pass; without memory for it, nothing of it counts."""
+        self._note_moves(asked.kv, asked.moves_2M)
+
+        def prepared() -> KVCache:
+            kv = self._kv(part, asked.kv, asked.num_slots, asked.rows)
+            self._move(asked.kv)
+            return kv
+
+        batch = Batch(asked.ids_T, asked.attn, [])
         if asked.kv in self.passes:
-            self.passes[asked.kv].forward(Batch(asked.ids_T, asked.attn, []))
-        else:
-            part.forward(asked.ids_T, asked.attn, kv, asked.feature_layers)
+            from hunch.parallel.step_parts import run_led  # needs Triton
+
+            self._try(partial(run_led, part, self.passes[asked.kv], batch, prepared))
+            return
+
+        def inputs() -> tuple[Tensor, AttnInputs, KVCache]:
+            moved = batch.to(self.link.device)
+            return moved.ids_T, moved.attn, prepared()
+
+        self._try(partial(part.run, len(asked.ids_T), asked.feature_layers, inputs))
+
+    def _try(self, share: Callable[[], object]) -> None:
+        """This rank's share of a pass. If memory lacks for it, rank 0 will ask."""
+        try:
+            share()
+        except NoMemory as error:
+            self.lacked = str(error) or "no memory"
+
+    def _note_moves(self, kv: int, moves_2M: Tensor) -> None:
+        if moves_2M.shape[1]:
+            self.moves.setdefault(kv, []).append(moves_2M)
+
+    def _move(self, number: int) -> None:
+        """Move KV as rank 0 did; without memory for it, before the next pass."""
+        waiting = self.moves.get(number, [])
+        while waiting:
+            self.kv[number].move(*waiting[0].to(self.link.device))
+            del waiting[0]
 
 
 def leave_with_parent() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -20,12 +20,21 @@ Share = tuple[int, int]  # [first, last) of something that is split
 UNITS = (256, 128, 64, 32)  # a split at such places cuts no block of quantised weights
 
 
+class Exchange(NamedTuple):
+    """What ranks exchange at one place of a pass."""
+
+    num_numbers: int  # of each rank's part
+    dtype: torch.dtype
+    is_broadcast: bool = False
+
+
 class Group(Protocol):
     """Ranks 0 to size - 1. Every rank calls the same methods in the same order."""
 
     rank: int
     size: int
     is_captured: bool  # a captured step can hold what it does
+    num_made: int  # exchanges so far in which this rank took part
 
     def all_reduce(self, part: Tensor) -> Tensor:
         """The sum of every rank's part, added in rank order so that all ranks get the same bits."""
@@ -42,6 +51,9 @@ class Group(Protocol):
     def broadcast(self, tensor: Tensor) -> Tensor:
         """Rank 0's tensor on every rank; written into what the others give."""
 
+    def withdraw(self, exchange: Exchange) -> None:
+        """Take part in an exchange with a part that is not a number (see `nothing`)."""
+
 
 class SingleGroup:
     """One device: nothing to join."""
@@ -49,6 +61,7 @@ class SingleGroup:
     rank = 0
     size = 1
     is_captured = True
+    num_made = 0
 
     def all_reduce(self, part: Tensor) -> Tensor:
         return part
@@ -61,6 +74,9 @@ class SingleGroup:
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         return tensor
+
+    def withdraw(self, exchange: Exchange) -> None:
+        return None
 
 
 class Memory(Protocol):
@@ -85,6 +101,12 @@ def added(parts: Tensor) -> Tensor:
     return total
 
 
+def nothing(exchange: Exchange, device: torch.device | str = "cpu") -> Tensor:
+    """The part of a rank that has withdrawn: not a number, or 0 where whole numbers travel."""
+    value = torch.nan if exchange.dtype.is_floating_point else 0
+    return torch.full((exchange.num_numbers,), value, dtype=exchange.dtype, device=device)
+
+
 def padded(part: Tensor, size: int) -> Tensor:
     """A part whose last dimension is as long as the longest of all ranks."""
     if part.shape[-1] == size:
@@ -104,9 +126,11 @@ class DistGroup:
 
     is_captured = False
 
-    def __init__(self, process_group: dist.ProcessGroup, *, through_host: bool = False) -> None:
+    def __init__(
+        self, process_group: dist.ProcessGroup, device: torch.device, *, through_host: bool = False
+    ) -> None:
         """`through_host`: tensors of a GPU travel by way of the CPU's memory."""
-        self._group = process_group
+        self._group, self._device, self.num_made = process_group, device, 0
         self._through_host = through_host
         self.rank = process_group.rank()
         self.size = process_group.size()
@@ -127,15 +151,24 @@ class DistGroup:
         options.rootRank, options.rootTensor = 0, 0
         sent = tensor.cpu() if self._through_host else tensor.contiguous()
         self._group.broadcast([sent], options).wait()
+        self.num_made += 1
         if sent is not tensor:
             tensor.copy_(sent)
         return tensor
+
+    def withdraw(self, exchange: Exchange) -> None:
+        part = nothing(exchange, self._device)
+        if exchange.is_broadcast:
+            self.broadcast(part)
+        else:
+            self._all(part)
 
     def _all(self, part: Tensor) -> Tensor:
         """Every rank's part, [rank, ...]."""
         sent = part.cpu() if self._through_host else part.contiguous()
         parts = sent.new_empty(self.size, *sent.shape)
         self._group._allgather_base(parts.view(-1), sent.view(-1)).wait()
+        self.num_made += 1
         return parts.to(part.device)
 
 
@@ -146,32 +179,47 @@ class NearGroup:
 
     def __init__(self, memory: Memory) -> None:
         self.rank, self.size, self._memory = memory.rank, memory.size, memory
+        self.num_made = 0
 
     def all_reduce(self, part: Tensor) -> Tensor:
         part = part.contiguous()
         if part.dtype == torch.float32:
-            return self._memory.sum(part)
-        return added(self._memory.gather(part))
+            total = self._memory.sum(part)
+            self.num_made += 1
+            return total
+        return added(self._all(part))
 
     def gather(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
-        parts = self._memory.gather(padded(part, max(sizes)).contiguous())
+        parts = self._all(padded(part, max(sizes)).contiguous())
         return part if self.rank else joined(parts, sizes)
 
     def all_slices(self, part_STD: Tensor) -> Tensor:
-        return self._memory.gather(added(part_STD).contiguous())
+        return self._all(added(part_STD).contiguous())
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         sent = tensor.contiguous()
         self._memory.broadcast(sent)
+        self.num_made += 1
         if sent is not tensor:
             tensor.copy_(sent)
         return tensor
+
+    def withdraw(self, exchange: Exchange) -> None:
+        self._all(nothing(exchange))  # its pieces are those of a broadcast or a sum, too
+
+    def _all(self, part: Tensor) -> Tensor:
+        """Every rank's part, [rank, ...]."""
+        parts = self._memory.gather(part)
+        self.num_made += 1
+        return parts
 
 
 class Line:
     """Tensors from one rank to another. A sender goes on at once."""
 
-    MAX_SENT = 4  # messages that wait to be taken; a sender with more of them waits
+    # Messages that wait to be taken; a sender with more of them waits. They are more than passes
+    # under way: no rank waits here when rank 0 asks all of them something.
+    MAX_SENT = 64
 
     def __init__(
         self, process_group: Any, device: torch.device, *, through_host: bool = False

@@ -88,7 +88,7 @@ class Link:
 
     def _joined(self, size: int, first: int) -> Group:
         made, through_host = self._processes(f"group {size} {first}", self.rank - first, size)
-        return DistGroup(made, through_host=through_host)
+        return DistGroup(made, self.device, through_host=through_host)
 
     def _shared(self, size: int, first: int) -> Group | None:
         """Through GPU memory that all these ranks map; None: not all of them can."""

@@ -28,13 +28,15 @@ class Op(IntEnum):
     FREE = 5  # a KV cache
     CLOSE = 6
     FINISH = 7  # model: its last stage takes up the oldest pass that was begun
-    STEP = 8  # a part of a captured step: what `StepSize` says, then the table's size
+    STEP = 8  # a part of a captured step: what `StepSize` says, and whether it is captured now
     PASSES = 12  # model, KV cache, its slots, rows and blocks of a table, block size: capture them
-    PREPARE = 13  # KV cache, tokens, tree depth: capture a pass of this size now
+    PREPARE = 13  # model, KV cache, tokens, tree depth: capture a pass of this size now
     PROBE = 10  # model, times: add up a row of its width over the ranks, to see how long it takes
     DROP = 11  # a model
     MOVES = 9  # a KV cache, then slots whose KV moves and where to
     STATES = 14  # a KV cache, the row whose recurrent state is copied, and where to
+    CLEAR = 16  # a KV cache, then slots whose KV is worth nothing
+    ASK = 15  # whether a rank ran out of memory since it was last asked
 
 
 def order(op: Op, *numbers: int) -> Numbers:
@@ -92,7 +94,8 @@ class Pass:
         return attn.table_SB[:, : longest // attn.block_size + 1]
 
     @staticmethod
-    def unpack(numbers: Numbers, device: torch.device) -> Pass:
+    def unpack(numbers: Numbers) -> Pass:
+        """In the host's memory."""
         sizes = numbers[1:15].tolist()
         model, kv, num_slots, num_rows, num_places, count, num_seqs, num_blocks = sizes[:8]
         depth, block_size, num_features, num_spans, num_moves, num_named = sizes[8:]
@@ -102,7 +105,7 @@ class Pass:
             nonlocal rest
             size = int(np.prod(shape))
             taken, rest = rest[:size], rest[size:]
-            return torch.from_numpy(taken.reshape(shape)).to(device)
+            return torch.from_numpy(taken.reshape(shape))
 
         ids_T, pos_T, slot_T, seq_T, base_T = (take(count) for _ in range(5))
         table_SB = take(num_seqs, num_blocks)

@@ -6,7 +6,9 @@ travel together.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +23,11 @@ from hunch.models.decoder import Hidden
 from hunch.models.load import spec_of
 from hunch.models.spec import ModelSpec
 from hunch.models.stage import Stage
-from hunch.models.target import Target, load_target
+from hunch.models.target import SaysExchanges, Target, load_target
 from hunch.models.weights import open_weights, with_overrides
-from hunch.parallel.group import Group, Line, span
+from hunch.parallel.group import Exchange, Group, Line, span
 from hunch.parallel.link import Link
+from hunch.parallel.whole import NoMemory, Withdrawals, run_whole, withdrawals_of
 from hunch.step.kv_cache import allocate, allocate_states
 
 
@@ -90,27 +93,75 @@ class Part:
         self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
     ) -> Hidden:
         """This part's share of a pass. Only the last stage's states are worth anything."""
+        return self.run(len(ids_T), feature_layers, lambda: (ids_T, attn, kv))
+
+    def run(
+        self,
+        num_tokens: int,
+        feature_layers: tuple[int, ...],
+        inputs: Callable[[], tuple[Tensor, AttnInputs, KVCache]],
+    ) -> Hidden:
+        """`forward`, with inputs that take memory too. Without memory, others do not wait."""
+        withdrawals = partial(self.withdrawals, num_tokens)
         if self.line is None:
-            return self.model.forward(ids_T, attn, kv, feature_layers)
+
+            def whole_pass() -> Hidden:
+                return self.model.forward(*inputs(), feature_layers)
+
+            return run_whole(self.group, whole_pass, withdrawals)
         layers, wanted = self.stage.layers(self.spec), sorted({*feature_layers})
+        got_KTD: Tensor | None = None
+        if not self.stage.is_first:
+            num_earlier = sum(layer <= layers.start for layer in wanted)
+            size = (1 + num_earlier, num_tokens, self.spec.width)
+            got_KTD = self.line.receive(size, self.model.dtype, self.before)
+        stage = partial(self._run_stage, got_KTD, inputs, feature_layers)
+        if self.stage.is_last:
+            return run_whole(self.group, stage, withdrawals)
+
+        def stage_and_stack() -> tuple[Hidden, Tensor]:
+            hidden = stage()
+            return hidden, torch.stack([hidden.last_TD, *hidden.features])
+
+        try:
+            hidden, sent_KTD = run_whole(self.group, stage_and_stack, withdrawals)
+        except NoMemory:
+            num_sent = 1 + sum(layer <= layers.stop for layer in wanted)
+            size, like = (num_sent, num_tokens, self.spec.width), self.model
+            sent_KTD = torch.full(size, torch.nan, dtype=like.dtype, device=like.device)
+            self.line.send(sent_KTD, self.after)
+            raise
+        self.line.send(sent_KTD, self.after)
+        return hidden
+
+    def _run_stage(
+        self,
+        got_KTD: Tensor | None,
+        inputs: Callable[[], tuple[Tensor, AttnInputs, KVCache]],
+        feature_layers: tuple[int, ...],
+    ) -> Hidden:
+        """A stage's layers. States after layers that are asked for go on to the last stage."""
+        layers, wanted = self.stage.layers(self.spec), sorted({*feature_layers})
+        ids_T, attn, kv = inputs()
         found: dict[int, Tensor] = {}
-        if self.stage.is_first:
+        if got_KTD is None:
             own = [layer for layer in wanted if layer <= layers.stop]
             hidden = self.model.forward(ids_T, attn, kv, tuple(own))
         else:
             earlier = [layer for layer in wanted if layer <= layers.start]
             own = [layer for layer in wanted if layers.start < layer <= layers.stop]
-            size = (1 + len(earlier), len(ids_T), self.spec.width)
-            got_KTD = self.line.receive(size, self.model.dtype, self.before)
             found = dict(zip(earlier, got_KTD[1:], strict=True))
             numbers = tuple(layer - layers.start for layer in own)
             hidden = self.model.forward_stream(got_KTD[0], attn, kv, numbers)
         found |= dict(zip(own, hidden.features, strict=True))
-        if not self.stage.is_last:
-            sent = [hidden.last_TD, *(found[layer] for layer in sorted(found))]
-            self.line.send(torch.stack(sent), self.after)
-            return hidden
-        return Hidden(hidden.last_TD, tuple(found[layer] for layer in feature_layers))
+        order = feature_layers if self.stage.is_last else sorted(found)
+        return Hidden(hidden.last_TD, tuple(found[layer] for layer in order))
+
+    def withdrawals(self, num_tokens: int) -> Withdrawals:
+        """From all exchanges of a pass over so many tokens."""
+        model = self.model
+        assert isinstance(model, SaysExchanges)
+        return withdrawals_of(self.group, model.exchanges(num_tokens))
 
     def probe(self, count: int) -> None:
         """What a layer does twice besides computing: add up a row of states over the ranks."""
@@ -120,7 +171,27 @@ class Part:
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         """Scores after the states that rank 0 has; they are whole on rank 0."""
-        return self.model.logits(self.group.broadcast(hidden_MD))
+        return self._logits(len(hidden_MD), lambda: hidden_MD)
+
+    def follow_logits(self, num_rows: int) -> Tensor:
+        """The same on other ranks, after so many states."""
+        size, like = (num_rows, self.spec.width), self.model
+        return self._logits(
+            num_rows, lambda: torch.empty(size, dtype=like.dtype, device=like.device)
+        )
+
+    def _logits(self, num_rows: int, states: Callable[[], Tensor]) -> Tensor:
+        model = self.model
+
+        def scores() -> Tensor:
+            return model.logits(self.group.broadcast(states()))
+
+        def withdrawals() -> Withdrawals:
+            assert isinstance(model, SaysExchanges)
+            shared = Exchange(num_rows * self.spec.width, model.dtype, is_broadcast=True)
+            return withdrawals_of(self.group, [shared, model.logit_exchange(num_rows)])
+
+        return run_whole(self.group, scores, withdrawals)
 
     def output_rows(self, ids_C: Tensor) -> Tensor:
         """Rows of the output matrix, each from the rank that has it."""

@@ -19,7 +19,14 @@ import torch
 from torch import Tensor
 
 from hunch.errors import EngineError
-from hunch.kernels.gpu_exchange import PEERS_DIED, TIMED_OUT, Exchange, buffer_words
+from hunch.kernels.gpu_exchange import (
+    MAX_WORDS,
+    PEERS_DIED,
+    TIMED_OUT,
+    Exchange,
+    buffer_words,
+)
+from hunch.parallel import group
 from hunch.parallel.group import added, joined, padded
 
 HANDLE_BYTES = 64  # of CUDA's memory handles
@@ -37,6 +44,7 @@ class SharedGroup:
     def __init__(self, exchange: Exchange) -> None:
         self.rank, self.size, self._exchange = exchange.rank, exchange.size, exchange
         self._all, self._first = range(self.size), range(1)
+        self.num_made, self._device = 0, exchange.device
 
     def all_reduce(self, part: Tensor) -> Tensor:
         return added(self._gathered(part, self._all, self._all))
@@ -47,7 +55,9 @@ class SharedGroup:
 
     def all_slices(self, part_STD: Tensor) -> Tensor:
         size, part_SW = part_STD.shape[1:], part_STD.flatten(1)
-        return self._exchange.gather(part_SW, writers=self._all, readers=self._all).view(-1, *size)
+        out_RW = self._exchange.gather(part_SW, writers=self._all, readers=self._all)
+        self.num_made += 1
+        return out_RW.view(-1, *size)
 
     def broadcast(self, tensor: Tensor) -> Tensor:
         found = self._gathered(tensor, self._first, self._all[1:])
@@ -55,10 +65,23 @@ class SharedGroup:
             tensor.copy_(found[0])
         return tensor
 
+    def withdraw(self, exchange: group.Exchange) -> None:
+        """In pieces, as it takes little memory then: pieces are what long parts travel in."""
+        per_word = 4 // min(exchange.dtype.itemsize, 4)
+        words_each = max(exchange.dtype.itemsize // 4, 1)
+        num_words = -(-exchange.num_numbers // per_word) * words_each
+        piece = exchange._replace(num_numbers=min(num_words, MAX_WORDS) // words_each * per_word)
+        word_W = _words(group.nothing(piece, self._device))
+        for start in range(0, num_words, MAX_WORDS):
+            part_1W = word_W[None, : num_words - start]
+            self._exchange.gather(part_1W, writers=self._all, readers=self._all[:0])
+        self.num_made += 1
+
     def _gathered(self, part: Tensor, writers: range, readers: range) -> Tensor:
         """Parts of the writers, [R, ...], on the readers."""
         word_W = _words(part.contiguous())
         out_RW = self._exchange.gather(word_W[None], writers=writers, readers=readers)
+        self.num_made += 1
         flat_R = out_RW if part.dtype == torch.float32 else out_RW.view(part.dtype)
         return flat_R[:, : part.numel()].view(len(out_RW), *part.shape)
 

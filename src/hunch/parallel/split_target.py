@@ -10,9 +10,11 @@ P slots that move.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -37,9 +39,11 @@ from hunch.parallel.executor import (
     start_ranks,
     threads_of_rank,
 )
+from hunch.parallel.group import spans
 from hunch.parallel.orders import Op, Pass, order
 from hunch.parallel.part import Layout
 from hunch.parallel.split_backend import SplitBackend
+from hunch.parallel.whole import NoMemory
 
 if TYPE_CHECKING:
     from hunch.parallel.step_parts import LedPasses, StepLead, StepSize
@@ -78,6 +82,10 @@ class SplitTarget:
         ranks.link.is_ahead |= self.backend.captures_steps
         self._caches: dict[int, _Cache] = {}  # by the id of the keys' tensor
         self._freed: list[int] = []
+        self._head_sizes = spans(self.spec.vocab_size, num_ranks)
+        # Passes for which ranks may have had no memory, and a number of each result.
+        self._unchecked: list[BegunPass] = []
+        self._numbers: list[Tensor] = []
         self._output_VD: Tensor | None = None  # of all ranks, once a drafter asked for it
 
     def _can_capture(self) -> bool:
@@ -112,15 +120,15 @@ class SplitTarget:
         with self.ranks.in_step():
             self.ranks.send(order(Op.PASSES, self._number, *sizes))
         own = passes_of(self._part, kv, *size_XB, block_size, layers, pool)
-        return LedPasses(self, own)
+        return LedPasses(self, self._part, own)
 
     def tell_prepare(self, kv: KVCache, size: int, depth: int) -> None:
         """Let the other ranks capture a pass of this size."""
         with self.ranks.in_step():
-            self.ranks.send(order(Op.PREPARE, self._cache(kv).number, size, depth))
+            self.ranks.send(order(Op.PREPARE, self._number, self._cache(kv).number, size, depth))
 
-    def tell_step(self, asked: Callable[..., StepSize], kv: KVCache) -> None:
-        """Let the other ranks launch their part of a captured step."""
+    def tell_step(self, asked: Callable[..., StepSize], kv: KVCache, is_new: bool) -> None:
+        """Let the other ranks launch their part of a captured step, or capture it."""
         cache = self._cache(kv)
         with self.ranks.in_step():
             self._free()
@@ -129,7 +137,7 @@ class SplitTarget:
                 numbers = order(Op.MOVES, cache.number)
                 self.ranks.send(np.concatenate([numbers, moves_2M.numpy().reshape(-1)]))
             size = asked(model=self._number, kv=cache.number, num_slots=kv.k_LCMH.shape[1])
-            self.ranks.send(order(Op.STEP, *size))
+            self.ranks.send(order(Op.STEP, *size, int(is_new)))
 
     @property
     def tables(self) -> tuple[Tensor, Weight] | None:
@@ -194,10 +202,43 @@ class SplitTarget:
 
     def finish(self, begun: BegunPass) -> Hidden:
         """The states after a pass, the same on all ranks of the last stage."""
-        with self.ranks.in_step():
+        with self.checked(begun):
             if self.layout.num_stages > 1 and self.layout.num_ranks > 1:
                 self.ranks.send(order(Op.FINISH, self._number))
-            return self._part.forward(begun.ids_T, begun.attn, begun.kv, begun.feature_layers)
+            hidden = self._part.forward(begun.ids_T, begun.attn, begun.kv, begun.feature_layers)
+            self.note(hidden)
+        return hidden
+
+    @contextmanager
+    def checked(self, begun: BegunPass) -> Iterator[None]:
+        """A pass of all ranks; without memory for it on this one, it is undone."""
+        self._unchecked.append(begun)
+        try:
+            with self.ranks.in_step():
+                yield
+        except NoMemory:
+            self.undo()
+            raise
+
+    def note(self, hidden: Hidden) -> None:
+        """States of a pass, by which `check_memory` sees whether all ranks had memory for it."""
+        if hidden.last_TD.numel():
+            self._numbers.append(hidden.last_TD[0, 0])
+
+    def undo(self) -> None:
+        """On all ranks, forget what passes have written since the last check.
+
+        KV that is not a number must stay nowhere, and rows' recurrent states are lost.
+        """
+        passes, self._unchecked, self._numbers = self._unchecked, [], []
+        for begun in passes:
+            if begun.kv.states is not None and begun.attn.row_S is not None:
+                begun.kv.states.lose(begun.attn.row_S.tolist())
+            slot_P = begun.attn.slot_T[begun.attn.slot_T >= 0]
+            with self.ranks.in_step():
+                numbers = order(Op.CLEAR, self._cache(begun.kv).number)
+                self.ranks.send(np.concatenate([numbers, slot_P.cpu().numpy()]))
+            begun.kv.clear(slot_P.to(self.device))
 
     def forward_stream(
         self, x_TD: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
@@ -208,10 +249,33 @@ class SplitTarget:
         """float32 scores of every token; each rank computes a part of the vocabulary."""
         hidden_MD = hidden_MD.to(self.dtype).contiguous()
         if self.layout.num_ranks == 1:
+            self.check_memory()
             return self._part.model.logits(hidden_MD)
         with self.ranks.in_step():
             self.ranks.send(order(Op.LOGITS, self._number, len(hidden_MD)))
-            return self._part.logits(hidden_MD)
+            logits_MV = self._part.logits(hidden_MD)
+        if len(logits_MV):
+            # One of each other rank.
+            self._numbers += [logits_MV[0, first] for first in accumulate(self._head_sizes[:-1])]
+        self.check_memory()  # nothing may be chosen by logits that are no numbers
+        return logits_MV
+
+    def check_memory(self) -> None:
+        """Raise where a rank ran out of memory in what was computed since the last call.
+
+        Its parts are not numbers then. A model may compute such numbers by itself: ranks are asked.
+        """
+        if self._numbers:
+            total = torch.stack([number.float() for number in self._numbers]).sum()
+            if bool(total.isnan()) and (reason := self.ranks.without_memory()):
+                self.undo()
+                raise NoMemory(reason)
+        self._numbers, self._unchecked = [], []
+
+    def check_step(self) -> None:
+        """Raise where a rank is gone or ran out of memory: a step's result must not be used."""
+        self.check_alive()
+        self.check_memory()
 
     def output_rows(self, ids_C: Tensor) -> Tensor:
         """Rows of the output matrix, [C, D]."""

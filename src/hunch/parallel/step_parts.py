@@ -11,9 +11,10 @@ K), P tree depth, X rows of the engine, B blocks of a table, M rows of logits, W
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,9 +24,11 @@ from hunch.kernels.gpu_step import compact
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.step import TOKENS, StepRows
 from hunch.models.decoder import Hidden
-from hunch.models.target import FusedTarget
-from hunch.parallel.group import Group
+from hunch.models.target import FusedTarget, SaysExchanges
+from hunch.parallel.group import Exchange, Group
+from hunch.parallel.link import Link
 from hunch.parallel.part import Part
+from hunch.parallel.whole import NoMemory, Withdrawals, run_whole, withdrawals_of
 from hunch.step.batch import Batch
 from hunch.step.capture import Graph, new_pool
 from hunch.step.parts import Piece
@@ -33,6 +36,10 @@ from hunch.step.passes import PassGraphs
 
 if TYPE_CHECKING:
     from hunch.parallel.split_target import SplitTarget
+
+log = logging.getLogger("hunch")
+
+Made = TypeVar("Made")
 
 
 class StepSize(NamedTuple):
@@ -60,10 +67,18 @@ class StepLead:
         self.tiler, self.tiling = part.model.tiler, part.model.tiling
         self.timing = part.model.timing
 
-    def before(
-        self, piece: Piece, size: tuple[int, int, int], table_XB: Tensor, block_size: int
-    ) -> Callable[[], None]:
-        """What must be called before a graph of this size runs."""
+    def captured(
+        self,
+        piece: Piece,
+        size: tuple[int, int, int],
+        table_XB: Tensor,
+        block_size: int,
+        graph: Callable[[Callable[[bool], None]], Graph],
+    ) -> Graph:
+        """A graph of rank 0 and those of the others; without memory for one, there is none.
+
+        So a step that was captured finds all its graphs, and they take no memory any more.
+        """
         asked = partial(StepSize, piece=piece, num_rows=size[0], num_nodes=size[1], depth=size[2])
         table_rows, table_blocks = table_XB.shape
         table = {
@@ -71,11 +86,35 @@ class StepLead:
             "table_blocks": table_blocks,
             "block_size": block_size,
         }
+        tell = partial(self._target.tell_step, partial(asked, **table), self._kv)
+        ranks = self._target.ranks
+        with ranks.in_step():
+            found, reason = agreed(
+                self._part,
+                ranks.link,
+                partial(graph, tell),
+                partial(self._withdrawals, piece, size, table_blocks),
+            )
+        if found is None:
+            raise NoMemory(reason)
+        return found
 
-        def tell() -> None:
-            self._target.tell_step(partial(asked, **table), self._kv)
+    def _withdrawals(
+        self, piece: Piece, size: tuple[int, int, int], table_blocks: int
+    ) -> Withdrawals:
+        num_rows, num_nodes, depth = size
+        group, num_tokens = self._part.group, num_rows * (num_nodes + 1)
+        if piece == Piece.FINISH:
+            return withdrawals_of(group, finish_exchanges(self._part, size))
 
-        return tell
+        def share_nothing() -> None:
+            """Inputs of no rows."""
+            columns_5T = torch.zeros(5, num_tokens, dtype=torch.int64, device=self.device)
+            columns_5T[2], columns_5T[4] = -1, 1
+            rest = columns_5T.new_zeros(num_rows * table_blocks + num_tokens * depth)
+            group.broadcast(torch.cat([columns_5T.view(-1), rest]))
+
+        return [share_nothing, *self._part.withdrawals(num_tokens)]
 
     def forward(
         self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
@@ -129,23 +168,87 @@ def share_path(group: Group, rows: StepRows) -> None:
     rows.result_RC[:, TOKENS].copy_(got_W[-num_rows:])
 
 
+def agreed(
+    part: Part, link: Link, make: Callable[[], Made], withdrawals: Callable[[], Withdrawals]
+) -> tuple[Made | None, str]:
+    """What this rank makes while the others make theirs; None if a rank lacks the memory, and why.
+
+    All ranks must call it.
+    """
+    made, reason = None, ""
+    try:
+        made = run_whole(part.group, make, withdrawals)
+    except NoMemory as error:
+        reason = str(error) or "no memory"
+    told = [f"rank {rank}: {text}" for rank, text in enumerate(link.tell_rank_0(reason)) if text]
+    return (None, "; ".join(told)) if told else (made, "")
+
+
+def finish_exchanges(part: Part, size: tuple[int, int, int]) -> list[Exchange]:
+    """What the second graph of a step exchanges."""
+    num_rows, num_nodes, depth = size
+    num_k = num_nodes + 1
+    assert isinstance(part.model, SaysExchanges)
+    found = [part.model.logit_exchange(num_rows * num_k)]
+    if depth:
+        found.append(Exchange(num_rows * (num_k + 1), torch.int64, is_broadcast=True))
+    return found
+
+
+def run_led(
+    part: Part, passes: PassGraphs, batch: Batch, before: Callable[[], object] = int
+) -> Hidden:
+    """A pass of this rank; every rank pads it alike, and has captured the same sizes."""
+    fit = passes.fit(batch)
+    is_captured = fit is not None and passes.has(fit.size, fit.depth)
+    num_tokens = fit.size if fit is not None and is_captured else len(batch.ids_T)
+
+    def run() -> Hidden:
+        before()
+        return passes.run(batch, fit)
+
+    return run_whole(part.group, run, partial(part.withdrawals, num_tokens))
+
+
+def prepare_led(part: Part, link: Link, passes: PassGraphs, size: int, depth: int) -> str:
+    """Capture a pass on all ranks or, without memory for it, on none; why it is on none."""
+
+    def make() -> bool:
+        passes.prepare(size, depth)
+        return True
+
+    _, reason = agreed(part, link, make, partial(part.withdrawals, size))
+    if reason:
+        passes.drop(size, depth)
+    return reason
+
+
 class LedPasses:
     """Passes that rank 0's host packs, captured on every rank (see `PassGraphs`)."""
 
-    def __init__(self, target: SplitTarget, own: PassGraphs) -> None:
-        self._target, self._own = target, own
+    def __init__(self, target: SplitTarget, part: Part, own: PassGraphs) -> None:
+        self._target, self._part, self._own = target, part, own
+        self._refused: set[tuple[int, int]] = set()  # sizes for which a rank had no memory
 
     def forward(self, batch: Batch) -> Hidden:
-        """Every rank pads and captures alike: its choices depend on sizes alone."""
-        self._target.begin(batch.ids_T, batch.attn, self._own.kv)
-        with self._target.ranks.in_step():
-            hidden: Hidden = self._own.forward(batch)
+        fit = self._own.fit(batch)
+        if fit is not None and not self._own.has(fit.size, fit.depth):
+            self.prepare(fit.size, fit.depth)
+        with self._target.checked(self._target.begin(batch.ids_T, batch.attn, self._own.kv)):
+            hidden = run_led(self._part, self._own, batch)
+            self._target.note(hidden)
         return hidden
 
     def prepare(self, size: int, depth: int = 0) -> None:
+        if (size, depth) in self._refused or self._own.has(size, depth):
+            return
         self._target.tell_prepare(self._own.kv, size, depth)
-        with self._target.ranks.in_step():
-            self._own.prepare(size, depth)
+        ranks = self._target.ranks
+        with ranks.in_step():
+            reason = prepare_led(self._part, ranks.link, self._own, size, depth)
+        if reason:
+            log.warning("passes of %d tokens are not captured: %s", size, reason)
+            self._refused.add((size, depth))
 
     def rehearse(self, size: int) -> None:
         raise NotImplementedError("the other ranks would have to be told")
@@ -170,8 +273,8 @@ def passes_of(
 class StepParts:
     """Another rank's graphs of one model, made when rank 0 first asks for them."""
 
-    def __init__(self, part: Part) -> None:
-        self._part = part
+    def __init__(self, part: Part, link: Link) -> None:
+        self._part, self._link = part, link
         self._pool = new_pool(part.model.device)
         self._graphs: dict[StepSize, Graph] = {}
         self._tables: dict[int, Tensor] = {}  # of the rows of each KV cache
@@ -184,15 +287,35 @@ class StepParts:
                 del held[size]
         self._tables.pop(kv, None)
 
-    def run(self, asked: StepSize, kv: KVCache) -> None:
-        """Once more; a graph that is new runs as it is made."""
-        graph = self._graphs.get(asked)
-        if graph is not None:
-            graph.replay()
+    def run(self, asked: StepSize, kv: KVCache, *, is_new: bool) -> None:
+        """Once more; a graph that is new runs as it is made. `is_new`: rank 0 captures its own."""
+        if not is_new:
+            self._graphs[asked].replay()
             return
-        body = self._forward if asked.piece == Piece.FORWARD else self._finish
-        device = self._part.model.device
-        self._graphs[asked] = Graph(partial(body, asked, kv), device, self._pool)
+
+        def make() -> Graph:
+            if (graph := self._graphs.get(asked)) is not None:
+                graph.replay()
+                return graph
+            body = self._forward if asked.piece == Piece.FORWARD else self._finish
+            return Graph(partial(body, asked, kv), self._part.model.device, self._pool)
+
+        had = asked in self._graphs
+        made, _ = agreed(self._part, self._link, make, partial(self._withdrawals, asked))
+        if made is not None:
+            self._graphs[asked] = made
+        elif not had:
+            self._buffers.pop(asked, None)
+
+    def _withdrawals(self, asked: StepSize) -> Withdrawals:
+        size = asked.num_rows, asked.num_nodes, asked.depth
+        num_tokens = asked.num_rows * (asked.num_nodes + 1)
+        group = self._part.group
+        if asked.piece == Piece.FINISH:
+            return withdrawals_of(group, finish_exchanges(self._part, size))
+        count = num_tokens * (5 + asked.depth) + asked.num_rows * asked.table_blocks
+        inputs = Exchange(count, torch.int64, is_broadcast=True)
+        return [partial(group.withdraw, inputs), *self._part.withdrawals(num_tokens)]
 
     def _forward(self, asked: StepSize, kv: KVCache) -> Tensor:
         ids_T, attn = self._buffers_of(asked)

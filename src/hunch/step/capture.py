@@ -41,14 +41,15 @@ class Graph:
         body: Callable[[], Any],
         device: torch.device,
         pool: Any,
-        before: Callable[[], None] | None = None,  # called each time before it runs
+        # Called each time before it runs, with whether it is captured now.
+        before: Callable[[bool], None] | None = None,
     ) -> None:
         self._body, self._graph, self._before = body, None, before
         if (rehearse := _rehearse.get()) is not None:
             self.outputs = rehearse(body)
             return
         if before is not None:
-            before()
+            before(True)
         self.outputs = body()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -59,7 +60,7 @@ class Graph:
 
     def replay(self) -> Any:
         if self._before is not None:
-            self._before()
+            self._before(False)
         if self._graph is None:
             self.outputs = self._body()
         else:

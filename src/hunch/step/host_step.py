@@ -6,6 +6,7 @@ Shape letters: T packed tokens, M rows of logits, R rows of the step, D model wi
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from time import perf_counter
 
 import numpy as np
@@ -54,9 +55,31 @@ class HostStep:
         try:
             return self.finish(begun)
         except torch.OutOfMemoryError:
-            if self._prepares is not None:
-                self._prepares.settle()
+            self.undo()
+            self.go_back(begun)
             raise
+
+    @torch.inference_mode()
+    def drop(self, begun: BegunStep) -> None:
+        """Let go of a step that was begun and cannot be used."""
+        assert begun.under_way is not None
+        assert self._over_processes is not None
+        with suppress(torch.OutOfMemoryError):  # it is dropped in any case
+            self._over_processes.finish(begun.under_way)
+        self.undo()
+
+    @torch.inference_mode()
+    def undo(self) -> None:
+        """Nothing that a failed step has begun or written stays."""
+        if self._prepares is not None:
+            self._prepares.settle()
+        if self._over_processes is not None:
+            self._over_processes.undo()
+
+    def go_back(self, begun: BegunStep) -> None:
+        """Leave rows as they were before a step that was begun."""
+        for part in begun.batch.parts:
+            self.rows.computed[0, part.row] = part.start
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> BegunStep:
@@ -71,10 +94,10 @@ class HostStep:
         if not self.has_stages or not batch.parts or self._over_processes is None:
             return BegunStep(plan, batch, started)
         batch = batch.copy()
-        for part in batch.parts:
-            self.rows.computed[0, part.row] = part.start + part.num_known
         moved, layers = batch.to(self.device), self.drafter.needs.feature_layers
         under_way = self._over_processes.begin(moved.ids_T, moved.attn, self.kv[0], layers)
+        for part in batch.parts:
+            self.rows.computed[0, part.row] = part.start + part.num_known
         return BegunStep(plan, batch, started, under_way)
 
     @torch.inference_mode()
@@ -92,7 +115,7 @@ class HostStep:
         checked = [outcome for outcome in outcomes if outcome.part.is_caught_up]
         logits_MV = self._decide(batch, hidden, checked) if hidden and checked else None
         if self._over_processes is not None:
-            self._over_processes.check_alive()  # without all ranks the result is wrong
+            self._over_processes.check_step()  # without all ranks the result is wrong
         if self._prepares is not None:
             self._prepares.settle()
         self._before_commit(checked)

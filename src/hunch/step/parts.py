@@ -95,10 +95,18 @@ class Piece(IntEnum):
 class Lead(FusedTarget, Protocol):
     """Rank 0's part in captured steps that several ranks take together."""
 
-    def before(
-        self, piece: Piece, size: tuple[int, int, int], table_XB: Tensor, block_size: int
-    ) -> Callable[[], None]:
-        """A function to call each time before a graph of this size runs here."""
+    def captured(
+        self,
+        piece: Piece,
+        size: tuple[int, int, int],
+        table_XB: Tensor,
+        block_size: int,
+        graph: Callable[[Callable[[bool], None]], Any],
+    ) -> Any:
+        """What `graph` makes of a function to call each time before the graph runs.
+
+        Raises `torch.OutOfMemoryError` if a rank has no memory for its graph.
+        """
 
     def share_path(self, rows: StepRows) -> None:
         """Tell the other ranks the accepted nodes, as they move KV too."""

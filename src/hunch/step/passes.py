@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,6 +32,14 @@ SMALL, LARGE = 512, 2048  # tokens of a pass that catches up; a large one only i
 PASSES = (16, 32, 64, 128, 256, SMALL, LARGE)  # captured at the start
 
 
+class Fit(NamedTuple):
+    """The captured pass that has room for a batch."""
+
+    size: int  # tokens with padding
+    depth: int  # of trees
+    tiles_I2: Tensor
+
+
 class PassGraphs:
     """The target's forward over a packed batch, padded to a few sizes."""
 
@@ -52,17 +60,37 @@ class PassGraphs:
 
     def forward(self, batch: Batch) -> Hidden:
         """Hidden states of the batch's tokens; those after them are padding."""
+        fit = self.fit(batch)
+        if fit is not None:
+            self.prepare(fit.size, fit.depth)
+        return self.run(batch, fit)
+
+    def fit(self, batch: Batch) -> Fit | None:
+        """The captured pass that has room for a batch; None: it is too large."""
         num_tokens, attn = len(batch.ids_T), batch.attn
         size = max(16, 1 << (num_tokens - 1).bit_length())
         if size > 256:
             size = -(-num_tokens // 256) * 256
-        tiles_I2 = tiles_of(attn.spans, self.target.tiler.block(size)) if size <= MAX_PASS else None
-        if tiles_I2 is None or len(tiles_I2) > self._max_tiles(size):
-            batch = batch.to(self.device)
-            return self.target.forward(batch.ids_T, batch.attn, self.kv, self.layers)
+        if size > MAX_PASS:
+            return None
+        tiles_I2 = tiles_of(attn.spans, self.target.tiler.block(size))
+        if len(tiles_I2) > self._max_tiles(size):
+            return None
         tree_TP = attn.tree_TP
         depth = 0 if tree_TP is None else 1 << (tree_TP.shape[1] - 1).bit_length()
-        self.prepare(size, depth)
+        return Fit(size, depth, tiles_I2)
+
+    def has(self, size: int, depth: int) -> bool:
+        """Whether a pass of this size is captured."""
+        return (size, depth) in self._passes
+
+    def run(self, batch: Batch, fit: Fit | None) -> Hidden:
+        """`forward`, by a captured pass if there is one of this size."""
+        if fit is None or not self.has(fit.size, fit.depth):
+            batch = batch.to(self.device)
+            return self.target.forward(batch.ids_T, batch.attn, self.kv, self.layers)
+        (size, depth, tiles_I2), num_tokens, attn = fit, len(batch.ids_T), batch.attn
+        tree_TP = attn.tree_TP
         graph, packed_5T, held = self._passes[size, depth]
         columns = np.empty((5, size), dtype=np.int64)
         columns[:, num_tokens:] = [[0], [0], [-1], [0], [1]]
@@ -88,6 +116,10 @@ class PassGraphs:
         """Capture a pass of this size, unless that was done."""
         if (size, depth) not in self._passes:
             self._passes[size, depth] = self._capture(size, depth)
+
+    def drop(self, size: int, depth: int) -> None:
+        """Forget a captured pass, if there is one of this size."""
+        self._passes.pop((size, depth), None)
 
     def rehearse(self, size: int) -> None:
         """Run what capturing a pass of this size would run, and keep nothing."""

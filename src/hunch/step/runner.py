@@ -110,7 +110,7 @@ class Runner:
             except torch.OutOfMemoryError:  # in an upload, say
                 log.warning("no GPU memory to launch a step: the host runs it, row by row")
                 self.captured.steps.recount()
-                plan = replace(plan, work=[replace(work, is_apart=True) for work in plan.work])
+                plan = _apart(plan)
         if pending is None:
             # The host goes on with rows that took captured steps, and must know their tokens.
             self._apply_pending()
@@ -136,8 +136,17 @@ class Runner:
         changed = {*plan.freed_rows, *(start.row for start in plan.starts)}
         if any(isinstance(item, BegunStep) and item.rows & changed for item in self._queue):
             self._apply_pending()  # a request in it was aborted or preempted
+        is_apart = any(work.is_apart for work in plan.work)
+        if is_apart:
+            self._apply_pending()
         self._enter(plan)
-        self._queue.append(self.host.begin(plan))
+        if not is_apart:
+            try:
+                self._queue.append(self.host.begin(plan))
+                return
+            except torch.OutOfMemoryError:  # before anything of it was begun
+                self._apply_pending()
+        self._queue.append(self._run(plan))
 
     def _enter(self, plan: StepPlan) -> None:
         """Before the step: free rows, start requests in rows, add blocks."""
@@ -230,14 +239,36 @@ class Runner:
         return RowResult(row=work.row, finish="abort", problem=NO_MEMORY, computed=computed)
 
     def collect(self) -> StepResult:
-        result = self._queue.popleft()
-        return result if isinstance(result, StepResult) else self._finish(result)
-
-    def _finish(self, pending: PendingStep | BegunStep) -> StepResult:
+        pending = self._queue.popleft()
+        if isinstance(pending, StepResult):
+            return pending
         if isinstance(pending, BegunStep):
-            return self.host.finish(pending)
+            try:
+                return self.host.finish(pending)
+            except torch.OutOfMemoryError:
+                return self._repeat(pending)
         assert self.captured is not None
         return self.captured.apply(pending)
+
+    def _repeat(self, failed: BegunStep) -> StepResult:
+        """Run the rows of a step that ran out of memory one by one, and steps begun after it again.
+
+        Those may have read what the failed one has written.
+        """
+        num_rows, later = len(failed.plan.work), list(self._queue)
+        log.warning("out of GPU memory in a step of %d rows: they go one by one", num_rows)
+        self.host.undo()
+        for item in later:
+            if isinstance(item, BegunStep) and item.under_way is not None:
+                self.host.drop(item)
+        for item in (*later[::-1], failed):
+            if isinstance(item, BegunStep):
+                self.host.go_back(item)
+        result = self._run(_apart(failed.plan))
+        self._queue = deque(
+            self._run(item.plan) if isinstance(item, BegunStep) else item for item in later
+        )
+        return result
 
     def _receive_pending(self) -> set[int]:
         """Receive the result of every pending captured step, without applying it.
@@ -252,9 +283,10 @@ class Runner:
 
     def _apply_pending(self) -> None:
         """Apply the result of every pending step; the results wait to be collected."""
-        self._queue = deque(
-            item if isinstance(item, StepResult) else self._finish(item) for item in self._queue
-        )
+        results: deque[StepResult | PendingStep | BegunStep] = deque()
+        while self._queue:
+            results.append(self.collect())
+        self._queue = results
 
     def reset(self) -> None:
         if isinstance(self.drafter, Clears):
@@ -269,3 +301,8 @@ class Runner:
         self._queue.clear()
         if self.on_close is not None:
             self.on_close()
+
+
+def _apart(plan: StepPlan) -> StepPlan:
+    """The same plan, with each row by itself."""
+    return replace(plan, work=[replace(work, is_apart=True) for work in plan.work])

@@ -257,7 +257,7 @@ class StepGraphs:
                 write_drafts(state, rows, columns)
             deliver(state, rows, buffers_QW)
 
-        graph = Graph(finish, self.device, self.pool, self._before(Piece.FINISH, size))
+        graph = self._captured(Piece.FINISH, size, finish)
         seconds, draft_seconds = forward_seconds + seconds_of(graph, self.device), 0.0
         if drafter is not None and (has_sources or drafter.drafts(kind.source)):
             draft_seconds = self._seconds_of_drafting(kind, draft, len(buffers.ids_T))
@@ -273,11 +273,15 @@ class StepGraphs:
             self._drafting[kind] = seconds_of(alone, self.device)
         return self._drafting[kind]
 
-    def _before(self, piece: Piece, size: tuple[int, int, int]) -> Callable[[], None] | None:
-        """A call that tells other ranks before a graph runs; None: there are none."""
+    def _captured(self, piece: Piece, size: tuple[int, int, int], body: Callable[[], Any]) -> Graph:
+        """One of a step's two graphs, on all ranks if there are several."""
         if self.lead is None:
-            return None
-        return self.lead.before(piece, size, self.state.table_XB, self.block_size)
+            return Graph(body, self.device, self.pool)
+        sizes = size, self.state.table_XB, self.block_size
+        graph: Graph = self.lead.captured(
+            piece, *sizes, partial(Graph, body, self.device, self.pool)
+        )
+        return graph
 
     def _forward_of(self, size: tuple[int, int, int], buffers: StepBuffers) -> tuple[Graph, float]:
         """The `forward` graph of this size and its seconds: pack, and run the target."""
@@ -288,8 +292,7 @@ class StepGraphs:
                 pack(self.state, rows, size[1], ids_T, attn)
                 return self.target.forward(ids_T, attn, self.kv, self.layers)
 
-            before = self._before(Piece.FORWARD, size)
-            graph = Graph(forward, self.device, self.pool, before)
+            graph = self._captured(Piece.FORWARD, size, forward)
             with self.target.timing:
                 self._forwards[size] = graph, seconds_of(graph, self.device)
         return self._forwards[size]
