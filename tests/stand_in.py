@@ -96,6 +96,9 @@ class PlainTarget:
             spec.num_heads, spec.num_kv_heads, spec.max_len, self.workspace, self.device
         )
         self.timing = nullcontext()
+        self.logit_exchange = decoder.logit_exchange
+        # Of a step that is captured, which has no rows: padding is not computed here.
+        self.exchanges = lambda _: decoder.exchanges(0)
 
     def tiling(self, spans: tuple[Span, ...], num_tokens: int) -> Tiling:
         return Tiling(None)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ import triton.language as tl
 
 from hunch.kernels import gpu_exchange
 from hunch.kernels.gpu_exchange import Exchange, buffer_words, exchange_ref
+from hunch.parallel import shared
+from hunch.parallel.group import Exchange as Part
+from hunch.parallel.shared import SharedGroup
 
 pytestmark = [
     pytest.mark.skipif(torch.cuda.is_available(), reason="ranks are processes without a GPU here"),
@@ -87,3 +91,29 @@ def test_nobody_waits_for_a_rank_that_is_gone(monkeypatch: pytest.MonkeyPatch) -
     exchange.limit = 1 << 30  # whoever comes now does not wait that long again
     exchange.gather(torch.ones(1, 4), writers=ALL, readers=ALL)
     assert int(exchange.stop_1) == gpu_exchange.TIMED_OUT
+
+
+def test_a_rank_without_memory_withdraws_and_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its part is not a number, in every kind of exchange; the next one is as ever."""
+    for module in (gpu_exchange, shared):
+        monkeypatch.setattr(module, "MAX_WORDS", 1000)
+
+    def work(exchange: Exchange) -> list[Tensor]:
+        group, found = SharedGroup(exchange), list[Tensor]()
+        for size, dtype in ((2200, torch.float32), (7, torch.float32), (2501, torch.bfloat16)):
+            part = torch.ones(size, dtype=dtype)
+            for join in (group.all_reduce, partial(group.gather, sizes=(size, size))):
+                if exchange.rank:
+                    group.withdraw(Part(size, dtype))
+                else:
+                    found.append(join(part)[-1])
+            if exchange.rank:
+                group.withdraw(Part(size, dtype, is_broadcast=True))
+            else:
+                group.broadcast(part)
+        assert group.num_made == 9
+        total = group.all_reduce(torch.full((3000,), 2.0))
+        assert total.equal(torch.full((3000,), 4.0))
+        return found
+
+    assert all(number.isnan() for number in two_ranks(work))

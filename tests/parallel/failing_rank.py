@@ -1,7 +1,7 @@
 """A rank other than 0 that runs out of memory where a file says, in passes of several rows.
 
-As `python -m hunch.parallel.follower`: failing_rank.py RANK SIZE DEVICE FOLDER. The file, whose name
-is in PLANTED, says the place and how often it fails. Each failure adds a line to another beside it.
+As `python -m hunch.parallel.follower`: failing_rank.py RANK SIZE DEVICE FOLDER. The file named by
+PLANTED says the place and how often it fails; each failure adds a line to another beside it.
 """
 
 from __future__ import annotations

@@ -24,13 +24,25 @@ def main(rank: int, size: int, folder: Path, name: str) -> None:
     source = RandomSource(0, torch.float16)
     source.group, source.hold, source.device = link.group(size), hold, device
     decoder = CudaDecoder(resolve(MODELS, spec.architecture)(spec, source))
+    group, made = link.group(size), list[int]()
+    all_slices = group.all_slices
+    if size > 1:
+
+        def noted(part_STD: torch.Tensor) -> torch.Tensor:
+            made.append(part_STD[0].numel())
+            return all_slices(part_STD)
+
+        group.all_slices = noted
     ids_T = torch.arange(3, 9, device=device)
     results = []
     for sizes in ((6,), (2, 1, 3)):  # the same tokens, in one pass and in three
         kv, first, rows = decoder.new_kv(64), 0, []
         for count in sizes:
             last = first + count
+            made.clear()
             hidden = decoder.forward(ids_T[first:last], step(first, last), kv)
+            said = decoder.exchanges(count)
+            assert size == 1 or made == [exchange.num_numbers for exchange in said]
             rows.append(decoder.logits(hidden.last_TD))
             first = last
         results.append(torch.cat(rows))

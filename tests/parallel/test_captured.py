@@ -17,6 +17,10 @@ import pytest
 
 pytest.importorskip("triton")
 
+import torch
+
+import hunch.step.captured_step
+import hunch.step.step_graphs
 from drafters import NETWORKS, TEXTS, speculate_for
 from hunch import LLM, SamplingParams
 from hunch.compat import config_from_vllm
@@ -25,6 +29,7 @@ from hunch.parallel import executor
 from hunch.parallel.split_target import load_split
 from hunch.parallel.step_parts import LedPasses
 from parallel.captured_rank import split_stand_in
+from parallel.failing_rank import PLANTED
 from stand_in import lead_by_host, lead_noted, stand_in
 from tiny_models import write_llama
 
@@ -47,9 +52,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def llm(model: str) -> Iterator[LLM]:
+def num_to_fail(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """How many graphs of rank 1 find no memory from now on."""
+    file = tmp_path_factory.mktemp("planted") / "planted"
+    file.write_text("0")
+    return file
+
+
+@pytest.fixture(scope="module")
+def llm(model: str, num_to_fail: Path) -> Iterator[LLM]:
     """Over two ranks, of which the other is a process of its own."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(PLANTED, str(num_to_fail))
         stand_in(patch)
         split_stand_in(patch)
         patch.setattr(executor, "FOLLOWER", "parallel.captured_rank")
@@ -110,6 +124,38 @@ def test_text_is_that_of_steps_led_by_the_host(
     assert texts(other) == plain
     assert sum(len(plan.work) for plan in by_host) == len(plain)  # their prompts, nothing else
     assert method == "off" or other.stats()["accepted"] > 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_graphs_for_which_a_rank_lacks_memory_are_on_none(
+    rank: int,
+    llm: LLM,
+    plain: list[list[int]],
+    num_to_fail: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The host runs those steps, with the same text; later the graphs are captured."""
+    monkeypatch.setattr(hunch.step.captured_step, "MAX_PREPARED", 1)  # others as they are needed
+    other = llm.sibling("suffix:adaptive=false")
+    by_host, pack, left = lead_noted(monkeypatch), hunch.step.step_graphs.pack, [2]
+
+    def planted(*given: Any) -> None:
+        if left[0]:
+            left[0] -= 1
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        pack(*given)
+
+    if rank == 0:
+        monkeypatch.setattr(hunch.step.step_graphs, "pack", planted)
+    else:
+        num_to_fail.write_text("2")
+    assert texts(other) == plain
+    num_left = left[0] if rank == 0 else int(num_to_fail.read_text())
+    assert num_left == 0
+    num_steps = sum(len(plan.work) for plan in by_host)
+    assert num_steps > len(plain)
+    assert texts(other) == plain
+    assert sum(len(plan.work) for plan in by_host) == num_steps + len(plain)
 
 
 def test_a_dead_rank_ends_a_captured_step(llm: LLM) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,10 @@ from builders import plain_logits, tiny_config, tiny_weights
 from hunch import LLM, SamplingParams
 from hunch.compat import config_from_vllm
 from hunch.config import ModelConfig
+from hunch.kernels.kv_store import KVCache, zero_kv
 from hunch.parallel import executor
 from hunch.parallel.executor import Ranks, start_ranks
+from hunch.parallel.follower import Follower
 from hunch.parallel.group import NearGroup
 from hunch.parallel.orders import Op
 from hunch.parallel.split_target import SplitTarget
@@ -34,14 +37,14 @@ GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 PARAMS = [
     GREEDY,
     replace(GREEDY, temperature=0.8, presence_penalty=0.9, seed=8),
-    replace(GREEDY, repetition_penalty=1.5, logprobs=2, max_tokens=6),
+    replace(GREEDY, repetition_penalty=1.1, logprobs=2, max_tokens=16),
 ]
 PROMPTS = [[5, 6, 7, 8] * 3, [9, 4], list(range(10, 31))]
 SMALL: dict[str, Any] = {
     "max_num_seqs": 4, "max_model_len": 128, "kv_bytes": 4_000_000, "block_size": 4,
     "dtype": "float32", "max_num_batched_tokens": 12,
 }  # fmt: skip
-TREE = "draft:{}:tree=dynamic:depth=3:num_nodes=6:adaptive=false"
+TREE = "draft:{}:tree=dynamic:depth=3:num_nodes=12:adaptive=false"
 
 
 class TwoRanks:
@@ -156,12 +159,11 @@ def slow(*given: Any) -> Any:
         slow("dense", 1, 0, "logits"),
         ("dense", 1, 1, "logits"),
         slow("dense", 1, 0, "move"),
-        slow("dense", 1, 1, "move"),
         slow("dense", 2, 0, "layer"),
         ("dense", 2, 1, "layer"),
         slow("dense", 2, 0, "logits"),
         slow("recurrent", 1, 0, "layer"),
-        ("recurrent", 1, 1, "layer"),
+        slow("recurrent", 1, 1, "layer"),
         slow("recurrent", 2, 0, "layer"),
         slow("recurrent", 2, 1, "layer"),
     ],
@@ -178,12 +180,12 @@ def test_no_request_is_lost(
     expected = plain(name, num_stages)
     method = TREE.format(two.models[name]) if place == "move" else "ngram:adaptive=false"
     llm = two.llm(name, num_stages, method)
-    every = 3 if place == "layer" else 2
+    every = {"layer": 3, "logits": 2, "move": 1}[place]
     planted = plant_here(monkeypatch, place if rank == 0 else "nowhere", every)
     two.plant(place if rank else "nowhere", every)
     for _ in range(2):  # the second time with prefixes that are found
         assert answers(llm) == expected
-    assert (two.num_failed if rank else planted.num_failed) > 1
+    assert (two.num_failed if rank else planted.num_failed) > 0
     assert llm.stats()["kv_usage"] == 0
     scheduler: Any = llm.engine._scheduler
     assert len(scheduler._free_rows) == scheduler.max_rows
@@ -213,6 +215,27 @@ def test_while_memory_is_there_nothing_more_is_sent(
     per_pass = len(target._part.withdrawals(1))
     assert per_pass == 2 * 3  # attention and MLP of each layer
     assert group.num_made - before == orders[Op.FORWARD] * per_pass + 2 * orders[Op.LOGITS]
+
+
+def test_moves_for_which_memory_lacks_are_made_before_the_next_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The tokens are committed: their KV must not stay where it was."""
+    link: Any = SimpleNamespace(device=torch.device("cpu"))
+    follower, kv = Follower(link), zero_kv([(1, 1, 4)], 8, torch.float32, link.device)
+    kv.k_LCMH += torch.arange(8)[None, :, None, None]
+    follower.kv[3] = kv
+    planted = Planted()
+    planted.place, planted.num_rows, planted.every = "move", 2, 3
+    planted.at(monkeypatch, KVCache, "move", "move")
+    for source, target in ((5, 4), (7, 5), (6, 1)):  # the last one fails at first
+        follower._note_moves(3, torch.tensor([[source], [target]]))
+    with pytest.raises(torch.OutOfMemoryError):
+        follower._move(3)
+    follower._move(3)
+    follower._move(3)
+    assert planted.num_failed == 1
+    assert kv.k_LCMH[0, :, 0, 0].tolist() == [0, 6, 2, 3, 5, 7, 6, 7]
 
 
 def test_a_model_that_computes_no_numbers_is_not_short_of_memory(two: TwoRanks) -> None:
@@ -245,12 +268,19 @@ def test_passes_exchange_what_their_model_says(
 def test_native_passes_exchange_what_they_say(
     split: Callable[..., SplitTarget], tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Their kernels call a sum that they were given."""
     model = split(tiny_model, 2, dtype="float32")
-    made = exchanges_of(monkeypatch)
-    plain_logits(model, IDS)
     part: Any = model._part.model
-    said = [*part.exchanges(len(IDS)), part.logit_exchange(len(IDS))]
-    assert made == [(one.num_numbers, one.dtype) for one in said]
+    reduce, made = part.network._reduce, list[tuple[int, torch.dtype]]()
+    add_up = reduce._reduce
+
+    def noted(sum_of: torch.Tensor) -> torch.Tensor:
+        made.append((sum_of.numel(), sum_of.dtype))
+        return add_up(sum_of)
+
+    monkeypatch.setattr(reduce, "_reduce", noted)
+    plain_logits(model, IDS)
+    assert made == [(one.num_numbers, one.dtype) for one in part.exchanges(len(IDS))]
 
 
 def exchanges_of(patch: pytest.MonkeyPatch) -> list[tuple[int, torch.dtype]]:

@@ -265,8 +265,13 @@ class Runner:
             if isinstance(item, BegunStep):
                 self.host.go_back(item)
         result = self._run(_apart(failed.plan))
+        # Each by itself, too, where a row may have lost its state.
+        is_apart = self.capacity.has_states
         self._queue = deque(
-            self._run(item.plan) if isinstance(item, BegunStep) else item for item in later
+            self._run(_apart(item.plan) if is_apart else item.plan)
+            if isinstance(item, BegunStep)
+            else item
+            for item in later
         )
         return result
 
