@@ -40,7 +40,7 @@ class Follower:
         self.passes: dict[int, Any] = {}  # by KV cache: captured passes of its model
         self.begun: dict[int, deque[Pass]] = {}  # by model: passes for the last stage to take up
         self.moves: dict[int, list[Tensor]] = {}  # by KV cache: slots whose KV has yet to move
-        self.lacked = ""  # what was said when memory lacked, until rank 0 asks
+        self.lacked = ""  # the reason why a pass failed, until rank 0 asks for it
 
     @torch.inference_mode()
     def run(self) -> None:
@@ -61,8 +61,8 @@ class Follower:
                 if (part := self.parts.get(int(order[1]))) is not None:
                     self._try(partial(part.follow_logits, int(order[2])))
             case Op.ASK:
-                said, self.lacked = self.lacked, ""
-                self.link.tell_rank_0(said)
+                reason, self.lacked = self.lacked, ""
+                self.link.tell_rank_0(reason)
             case Op.ROWS:
                 if (part := self.parts.get(int(order[1]))) is not None:
                     part.output_rows(torch.from_numpy(order[2:]))

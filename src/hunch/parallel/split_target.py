@@ -32,6 +32,7 @@ from hunch.models.decoder import Hidden
 from hunch.models.spec import ModelSpec
 from hunch.models.stage import stage_spec
 from hunch.models.target import BegunPass
+from hunch.parallel.caches import Cache, states_size
 from hunch.parallel.executor import (
     Ranks,
     follow_torchrun,
@@ -80,7 +81,7 @@ class SplitTarget:
         self.backend: Backend = SplitBackend(model.backend, self.layout)
         self.backend.captures_steps = self._can_capture()
         ranks.link.is_ahead |= self.backend.captures_steps
-        self._caches: dict[int, _Cache] = {}  # by the id of the keys' tensor
+        self._caches: dict[int, Cache] = {}  # by the id of the keys' tensor
         self._freed: list[int] = []
         self._head_sizes = spans(self.spec.vocab_size, num_ranks)
         # Passes for which ranks may have had no memory, and a number of each result.
@@ -191,7 +192,7 @@ class SplitTarget:
                 model=self._number,
                 kv=cache.number,
                 num_slots=kv.k_LCMH.shape[1],
-                rows=_states_size(kv),
+                rows=states_size(kv),
                 ids_T=ids_T,
                 attn=attn,
                 feature_layers=feature_layers,
@@ -334,10 +335,10 @@ class SplitTarget:
         """Raise where a rank is gone."""
         self.ranks.check()
 
-    def _cache(self, kv: KVCache) -> _Cache:
+    def _cache(self, kv: KVCache) -> Cache:
         key = id(kv.k_LCMH)
         if key not in self._caches:
-            cache = self._caches[key] = _Cache(self.ranks.new_number())
+            cache = self._caches[key] = Cache(self.ranks.new_number())
             kv.on_move.append(cache.moves.append_pair)
             if kv.states is not None:
                 kv.states.on_copy.append(partial(self._copy_state, cache.number))
@@ -355,36 +356,6 @@ class SplitTarget:
     def _free(self) -> None:
         while self._freed:
             self.ranks.send(order(Op.FREE, self._freed.pop()))
-
-
-def _states_size(kv: KVCache) -> tuple[int, int]:
-    if kv.states is None:
-        return 0, 0
-    _, num_rows, num_places, _ = kv.states.inputs_LXGI.shape
-    return num_rows, num_places
-
-
-class _Moves:
-    """Slots whose KV moved on rank 0 since its last pass."""
-
-    def __init__(self) -> None:
-        self.pairs: list[Tensor] = []
-
-    def append_pair(self, source_P: Tensor, target_P: Tensor) -> None:
-        self.pairs.append(torch.stack([source_P.cpu(), target_P.cpu()]))
-
-
-class _Cache:
-    """A KV cache of rank 0, under the number by which the others know theirs."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.moves = _Moves()
-
-    def take_moves(self) -> Tensor:
-        """In the order in which they were made; none writes what a later one reads."""
-        pairs, self.moves.pairs = self.moves.pairs, []
-        return torch.cat(pairs, dim=1) if pairs else torch.empty(2, 0, dtype=torch.int64)
 
 
 def load_split(config: Config, path: Path, device: torch.device) -> SplitTarget:

@@ -18,6 +18,7 @@ from hunch.models.decoder import Hidden
 from hunch.models.target import BegunPass, FusedTarget, Target
 from hunch.sampling.state import SamplingState
 from hunch.step.batch import Batch, RowPart
+from hunch.step.capture import Graph
 from hunch.step.grammars import RowGrammars
 from hunch.step.rows import RowBuffers
 from hunch.types import Capacity, RowResult, StepPlan
@@ -101,8 +102,8 @@ class Lead(FusedTarget, Protocol):
         size: tuple[int, int, int],
         table_XB: Tensor,
         block_size: int,
-        graph: Callable[[Callable[[bool], None]], Any],
-    ) -> Any:
+        graph: Callable[[Callable[[bool], None]], Graph],
+    ) -> Graph:
         """What `graph` makes of a function to call each time before the graph runs.
 
         Raises `torch.OutOfMemoryError` if a rank has no memory for its graph.

@@ -275,13 +275,10 @@ class StepGraphs:
 
     def _captured(self, piece: Piece, size: tuple[int, int, int], body: Callable[[], Any]) -> Graph:
         """One of a step's two graphs, on all ranks if there are several."""
+        made = partial(Graph, body, self.device, self.pool)
         if self.lead is None:
-            return Graph(body, self.device, self.pool)
-        sizes = size, self.state.table_XB, self.block_size
-        graph: Graph = self.lead.captured(
-            piece, *sizes, partial(Graph, body, self.device, self.pool)
-        )
-        return graph
+            return made()
+        return self.lead.captured(piece, size, self.state.table_XB, self.block_size, made)
 
     def _forward_of(self, size: tuple[int, int, int], buffers: StepBuffers) -> tuple[Graph, float]:
         """The `forward` graph of this size and its seconds: pack, and run the target."""
