@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hunch.kernels import best_first, draft, step, successors
 from hunch.kernels.attention import AttnInputs, Span, attention_ref
-from hunch.kernels.gpu_delta import sequences
+from hunch.kernels.gpu_recurrence import sequences
 from hunch.kernels.gpu_tiling import Tiler, Tiling, Workspace
 from hunch.kernels.kv_store import KVCache, kv_store_ref
 from hunch.kernels.process import count_committed_ref, draft_paths_ref, process_ref

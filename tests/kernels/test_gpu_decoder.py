@@ -13,6 +13,8 @@ from hunch.errors import UnsupportedModelError
 from hunch.kernels import gpu_gemm
 from hunch.kernels.delta import DeltaShape
 from hunch.kernels.experts import Routing
+from hunch.kernels.short_conv import ConvShape
+from hunch.kernels.ssm import SsmShape
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import RopeSpec
 from hunch.models.cuda import CudaDecoder
@@ -98,7 +100,10 @@ MIXED = {"has_sinks": True, "is_parallel": True, "has_mlp_norm": False, "embed_s
 MIXED |= {"activation": "clipped"}
 MIXED |= {"residual_scale": 0.3, "logits_scale": 0.5, "rope": RopeSpec(dim=8)}
 DELTA = DeltaShape(num_k_heads=1, num_v_heads=2, k_dim=8, v_dim=16, num_taps=4)
-RECURRENT = {"delta": DELTA, "is_recurrent": (True, False), "has_attn_gate": True}
+RECURRENT = {"recurrence": DELTA, "is_recurrent": (True, False), "has_attn_gate": True}
+SSM = SsmShape(num_groups=1, num_heads=4, k_dim=8, v_dim=16, num_taps=3)
+MAMBA = {"recurrence": SSM, "is_recurrent": (True, False), "residual_scale": 0.3}
+CONV = {"recurrence": ConvShape(width=32, num_taps=3), "is_recurrent": (True, False)}
 RECURRENT |= {"has_qk_norm": True, "is_norm_shifted": True, "rope": RopeSpec(dim=8)}
 ONE = Routing(num_experts=4, num_chosen=1, scores="chosen_sigmoid", is_of_input=True)
 LLAMA4 = {"windows": (-4, None), "has_qk_norm": True, "unnormed": (False, True)}
@@ -127,6 +132,8 @@ AFTER = {"activation": "relu", "is_post_norm": True, "has_final_norm": False}
         pytest.param("Olmo2ForCausalLM", BARE, id="no norms before, one norm of all heads"),
         pytest.param("PhiForCausalLM", BESIDE_MLP, id="parallel, two norms, squares"),
         pytest.param("Qwen3_5ForCausalLM", RECURRENT, id="recurrent", marks=pytest.mark.slow),
+        pytest.param("BambaForCausalLM", MAMBA, id="mamba", marks=pytest.mark.slow),
+        pytest.param("Lfm2ForCausalLM", CONV, id="convolution", marks=pytest.mark.slow),
     ],
 )
 def test_parts_of_families_are_those_of_the_plain_pass(

@@ -1,8 +1,6 @@
 """The gated delta rule on a GPU: a state per row and head, folded token by token.
 
-`kernels.delta` has the states, and the plain Python form of these kernels. One program has some
-values of a head for one row, in a layout fixed by the model. So a token's sums are always added in
-the same order, whether it is known, checked as a node, or folded in after it was accepted.
+`kernels.delta` has its plain Python form, `gpu_recurrence` says why it is exact.
 
 Shape letters: T packed tokens, S sequences of the step, X rows of the engine, G places of the ring,
 C channels of the convolution, I = C + 2N inputs of a token, N value heads, H width of a key,
@@ -11,7 +9,6 @@ D width of a value, Z = N * D, W = I + Z numbers that a layer's first product gi
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -19,78 +16,17 @@ from torch import Tensor
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.delta import DeltaShape, DeltaWeights
 from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
-from hunch.kernels.recurrence import RowStates, sequences_of
-
-SEQUENCES = "sequences"  # of AttnInputs.memo
-MAX_TAPS = 4
-STEP_ROW = -1  # instead of a sequence's row: take the row that seq_T names
-_BLOCK_V = 32  # values of a head that a program folds: one row then fills a GPU
-
-
-def step_sequences(num_rows: int, num_tokens: int, device: torch.device) -> Tensor:
-    """The sequences of a captured step: `num_tokens` of each row, the first of which is known."""
-    first_S = torch.arange(num_rows, device=device) * num_tokens
-    others = torch.ones_like(first_S), torch.full_like(first_S, STEP_ROW)
-    return torch.stack((first_S, first_S + num_tokens, *others), dim=1)
-
-
-def sequences(attn: AttnInputs) -> Tensor:
-    """[S, 4]: first and last packed token, number of known ones, row; made once per step."""
-    if SEQUENCES not in attn.memo:
-        found = torch.tensor(sequences_of(attn), dtype=torch.int64).view(-1, 4)
-        attn.memo[SEQUENCES] = found.to(attn.pos_T.device)
-    return attn.memo[SEQUENCES]
-
-
-@triton.jit
-def _sequence(seqs_ptr, pos_ptr, slot_ptr, seq_ptr, s):
-    """First packed token, numbers of live and known ones, row and first position of a sequence."""
-    first = tl.load(seqs_ptr + 4 * s)
-    last = tl.load(seqs_ptr + 4 * s + 1)
-    num_known = tl.load(seqs_ptr + 4 * s + 2)
-    row = tl.load(seqs_ptr + 4 * s + 3)
-    num = tl.zeros((), tl.int64)
-    offs = tl.arange(0, 64)
-    for at in range(first, last, 64):  # live tokens come before padding
-        slot = tl.load(slot_ptr + at + offs, mask=at + offs < last, other=-1)
-        num += tl.sum((slot >= 0).to(tl.int64), axis=0)
-    is_live = num > 0
-    named = tl.load(seq_ptr + first, mask=is_live, other=0)
-    start = tl.load(pos_ptr + first, mask=is_live, other=0)
-    row = tl.where(row < 0, named, row)
-    return first, num, num_known, row, start
-
-
-@triton.jit
-def _input(y_ptr, ring_ptr, offs, p, start, stride, num_inputs, is_in, NUM_PLACES: tl.constexpr):
-    """A token's inputs: from this step's product, or, for an earlier token, from the ring."""
-    new = tl.load(y_ptr + (p - start) * stride + offs, mask=is_in & (p >= start), other=0.0)
-    place = (p % NUM_PLACES) * num_inputs
-    old = tl.load(ring_ptr + place + offs, mask=is_in & (p < start), other=0.0)
-    return new.to(tl.float32) + old.to(tl.float32)
-
-
-@triton.jit
-def _before(ring_ptr, offs, p, num_inputs, is_in, NUM_PLACES: tl.constexpr):
-    """The inputs of a token before the step; 0 before the text."""
-    place = ((p + NUM_PLACES) % NUM_PLACES) * num_inputs
-    return tl.load(ring_ptr + place + offs, mask=is_in & (p >= 0), other=0.0).to(tl.float32)
-
-
-@triton.jit
-def _taps(conv_ptr, offs, is_in, num_channels):
-    """The convolution's weights, the oldest token's first."""
-    w_a = tl.load(conv_ptr + offs, mask=is_in, other=0.0)
-    w_b = tl.load(conv_ptr + num_channels + offs, mask=is_in, other=0.0)
-    w_c = tl.load(conv_ptr + 2 * num_channels + offs, mask=is_in, other=0.0)
-    w_d = tl.load(conv_ptr + 3 * num_channels + offs, mask=is_in, other=0.0)
-    return w_a, w_b, w_c, w_d
-
-
-@triton.jit
-def _mixed(a, b, c, d, w_a, w_b, w_c, w_d):
-    x = a * w_a + b * w_b + c * w_c + d * w_d
-    return x / (1.0 + tl.exp(-x))
+from hunch.kernels.gpu_recurrence import (
+    BLOCK_V,
+    MAX_TAPS,
+    input_at,
+    input_before,
+    mixed,
+    sequence_of,
+    sequences,
+    taps_of,
+)
+from hunch.kernels.recurrence import RowStates
 
 
 @triton.jit
@@ -110,14 +46,14 @@ def _fold_kernel(
     q_at = k_head * K_DIM + k_offs
     k_at = NUM_K * K_DIM + q_at
     v_at = 2 * NUM_K * K_DIM + n * V_DIM + v_offs
-    q_w0, q_w1, q_w2, q_w3 = _taps(conv_ptr, q_at, is_k, num_channels)
-    k_w0, k_w1, k_w2, k_w3 = _taps(conv_ptr, k_at, is_k, num_channels)
-    v_w0, v_w1, v_w2, v_w3 = _taps(conv_ptr, v_at, is_v, num_channels)
+    q_w0, q_w1, q_w2, q_w3 = taps_of(conv_ptr, q_at, is_k, num_channels)
+    k_w0, k_w1, k_w2, k_w3 = taps_of(conv_ptr, k_at, is_k, num_channels)
+    v_w0, v_w1, v_w2, v_w3 = taps_of(conv_ptr, v_at, is_v, num_channels)
     rate, bias = tl.load(rate_ptr + n), tl.load(bias_ptr + n)
     b_at, a_at, is_one = num_channels + n, num_channels + NUM_V + n, n >= 0
     wait_for_inputs()
     let_next_start()
-    first, num, num_known, row, start = _sequence(seqs_ptr, pos_ptr, slot_ptr, seq_ptr, s)
+    first, num, num_known, row, start = sequence_of(seqs_ptr, pos_ptr, slot_ptr, seq_ptr, s)
     y_ptr += first * stride
     out_ptr += first * NUM_V * V_DIM + n * V_DIM
     ring_ptr += row * NUM_PLACES * num_inputs
@@ -127,24 +63,24 @@ def _fold_kernel(
     is_in = is_k[:, None] & is_v[None, :]
     at = (row * NUM_V + n) * K_DIM * V_DIM + k_offs[:, None] * V_DIM + v_offs[None, :]
     state = tl.load(state_ptr + at, mask=is_in & (start > 0), other=0.0)
-    q_a = _before(ring_ptr, q_at, begin - 3, num_inputs, is_k, NUM_PLACES)
-    q_b = _before(ring_ptr, q_at, begin - 2, num_inputs, is_k, NUM_PLACES)
-    q_c = _before(ring_ptr, q_at, begin - 1, num_inputs, is_k, NUM_PLACES)
-    k_a = _before(ring_ptr, k_at, begin - 3, num_inputs, is_k, NUM_PLACES)
-    k_b = _before(ring_ptr, k_at, begin - 2, num_inputs, is_k, NUM_PLACES)
-    k_c = _before(ring_ptr, k_at, begin - 1, num_inputs, is_k, NUM_PLACES)
-    v_a = _before(ring_ptr, v_at, begin - 3, num_inputs, is_v, NUM_PLACES)
-    v_b = _before(ring_ptr, v_at, begin - 2, num_inputs, is_v, NUM_PLACES)
-    v_c = _before(ring_ptr, v_at, begin - 1, num_inputs, is_v, NUM_PLACES)
+    q_a = input_before(ring_ptr, q_at, begin - 3, num_inputs, is_k, NUM_PLACES)
+    q_b = input_before(ring_ptr, q_at, begin - 2, num_inputs, is_k, NUM_PLACES)
+    q_c = input_before(ring_ptr, q_at, begin - 1, num_inputs, is_k, NUM_PLACES)
+    k_a = input_before(ring_ptr, k_at, begin - 3, num_inputs, is_k, NUM_PLACES)
+    k_b = input_before(ring_ptr, k_at, begin - 2, num_inputs, is_k, NUM_PLACES)
+    k_c = input_before(ring_ptr, k_at, begin - 1, num_inputs, is_k, NUM_PLACES)
+    v_a = input_before(ring_ptr, v_at, begin - 3, num_inputs, is_v, NUM_PLACES)
+    v_b = input_before(ring_ptr, v_at, begin - 2, num_inputs, is_v, NUM_PLACES)
+    v_c = input_before(ring_ptr, v_at, begin - 1, num_inputs, is_v, NUM_PLACES)
     for p in range(begin, end):
-        q_d = _input(y_ptr, ring_ptr, q_at, p, start, stride, num_inputs, is_k, NUM_PLACES)
-        k_d = _input(y_ptr, ring_ptr, k_at, p, start, stride, num_inputs, is_k, NUM_PLACES)
-        v_d = _input(y_ptr, ring_ptr, v_at, p, start, stride, num_inputs, is_v, NUM_PLACES)
-        b = _input(y_ptr, ring_ptr, b_at, p, start, stride, num_inputs, is_one, NUM_PLACES)
-        a = _input(y_ptr, ring_ptr, a_at, p, start, stride, num_inputs, is_one, NUM_PLACES) + bias
-        q = _mixed(q_a, q_b, q_c, q_d, q_w0, q_w1, q_w2, q_w3)
-        k = _mixed(k_a, k_b, k_c, k_d, k_w0, k_w1, k_w2, k_w3)
-        v = _mixed(v_a, v_b, v_c, v_d, v_w0, v_w1, v_w2, v_w3)
+        q_d = input_at(y_ptr, ring_ptr, q_at, p, start, stride, num_inputs, is_k, NUM_PLACES)
+        k_d = input_at(y_ptr, ring_ptr, k_at, p, start, stride, num_inputs, is_k, NUM_PLACES)
+        v_d = input_at(y_ptr, ring_ptr, v_at, p, start, stride, num_inputs, is_v, NUM_PLACES)
+        b = input_at(y_ptr, ring_ptr, b_at, p, start, stride, num_inputs, is_one, NUM_PLACES)
+        a = input_at(y_ptr, ring_ptr, a_at, p, start, stride, num_inputs, is_one, NUM_PLACES) + bias
+        q = mixed(q_a, q_b, q_c, q_d, q_w0, q_w1, q_w2, q_w3, 0.0)
+        k = mixed(k_a, k_b, k_c, k_d, k_w0, k_w1, k_w2, k_w3, 0.0)
+        v = mixed(v_a, v_b, v_c, v_d, v_w0, v_w1, v_w2, v_w3, 0.0)
         q = q * (tl.math.rsqrt(tl.sum(q * q, axis=0) + 1e-6) * (K_DIM**-0.5))
         k = k * tl.math.rsqrt(tl.sum(k * k, axis=0) + 1e-6)
         soft = tl.where(a > 20.0, a, tl.log(1.0 + tl.exp(tl.minimum(a, 20.0))))
@@ -178,7 +114,7 @@ def fold(
     seqs_S4 = sequences(attn)
     if not len(seqs_S4):
         return
-    block_v = min(next_power_of_2(shape.v_dim), _BLOCK_V)
+    block_v = min(next_power_of_2(shape.v_dim), BLOCK_V)
     grid = (len(seqs_S4), shape.num_v_heads, cdiv(shape.v_dim, block_v))
     _fold_kernel[grid](
         y_PW, states.state_LXNHD[layer], states.inputs_LXGI[layer], states.folded_LX[layer],
@@ -187,37 +123,6 @@ def fold(
         NUM_K=shape.num_k_heads, NUM_V=shape.num_v_heads, K_DIM=shape.k_dim, V_DIM=shape.v_dim,
         NUM_PLACES=states.inputs_LXGI.shape[2], IS_TILED=shape.is_tiled,
         BLOCK_K=next_power_of_2(shape.k_dim), BLOCK_V=block_v, **options(4),
-    )  # fmt: skip
-
-
-@triton.jit
-def _keep_kernel(
-    y_ptr, ring_ptr, folded_ptr, seqs_ptr, pos_ptr, slot_ptr, seq_ptr, stride, num_inputs,
-    NUM_PLACES: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Sequence s, some of the inputs of its last tokens."""
-    s, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    offs = part * BLOCK + tl.arange(0, BLOCK)
-    is_in = offs < num_inputs
-    wait_for_inputs()
-    let_next_start()
-    first, num, num_known, row, start = _sequence(seqs_ptr, pos_ptr, slot_ptr, seq_ptr, s)
-    ring_ptr += row * NUM_PLACES * num_inputs
-    for i in range(tl.maximum(num - NUM_PLACES, 0), num):
-        x = tl.load(y_ptr + (first + i) * stride + offs, mask=is_in)
-        tl.store(ring_ptr + ((start + i) % NUM_PLACES) * num_inputs + offs, x, mask=is_in)
-    if (part == 0) & (num > 0):
-        tl.store(folded_ptr + row, start + num_known)
-
-
-def keep(y_PW: Tensor, states: RowStates, layer: int, attn: AttnInputs) -> None:
-    """Store the last inputs in the ring; after `fold`, which still reads the old ones."""
-    seqs_S4, (_, _, num_places, num_inputs) = sequences(attn), states.inputs_LXGI.shape
-    if not len(seqs_S4):
-        return
-    _keep_kernel[(len(seqs_S4), cdiv(num_inputs, 1024))](
-        y_PW, states.inputs_LXGI[layer], states.folded_LX[layer], seqs_S4, attn.pos_T, attn.slot_T,
-        attn.seq_T, y_PW.stride(0), num_inputs, NUM_PLACES=num_places, BLOCK=1024, **options(4),
     )  # fmt: skip
 
 

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from hunch.kernels.activation import KERNEL_NAMES
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.delta import DeltaShape
 from hunch.kernels.gpu_activation import activated, gated_by
 from hunch.kernels.gpu_attention import attention
-from hunch.kernels.gpu_delta import MAX_TAPS
 from hunch.kernels.gpu_fused import RowNorm, add_norm, rope_kv
 from hunch.kernels.gpu_gemm import gemm, gemm_gated, gemm_parts, gemm_rope, num_parts, rows_for
 from hunch.kernels.gpu_inputs import add_branches, take_inputs
+from hunch.kernels.gpu_recurrence import MAX_TAPS
 from hunch.kernels.gpu_route import Timing
 from hunch.kernels.gpu_tiling import Tiling
 from hunch.kernels.gpu_wide import MIN_ROWS, padded, product, product_parts
@@ -202,9 +201,9 @@ class FusedLayers:
         heads, qkv, num_tokens = layer.heads, layer.qkv, len(attn.pos_T)
         if layer.latent is not None:
             return self._attend_latent(h_PE, layer, layer.latent, attn, kv, tiling)
-        if layer.delta is not None:
-            y_PW = self.product(h_PE, layer.delta.inputs, num_tokens)
-            return self._parts(layer.delta.read(y_PW, attn, kv), layer.out, num_tokens)
+        if layer.recurrent is not None:
+            y_PW = self.product(h_PE, layer.recurrent.inputs, num_tokens)
+            return self._parts(layer.recurrent.read(y_PW, attn, kv), layer.out, num_tokens)
         assert qkv is not None
         assert heads is not None
         k_CMH, v_CMH = kv.layer(layer.number)
@@ -346,6 +345,5 @@ def unknown_to_kernels(spec: ModelSpec, dtype: torch.dtype) -> dict[str, bool]:
         "q, k and v within limits": bool(spec.qkv_clip),
         f"the activation {spec.activation}": spec.activation not in KERNEL_NAMES,
         "convolutions this long": shape is not None and shape.num_taps > MAX_TAPS,
-        "these recurrent layers": shape is not None and not isinstance(shape, DeltaShape),
         f"{dtype}": dtype not in (torch.bfloat16, torch.float16),
     }

@@ -20,10 +20,10 @@ from hunch.layers.latent import LatentAttention, LatentBlock
 from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP, PlainMLP
 from hunch.layers.norm import Norm, RMSNorm
-from hunch.layers.recurrent import GatedDelta, Recurrent, RecurrentBlock
-from hunch.models.fused_delta import FusedDelta
+from hunch.layers.recurrent import Recurrent, RecurrentBlock
 from hunch.models.fused_experts import FusedExperts
 from hunch.models.fused_latent import FusedLatent
+from hunch.models.fused_recurrent import FusedRecurrent, fused_recurrent
 
 
 @dataclass(slots=True)
@@ -31,8 +31,8 @@ class Layer:
     """One layer's weights, as the kernels take them."""
 
     attn_norm: RowNorm | None  # None: the input comes as it is
-    qkv: Linear | None  # None: there is `latent` or `delta`
-    heads: Heads | None  # None: there is `delta`
+    qkv: Linear | None  # None: there is `latent` or `recurrent`
+    heads: Heads | None  # None: there is `recurrent`
     head_norms: tuple[Tensor, Tensor] | None
     sinks_N: Tensor | None
     out: Linear
@@ -49,7 +49,7 @@ class Layer:
     number: int  # of the cache's layer
     experts: FusedExperts | None = None
     latent: FusedLatent | None = None
-    delta: FusedDelta | None = None
+    recurrent: FusedRecurrent | None = None
     attn_gate: Linear | None = None  # of what heads read
     is_v_normed: bool = False
     inputs: InputGate | None = None  # what it takes of a table
@@ -59,7 +59,7 @@ class Layer:
     def plain(self) -> list[Linear]:
         """Products that are rounded once."""
         q = self.qkv if self.latent is None else self.latent.q
-        q = q if self.delta is None else self.delta.inputs
+        q = q if self.recurrent is None else self.recurrent.inputs
         asked = None if self.inputs is None else self.inputs.gate
         return [x for x in (q, self.attn_gate, self.gate_up, asked) if x is not None]
 
@@ -74,8 +74,7 @@ def _other_layer(block: LatentBlock | RecurrentBlock, timing: Timing) -> Layer:
     """Layers whose first half is not plain attention."""
     attn, mlp = block.attn, block.mlp
     latent = attn if isinstance(attn, LatentAttention) else None
-    assert not isinstance(attn, Recurrent) or isinstance(attn, GatedDelta)
-    delta = attn if isinstance(attn, GatedDelta) else None
+    recurrent = attn if isinstance(attn, Recurrent) else None
     dense = mlp if isinstance(mlp, GatedMLP) else None
     return Layer(
         attn_norm=row_norm(block.attn_norm),
@@ -97,7 +96,7 @@ def _other_layer(block: LatentBlock | RecurrentBlock, timing: Timing) -> Layer:
         number=attn.layer,
         experts=FusedExperts(mlp, timing) if isinstance(mlp, Experts) else None,
         latent=None if latent is None else FusedLatent(latent),
-        delta=None if delta is None else FusedDelta(delta),
+        recurrent=None if recurrent is None else fused_recurrent(recurrent),
     )
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.gpu_delta import SEQUENCES, sequences
+from hunch.kernels.gpu_recurrence import SEQUENCES, sequences
 from hunch.kernels.gpu_tiling import tiles_of
 from hunch.kernels.kv_store import KVCache
 from hunch.models.decoder import Hidden

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from hunch.drafting.base import DeviceDrafter
 from hunch.kernels.attention import AttnInputs, row_spans
-from hunch.kernels.gpu_delta import SEQUENCES, step_sequences
 from hunch.kernels.gpu_expect import expect
 from hunch.kernels.gpu_process import count_committed, draft_paths, process
+from hunch.kernels.gpu_recurrence import SEQUENCES, step_sequences
 from hunch.kernels.gpu_sampling import choose
 from hunch.kernels.gpu_scores import filtered
 from hunch.kernels.gpu_step import commit, compact, pack
