@@ -63,12 +63,12 @@ def build_kernels(platform: Platform) -> None:
     PREBUILT.mkdir()
     names = APPLE if "macos" in platform.target else CPUS
     print(f"{platform.tag}: the first link builds zig's C++ library too, once", flush=True)
-    for kind in VARIANTS[platform.machine]:
+    for variant in VARIANTS[platform.machine]:
         compiler = (sys.executable, "-m", "ziglang", "c++", "-target", platform.target)
-        library = PREBUILT / f"{SOURCES.name}-{kind}.so"
+        library = PREBUILT / f"{SOURCES.name}-{variant}.so"
         # Linked for any CPU: zig builds its C++ library, half of all the work, for what the link
         # names, and so once per platform and not once per variant.
-        cpu = (f"-mcpu={names[kind]}",)
+        cpu = (f"-mcpu={names[variant]}",)
         compile_library(compiler, sorted(SOURCES.glob("*.cpp")), library, cpu, ("-s",))
         print(f"{library.relative_to(ROOT)} ({library.stat().st_size // 1000} kB)", flush=True)
 
