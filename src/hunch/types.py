@@ -306,18 +306,36 @@ class RowResult:
 
 
 @dataclass(kw_only=True, slots=True)
-class StepResult:
-    """The outcome of one submitted plan, in the order of its work.
+class DecodedRows:
+    """What a step did for rows that decode and go on, in columns with an entry for each row.
 
-    Most rows of most steps just get one token: `RowResult(tokens=[token], num_processed=1)`, and a
-    drafter's KV does not change. Their tokens are in `single_tokens`. Where that has -1, the row's
-    result is the next one of `rows`.
+    Such a row had tokens before, processed the last of them, perhaps with a draft, and got more.
+    `RowResult` says what the columns mean. A column that is None is as there for every row, except
+    that without `computed` the target has computed all but the last token, and of other KV groups
+    nothing is said.
     """
+
+    tokens: list[list[int]]  # []: the row's result is the next one of `StepResult.rows`
+    num_drafted: list[int] | None = None
+    methods: list[str] | None = None
+    num_nodes: list[int] | None = None
+    computed: list[list[int]] | None = None
+    logprobs: list[list[dict[int, Logprob]] | None] | None = None
+
+    def leave_out(self, place: int) -> None:
+        """The row at this place has its result in `StepResult.rows`."""
+        self.tokens[place] = []
+        if self.num_drafted is not None:
+            self.num_drafted[place] = 0
+
+
+@dataclass(kw_only=True, slots=True)
+class StepResult:
+    """The outcome of one submitted plan, in the order of its work."""
 
     id: int
     rows: list[RowResult]
-    single_tokens: list[int] | None = None  # None: every row's result is in `rows`
-    single_scores: list[dict[int, Logprob] | None] | None = None  # of these tokens, if asked for
+    decoded: DecodedRows | None = None  # None: every row's result is in `rows`
     target_seconds: float = 0.0
     draft_seconds: float = 0.0
     plain_seconds: float = 0.0  # of a pass over the same rows without drafts

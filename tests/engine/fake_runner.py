@@ -15,6 +15,7 @@ from zlib import crc32
 
 from hunch.types import (
     Capacity,
+    DecodedRows,
     DraftTrace,
     GroupInfo,
     Logprob,
@@ -134,19 +135,36 @@ class FakeRunner:
             id=plan.id, rows=results, target_seconds=2.0, draft_seconds=0.5, plain_seconds=1.0
         )
         if self.is_brief:
-            result.single_tokens = [self._said(result) for result in results]
-            pairs = zip(results, result.single_tokens, strict=True)
-            result.rows = [row for row, token in pairs if token < 0]
+            self._shorten(result)
         self._results.append((result, named))
 
-    def _said(self, result: RowResult) -> int:
-        """The token of a row that had one before and did nothing but say it; -1: it did more."""
+    def _shorten(self, result: StepResult) -> None:
+        """Put what rows that decode and go on got into columns; all of them, or what is needed."""
+        rows, is_decoding = result.rows, [self._is_decoding(row) for row in result.rows]
+        is_all = result.id % 2 == 0
+        result.decoded = DecodedRows(
+            tokens=[
+                row.tokens if is_in else [] for row, is_in in zip(rows, is_decoding, strict=True)
+            ]
+        )
+        result.rows = [row for row, is_in in zip(rows, is_decoding, strict=True) if not is_in]
+        if is_all or any(row.num_drafted for row in rows):
+            pairs = zip(rows, is_decoding, strict=True)
+            result.decoded.num_drafted = [row.num_drafted * is_in for row, is_in in pairs]
+            result.decoded.methods = [row.method for row in rows]
+        result.decoded.num_nodes = [row.num_nodes for row in rows]
+        if is_all or len(self.capacity.groups) > 1:
+            result.decoded.computed = [list(row.computed) for row in rows]
+        if is_all or any(row.logprobs for row in rows):
+            result.decoded.logprobs = [row.logprobs for row in rows]
+
+    def _is_decoding(self, result: RowResult) -> bool:
+        """Whether the row had a token before, and goes on with more and nothing else."""
         row = self.rows[result.row]
-        is_first = len(row.tokens) - len(row.request.prompt_ids) == 1
-        is_more = result.finish or result.num_drafted or result.logprobs or result.trace
-        if is_first or is_more or result.num_processed != 1 or len(result.tokens) != 1:
-            return -1
-        return result.tokens[0]
+        num_before = len(row.tokens) - len(row.request.prompt_ids) - len(result.tokens)
+        is_chain = result.num_levels in (None, result.num_drafted)
+        is_more = result.finish or result.trace or result.is_lost or not is_chain
+        return bool(num_before and result.tokens and result.num_processed == 1 and not is_more)
 
     def collect(self) -> StepResult:
         return self._results.popleft()[0]

@@ -56,12 +56,14 @@ def test_a_sequence_adds_up():
     assert stats["latency_ms"]["p50"] == pytest.approx(200)
 
 
-def test_a_token_alone_counts_as_a_row_that_says_it():
+@pytest.mark.parametrize(("num_tokens", "drafted"), [(1, 0), (1, 4), (3, 4)])
+def test_tokens_in_columns_count_as_a_row_that_says_them(num_tokens, drafted):
     one, other, share = Tally(), Tally(), Share(target=0.1, draft=0.05, plain=0.1)
     for tally in (one, other):
         tally.add(row(1, processed=9), share, 13.0)
-    one.add(row(1), share, 13.5)
-    assert other.add_token(share, 13.5) == 0.5
+    one.add(row(num_tokens, drafted=drafted), share, 13.75)
+    gaps = other.add_tokens(num_tokens, drafted, "", share, 13.75)
+    assert gaps == (0.75 / num_tokens,) * num_tokens
     assert one.stats() == other.stats()
 
 
@@ -91,15 +93,6 @@ def test_a_histogram_counts_by_bucket():
     shown = histogram.snapshot()
     assert shown["counts"] == [2, 4, 1]
     assert (shown["count"], shown["sum"]) == (7, 16.0)
-
-
-def test_values_together_count_as_one_by_one():
-    one, other = Histogram((1.0, 2.0)), Histogram((1.0, 2.0))
-    values = [0.5, 1.5, 0.5, 7.0]
-    for value in values:
-        one.add(value)
-    other.add_all(values)
-    assert one.snapshot() == other.snapshot()
 
 
 @pytest.mark.parametrize("is_brief", [False, True])
@@ -133,7 +126,8 @@ def test_totals_are_the_sum_of_the_requests(depth, is_brief):
     assert total["num_steps"] == len(results)
     # A step ahead of its results may find nobody.
     num_useful = sum(
-        max(r.single_tokens or [-1]) >= 0 or any(row.computed for row in r.rows) for r in results
+        any(r.decoded.tokens if r.decoded else []) or any(row.computed for row in r.rows)
+        for r in results
     )
     assert len(results) - depth <= num_useful <= len(results)
     assert total["target_seconds"] == pytest.approx(2.0 * num_useful)

@@ -6,7 +6,7 @@ import time
 from collections import abc, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, repeat
 from typing import Any, Protocol
 
 from hunch.config import Config
@@ -208,30 +208,41 @@ class Engine:
 
     def _apply(self, result: StepResult, members: list[Member]) -> None:
         """Apply a collected step: give sequences their tokens, and free what ended ones held."""
-        now, share = self._clock(), self._stats.share(result)
-        if result.single_tokens is None:
+        now, share, decoded = self._clock(), self._stats.share(result), result.decoded
+        if decoded is None:
             for member, row in zip(members, result.rows, strict=True):
                 self._take(member, row, share, now)
             return
-        rows, scheduler, gaps = iter(result.rows), self._scheduler, []
-        all_scores = result.single_scores or [None] * len(members)
-        for member, token, scores in zip(members, result.single_tokens, all_scores, strict=True):
-            if token < 0:
+        assert len(decoded.tokens) == len(members)
+        apply_tokens, free_blocks = self._scheduler.apply_tokens, self._scheduler.free_blocks
+        rows, gaps, new_tokens = iter(result.rows), list[float](), self._new_tokens
+        for member, tokens, num_drafted, method, num_nodes, computed, scores in zip(
+            members,
+            decoded.tokens,
+            decoded.num_drafted or repeat(0),
+            decoded.methods or repeat(""),
+            decoded.num_nodes or repeat(0),
+            decoded.computed or repeat(None),
+            decoded.logprobs or repeat(None),
+            strict=False,
+        ):
+            if not tokens:
                 self._take(member, next(rows), share, now)
                 continue
             sequence = member.sequence
-            scheduler.apply_token(member, token)
+            apply_tokens(member, tokens, num_nodes, computed)
             if not sequence.is_over:
                 output = sequence.output
-                gaps.append(output.tally.add_token(share, now))
-                if output.push_token(token, scores):
+                gaps += output.tally.add_tokens(len(tokens), num_drafted, method, share, now)
+                if output.push_tokens(tokens, scores):
                     self._end(self._jobs[sequence.job_id], sequence, now)
                 elif sequence.handle >= 0:
-                    self._new_tokens += (sequence.handle, token)
+                    for token in tokens:
+                        new_tokens += (sequence.handle, token)
                 elif sequence.is_streaming:
                     self._changed[sequence.job_id] = self._jobs[sequence.job_id]
             if sequence.state is State.LEAVING:
-                scheduler.free_blocks(sequence)
+                free_blocks(sequence)
         self._stats.add_gaps(gaps)
 
     def _take(self, member: Member, row: RowResult, share: Share, now: float) -> None:

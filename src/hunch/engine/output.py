@@ -84,44 +84,49 @@ class SequenceOutput:
             self._add_prompt_logprobs(row.prompt_logprobs, first_processed + 1)
         if not row.tokens and row.finish is None:
             return False
-        self._snapshot = None
         if self.trace is not None and row.trace is not None:
             self.trace.append(row.trace)
-        if row.finish is None and self._is_simple:
-            self.token_ids += row.tokens  # their text is made when it is asked for
-            if self.logprobs is not None and row.logprobs is not None:
-                for scores, token in zip(row.logprobs, row.tokens, strict=True):
-                    self._add_logprobs(scores, token)
-            return False
+        if row.finish is None:
+            return self.push_tokens(row.tokens, row.logprobs)
+        self._snapshot = None
         self._read()
-        is_stopped = row.finish == "stop"
-        last = len(row.tokens) - 1
-        for place, token in enumerate(row.tokens):
+        if not self._read_each(row.tokens, row.logprobs, is_stopped=row.finish == "stop"):
+            self._end(row.finish)
+            self.stop_reason = row.problem or self.stop_reason
+        return True
+
+    def push_tokens(
+        self, tokens: list[int], logprobs: list[dict[int, Logprob]] | None = None
+    ) -> bool:
+        """`push` for a row that decodes and goes on."""
+        self._snapshot = None
+        if not self._is_simple:
+            return self._read_each(tokens, logprobs)
+        self.token_ids += tokens  # their text is made when it is asked for
+        if self.logprobs is not None and logprobs is not None:
+            for scores, token in zip(logprobs, tokens, strict=True):
+                self._add_logprobs(scores, token)
+        return False
+
+    def _read_each(
+        self,
+        tokens: list[int],
+        logprobs: list[dict[int, Logprob]] | None,
+        *,
+        is_stopped: bool = False,  # by the last of the tokens
+    ) -> bool:
+        """Add tokens one by one, as any of them may end the answer; True: it is over."""
+        last = len(tokens) - 1
+        for place, token in enumerate(tokens):
             self.token_ids.append(token)
-            if self.logprobs is not None and row.logprobs is not None:
-                self._add_logprobs(row.logprobs[place], token)
+            if self.logprobs is not None and logprobs is not None:
+                self._add_logprobs(logprobs[place], token)
             if is_stopped and place == last:
                 self._end_at_token(token)
                 return True
             piece = self._detokenizer.push(token)
             if piece and self._add_text(piece):
                 return True
-        if row.finish is not None:
-            self._end(row.finish)
-            self.stop_reason = row.problem or self.stop_reason
-            return True
-        return False
-
-    def push_token(self, token: int, scores: dict[int, Logprob] | None = None) -> bool:
-        """`push` for a row that got one token and nothing else."""
-        if not self._is_simple:
-            logprobs = None if scores is None else [scores]
-            row = RowResult(row=-1, tokens=[token], num_processed=1, logprobs=logprobs)
-            return self.push(row, 0)
-        self.token_ids.append(token)
-        self._snapshot = None
-        if scores is not None:
-            self._add_logprobs(scores, token)
         return False
 
     def _read(self) -> None:

@@ -350,18 +350,19 @@ class Scheduler:
             is_read = result.num_processed == work.num_tokens  # else memory was short
             pool.keep_state(sequence.table, is_read * result.computed[0], work.snapshot)
 
-    def apply_token(self, member: Member, token: int) -> None:
-        """`apply` for a row whose whole result is one token."""
-        sequence = member.sequence
-        sequence.num_pending -= 1
+    def apply_tokens(
+        self, member: Member, tokens: list[int], num_nodes: int, computed: list[int] | None
+    ) -> None:
+        """`apply` for a row that decodes and goes on; see `DecodedRows`."""
+        sequence, pool, known = member.sequence, self.pool, member.sequence.tokens
+        known += tokens
+        sequence.num_computed = num_computed = len(known) - 1
         sequence.pending_nodes -= member.work.num_nodes
-        tokens, pool = sequence.tokens, self.pool
-        sequence.num_computed = num_computed = len(tokens)
-        tokens.append(token)
+        sequence.num_pending -= 1
         if not sequence.num_pending:
-            sequence.steady_until = 0
-        if pool.is_told and not num_computed % pool.block_size:
-            pool.advance(sequence.table, tokens, (num_computed,))
+            sequence.num_nodes, sequence.steady_until = num_nodes, 0
+        if pool.is_told and (computed or num_computed % pool.block_size < len(tokens)):
+            pool.advance(sequence.table, known, computed or (num_computed,))
 
     def finish(self, sequence: Sequence) -> None:
         """The sequence has ended, or was aborted."""

@@ -91,17 +91,24 @@ class Tally:
             self.gaps += (gap,) * num_tokens
         self.last_token = now
 
-    def add_token(self, share: Share, now: float) -> float:
-        """`add` for a result of one token that is not the first; returns the gap before it."""
+    def add_tokens(
+        self, num_tokens: int, num_drafted: int, method: str, share: Share, now: float
+    ) -> tuple[float, ...]:
+        """`add` for a row that decodes and goes on; returns the gap before each of its tokens."""
         self.steps += 1
-        self.tokens += 1
-        self.decode_target += share.target
-        self.decode_draft += share.draft
-        self.decode_plain += share.plain
-        gap = now - self.last_token
-        self.gaps.append(gap)
+        self.tokens += num_tokens
+        if num_drafted:
+            check, checks = (method, num_drafted, num_drafted, num_tokens - 1), self.checks
+            checks[check] = checks.get(check, 0) + 1
+        target, draft, plain = share
+        self.decode_target += target * (1 + num_drafted)
+        self.decode_draft += draft
+        self.decode_plain += plain * num_tokens
+        gap = (now - self.last_token) / num_tokens
+        gaps = (gap,) * num_tokens
+        self.gaps += gaps
         self.last_token = now
-        return gap
+        return gaps
 
     def merge(self, other: Tally) -> None:
         """Add another's counts, without its times of arrival and the like."""
@@ -264,15 +271,6 @@ class Histogram:
         self.total += value * times
         self.recent.extend((value,) * times)
 
-    def add_all(self, values: list[float]) -> None:
-        """Many at once, most of them alike."""
-        is_one = bool(values) and values.count(values[0]) == len(values)
-        counts = {values[0]: len(values)} if is_one else Counter(values)
-        for value, times in counts.items():
-            self.counts[bisect_left(self.bounds, value)] += times
-            self.total += value * times
-        self.recent.extend(values)
-
     def snapshot(self) -> dict[str, Any]:
         return {
             "bounds": list(self.bounds),
@@ -302,9 +300,11 @@ class EngineStats:
     def share(self, result: StepResult) -> Share:
         """A step's seconds, shared among its rows: the target's by tokens, the draft's by rows."""
         self.num_steps += 1
-        singles = result.single_tokens
-        num_single = 0 if singles is None else len(singles) - len(result.rows)
-        num_known = num_packed = num_drafting = num_single
+        decoded = result.decoded
+        num_decoded = 0 if decoded is None else len(decoded.tokens) - len(result.rows)
+        num_known = num_packed = num_drafting = num_decoded
+        if decoded is not None and decoded.num_drafted is not None:
+            num_packed += sum(decoded.num_drafted)
         for row in result.rows:
             num_known += row.num_processed
             num_packed += row.num_processed + row.num_drafted
@@ -332,8 +332,9 @@ class EngineStats:
         self._ttft.add(tally.first_token - tally.arrived)
 
     def add_gaps(self, gaps: list[float]) -> None:
-        """Add the gaps between tokens of sequences that got one more each."""
-        self._inter_token.add_all(gaps)
+        """Add the gaps before tokens that rows of one step got: most of them are alike."""
+        for gap, times in Counter(gaps).items():
+            self._inter_token.add(gap, times)
 
     def end(self, tally: Tally, reason: str) -> None:
         """A sequence is over."""

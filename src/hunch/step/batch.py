@@ -83,9 +83,11 @@ class Batch:
         copied = {name: getattr(attn, name).clone() for name in columns}
         return Batch(self.ids_T.clone(), replace(attn, **copied, memo={}), self.parts)
 
-    def draft(self, parts: list[RowPart]) -> Draft:
-        """The drafts of `parts`, one row each."""
+    def draft(self, parts: list[RowPart], device: torch.device) -> Draft:
+        """The drafts of `parts`, one row each, on a device."""
         num_nodes = max((part.num_nodes for part in parts), default=0)
+        if not num_nodes:
+            return Draft.empty(len(parts), device)
         tokens_RN = np.zeros((len(parts), num_nodes), dtype=np.int64)
         parents_RN = np.full((len(parts), num_nodes), -1, dtype=np.int64)
         for place, part in enumerate(parts):
@@ -95,7 +97,7 @@ class Batch:
         tokens, parents = torch.from_numpy(tokens_RN), torch.from_numpy(parents_RN)
         draft = Draft(tokens, parents, torch.from_numpy(num_nodes_R))
         _add_draws(draft, parts)
-        return draft
+        return draft.to(device)
 
 
 def _add_draws(draft: Draft, parts: list[RowPart]) -> None:

@@ -362,18 +362,19 @@ class CapturedSteps:
         named, sources = self.extras.take_sources(group, lines), None
         if drafter is not None:
             sources = self.policy.learn(group.row_R, lines, graph)
-        if sources is not None:
+        if sources is not None and named:
             sources = [named.get(place, name) for place, name in enumerate(sources)]
         writes_kv = drafter is not None and drafter.writes_kv(graph.source)
         can_drop = self.network_use.can_drop
         is_dropped_R = self.network_use.is_dropped(group.ids) if can_drop else None
-        tokens, results = apply_rows(
+        decoded, results = apply_rows(
             self.rows,
             group.ids,
             result_RC,
             lines,
             pending.requests,
             sources,
+            num_k=graph.num_nodes + 1,
             writes_kv=writes_kv,
             is_dropped_R=is_dropped_R,
             is_traced=group.is_traced,
@@ -382,14 +383,13 @@ class CapturedSteps:
             self.device_rows.mark_cut(row)
         is_scored = group.num_best != NO_SCORES
         scores = graph.columns.scores(result_RC, group.num_best_R) if is_scored else None
-        tokens, results = self.extras.complete(group, here, checked, scores, tokens, results)
+        results = self.extras.complete(group, here, checked, scores, decoded, results)
         reading = max(host_seconds - seconds, 0.0)  # what the host ran waited for this step
         target_seconds, plain_seconds = self.policy.timed(graph, seconds, since, reading)
         result = StepResult(
             id=pending.plan_id,
             rows=results,
-            single_tokens=tokens,
-            single_scores=None if scores is None else scores.of_singles(tokens, group.is_scored),
+            decoded=decoded,
             target_seconds=target_seconds,
             draft_seconds=min(graph.draft_seconds, seconds),
             plain_seconds=plain_seconds,

@@ -195,12 +195,13 @@ class HostStep:
         self, batch: Batch, parts: list[RowPart], logits_MV: Tensor, mask_MV: Tensor | None
     ) -> list[tuple[list[int], list[int]]]:
         """Per part: the tokens to commit, and the node behind each (-1: the bonus)."""
-        draft = batch.draft(parts).to(self.device)
+        draft = batch.draft(parts, self.device)
         rows = self.rows.view([part.row for part in parts]).to(self.device)
         verdict = self.verify(draft, logits_MV, rows, self.sampling, mask_MV)
-        columns = (verdict.tokens_RK, verdict.path_RK, verdict.num_tokens_R)
-        tokens, path, nums = (column.tolist() for column in columns)
-        return [(t[:num], p[:num]) for t, p, num in zip(tokens, path, nums, strict=True)]
+        num_k = verdict.tokens_RK.shape[1]
+        columns = verdict.tokens_RK, verdict.path_RK, verdict.num_tokens_R[:, None]
+        lines: list[list[int]] = torch.cat(columns, dim=1).tolist()  # one wait for the device
+        return [(line[: line[-1]], line[num_k : num_k + line[-1]]) for line in lines]
 
     def _walk_rows(
         self, batch: Batch, parts: list[RowPart], logits_MV: Tensor, mask_MV: Tensor | None

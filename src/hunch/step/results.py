@@ -7,8 +7,7 @@ a row, S scored tokens, E numbers of a scored token, G KV groups but the target'
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -29,11 +28,12 @@ from hunch.kernels.step import (
 from hunch.sampling.logprobs import entries
 from hunch.sampling.stop import REASONS, finish
 from hunch.step.rows import RowBuffers
-from hunch.types import Logprob, Request, RowResult, RowWork, StepResult
+from hunch.types import DecodedRows, Logprob, Request, RowResult, RowWork, StepResult
 
 NUM_BUFFERS = 4  # more than the pending steps, which are two at most
 ALIGNED = 16  # numbers: lengths of buffers and lines are multiples, so that wide writes fit
 NO_SCORES = -1
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +104,12 @@ class Scores(NamedTuple):
     begins: list[int]  # index of each row's first entry
     entries: list[dict[int, Logprob]]
 
-    def of_singles(
-        self, tokens: list[int], is_scored: list[bool]
-    ) -> list[dict[int, Logprob] | None]:
-        """Scores of rows with one token, where they want them."""
+    def of_rows(
+        self, tokens: list[list[int]], is_scored: list[bool]
+    ) -> list[list[dict[int, Logprob]] | None]:
+        """The entries of each row's tokens; None for rows that do not want them."""
         rows = zip(tokens, self.begins, is_scored, strict=True)
-        return [self.entries[at] if is_in and token >= 0 else None for token, at, is_in in rows]
+        return [self.entries[at : at + len(own)] if is_in else None for own, at, is_in in rows]
 
 
 def _entry(num_best: int) -> int:
@@ -180,27 +180,36 @@ def apply_rows(
     requests: list[Request | None],
     sources: list[str] | None,
     *,
+    num_k: int,
     writes_kv: bool,
     is_dropped_R: np.ndarray | None = None,
     is_traced: list[bool] | None = None,
-) -> tuple[list[int], list[RowResult]]:
-    """Commit the rows' tokens; returns the tokens of rows that got just one, and other results.
+) -> tuple[DecodedRows, list[RowResult]]:
+    """Commit the rows' tokens; returns what rows that go on got, and the results of the others.
 
-    `lines` are the lines of `result_RC` as lists.
+    `lines` are the lines of `result_RC` as lists, with up to `num_k` tokens each.
     `requests` were in the rows when the step began; the result of one that has left since then
     changes no row, as another request may be there now. With `writes_kv` the drafter wrote its own
     KV in the step, except for rows that its head was dropped for.
     `sources` names who drafted what was checked; rows that are traced always get a whole result.
     """
-    _commit(rows, ids, result_RC, lines, requests, writes_kv, is_dropped_R)
-    is_whole = [writes_kv] * len(ids) if is_traced is None or writes_kv else is_traced
-    single_tokens: list[int] = []
+    trios = zip(map(rows.requests.__getitem__, ids), requests, lines, strict=True)
+    is_here = [held is request and line[TOKENS] > 0 for held, request, line in trios]
+    row_R = np.array(ids)
+    _commit(rows, row_R, result_RC, is_here, num_k, writes_kv, is_dropped_R)
+    decoded = DecodedRows(
+        tokens=[line[FIRST : FIRST + line[TOKENS]] for line in lines],
+        num_nodes=result_RC[:, DRAFTED].tolist(),
+    )
+    if num_k > 1:
+        num_left_R = rows.end[row_R] - result_RC[:, KNOWN] + result_RC[:, TOKENS]
+        decoded.num_drafted = np.minimum(result_RC[:, CHECKED], num_left_R).tolist()
+        decoded.methods = sources
     results: list[RowResult] = []
     for place, line in enumerate(lines):
-        if line[TOKENS] == 1 and not (line[CHECKED] > 0 or line[REASON] or is_whole[place]):
-            single_tokens.append(line[FIRST])
+        if is_here[place] and not (line[REASON] or (is_traced is not None and is_traced[place])):
             continue
-        single_tokens.append(-1)
+        decoded.leave_out(place)
         request = requests[place]
         if not line[TOKENS] or request is None:
             results.append(RowResult(row=ids[place]))  # it had ended before this step
@@ -209,7 +218,9 @@ def apply_rows(
         if sources is not None and result.num_drafted:
             result.method = sources[place]
         results.append(result)
-    return single_tokens, results
+    if writes_kv:
+        decoded.computed = rows.computed[:, row_R].T.tolist()
+    return decoded, results
 
 
 def _result(
@@ -261,28 +272,23 @@ def end_at_stop(line: list[int], request: Request) -> None:
 
 def _commit(
     rows: RowBuffers,
-    ids: list[int],
+    row_R: np.ndarray,
     result_RC: np.ndarray,
-    lines: list[list[int]],
-    requests: list[Request | None],
+    is_here: list[bool],
+    num_k: int,
     writes_kv: bool,
     is_dropped_R: np.ndarray | None,
 ) -> None:
     """Append the tokens to the host's rows, and set how many tokens of each row have KV."""
-    trios = zip(map(rows.requests.__getitem__, ids), requests, lines, strict=True)
-    is_there = [held is request and line[TOKENS] > 0 for held, request, line in trios]
-    if not all(is_there):
-        ids, lines = list(compress(ids, is_there)), list(compress(lines, is_there))
-        result_RC = result_RC[is_there]
-        is_dropped_R = None if is_dropped_R is None else is_dropped_R[is_there]
-        if not ids:
+    if not all(is_here):
+        row_R, result_RC = row_R[is_here], result_RC[is_here]
+        is_dropped_R = None if is_dropped_R is None else is_dropped_R[is_here]
+        if not len(row_R):
             return
-    row_R, known_R = np.array(ids), result_RC[:, KNOWN]
-    rows.tokens[row_R, known_R - result_RC[:, TOKENS]] = result_RC[:, FIRST]
-    for row, line in zip(ids, lines, strict=True):
-        if line[TOKENS] > 1:
-            end = line[KNOWN]
-            rows.tokens[row, end - line[TOKENS] + 1 : end] = line[FIRST + 1 : FIRST + line[TOKENS]]
+    known_R = result_RC[:, KNOWN]
+    first_R1 = (known_R - result_RC[:, TOKENS])[:, None]
+    # What a row did not commit is written too, after its known tokens, where nobody reads it.
+    rows.tokens[row_R[:, None], first_R1 + np.arange(num_k)] = result_RC[:, FIRST : FIRST + num_k]
     rows.known[row_R] = known_R
     rows.computed[0, row_R] = known_R - 1
     if writes_kv and len(rows.computed) > 1:
@@ -295,16 +301,26 @@ def merge_results(
     ids: list[int], order: list[RowWork], one: StepResult, other: StepResult
 ) -> StepResult:
     """The results of a captured step of the rows `ids` and of the host, in the plan's order."""
-    assert one.single_tokens is not None
-    found = dict(zip(ids, one.single_tokens, strict=True))
-    scores = dict(zip(ids, one.single_scores or [], strict=False))
+    assert one.decoded is not None
+    place_of = {row: place for place, row in enumerate(ids)}
+    places = [place_of.get(work.row, -1) for work in order]
     by_row = {row.row: row for row in (*one.rows, *other.rows)}
-    rows = [work.row for work in order]
+
+    def spread(column: list[T] | None, other: T) -> list[T] | None:
+        return None if column is None else [other if at < 0 else column[at] for at in places]
+
+    decoded = one.decoded
     return StepResult(
         id=one.id,
-        rows=[by_row[row] for row in rows if row in by_row],
-        single_tokens=[found.get(row, -1) for row in rows],
-        single_scores=[scores.get(row) for row in rows] if scores else None,
+        rows=[by_row[work.row] for work in order if work.row in by_row],
+        decoded=DecodedRows(
+            tokens=spread(decoded.tokens, []) or [],
+            num_drafted=spread(decoded.num_drafted, 0),
+            methods=spread(decoded.methods, ""),
+            num_nodes=spread(decoded.num_nodes, 0),
+            computed=spread(decoded.computed, []),
+            logprobs=spread(decoded.logprobs, None),
+        ),
         target_seconds=one.target_seconds + other.target_seconds,
         draft_seconds=one.draft_seconds + other.draft_seconds,
         plain_seconds=one.plain_seconds + other.plain_seconds,

@@ -31,7 +31,7 @@ from hunch.step.step_graphs import (
     StepKind,
 )
 from hunch.step.upload import StepMasks, StepSources
-from hunch.types import DraftTrace, Request, RowResult, RowWork
+from hunch.types import DecodedRows, DraftTrace, Request, RowResult, RowWork
 
 # The usual extras, each with its number of best tokens. Combinations launch the same kernels.
 USUAL_EXTRAS = (
@@ -249,14 +249,16 @@ class RowExtras:
         requests: list[Request | None],  # those that are still in their rows
         checked: CheckedResult,
         scores: Scores | None,
-        tokens: list[int],
+        decoded: DecodedRows,
         results: list[RowResult],
-    ) -> tuple[list[int], list[RowResult]]:
-        """Add what rows asked for to the tokens and results of a step."""
+    ) -> list[RowResult]:
+        """Add what rows asked for to what a step did; returns the whole results of all rows."""
+        if scores is not None:
+            decoded.logprobs = scores.of_rows(decoded.tokens, group.is_scored)
         if results and (scores is not None or group.is_traced is not None):
             whole = iter(results)
-            for place, token in enumerate(tokens):
-                if token >= 0:
+            for place, tokens in enumerate(decoded.tokens):
+                if tokens:
                     continue
                 result, request = next(whole), requests[place]
                 if request is None or not result.tokens:
@@ -268,15 +270,13 @@ class RowExtras:
                     draft = checked.drafts.get(group.ids[place], ([], []))
                     result.trace = _trace(draft, result)
         if not checked.refused:
-            return tokens, results
+            return results
         whole = iter(results)
-        found = [next(whole) if token < 0 else None for token in tokens]
+        found = [None if tokens else next(whole) for tokens in decoded.tokens]
         for place, (kept, problem) in checked.refused.items():
             found[place] = self._end(group.ids[place], found[place], kept, problem)
-        singles = [
-            token if result is None else -1 for token, result in zip(tokens, found, strict=True)
-        ]
-        return singles, [result for result in found if result is not None]
+            decoded.leave_out(place)
+        return [result for result in found if result is not None]
 
     def _end(
         self, row: int, result: RowResult | None, tokens: list[int], problem: str

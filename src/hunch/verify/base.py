@@ -114,6 +114,9 @@ def history_of(draft: Draft, rows: Rows, num_logits: int) -> History:
     """The history of every row of logits, computed without the host."""
     num_rows, num_nodes = draft.tokens_RN.shape
     device = draft.tokens_RN.device
+    if not num_nodes:  # as for prompts: roots alone, one after the other
+        each_R = torch.arange(num_rows, device=device)
+        return History(each_R, rows.ids_R, rows.known_X[rows.ids_R], draft.tokens_RN)
     depth_RN, path_RNP = paths(draft)
     first_R = first_of(draft)
     offset_N = torch.arange(num_nodes, device=device)

@@ -53,6 +53,9 @@ def walk_choices(draft: Draft, choice_M: Tensor, first_R: Tensor) -> Verdict:
     """Per row the path of nodes that have the chosen tokens."""
     num_rows, num_nodes = draft.tokens_RN.shape
     device = draft.tokens_RN.device
+    if not num_nodes:
+        one_R = torch.ones(num_rows, dtype=torch.int64, device=device)
+        return Verdict(choice_M[:, None], one_R, -one_R[:, None])
     offset_N = torch.arange(num_nodes, device=device)
     is_node_RN = offset_N < draft.num_nodes_R[:, None]
     node_R = torch.full((num_rows,), -1, device=device)  # -1: the root
@@ -64,7 +67,7 @@ def walk_choices(draft: Draft, choice_M: Tensor, first_R: Tensor) -> Verdict:
         is_child_RN = (draft.parents_RN == node_R[:, None]) & is_node_RN
         is_child_RN &= draft.tokens_RN == token_R[:, None]
         # Siblings differ in their tokens, so at most one child fits.
-        found_R = torch.where(is_child_RN, offset_N, -1).amax(1) if num_nodes else node_R
+        found_R = torch.where(is_child_RN, offset_N, -1).amax(1)
         found_R = torch.where(is_walking_R, found_R, -1)
         tokens.append(torch.where(is_walking_R, token_R, 0))
         path.append(found_R)

@@ -27,6 +27,7 @@ PARTS = {
     "experts": Part("experts", "GPU", "a decode step of a 30B mixture of experts"),
     "fidelity": Part("fidelity", "any", "distance to float32, beside llama.cpp's or torch's"),
     "heads": Part("heads", "GPU", "a level of an EAGLE-3 head, and prompts it reads"),
+    "host": Part("host", "any", "what a GPU's host does per step and row"),
     "idle": Part("idle", "GPU", "how long the GPU waits while one request decodes"),
     "kernels": Part("kernels", "GPU", "a decoder's pass alone, by rows"),
     "loading": Part("loading", "any", "a large checkpoint loaded, beside reading its files"),

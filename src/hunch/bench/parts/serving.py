@@ -26,7 +26,7 @@ from hunch.config import Config, ModelConfig, ScheduleConfig
 from hunch.engine.engine import Engine
 from hunch.errors import EngineError
 from hunch.text.tokenizer import Tokenizer
-from hunch.types import Capacity, RowResult, StepPlan, StepResult
+from hunch.types import Capacity, DecodedRows, RowResult, StepPlan, StepResult
 
 NAME = "hunch.bench.parts.serving"
 PROMPT = "Once upon a time, in a small town by the sea, there lived an old clockmaker who"
@@ -48,7 +48,7 @@ class EmptyRunner:
         self._seconds = float(os.environ.get("STEP_SECONDS", "0"))
 
     def submit(self, plan: StepPlan) -> None:
-        rows, singles = [], []
+        rows, decoded = list[RowResult](), list[list[int]]()
         for start in plan.starts:
             self._left[start.row] = start.request.max_tokens
             self._known[start.row] = len(start.tokens)
@@ -58,15 +58,16 @@ class EmptyRunner:
             token = 500 + known % 1000
             self._left[row], self._known[row] = left - 1, known + 1
             if work.num_tokens == 1 and left > 1:
-                singles.append(token)
+                decoded.append([token])
                 continue
-            singles.append(-1)
+            decoded.append([])
             result = RowResult(row=row, num_processed=work.num_tokens)
             if left > 0:
                 result.tokens, result.computed = [token], (known,)
                 result.finish = "length" if left == 1 else None
             rows.append(result)
-        self._results.append(StepResult(id=plan.id, rows=rows, single_tokens=singles))
+        columns = DecodedRows(tokens=decoded)
+        self._results.append(StepResult(id=plan.id, rows=rows, decoded=columns))
 
     def collect(self) -> StepResult:
         if self._seconds:
