@@ -53,6 +53,19 @@ CASES |= {
         | {"mamba_d_conv": 3, "mamba_conv_bias": False, "position_embedding_type": "rope"},
     ),
     "bamba": ("Bamba", PLAIN | MAMBA | {"attn_layer_indices": [1], "mamba_n_groups": 1}),
+    "falcon h1": (
+        "FalconH1",
+        PLAIN
+        | MAMBA
+        | {"mamba_d_ssm": 128, "lm_head_multiplier": 0.3, "key_multiplier": 0.7}
+        | {"embedding_multiplier": 3.0, "attention_in_multiplier": 1.5, "ssm_in_multiplier": 1.2}
+        | {"attention_out_multiplier": 0.6, "ssm_out_multiplier": 0.4}
+        | {"mlp_multipliers": [0.8, 0.5], "ssm_multipliers": [0.5, 1.3, 0.7, 1.1, 0.9]},
+    ),
+    "falcon h1, normed": (
+        "FalconH1",
+        PLAIN | MAMBA | {"mamba_d_ssm": 128, "mamba_rms_norm": True, "tie_word_embeddings": True},
+    ),
 }
 # transformers in float32 is up to 4e-4 away from itself in float64 on some CPUs.
 CLOSE = {"atol": 1e-3, "rtol": 1e-3}

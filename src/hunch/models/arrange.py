@@ -21,7 +21,7 @@ from hunch.layers.experts import ExpertSpec
 from hunch.layers.latent import LatentShape
 from hunch.models.build import Names, head_order_of
 from hunch.models.experts import ExpertNames
-from hunch.models.spec import ModelSpec
+from hunch.models.spec import ModelSpec, RowFactors
 from hunch.models.weights.base import Packed, ReadsParts, Rows, Weights, WeightsOver
 
 
@@ -35,6 +35,7 @@ class Place:
     expert: int | None = None  # of a tensor that holds all experts; rows are then of this one
     is_stack: bool = False  # a matrix per head, [head, out, in], of which all rows are wanted
     shift: float = 0.0  # added to every number
+    factor_N: Tensor | None = None  # what each row is multiplied by
     project: str | None = None  # a matrix it is multiplied with, an embedding's
     is_project_in: bool = False
 
@@ -59,8 +60,18 @@ class Arranged(WeightsOver):
                     f"{names.recurrent}norm.weight"
                 ):
                     self._places[name] = replace(place, shift=1.0)
+        for layer in range(spec.num_layers if spec.row_factors else 0):
+            self._multiply(names.layer.format(layer), spec.row_factors)
         if spec.embed_width:
             self._project(names)
+
+    def _multiply(self, prefix: str, row_factors: RowFactors) -> None:
+        """Numbers that a config wants matrices multiplied by: it is done here, once."""
+        for name, parts in row_factors:
+            place = self._places.get(f"{prefix}{name}.weight")
+            if place is not None:
+                factor_N = torch.cat([torch.full((count,), factor) for count, factor in parts])
+                self._places[f"{prefix}{name}.weight"] = replace(place, factor_N=factor_N)
 
     def _arrange_layer(self, spec: ModelSpec, names: Names, prefix: str) -> None:
         sizes = (spec.num_heads * spec.head_dim, *(2 * (spec.num_kv_heads * spec.head_dim,)))
@@ -293,6 +304,10 @@ class Arranged(WeightsOver):
         if place.shift:
             whole = self.weights.tensor(place.name, torch.float32) + place.shift
             return (whole if place.rows is None else whole[place.rows]).to(dtype)
+        if place.factor_N is not None:
+            rows = self._whole(replace(place, factor_N=None), torch.float32)
+            rows = rows if place.rows is None else rows[place.rows]
+            return (rows * place.factor_N.view(-1, *(1,) * (rows.dim() - 1))).to(dtype)
         whole = self._whole(place, dtype)
         if place.is_stack:
             return (whole.transpose(1, 2) if place.is_transposed else whole).flatten(0, 1)
@@ -306,6 +321,7 @@ class Arranged(WeightsOver):
         """[first, last) of a dimension; read alone where the file has the tensor as it is."""
         place = self._place(name)
         is_plain = place.rows is None and not place.is_transposed and not place.shift
+        is_plain = is_plain and place.factor_N is None
         is_plain = is_plain and place.expert is None and not place.is_stack
         if is_plain and place.project is None and isinstance(self.weights, ReadsParts):
             return self.weights.part(place.name, dim, part, dtype)
@@ -322,6 +338,8 @@ class Arranged(WeightsOver):
     def packed(self, name: str) -> Packed | None:
         place = self._place(name)
         if place.is_transposed or place.shift or place.project is not None:
+            return None
+        if place.factor_N is not None:
             return None
         packed = self.weights.packed(place.name)
         if packed is not None and place.expert is not None:

@@ -250,9 +250,11 @@ def build_block(
     names: Names = LLAMA_NAMES,
     input_width: int | None = None,
     has_attn_norm: bool = True,
+    block_class: type[Block] = Block,
 ) -> Block:
     """One decoder layer whose tensors are named `prefix` + the family's names."""
-    block_class, experts = ParallelBlock if spec.is_parallel else Block, spec.experts
+    experts = spec.experts
+    block_class = ParallelBlock if spec.is_parallel else block_class
     block_class = PostNormBlock if spec.is_post_norm else block_class
     is_beside = experts is not None and experts.is_beside and experts.layers[layer]
 

@@ -33,6 +33,7 @@ from hunch.layers.linear import Linear
 from hunch.layers.recurrent import RecurrentBlock
 from hunch.models.fused_latent import FusedLatent
 from hunch.models.fused_layer import Layer, layer_of
+from hunch.models.fused_recurrent import FusedRecurrent
 from hunch.models.spec import ModelSpec
 from hunch.parallel.group import SINGLE, Exchange, Group
 
@@ -201,9 +202,8 @@ class FusedLayers:
         heads, qkv, num_tokens = layer.heads, layer.qkv, len(attn.pos_T)
         if layer.latent is not None:
             return self._attend_latent(h_PE, layer, layer.latent, attn, kv, tiling)
-        if layer.recurrent is not None:
-            y_PW = self.product(h_PE, layer.recurrent.inputs, num_tokens)
-            return self._parts(layer.recurrent.read(y_PW, attn, kv), layer.out, num_tokens)
+        if layer.recurrent is not None and qkv is None:
+            return self._recur(h_PE, layer.recurrent, layer.out, attn, kv)
         assert qkv is not None
         assert heads is not None
         k_CMH, v_CMH = kv.layer(layer.number)
@@ -236,7 +236,19 @@ class FusedLayers:
         )  # fmt: skip
         if layer.attn_gate is not None:
             gated_by(out_PN, self.product(h_PE, layer.attn_gate, num_tokens), num_tokens)
-        return self._parts(out_PN, layer.out, num_tokens)
+        parts_SPD = self._parts(out_PN, layer.out, num_tokens)
+        if layer.recurrent is None or layer.recurrent_out is None:
+            return parts_SPD
+        more_SPD = self._recur(h_PE, layer.recurrent, layer.recurrent_out, attn, kv)
+        return torch.cat((parts_SPD, more_SPD))
+
+    def _recur(
+        self, h_PE: Tensor, layer: FusedRecurrent, out: Linear, attn: AttnInputs, kv: KVCache
+    ) -> Tensor:
+        """A recurrent layer's share of the stream, as slice sums."""
+        num_tokens = len(attn.pos_T)
+        y_PW = self.product(h_PE, layer.inputs, num_tokens)
+        return self._parts(layer.read(y_PW, attn, kv), out, num_tokens)
 
     def _answer(self, x_TD: Tensor, h_PD: Tensor, layer: Layer, attn: AttnInputs) -> Tensor:
         """The share of the stream of MLP, of experts, or of both, as slice sums."""

@@ -20,7 +20,7 @@ from hunch.layers.latent import LatentAttention, LatentBlock
 from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP, PlainMLP
 from hunch.layers.norm import Norm, RMSNorm
-from hunch.layers.recurrent import Recurrent, RecurrentBlock
+from hunch.layers.recurrent import BothBlock, Recurrent, RecurrentBlock
 from hunch.models.fused_experts import FusedExperts
 from hunch.models.fused_latent import FusedLatent
 from hunch.models.fused_recurrent import FusedRecurrent, fused_recurrent
@@ -50,6 +50,7 @@ class Layer:
     experts: FusedExperts | None = None
     latent: FusedLatent | None = None
     recurrent: FusedRecurrent | None = None
+    recurrent_out: Linear | None = None  # where it attends too
     attn_gate: Linear | None = None  # of what heads read
     is_v_normed: bool = False
     inputs: InputGate | None = None  # what it takes of a table
@@ -59,15 +60,16 @@ class Layer:
     def plain(self) -> list[Linear]:
         """Products that are rounded once."""
         q = self.qkv if self.latent is None else self.latent.q
-        q = q if self.recurrent is None else self.recurrent.inputs
+        mixer = None if self.recurrent is None else self.recurrent.inputs
         asked = None if self.inputs is None else self.inputs.gate
-        return [x for x in (q, self.attn_gate, self.gate_up, asked) if x is not None]
+        return [x for x in (q, mixer, self.attn_gate, self.gate_up, asked) if x is not None]
 
     def sliced(self) -> list[Linear]:
         """Products whose slices are added by the layer that reads them."""
         down = None if self.latent is None else self.latent.down
         given = None if self.inputs is None else self.inputs.project
-        return [x for x in (down, self.out, self.down, given) if x is not None]
+        all_of_them = (down, self.out, self.recurrent_out, self.down, given)
+        return [x for x in all_of_them if x is not None]
 
 
 def _other_layer(block: LatentBlock | RecurrentBlock, timing: Timing) -> Layer:
@@ -104,6 +106,7 @@ def layer_of(block: Block | LatentBlock | RecurrentBlock, timing: Timing) -> Lay
     if isinstance(block, LatentBlock | RecurrentBlock):
         return _other_layer(block, timing)
     attn, mlp = block.attn, block.mlp
+    mixer = block.recurrent if isinstance(block, BothBlock) else None
     experts = mlp if isinstance(mlp, Experts) else None
     experts = experts if block.beside is None else block.beside.experts
     up = mlp.gate_up if isinstance(mlp, GatedMLP) else mlp.up if isinstance(mlp, PlainMLP) else None
@@ -134,6 +137,8 @@ def layer_of(block: Block | LatentBlock | RecurrentBlock, timing: Timing) -> Lay
         inputs=block.inputs,
         beside=block.beside,
         stream_scale=1.0 if block.scale_1 is None else float(block.scale_1),
+        recurrent=None if mixer is None else fused_recurrent(mixer),
+        recurrent_out=None if mixer is None else mixer.out,
     )
 
 

@@ -39,7 +39,14 @@ def is_mamba(layer_types: list[str]) -> tuple[bool, ...]:
     return tuple(layer_type == _MAMBA for layer_type in layer_types)
 
 
-def read_mamba(config: Config, width: int, inner: int | None = None) -> SsmShape:
+def read_mamba(
+    config: Config,
+    width: int,
+    inner: int | None = None,
+    *,
+    has_norm: bool = True,
+    is_norm_first: bool = False,
+) -> SsmShape:
     """The sizes of Mamba 2 layers, by the keys that most families have for them.
 
     `inner`: numbers of all heads, where the config does not make them a multiple of the width.
@@ -48,6 +55,7 @@ def read_mamba(config: Config, width: int, inner: int | None = None) -> SsmShape
     read_limits(config)
     config.get("mamba_chunk_size")  # of how it is trained
     inner = inner or read_int(config, "mamba_expand", 2) * width
+    config.get("mamba_expand")
     num_heads = read_int(config, "mamba_n_heads", 128)
     if inner % num_heads:
         raise ModelFormatError(f"mamba_n_heads={num_heads} does not divide {inner}")
@@ -62,6 +70,8 @@ def read_mamba(config: Config, width: int, inner: int | None = None) -> SsmShape
         v_dim=v_dim,
         num_taps=read_int(config, "mamba_d_conv", 4),
         has_conv_bias=bool(config.get("mamba_conv_bias", True)),
+        has_norm=has_norm,
+        is_norm_first=has_norm and is_norm_first,
     )
 
 

@@ -237,10 +237,10 @@ def _matrices(
     """Where the matrices that a layer has are in the file."""
     absent = {"gate", "up", "down"} if has_experts else set()
     absent |= {"q", "k", "v"} if spec.latent else set()
-    absent |= {"q", "k", "v", "out"} if is_recurrent else set()
+    absent |= {"q", "k", "v", "out"} if is_recurrent and not spec.attends_too else set()
     absent |= set() if spec.is_gated else {"gate"}
     where = {n: prefix + getattr(names, n) for n in MATRICES if n not in absent}
-    if is_recurrent:
+    if is_recurrent and not spec.attends_too:
         where["out"] = f"{prefix}{names.recurrent}out_proj"
     elif spec.has_attn_gate:
         where["attn_gate"] = prefix + names.attn_gate

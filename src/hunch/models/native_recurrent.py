@@ -36,6 +36,8 @@ def native_recurrent(spec: ModelSpec, reader: Reader, prefix: str, place: int) -
     else:
         assert isinstance(shape, ConvShape)
         parts = _conv(reader, prefix)
+    if spec.attends_too:
+        parts["out"] = reader.matrix(f"{prefix}out_proj.weight")
     num_heads, k_dim, v_dim = shape.state
     return NativePart(
         RecurrentStruct,

@@ -15,8 +15,8 @@ from hunch.kernels.short_conv import ConvShape
 from hunch.kernels.ssm import SsmShape
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
-from hunch.layers.recurrent import GatedDelta, Recurrent, RecurrentBlock, ShortConv
-from hunch.models.build import Names, build_mlp, build_norm
+from hunch.layers.recurrent import BothBlock, GatedDelta, Recurrent, RecurrentBlock, ShortConv
+from hunch.models.build import Names, build_block, build_mlp, build_norm
 from hunch.models.mamba import as_taps, build_mamba
 from hunch.models.reading import Config, read_int
 from hunch.models.source import Asked, Source
@@ -62,8 +62,13 @@ def read_delta(config: Config, num_layers: int) -> dict[str, Any]:
 
 def build_recurrent_block(
     spec: ModelSpec, source: Source, prefix: str, layer: int, names: Names
-) -> RecurrentBlock:
-    """A layer that recurs and then has an MLP or experts."""
+) -> RecurrentBlock | BothBlock:
+    """A layer that recurs, and may attend beside it, and then has an MLP or experts."""
+    if spec.attends_too:
+        block = build_block(spec, source, prefix, layer, names=names, block_class=BothBlock)
+        assert isinstance(block, BothBlock)
+        block.recurrent = build_recurrent(spec, source, prefix + names.recurrent, layer)
+        return block
     attn_norm, mlp_norm = (
         build_norm(spec, source, prefix + name) for name in (names.attn_norm, names.mlp_norm)
     )

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 _CAUSAL = {
-    "it has Mamba layers": (
-        *("FalconH1", "FalconMamba", "Jamba", "Mamba", "Mamba2", "NemotronH", "Zamba"),
+    "it has Mamba 1 layers; Mamba 2 is known, as in Granite 4.0 H, Bamba and Falcon-H1": (
+        *("FalconMamba", "Jamba", "Mamba", "Zamba"),
+    ),
+    "it has Mamba 2 layers and none that attends; known are models that have both": ("Mamba2",),
+    "its Mamba 2 layers share blocks of attention; known are those with layers of their own": (
         "Zamba2",
+    ),
+    "each layer is Mamba 2, attention or an MLP alone; known are those with an MLP in each": (
+        "NemotronH",
     ),
     "it has recurrent layers of a kind that is not known here": (
         *("BailingHybrid", "KimiLinear", "MiniMax", "OlmoHybrid", "RecurrentGemma", "Rwkv"),

@@ -29,6 +29,10 @@ MAX_NODES = 32  # of a draft, where nobody says how many there may be
 MAX_POSITIONS = 1 << 20  # of rotary tables: Llama 4 claims ten times as many, 5 GB for each table
 
 
+# Of each named part of a layer: numbers of rows, in order, and what these are multiplied by.
+RowFactors = tuple[tuple[str, tuple[tuple[int, float], ...]], ...]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OtherHeads:
     """Keys and values of layers whose heads are of another shape than the model's."""
@@ -100,6 +104,7 @@ class ModelSpec:
     # Recurrent layers, in attention's place
     recurrence: Recurrence | None = None
     is_recurrent: tuple[bool, ...] = ()  # per layer; (): none is
+    attends_too: bool = False  # all layers are recurrent, and attend beside it
     # Positions
     rope: RopeSpec | None = None  # None: positions are learned, and added to the embedding
     more_ropes: tuple[RopeSpec, ...] = ()  # what some layers turn by in its place
@@ -129,6 +134,7 @@ class ModelSpec:
     is_transposed: bool = False  # matrices are stored [in, out]
     num_qkv_groups: int = 1  # parts of a fused tensor, each with its share of q, k and v
     is_qvk: bool = False  # there v stands before k
+    row_factors: RowFactors = ()  # which parts of a layer are to be multiplied, rows by what
     is_rope_interleaved: bool = False  # pairs that are turned are neighbours in a head
 
     @staticmethod
@@ -216,7 +222,7 @@ class ModelSpec:
 
     def keeps_kv(self, layer: int) -> bool:
         """Whether it has keys and values of its own."""
-        if self.is_recurrent and self.is_recurrent[layer]:
+        if self.is_recurrent and self.is_recurrent[layer] and not self.attends_too:
             return False
         return not self.kv_of or self.kv_of[layer] == layer
 

@@ -1,0 +1,84 @@
+"""Falcon-H1: every layer attends and is Mamba 2, side by side, with a factor for each part."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from hunch.errors import ModelFormatError
+from hunch.kernels.ssm import SsmShape
+from hunch.models.build import Names
+from hunch.models.decoder import Decoder
+from hunch.models.mamba import read_mamba
+from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
+from hunch.models.spec import ModelSpec, RowFactors, read_common
+
+
+class FalconH1(Decoder):
+    """What its config multiplies activations by, the matrices are multiplied by when read."""
+
+    names: ClassVar[Names] = Names(
+        recurrent="mamba.",
+        mlp_norm="pre_ff_layernorm",
+        gate="feed_forward.gate_proj",
+        up="feed_forward.up_proj",
+        down="feed_forward.down_proj",
+        final_norm="model.final_layernorm",
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "hidden_act", "silu")  # the convolutions' too
+        for key in ("attention_bias", "mlp_bias", "projectors_bias"):
+            refuse(config, key, False)
+        for key in ("num_logits_to_keep", "layers_block_type", "mamba_use_mlp"):
+            config.get(key)
+        common = read_common(Defaulted(config, {"rms_norm_eps": 1e-5}), architecture)
+        inner = config.get("mamba_d_ssm", 1024)
+        shape = read_mamba(
+            config,
+            common["width"],
+            None if inner is None else read_int(config, "mamba_d_ssm", 1024),
+            has_norm=bool(config.get("mamba_rms_norm", False)),
+            is_norm_first=bool(config.get("mamba_norm_before_gate", True)),
+        )
+        return ModelSpec(
+            **common,
+            recurrence=shape,
+            is_recurrent=(True,) * common["num_layers"],
+            attends_too=True,
+            embed_scale=read_float(config, "embedding_multiplier", 1.0),
+            logits_scale=read_float(config, "lm_head_multiplier", 1.0),
+            row_factors=_row_factors(config, common, shape),
+        )
+
+
+def _row_factors(config: Config, common: dict[str, Any], shape: SsmShape) -> RowFactors:
+    width, names = common["width"], FalconH1.names
+    q_size, kv_size = (common[n] * common["head_dim"] for n in ("num_heads", "num_kv_heads"))
+    attn_in = read_float(config, "attention_in_multiplier", 1.0)
+    attn_out = read_float(config, "attention_out_multiplier", 1.0)
+    key = read_float(config, "key_multiplier", 1.0)
+    ssm_in = read_float(config, "ssm_in_multiplier", 1.0)
+    ssm_out = read_float(config, "ssm_out_multiplier", 1.0)
+    gate, down = _floats(config, "mlp_multipliers", 2)
+    z, x, b, c, dt = (ssm_in * factor for factor in _floats(config, "ssm_multipliers", 5))
+    parts = (
+        (names.q, ((q_size, attn_in),)),
+        (names.k, ((kv_size, attn_in * key),)),
+        (names.v, ((kv_size, attn_in),)),
+        (names.out, ((width, attn_out),)),
+        (names.gate, ((common["ffn_width"], gate),)),
+        (names.down, ((width, down),)),
+        ("mamba.in_proj_z", ((shape.value_width, z),)),
+        ("mamba.in_proj_xbc", ((shape.value_width, x), (shape.key_width, b), (shape.key_width, c))),
+        ("mamba.in_proj_dt", ((shape.num_heads, dt),)),
+        ("mamba.out_proj", ((width, ssm_out),)),
+    )
+    return tuple(part for part in parts if any(factor != 1.0 for _, factor in part[1]))
+
+
+def _floats(config: Config, key: str, count: int) -> list[float]:
+    given = config.get(key) or [1.0] * count
+    if len(given) != count:
+        raise ModelFormatError(f"config.json: {key}={given!r} must list {count} numbers")
+    return [read_float({key: factor}, key) for factor in given]
