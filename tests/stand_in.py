@@ -17,6 +17,7 @@ from hunch.kernels.gpu_tiling import Tiler, Tiling, Workspace
 from hunch.kernels.kv_store import KVCache, kv_store_ref
 from hunch.kernels.process import count_committed_ref, draft_paths_ref, process_ref
 from hunch.kernels.rope import rope, rotation
+from hunch.kernels.shared_texts import recall_ref
 from hunch.layers.attention import Heads, split_heads
 from hunch.models.backends import TRITON
 from hunch.models.decoder import Decoder, Hidden
@@ -158,6 +159,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     import hunch.kernels.gpu_graft
     import hunch.kernels.gpu_grow
     import hunch.kernels.gpu_lookup
+    import hunch.kernels.gpu_recall
     import hunch.kernels.gpu_recycle
     import hunch.kernels.gpu_synthetic
     import hunch.layers.tiled
@@ -200,6 +202,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hunch.step.step_graphs, "draft_paths", draft_paths_ref)
     patch.setattr(hunch.step.upload, "update", step.update_ref)
     patch.setattr(hunch.kernels.gpu_lookup, "lookup", draft.lookup_ref)
+    patch.setattr(hunch.kernels.gpu_recall, "recall", recall_ref)
     patch.setattr(hunch.kernels.gpu_recycle, "recycled", successors.recycled_ref)
     patch.setattr(hunch.kernels.gpu_synthetic, "remembered", draft.remembered_ref)
     patch.setattr(hunch.kernels.gpu_graft, "graft", draft.graft_ref)

@@ -65,6 +65,21 @@ def test_a_lookup_and_a_draft_model(speculate: str, batch: int, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("batch", [1, 6])
+def test_answers_of_other_requests_are_looked_up_in_captured_steps(
+    batch: int, tiny_llm: Callable[..., LLM], plain: dict[str, list]
+) -> None:
+    llm = tiny_llm("suffix:shared=true:adaptive=false", max_num_seqs=batch, **GPU)
+    assert llm.engine.runner.captured.drafter is not None
+    for kind, params in PARAMS.items():
+        accepted = []
+        for _ in range(2):
+            before = llm.stats()["accepted"]
+            assert run(llm, params) == plain[kind], kind
+            accepted.append(llm.stats()["accepted"] - before)
+        assert accepted[1] > accepted[0]
+
+
+@pytest.mark.parametrize("batch", [1, 6])
 def test_synthetic_drafts_in_captured_steps(
     batch: int, tiny_llm: Callable[..., LLM], plain: dict[str, list]
 ) -> None:

@@ -220,7 +220,10 @@ class RoutedDrafter:
     def on_device(self) -> DeviceDrafter | None:
         """The default method on the device; with a lookup and a network, both together."""
         network = None if self.network is None else _on_device(self.network.method)
-        matches = _on_device(self.lookup)
+        lookup = self.lookup
+        if lookup is not None and lookup.is_alone_on_device and self.network is not None:
+            lookup = None  # both draft on the host
+        matches = _on_device(lookup)
         found: DeviceDrafter | None = network if self.lookup is None else matches
         if matches is not None and network is not None:
             assert isinstance(matches, DeviceLookup)

@@ -68,6 +68,8 @@ class LookupRow:
 class LookupDrafter:
     """Base of methods without weights: a subclass indexes a text and guesses what comes next."""
 
+    is_alone_on_device = False  # its device form drafts by itself, not beside other drafters
+
     def __init__(
         self,
         *,

@@ -191,6 +191,8 @@ class MergeDrafter:
 
 
 def _on_device(part: Part) -> DeviceDrafter | None:
+    if isinstance(part.method, LookupDrafter) and part.method.is_alone_on_device:
+        return None
     return part.method.on_device() if isinstance(part.method, WorksOnDevice) else None
 
 

@@ -25,6 +25,7 @@ from hunch.drafting.acceptance import log_odds
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.host_policy import best_count
 from hunch.drafting.lookup import Chances, DeviceLookup, LookupDrafter, LookupRow
+from hunch.drafting.shared_answers import DeviceShared, SharedAnswers, Store
 from hunch.drafting.trees import Node, ReusedChain, best_first
 from hunch.errors import ConfigError
 from hunch.kernels.guided import GuidedLookup
@@ -65,26 +66,6 @@ class SuffixConfig:
                 raise ConfigError(f"suffix: {name}={getattr(self, name)} must be 1 or more")
         if self.adapt and (self.tree or self.shared):
             raise ConfigError("suffix: adapt=true goes with neither tree=true nor shared=true")
-
-
-class Store:
-    """Recent outputs in two halves; when the younger is full, the older is dropped at once."""
-
-    def __init__(self, max_tokens: int) -> None:
-        self._half = max(1, max_tokens // 2)
-        self.young, self.old = SuffixText(), SuffixText()
-
-    def add(self, tokens: list[int]) -> None:
-        if len(self.young.tokens) + len(tokens) > self._half:
-            self.young, self.old = SuffixText(), self.young
-        self.young.extend([*tokens[-self._half + 1 :], -1])  # -1: no match crosses the end
-
-    def find(self, tail: list[int]) -> tuple[int, list[int], SuffixText]:
-        length, places = self.young.find(tail)
-        older, older_places = self.old.find(tail)
-        if older > length:
-            return older, older_places, self.old
-        return length, places, self.young
 
 
 class Witness:
@@ -139,6 +120,8 @@ class SuffixDrafter(LookupDrafter):
             is_adaptive=self.config.adaptive,
         )
         self.store = Store(self.config.shared_tokens) if self.config.shared else None
+        self.answers: SharedAnswers | None = None  # on a device, in place of the store
+        self.is_alone_on_device = self.config.shared
         self.guide: Guide | None = None  # drafts chains from the request's own text
         self.table: PhraseTable | None = None
         self.device_phrases: DevicePhrases | None = None
@@ -162,9 +145,18 @@ class SuffixDrafter(LookupDrafter):
             self.device_phrases.take(table)
 
     def on_device(self) -> DeviceDrafter | None:
-        """Device form: the longest match and the table; trees and shared texts need the host."""
-        if self.config.tree or self.config.shared:
+        """Device form: the longest match, and the table or other answers; trees need the host."""
+        if self.config.tree:
             return None
+        if self.config.shared:
+            self.answers = SharedAnswers(self.config.shared_tokens, self.device)
+            return DeviceShared(
+                name="suffix",
+                num_nodes=self.config.num_nodes,
+                margin=self.margin,
+                is_adaptive=self.config.adaptive,
+                texts=self.answers.texts,
+            )
         from hunch.kernels.gpu_lookup import DevicePhrases
 
         if self.config.adapt:
@@ -182,7 +174,9 @@ class SuffixDrafter(LookupDrafter):
         )
 
     def observe(self, step: TargetStep) -> None:
-        if self.guide is None:
+        if self.answers is not None:
+            self.answers.note(step.rows)
+        elif self.guide is None:
             super().observe(step)
         else:
             self.guide.follow(step.rows, self.guide.ids(step.rows))
@@ -194,6 +188,8 @@ class SuffixDrafter(LookupDrafter):
             self.guide.follow(rows, ids)
 
     def look(self, row: int) -> list[Node]:
+        if self.answers is not None and self.answers.rows is not None:
+            self.follow(self.answers.rows, [row])  # few rows are drafted for here
         if self.guide is None:
             return super().look(row)
         tokens, chances = self.guide.guess(row, self.config.num_nodes)
@@ -271,7 +267,9 @@ class SuffixDrafter(LookupDrafter):
             record = SECOND
 
     def forget(self, rows: list[int]) -> None:
-        if self.store is not None:
+        if self.answers is not None:
+            self.answers.forget(rows)
+        elif self.store is not None:
             for row in rows:
                 state = self.rows.get(row)
                 if state is not None and len(state.text.tokens) > state.num_prompt:
@@ -282,7 +280,9 @@ class SuffixDrafter(LookupDrafter):
         super().forget(rows)
 
     def clear(self) -> None:
-        """Empty the shared store."""
+        """Forget other requests' answers."""
+        if self.answers is not None:
+            self.answers.clear()
         if self.store is not None:
             self.store = Store(self.config.shared_tokens)
 

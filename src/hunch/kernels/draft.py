@@ -73,24 +73,25 @@ def lookup_ref(
         if table is not None:
             guesses, matched = with_table(table, text, guesses, matched, num_nodes)
         step.result_RC[r, MATCHED] = matched
-        _write_guesses(step, r, guesses, num_nodes)
+        write_guesses(step, r, guesses, num_nodes)
         if matched >= needed:
-            _write_chain(state, step, r, guesses)
+            write_chain(state, step, r, guesses)
         elif table is not None and drafted[0] and int(state.num_nodes_X[row]) == drafted[0]:
             chain: list[int] = state.draft_XG[row, : drafted[0]].tolist()
             while len(chain) < drafted[1] and (entry := table.table.find([*text, *chain])):
                 chain.append(entry[0])
-            _write_chain(state, step, r, chain)
+            write_chain(state, step, r, chain)
 
 
-def _write_guesses(step: StepRows, r: int, guesses: list[int], num_nodes: int) -> None:
+def write_guesses(step: StepRows, r: int, guesses: list[int], num_nodes: int) -> None:
+    """Write the guesses for a row into the step's result, whether or not they are checked."""
     first = step.guesses_at(num_nodes)
     step.result_RC[r, first : first + num_nodes] = -1
     for node, token in enumerate(guesses):
         step.result_RC[r, first + node] = token
 
 
-def _write_chain(state: RowState, step: StepRows, r: int, guesses: list[int]) -> None:
+def write_chain(state: RowState, step: StepRows, r: int, guesses: list[int]) -> None:
     """Write the row's draft: as many of the guesses as it may check and can still use."""
     row = int(step.ids_R[r])
     left = max(int(state.end_X[row]) - int(state.known_X[row]) - 1, 0)
@@ -169,8 +170,8 @@ def expect_ref(state: RowState, step: StepRows, num_nodes: int) -> None:
         # An answer follows its prediction more reliably than a text repeats itself.
         matched = min(4 + 4 * matched, MAX_MATCH) if is_kept else 0
         step.result_RC[r, MATCHED] = matched + BY_PREDICTION
-        _write_guesses(step, r, guesses, num_nodes)
-        _write_chain(state, step, r, guesses)
+        write_guesses(step, r, guesses, num_nodes)
+        write_chain(state, step, r, guesses)
 
 
 def remembered_ref(
@@ -195,8 +196,8 @@ def remembered_ref(
         run = int(answers.runs_U[(known * at.STRIDE + turn) % len(answers.runs_U)])
         guesses = right[:run] + [(token + 1) % vocab_size for token in right[run:]]
         step.result_RC[r, MATCHED] = 0
-        _write_guesses(step, r, guesses, num_nodes)
-        _write_chain(state, step, r, guesses)
+        write_guesses(step, r, guesses, num_nodes)
+        write_chain(state, step, r, guesses)
 
 
 def with_table(
