@@ -7,7 +7,7 @@ import pytest
 
 from hunch.bench import analysis, environment, metrics
 from hunch.bench.records import Answer, Report, Round, Run
-from hunch.bench.report import rows
+from hunch.bench.report import findings, rows
 from hunch.errors import ConfigError
 
 
@@ -84,6 +84,14 @@ def test_figures_of_a_run() -> None:
     assert found["draft_overhead"] == pytest.approx(0.15)
     assert found["goodput_share"] == 0.5
     assert found["goodput"] == pytest.approx(1.0)
+
+
+def test_savings_of_moments_are_not_spoken_of() -> None:
+    for seconds, is_told in ((0.4, True), (0.004, False)):
+        turn = Round(seconds, [answer()], {"time_saved_seconds": seconds / 10})
+        runs = [Run(method, {}, [turn] * 2) for method in ("off", "ngram")]
+        told = findings(Report("bench", {}, {}, runs))
+        assert any("by the clock" in line for line in told) == is_told
 
 
 def test_time_saved_is_what_the_clock_says_beside_what_the_engine_counts() -> None:

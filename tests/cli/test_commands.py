@@ -14,6 +14,7 @@ import torch
 from hunch import CompletionOutput
 from hunch.cli import main
 from hunch.cli.generate import is_over_at_once
+from hunch.compat import from_llama_cli
 from hunch.draft import Draft, Rows, Verdict
 from hunch.registry import VERIFIERS
 from hunch.verify.exact import exact
@@ -74,6 +75,29 @@ def test_generate_prints_text_and_a_seed_repeats_it(shell: Callable, model: str)
     assert first[0] == 0
     assert first[1] == second[1] != "\n"
     assert "tokens per pass" in first[2]
+
+
+def test_generate_takes_the_flags_of_llama_cli(shell: Callable, model: str) -> None:
+    ours = ("--max-tokens", "6", "--temperature", "0.5", "--seed", "2", "--threads", "1")
+    theirs = ("-n", "6", "--temp", "0.5", "-s", "2", "-t=1", "-ngl", "99", "-c", "64", "-no-cnv")
+    want = shell("generate", "the model", "-m", model, *ours)
+    code, out, _ = shell("generate", "-m", model, "-p", "the model", *theirs)
+    assert (code, out) == (0, want[1])
+    code, out, _ = shell("generate", "--model", model, "--prompt=the model", *ours)
+    assert (code, out) == (0, want[1])
+    assert shell("chat", "-m", model, "-p", "the model")[0] == 2  # it asks for its messages
+    assert from_llama_cli(["generate", "-n", "-1", "-ngl", "0", "--", "-n", "8"]) == [
+        "generate", "--device", "cpu", "--", "-n", "8",
+    ]  # fmt: skip
+    assert from_llama_cli(["verify", "-n", "2"]) == ["verify", "-n", "2"]
+
+
+def test_training_needs_some_time(shell: Callable, model: str, tmp_path: Path) -> None:
+    for name in ("--target", "--model", "-m"):
+        words = ("train", name, model, "--out", str(tmp_path / "out"), "--minutes", "0")
+        code, _, err = shell(*words)
+        assert code == 2
+        assert "--minutes" in err
 
 
 def test_trace_shows_guesses(shell: Callable, model: str) -> None:

@@ -53,6 +53,25 @@ def test_temperatures_and_batch_sizes(run: Callable, files: tuple[str, str]) -> 
         assert all(r["test"] == "equality" and r["drafted"] > 0 for r in method["runs"])
 
 
+def test_prompts_that_do_not_fit_are_left_out(
+    files: tuple[str, str], tmp_path: Path, shell: Callable
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    lines = [{"id": "long", "prompt": "a b " * 3000}, {"id": "x", "prompt": "a b c a b d a b"}]
+    prompts.write_text("\n".join(map(json.dumps, lines)))
+    words = ("verify", "-m", files[0], "--prompts", str(prompts), "--threads", "1", "--json")
+    code, out, err = shell(*words, "--speculate", "ngram", "--max-tokens", "8")
+    assert code == 0
+    assert json.loads(out)["methods"]["ngram"]["num_prompts"] == 1
+    assert "1 of 2 prompts left out: longer than" in err
+    code, _, err = shell(*words, "--limit", "1")
+    assert code == 2
+    assert "no prompt fits" in err
+    code, _, err = shell(*words, "--limit", "1", "--speculate", "ngram,bogus")
+    assert code == 2
+    assert "bogus" in err
+
+
 @pytest.mark.parametrize("verifier", ["rejection", pytest.param("block", marks=pytest.mark.slow)])
 def test_other_verifiers_are_checked_by_chances(
     verifier: str, run: Callable, files: tuple[str, str]

@@ -19,6 +19,7 @@ from hunch.bench.metrics import figures, token_rate_ratio
 from hunch.bench.records import Report, Run
 
 MILLISECONDS = ("first_token", "per_token", "gap", "end_to_end")
+SHORTEST = 0.1  # seconds of plain decoding below which savings are nothing to speak of
 # column -> heading of the table for people
 HEADINGS = {
     "method": "method",
@@ -296,7 +297,7 @@ def _saved(report: Report) -> list[str]:
     sentences = []
     for run in report.runs:
         found = analysis.time_saved(report, run) if len(run.rounds) > 1 else None
-        if found is not None and found["by_engine"]:
+        if found is not None and found["by_engine"] and found["plain"] >= SHORTEST:
             sentences.append(
                 f"{analysis.label(run.method)} saved {found['by_clock']:.2f} s of "
                 f"{found['plain']:.2f} s by the clock; its engine counts {found['by_engine']:.2f} s"

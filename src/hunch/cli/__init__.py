@@ -23,6 +23,7 @@ from hunch.cli.serve import CONTEXT as SERVE_CONTEXT
 from hunch.cli.serve import serve
 from hunch.cli.train import train
 from hunch.cli.verify import verify
+from hunch.compat import from_llama_cli
 from hunch.errors import ConfigError, HunchError
 
 app = typer.Typer(
@@ -61,7 +62,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         logging.basicConfig(format="hunch: %(message)s", level=_log_level())
         try:
-            app(words)
+            app(from_llama_cli(words))
         finally:
             sys.stdout.flush()  # here, where what cannot be written is still told
     except HunchError as error:

@@ -129,14 +129,16 @@ Burstiness = Annotated[
     float,
     typer.Option(
         rich_help_panel=LOAD,
-        help="With --rate: 1 is Poisson arrivals, less comes in bursts.",
+        help="Of requests per second: 1 is Poisson arrivals, less comes in bursts.",
         min=0.01,
     ),
 ]
 Seconds = Annotated[
     float,
     typer.Option(
-        rich_help_panel=LOAD, help="With --rate: how long requests arrive in a round.", min=0.1
+        rich_help_panel=LOAD,
+        help="How long requests arrive in a round, where they come by rate.",
+        min=0.1,
     ),
 ]
 Warmup = Annotated[

@@ -44,7 +44,8 @@ Prompts = Annotated[
 Minutes = Annotated[
     float | None,
     typer.Option(
-        help="How long it may take in all [default: 10]; with a method named, its training alone."
+        help="How long it may take in all [default: 10]; with a method named, its training alone.",
+        min=0.01,
     ),
 ]
 Resume = Annotated[
@@ -70,7 +71,9 @@ def train(
         str | None,
         typer.Option(
             "--target",
+            "--model",
             "-t",
+            "-m",
             metavar="MODEL",
             help="The model to draft for: a name, a directory, a .gguf file or a hub id. "
             f"[default: {o.DEFAULT_MODEL}]",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hunch.cli import options as o
+from hunch.config import SpecConfig
 from hunch.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ def verify(
     methods, batches = o.words(speculate), o.numbers("batch", batch, int)
     if not methods:
         raise ConfigError("--speculate names no method")
+    for method in methods:
+        SpecConfig.parse(method)  # a name that is not known is an error before anything is loaded
     runs = check.all(methods, temperatures, batches)
     _report(runs, verifier, as_json=as_json)
 
@@ -129,6 +132,7 @@ class _Check:
     ) -> list[Run]:
         plain = self._open("off", min(batches), "exact")
         self.prompts = [o.prompt_ids(plain, record) for record in self.records]
+        self._leave_out_long(plain.engine.capacity.max_len)
         expected = {
             t: plain.generate(self.prompts, replace(self.params, temperature=t))
             for t in temperatures
@@ -158,6 +162,20 @@ class _Check:
             return
         found = llm.generate(self.prompts, params)
         run.equality = compare(self.ids, self.prompts, expected, found, plain, params)
+
+    def _leave_out_long(self, room: int) -> None:
+        """Prompts that leave no room for an answer in the model's context."""
+        kept = [place for place, prompt in enumerate(self.prompts) if len(prompt) < room]
+        if not kept:
+            raise RequestError(f"no prompt fits the context of {room} tokens: give --prompts")
+        if len(kept) < len(self.prompts):
+            gone = len(self.prompts) - len(kept)
+            typer.echo(
+                f"{gone} of {len(self.prompts)} prompts left out: longer than {room} tokens",
+                err=True,
+            )
+        self.prompts = [self.prompts[place] for place in kept]
+        self.ids = [self.ids[place] for place in kept]
 
     def _is_weighed(self, temperature: float) -> bool:
         return self.verifier != "exact" and temperature > 0

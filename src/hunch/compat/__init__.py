@@ -1,6 +1,7 @@
 """vLLM's and SGLang's argument names, translated to our config. All knowledge of them is here."""
 
 from hunch.compat.calls import VllmCalls, wishes_of
+from hunch.compat.llama_cli import from_llama_cli
 from hunch.compat.server_flags import translate_flags
 from hunch.compat.sglang import (
     Scores,
@@ -24,6 +25,7 @@ __all__ = [
     "answer_of",
     "config_from_sglang",
     "config_from_vllm",
+    "from_llama_cli",
     "known_arguments",
     "known_to_sglang",
     "sampling_from_sglang",

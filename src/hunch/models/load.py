@@ -125,6 +125,7 @@ def dtype_of(model: ModelConfig, weights: Weights) -> str:
     raise ConfigError(
         f"quantization={model.quantization!r}: the model's files are "
         f"{'not quantised' if there is None else repr(there)}. Leave it out: the files say it"
+        + ("; or give fp8, int8 or int4, which round them as they are loaded" * (there is None))
     )
 
 
