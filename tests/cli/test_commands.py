@@ -92,6 +92,18 @@ def test_generate_takes_the_flags_of_llama_cli(shell: Callable, model: str) -> N
     assert from_llama_cli(["verify", "-n", "2"]) == ["verify", "-n", "2"]
 
 
+def test_generate_says_what_was_not_guessed_and_what_a_model_lacks(
+    shell: Callable, model: str, tmp_path: Path
+) -> None:
+    words = ("the model", "--max-tokens", "3", "--speculate", "off")
+    assert "nothing guessed" in shell("generate", *words, "-m", model)[2]
+    bare = write_llama(tmp_path / "bare")
+    (bare / "tokenizer_config.json").write_text('{"eos_token": "<|end|>"}')
+    code, _, err = shell("generate", *words, "--chat", "-m", str(bare))
+    assert code == 2
+    assert "has no chat template; without it the text is continued" in err.replace("\n", " ")
+
+
 def test_training_needs_some_time(shell: Callable, model: str, tmp_path: Path) -> None:
     for name in ("--target", "--model", "-m"):
         words = ("train", name, model, "--out", str(tmp_path / "out"), "--minutes", "0")

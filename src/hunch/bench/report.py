@@ -297,7 +297,7 @@ def _saved(report: Report) -> list[str]:
     sentences = []
     for run in report.runs:
         found = analysis.time_saved(report, run) if len(run.rounds) > 1 else None
-        if found is not None and found["by_engine"] and found["plain"] >= SHORTEST:
+        if found is not None and found["by_engine"] and (found["plain"] or 0.0) >= SHORTEST:
             sentences.append(
                 f"{analysis.label(run.method)} saved {found['by_clock']:.2f} s of "
                 f"{found['plain']:.2f} s by the clock; its engine counts {found['by_engine']:.2f} s"

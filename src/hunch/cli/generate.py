@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hunch.cli import options as o
-from hunch.errors import RequestError
+from hunch.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from hunch.types import CompletionOutput, RequestOutput
@@ -63,6 +63,8 @@ def generate(
         threads=threads, dtype=dtype, kv_cache_dtype=kv_cache_dtype, device=device,
         activation_bits=activation_bits, max_num_seqs=1,
     )  # fmt: skip
+    if chat and not llm.has_chat_template:
+        raise ConfigError(f"--chat: {model} has no chat template; without it the text is continued")
     ids = llm.encode_chat([{"role": "user", "content": text}]) if chat else None
     answer = _write_as_it_comes(llm.stream(ids or text, params), is_quiet=as_json or trace)
     if as_json:

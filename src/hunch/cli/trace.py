@@ -53,11 +53,12 @@ def _show(tokenizer: Tokenizer, token: int) -> str:
 def show_stats(stats: dict[str, Any]) -> None:
     """One line of figures under an answer, on stderr so that the text can be piped."""
     passes = "1 pass" if stats["steps"] == 1 else f"{stats['steps']} passes"
+    guesses = f"{stats['accepted']} of {stats['drafted']} guesses accepted"
     Console(stderr=True, highlight=False).print(
         f"[dim]{stats['tokens_per_second']:.1f} tok/s, {passes}, "
         f"{stats['tokens_per_pass']:.2f} tokens per pass"
         f"{_of_most(stats)}, "
-        f"{stats['accepted']} of {stats['drafted']} guesses accepted[/dim]"
+        f"{guesses if stats['drafted'] else 'nothing guessed'}[/dim]"
     )
 
 
