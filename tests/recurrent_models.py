@@ -50,7 +50,7 @@ CASES |= {
         "GraniteMoeHybrid",
         GRANITE
         | {"num_local_experts": 6, "num_experts_per_tok": 3, "intermediate_size": 16}
-        | {"mamba_d_conv": 3, "mamba_conv_bias": False, "position_embedding_type": "rope"},
+        | {"mamba_d_conv": 3, "mamba_conv_bias": False},
     ),
     "bamba": ("Bamba", PLAIN | MAMBA | {"attn_layer_indices": [1], "mamba_n_groups": 1}),
     "falcon h1": (

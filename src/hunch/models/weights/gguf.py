@@ -22,6 +22,17 @@ from hunch.models.weights.dequant import PLAIN, dequantise
 from hunch.models.weights.gguf_config import INTERLEAVED, architecture, config_of, hf_name
 
 
+def _shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """That of Hugging Face's files, where llama.cpp's has another number of dimensions."""
+    if name.endswith("shared_expert_gate.weight"):  # stored as a row of numbers
+        return (1, *shape[-1:])
+    if name.endswith(("conv1d.weight", "conv.conv.weight")):
+        return (shape[0], 1, *shape[-1:])
+    if name.endswith(("mamba.A_log", "mamba.D", "mamba.norm.weight")):
+        return (prod(shape),)
+    return shape
+
+
 class GgufWeights:
     """The `Weights` of a GGUF file, or of one in parts."""
 
@@ -33,10 +44,7 @@ class GgufWeights:
         is_interleaved = architecture(header) in INTERLEAVED
         self._places = {hf_name(header, name): place for name, place in header.tensors.items()}
         for name, place in self._places.items():
-            if name.endswith("shared_expert_gate.weight"):  # stored as a row of numbers
-                self._places[name] = replace(place, shape=(1, *place.shape[-1:]))
-            if name.endswith("linear_attn.conv1d.weight"):
-                self._places[name] = replace(place, shape=(place.shape[0], 1, *place.shape[-1:]))
+            self._places[name] = replace(place, shape=_shape(name, place.shape))
         # Copy-on-write: torch wants writable memory, and the file must never change.
         self._maps = [_map(part) for part in header.parts]
         self._bytes = [np.frombuffer(mapped, np.uint8) for mapped in self._maps]
@@ -70,7 +78,7 @@ class GgufWeights:
         numbers = dequantise(place.format, rows, place.shape[-1], dtype).view(place.shape)
         if place.format not in PLAIN:
             self._release(place)
-        return torch.log(-numbers) if name.endswith("linear_attn.A_log") else numbers
+        return torch.log(-numbers) if name.endswith(".A_log") else numbers
 
     def packed(self, name: str) -> Packed | None:
         if name in self._told:

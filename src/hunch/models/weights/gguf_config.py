@@ -10,7 +10,7 @@ import numpy as np
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.hub.gguf_file import GgufHeader
-from hunch.models.weights import gguf_dense, gguf_experts, gguf_layers
+from hunch.models.weights import gguf_dense, gguf_experts, gguf_hybrid, gguf_layers
 
 ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "llama": ("LlamaForCausalLM", "llama"),
@@ -28,6 +28,9 @@ ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "deepseek2": ("DeepseekV3ForCausalLM", "deepseek_v3"),  # V2 too; told apart by its router
     "granite": ("GraniteForCausalLM", "granite"),
     "granitemoe": ("GraniteMoeForCausalLM", "granitemoe"),
+    "granitehybrid": ("GraniteMoeHybridForCausalLM", "granitemoehybrid"),
+    "lfm2": ("Lfm2ForCausalLM", "lfm2"),
+    "lfm2moe": ("Lfm2MoeForCausalLM", "lfm2_moe"),
     "phi3": ("Phi3ForCausalLM", "phi3"),
     "gpt2": ("GPT2LMHeadModel", "gpt2"),
     "starcoder": ("GPTBigCodeForCausalLM", "gpt_bigcode"),
@@ -101,7 +104,8 @@ _INNER = {
     "exp_probs_b": "mlp.gate.e_score_correction_bias",
 }
 # Parts whose name is all of the tensor's.
-_BARE = ("exp_probs_b", "attn_sinks", "layer_output_scale", "ssm_a", "ssm_dt")
+_BARE = ("exp_probs_b", "attn_sinks", "layer_output_scale", "ssm_a", "ssm_d", "ssm_dt")
+_SINGLE = ("ssm_a", "ssm_d")  # whose names end so
 _GPT2 = {
     "token_embd": "transformer.wte",
     "position_embd": "transformer.wpe",
@@ -165,10 +169,12 @@ _OWN = {  # what a family calls differently, or has besides
     "apertus": {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
     "bloom": gguf_dense.BLOOM,
     "mpt": gguf_dense.MPT,
+    "granitehybrid": gguf_hybrid.GRANITE,
+    **dict.fromkeys(("lfm2", "lfm2moe"), gguf_hybrid.LFM2),
     "minimax-m2": {"exp_probs_b": "block_sparse_moe.e_score_correction_bias"},
 }
 _NAME = re.compile(
-    r"(?:blk\.(?P<layer>\d{1,5})\.)?(?P<part>\w+)(?:\.(?P<ending>weight|bias|scale))?"
+    r"(?:blk\.(?P<layer>\d{1,5})\.)?(?P<part>(?:shortconv\.)?\w+)(?:\.(?P<ending>weight|bias|scale))?"
 )
 _SCALES = {"ffn_gate_inp": "router.scale", "ffn_down_exps": "router.per_expert_scale"}  # Gemma 4's
 _DRAFTING = re.compile(r"blk\.(?P<layer>\d{1,5})\.nextn\.(?P<rest>[\w.]+)")  # of MTP layers
@@ -192,7 +198,7 @@ def hf_name(header: GgufHeader, name: str) -> str:
     table = {**(_INNER if match and match["layer"] else _OUTER), **_OWN.get(prefix, {})}
     if prefix == "falcon" and "blk.0.attn_norm_2.weight" in header.tensors:
         table |= gguf_dense.FALCON_40B
-    is_whole = match is not None and (match["ending"] is not None or match["part"] == "ssm_a")
+    is_whole = match is not None and (match["ending"] is not None or match["part"] in _SINGLE)
     if match is None or not is_whole or match["part"] not in table:
         raise UnsupportedModelError(
             f"{header.path} has a tensor {name!r} that no {architecture(header)} model has"
@@ -241,7 +247,11 @@ class Reader:
             listed = self.header.metadata.get(f"{self.prefix}.{key}")
             if isinstance(listed, list):
                 return self.sizes(key, len(listed))[0]
-        value = self.number(key, default)
+        listed = self.header.metadata.get(f"{self.prefix}.{key}")
+        numbers = listed if isinstance(listed, list) else []
+        is_by_layer = self.prefix in gguf_hybrid.PREFIXES and len(numbers) > 0
+        is_by_layer = is_by_layer and all(isinstance(some, int) for some in numbers)
+        value = max(numbers) if is_by_layer else self.number(key, default)
         if not isinstance(value, int) or value < 1:
             raise ModelFormatError(f"{self.header.path}: {self.prefix}.{key}={value} is no size")
         return value
@@ -335,6 +345,8 @@ _OWN_KEYS: dict[str, Callable[[Reader, dict[str, Any]], dict[str, Any]]] = {
     "qwen2moe": gguf_experts.qwen,
     "qwen3moe": gguf_experts.qwen,
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), gguf_layers.delta),
+    **dict.fromkeys(("lfm2", "lfm2moe"), gguf_hybrid.lfm2),
+    "granitehybrid": gguf_hybrid.granite,
     "gpt-oss": gguf_experts.gpt_oss,
     "deepseek2": gguf_experts.deepseek,
     "glm4moe": gguf_experts.glm,

@@ -1,0 +1,92 @@
+"""What a GGUF says of attention beside Mamba 2 or convolutions, in the words of a config.json."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hunch.errors import UnsupportedModelError
+from hunch.models.weights import gguf_dense, gguf_experts
+
+if TYPE_CHECKING:
+    from hunch.models.weights.gguf_config import Reader
+
+PREFIXES = ("lfm2", "lfm2moe", "granitehybrid")  # their layers that do not attend have 0 KV heads
+LFM2 = {  # GGUF's names of tensors
+    "token_embd_norm": "model.embedding_norm",  # of the last states, in spite of its name
+    "output_norm": "model.embedding_norm",
+    "attn_norm": "operator_norm",
+    "attn_output": "self_attn.out_proj",
+    "attn_q_norm": "self_attn.q_layernorm",
+    "attn_k_norm": "self_attn.k_layernorm",
+    "shortconv.conv": "conv.conv",
+    "shortconv.in_proj": "conv.in_proj",
+    "shortconv.out_proj": "conv.out_proj",
+    "ffn_norm": "ffn_norm",
+    "ffn_gate": "feed_forward.w1",
+    "ffn_up": "feed_forward.w3",
+    "ffn_down": "feed_forward.w2",
+    "exp_probs_b": "feed_forward.expert_bias",
+}
+GRANITE = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_a": "mamba.A_log",  # stored as what it stands for, -e^x
+    "ssm_d": "mamba.D",
+    "ssm_dt": "mamba.dt_bias",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+    **{
+        f"ffn_{part}{ending}": f"shared_mlp.{part}_proj"
+        for part in ("gate", "up", "down")
+        for ending in ("", "_shexp")
+    },
+}
+
+
+def lfm2(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    """The MLP's width is that of its tensors."""
+    tensors, num_layers = read.header.tensors, config["num_hidden_layers"]
+    found = {
+        "layer_types": [
+            "conv" if f"blk.{at}.shortconv.conv.weight" in tensors else "full_attention"
+            for at in range(num_layers)
+        ],
+        "conv_L_cache": read.size("shortconv.l_cache"),
+        "block_auto_adjust_ff_dim": False,
+        "norm_eps": config["rms_norm_eps"],
+    }
+    if read.number("expert_count", 0):
+        found |= {
+            "num_experts": read.size("expert_count"),
+            "num_experts_per_tok": read.size("expert_used_count"),
+            "moe_intermediate_size": read.size("expert_feed_forward_length"),
+            "num_dense_layers": int(read.number("leading_dense_block_count", 0)),
+            "routed_scaling_factor": read.real("expert_weights_scale", 1.0),
+            "use_expert_bias": any("exp_probs_b" in name for name in tensors),
+        }
+    return found
+
+
+def granite(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    """Heads are not turned. Files of this name that turn them are Bamba's."""
+    tensors, metadata = read.header.tensors, read.header.metadata
+    if metadata.get("granitehybrid.rope.scaling.finetuned", False):
+        raise UnsupportedModelError(
+            f"{read.header.path}: Bamba is not read from GGUF files; use its safetensors"
+        )
+    is_mamba = [f"blk.{at}.ssm_in.weight" in tensors for at in range(config["num_hidden_layers"])]
+    inner, experts = read.size("ssm.inner_size"), read.number("expert_count", 0)
+    shared = tensors.get("blk.0.ffn_up_shexp.weight" if experts else "blk.0.ffn_up.weight")
+    return {
+        **gguf_dense.KEYS["granite"](read, config),
+        **(gguf_experts.local(read, config) if experts else {"num_local_experts": 0}),
+        "layer_types": ["mamba" if some else "attention" for some in is_mamba],
+        "position_embedding_type": "nope",
+        "shared_intermediate_size": 0 if shared is None else shared.shape[0],
+        "mamba_n_heads": read.size("ssm.time_step_rank"),
+        "mamba_n_groups": read.size("ssm.group_count"),
+        "mamba_d_state": read.size("ssm.state_size"),
+        "mamba_d_conv": read.size("ssm.conv_kernel"),
+        "mamba_expand": max(1, inner // config["hidden_size"]),
+        "mamba_conv_bias": any("ssm_conv1d.bias" in name for name in tensors),
+    }

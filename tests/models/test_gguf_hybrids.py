@@ -1,0 +1,121 @@
+"""LFM2 and Granite 4.0 H in GGUF files, as llama.cpp's converters arrange them."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from builders import plain_logits
+from hunch.errors import UnsupportedModelError
+from hunch.kernels import native
+from hunch.models.load import load_decoder
+from hunch.models.native import load_native
+from hunch.models.weights import open_weights
+from recurrent_models import CASES, CLOSE, IDS, make
+
+ARCHITECTURES = {"Lfm2": "lfm2", "Lfm2Moe": "lfm2moe", "GraniteMoeHybrid": "granitehybrid"}
+KEYS = {
+    "block_count": "num_hidden_layers", "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads", "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok", "shortconv.l_cache": "conv_L_cache",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "leading_dense_block_count": "num_dense_layers", "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state", "ssm.group_count": "mamba_n_groups",
+    "ssm.time_step_rank": "mamba_n_heads", "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier", "attention.scale": "attention_multiplier",
+    "logit_scale": "logits_scaling", "attention.key_length": "head_dim",
+    "expert_weights_scale": "routed_scaling_factor",
+}  # fmt: skip
+
+
+def parts_of(name: str, x: torch.Tensor, config: Any) -> dict[str, torch.Tensor]:
+    """What converters take apart, by names of GGUF where they give them."""
+    layer = next((part for part in name.split(".") if part.isdigit()), "")
+    shexp = "_shexp" if getattr(config, "num_local_experts", 0) else ""
+    if "shared_mlp.input_linear" in name:
+        gate, up = x.chunk(2)
+        stem = f"blk.{layer}.ffn"
+        return {f"{stem}_gate{shexp}.weight": gate, f"{stem}_up{shexp}.weight": up}
+    if "shared_mlp.output_linear" in name:
+        return {f"blk.{layer}.ffn_down{shexp}.weight": x}
+    if name.endswith(("experts.gate_up_proj", "moe.input_linear.weight")):
+        gate, up = x.chunk(2, dim=1)
+        return {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}
+    if name.endswith(("experts.down_proj", "moe.output_linear.weight")):
+        return {f"blk.{layer}.ffn_down_exps.weight": x}
+    if "block_sparse_moe.router" in name:
+        return {f"blk.{layer}.ffn_gate_inp.weight": x}
+    if name.endswith("expert_bias"):
+        return {f"blk.{layer}.exp_probs_b.bias": x}
+    if name.endswith("A_log"):
+        return {f"blk.{layer}.ssm_a": -x.exp()[:, None]}
+    if name.endswith("mamba.D"):
+        return {f"blk.{layer}.ssm_d": x[:, None]}
+    if name.endswith("dt_bias"):
+        return {f"blk.{layer}.ssm_dt.bias": x}
+    if name.endswith("mamba.norm.weight"):
+        return {f"blk.{layer}.ssm_norm.weight": x.view(config.mamba_n_groups, -1)}
+    return {name: x.squeeze(1) if "conv" in name and x.dim() == 3 else x}
+
+
+def convert(path: Path, case: str, folder: Path, **more: bool) -> Any:
+    theirs, arch = make(case, folder), ARCHITECTURES[CASES[case][0]]
+    config = theirs.config
+    writer = gguf.GGUFWriter(path, arch)
+    for key, name in KEYS.items():
+        value = getattr(config, name, None)
+        if key == "expert_count" and value is None:
+            value = getattr(config, "num_local_experts", None)
+        if value is not None:
+            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+            add(f"{arch}.{key}", value)
+    eps = getattr(config, "norm_eps", None) or config.rms_norm_eps
+    writer.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", eps)
+    attends = [layer_type == "full_attention" for layer_type in config.layer_types]
+    writer.add_array(
+        f"{arch}.attention.head_count_kv", [config.num_key_value_heads * some for some in attends]
+    )
+    if arch == "granitehybrid":
+        writer.add_uint32(f"{arch}.ssm.inner_size", config.mamba_expand * config.hidden_size)
+        writer.add_bool(f"{arch}.rope.scaling.finetuned", more.get("is_turned", False))
+    else:
+        writer.add_float32(f"{arch}.rope.freq_base", config.rope_parameters["rope_theta"])
+    number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    for whole, tensor in theirs.state_dict().items():
+        if whole == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        for name, x in parts_of(whole, tensor.float(), config).items():
+            found = name
+            if not name.startswith("blk."):
+                found = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            assert found is not None, name
+            writer.add_tensor(found, np.ascontiguousarray(x.numpy()))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return theirs
+
+
+@pytest.mark.parametrize("case", ["lfm2", "lfm2-moe", "granite 4 h", "granite 4 h, experts"])
+@torch.no_grad()
+def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
+    theirs = convert(tmp_path / "m.gguf", case, tmp_path / "saved")
+    expected = theirs(torch.tensor([IDS])).logits[0]
+    weights = open_weights(tmp_path / "m.gguf")
+    torch.testing.assert_close(plain_logits(load_decoder(weights), IDS), expected, **CLOSE)
+    if native.is_available():
+        fast = load_native(weights, dtype="float32", num_threads=1)
+        assert fast is not None
+        torch.testing.assert_close(plain_logits(fast, IDS), expected, **CLOSE)
+
+
+def test_bamba_says_where_to_read_it_from(tmp_path: Path) -> None:
+    convert(tmp_path / "m.gguf", "granite 4 h", tmp_path / "saved", is_turned=True)
+    with pytest.raises(UnsupportedModelError, match="Bamba is not read from GGUF"):
+        open_weights(tmp_path / "m.gguf")
