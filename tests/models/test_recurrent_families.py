@@ -49,6 +49,18 @@ def test_native_kernels_compute_what_transformers_does(pair):
 
 
 @pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+@torch.no_grad()
+def test_greedy_text_is_that_of_transformers(pair):
+    """Token by token there, from its own states."""
+    theirs, weights = pair
+    expected = theirs.generate(torch.tensor([IDS[:9]]), max_new_tokens=12, do_sample=False)[0]
+    ours, ids = load_native(weights, dtype="float32", num_threads=1), IDS[:9]
+    while len(ids) < len(expected):
+        ids = [*ids, int(plain_logits(ours, ids)[-1].argmax())]
+    assert ids == expected.tolist()
+
+
+@pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
 def test_native_rows_are_the_same_bits(pair, dtype):
     model = load_native(pair[1], dtype=dtype, num_threads=2)
