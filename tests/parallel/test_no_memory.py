@@ -20,6 +20,7 @@ from hunch import LLM, SamplingParams
 from hunch.compat import config_from_vllm
 from hunch.config import ModelConfig
 from hunch.kernels.kv_store import KVCache, zero_kv
+from hunch.kernels.recurrence import RowStates
 from hunch.parallel import executor
 from hunch.parallel.executor import Ranks, start_ranks
 from hunch.parallel.follower import Follower
@@ -72,7 +73,7 @@ class TwoRanks:
             self.targets[key] = SplitTarget(self.ranks, self.models[name], model, *split)
         return self.targets[key]
 
-    def llm(self, name: str, num_stages: int, speculate: str) -> LLM:
+    def llm(self, name: str, num_stages: int, speculate: str, **more: Any) -> LLM:
         config = config_from_vllm(
             model=str(self.models[name]),
             speculate=speculate,
@@ -81,6 +82,7 @@ class TwoRanks:
             kernels="torch",
             threads=1,
             **SMALL,
+            **more,
         )
         llm = LLM.__new__(LLM)
         llm._open(config, None, lambda *_: self.target(name, num_stages))
@@ -195,6 +197,29 @@ def test_no_request_is_lost(
     assert answers(llm) == expected
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_draft_model_over_ranks_may_lack_memory(
+    rank: int,
+    two: TwoRanks,
+    plain: Callable[[str, int], list[list[int]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Passes of either model fail: rows go on without drafts, or steps are repeated."""
+    expected, path = plain("dense", 1), two.models["dense"]
+    how = {"speculative_draft_tensor_parallel_size": 2}
+    llm = two.llm("dense", 1, f"draft:{path}:num_nodes=3:adaptive=false", **how)
+    planted = plant_here(monkeypatch, "layer" if rank == 0 else "nowhere", 4)
+    two.plant("layer" if rank else "nowhere", 4)
+    for _ in range(2):
+        assert answers(llm) == expected
+    assert (two.num_failed if rank else planted.num_failed) > 0
+    two.plant("nowhere", 1)
+    planted.place = "nowhere"
+    assert answers(llm) == expected
+    assert llm.stats()["accepted"] > 0
+
+
 def test_while_memory_is_there_nothing_more_is_sent(
     two: TwoRanks, plain: Callable[[str, int], list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +261,16 @@ def test_moves_for_which_memory_lacks_are_made_before_the_next_pass(
     follower._move(3)
     assert planted.num_failed == 1
     assert kv.k_LCMH[0, :, 0, 0].tolist() == [0, 6, 2, 3, 5, 7, 6, 7]
+
+
+@pytest.mark.parametrize("num_layers", [0, 2])
+def test_rows_lose_the_states_that_other_ranks_have(num_layers: int) -> None:
+    """Also if this rank's stage has no recurrent layers."""
+    size = num_layers, 3
+    states = RowStates(*(torch.zeros(size, dtype=torch.int64) for _ in range(3)))
+    states.lose([1])
+    assert [states.is_ahead(row, 5) for row in range(3)] == [False, True, False]
+    assert not states.is_ahead(1, 0)  # it begins again
 
 
 def test_a_model_that_computes_no_numbers_is_not_short_of_memory(two: TwoRanks) -> None:

@@ -82,6 +82,7 @@ class RowStates:
     inputs_LXGI: Tensor  # of position p in place p % G, as the layer's product gave them
     folded_LX: Tensor  # tokens of the row that the state holds
     on_copy: list[Callable[[int, int], None]] = field(default_factory=list)
+    lost: set[int] = field(default_factory=set)  # rows, where no layer here says so
 
     def copy(self, source: int, target: int) -> None:
         """Let a row remember what another one does."""
@@ -95,12 +96,17 @@ class RowStates:
 
         Then the step cannot be repeated: the row has to begin again, at position 0.
         """
-        return num_computed > 0 and bool((self.folded_LX[:, row] > num_computed).any())
+        if not num_computed:
+            self.lost.discard(row)
+            return False
+        return row in self.lost or bool((self.folded_LX[:, row] > num_computed).any())
 
     def lose(self, rows: Sequence[int]) -> None:
         """Let rows count as ahead: a pass failed on another rank, which has changed its states."""
         for row in rows:
             self.folded_LX[:, row] = torch.iinfo(torch.int64).max
+        if not len(self.folded_LX):  # all recurrent layers are on other ranks
+            self.lost.update(rows)
 
     @staticmethod
     def create(
