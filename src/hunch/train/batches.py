@@ -33,6 +33,9 @@ class Texts:
     def text(self, index: int) -> Array:
         return np.asarray(self.tokens[self.offset[index] : self.offset[index + 1]])
 
+    def answer(self, index: int) -> Array:
+        return self.text(index)[self.prompt_len[index] :]
+
     def take(self, indices: Array) -> Texts:
         parts = [self.text(int(i)) for i in indices]
         offset = np.cumsum([0, *map(len, parts)])

@@ -20,7 +20,7 @@ _SUBJECTS = (
     "passwords", "yoga", "copper", "the theatre", "compilers", "horses", "museums", "lightning",
     "translation", "elevators", "bacteria", "diplomacy", "pottery", "search engines", "olives",
 )  # fmt: skip
-_TASKS = (
+TASKS = (
     "Explain {} to a child.",
     "What are three facts about {}?",
     "Write a short story about {}.",
@@ -99,7 +99,7 @@ _REWRITES = (
 def builtin_prompts() -> list[str]:
     """About three thousand, the same every time."""
     chance = random.Random(7)
-    found = [task.format(subject) for subject in _SUBJECTS for task in _TASKS]
+    found = [task.format(subject) for subject in _SUBJECTS for task in TASKS]
     found += [code.format(function) for function in _FUNCTIONS for code in _CODE]
     found += [rewrite.format(text) for text in _SENTENCES for rewrite in _REWRITES]
     for _ in range(100):

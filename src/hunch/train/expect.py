@@ -133,13 +133,18 @@ class Draft(NamedTuple):
         return self.tokens_per_pass / self.speedup
 
 
-def best_draft(costs: Costs, chance: float, node: float, method: Method, device: str) -> Draft:
-    """How many guesses to check, and how much faster than plain decoding that is."""
+def best_draft(
+    costs: Costs, chance: float, node: float, method: Method, device: str, covered: float = 1.0
+) -> Draft:
+    """How many guesses to check, and how much faster than plain decoding that is.
+
+    covered: of all tokens the share that can be guessed; the width of a tree finds no others.
+    """
     plain, depth = costs.of_pass(1) + costs.step, method.depth
     found = [(n, n, chain_tokens(chance, n)) for n in range(1, depth + 1)]
     if method.has_trees and device == "cuda":
         for tree in TREES:
-            better = chance + tree.found * (1 - chance) if chance > 0 else 0.0
+            better = chance + tree.found * (covered - chance) if chance > 0 else 0.0
             tokens = chain_tokens(better, tree.num_levels)
             found.append((tree.num_nodes, tree.num_levels, tokens))
     best = Draft(0, 0, 1.0, 1.0)
@@ -274,7 +279,7 @@ def expect(
     learned = seen / (seen + FAMILIARITY * missed**2)
     chance = share * (begins + max(best - begins, 0.0) * learned)
     node = node_seconds(own_costs, own, size)
-    draft = best_draft(costs, chance, node, method, device)
+    draft = best_draft(costs, chance, node, method, device, share)
     return Expected(
         size=size,
         chance=chance,

@@ -8,7 +8,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,11 +28,11 @@ from hunch.train.export import Card, source_commit, write_drafter
 from hunch.train.files import read_json, write_json, write_whole
 from hunch.train.loop import CANDIDATE, Loop, LoopOptions, restore
 from hunch.train.loss import check_loss
+from hunch.train.more_prompts import more_prompts
 from hunch.train.origin import Origin, check_context, open_origin
 from hunch.train.pretrain import PretrainOptions, pretrain, store_text
 from hunch.train.progress import Progress
-from hunch.train.prompts import BUILTIN, read_prompts
-from hunch.train.questions import ask_target
+from hunch.train.prompts import BUILTIN, add_prompts, hold_out, read_prompts
 from hunch.train.regenerate import AnswerOptions, for_answers, give_back, read_answers, regenerate
 from hunch.train.select import Measured, measure, select
 from hunch.train.student import CountRecipe, Recipe, Student, option_names
@@ -202,7 +201,7 @@ def answer_prompts(
         if prompts is not None:
             context = min(settings.loop.context, llm.engine.capacity.max_len)
             found = prompts.encode(llm, context - min(answers.max_tokens, context // 2))
-            stored = _hold_out(found, settings.job.held_out, settings.loop.seed)
+            stored = hold_out(found, settings.job.held_out, settings.loop.seed)
             write_json(work / PROMPTS, stored)
         assert stored is not None
         store_text(llm, settings.pretrain, work, min(settings.loop.context, _TEXT))
@@ -222,39 +221,26 @@ def _answer_for(
     work: Path,
     show: Progress,
 ) -> None:
-    """Answer for so long. When the prompts that come with hunch are used up, the target asks."""
+    """Answer for so long. When the prompts that come with hunch are used up, more are made."""
     ends, folder, answers = perf_counter() + seconds, work / "answers", settings.answers
     rate = regenerate(llm, stored["train"], folder, answers, show, seconds)
     context = min(settings.loop.context, llm.engine.capacity.max_len)
     while job.prompts == BUILTIN and ends - perf_counter() > max(0.1 * seconds, 2.0):
         left = ends - perf_counter()
-        # A question takes about a fourth of what its answer takes.
-        count = int(rate * left / (1.25 * answers.max_tokens * len(answers.read_temperatures())))
+        # A question of the target's takes about a fourth of what its answer takes.
+        count = int(rate * left / (1.1 * answers.max_tokens * len(answers.read_temperatures())))
         seed = answers.seed + len(stored["train"])
-        more = ask_target(llm, count, show, seconds=0.3 * left, seed=seed)
-        known = {tuple(ids) for ids in stored["train"]}
+        so_far = read_answers(folder)
+        more = more_prompts(llm, so_far, count, show, seconds=0.15 * left, seed=seed)
+        known = {tuple(ids) for ids in (*stored["train"], *stored["held_out"])}
         room = context - min(answers.max_tokens, context // 2)
         new = [ids for ids in more if len(ids) <= room and tuple(ids) not in known]
         if not new:
             return
-        stored["train"] += new
+        add_prompts(stored, new, settings.job.held_out)
         write_json(work / PROMPTS, stored)
         left = ends - perf_counter()
         rate = regenerate(llm, stored["train"], folder, answers, show, max(left, 1.0)) or rate
-
-
-def _hold_out(prompts: list[list[int]], count: int, seed: int) -> dict[str, list[list[int]]]:
-    count = min(count, len(prompts) // 4)
-    if count < 1:
-        raise ConfigError(
-            f"{len(prompts)} usable prompts are too few: some are held out to choose by; give 4 "
-            "or more (some hundreds make a drafter worth having)"
-        )
-    order = np.random.default_rng(seed).permutation(len(prompts)).tolist()
-    return {
-        "held_out": [prompts[i] for i in sorted(order[:count])],
-        "train": [prompts[i] for i in sorted(order[count:])],
-    }
 
 
 def build_student(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hunch.errors import RequestError, readable
+import numpy as np
+
+from hunch.errors import ConfigError, RequestError, readable
 from hunch.train.builtin import builtin_prompts
 
 if TYPE_CHECKING:
@@ -64,6 +67,31 @@ def read_prompts(file: str | Path) -> Prompts:
     if found.bad:
         log.warning("%s: %d broken lines are left out (%s)", path, len(found.bad), named)
     return found
+
+
+def hold_out(prompts: list[list[int]], count: int, seed: int) -> dict[str, list[list[int]]]:
+    """The prompts to train on, and those that a drafter is tried on."""
+    count = min(count, len(prompts) // 4)
+    if count < 1:
+        raise ConfigError(
+            f"{len(prompts)} usable prompts are too few: some are held out to choose by; give 4 "
+            "or more (some hundreds make a drafter worth having)"
+        )
+    order = np.random.default_rng(seed).permutation(len(prompts)).tolist()
+    return {
+        "held_out": [prompts[i] for i in sorted(order[:count])],
+        "train": [prompts[i] for i in sorted(order[count:])],
+    }
+
+
+def add_prompts(stored: dict[str, list[list[int]]], new: list[list[int]], count: int) -> None:
+    """Add prompts of other kinds; of the first ones `count` are held out, in turn with those that
+    are already, so that any number of them has some of all."""
+    held = stored["held_out"]
+    num_held = min(count, len(new) // 4) if len(held) <= count else 0
+    in_turn = zip_longest(held, new[:num_held])
+    stored["held_out"] = [ids for pair in in_turn for ids in pair if ids is not None]
+    stored["train"] += new[num_held:]
 
 
 def _parse(line: str) -> tuple[str, dict[str, Any]]:
