@@ -80,10 +80,10 @@ def test_a_draft_vocabulary_has_frequent_tokens_and_the_first_ids() -> None:
 def test_answers_alone_do_not_promise_that_others_are_covered() -> None:
     texts = texts_of(*[[5000, 5001, 5002]] * 8)
     coverage = coverage_of(texts, 8000)
-    assert 0.5 < coverage(3) < 0.52, "all of these answers, and little of any other"
+    assert 0.75 < coverage(3) < 0.76, "all of these answers, and little of any other"
     assert coverage(8000) == pytest.approx(1.0)
-    assert enough_columns(texts, 49_152) == 16_384
-    assert enough_columns(texts, 151_936) == 32_768
+    assert enough_columns(texts, 49_152) == 8_192
+    assert enough_columns(texts, 151_936) == 16_384
 
 
 def test_the_width_of_a_tree_finds_no_token_that_cannot_be_guessed() -> None:
