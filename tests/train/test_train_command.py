@@ -117,7 +117,7 @@ def test_too_few_steps_are_an_error_and_no_drafter(
 ) -> None:
     given = ["--target", target, "--prompts", prompts, "--out", tmp_path / "out", *ENGINE]
     options = [word for word in SMALL if not word.startswith(("steps", "minutes"))]
-    code, text, err = run(capsys, "train", "draft", *options, *given, "--minutes", "0.0001")
+    code, text, err = run(capsys, "train", "draft", *options, "minutes=0.0001", *given)
     assert code == 2
     assert "nothing was learnt" in err
     assert "Use it with" not in text
