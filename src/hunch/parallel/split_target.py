@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from copy import copy
 from functools import partial
 from itertools import accumulate
+from math import isnan
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -266,11 +267,12 @@ class SplitTarget:
 
         Its parts are not numbers then. A model may compute such numbers by itself: ranks are asked.
         """
-        if self._numbers:
-            total = torch.stack([number.float() for number in self._numbers]).sum()
-            if bool(total.isnan()) and (reason := self.ranks.without_memory()):
-                self.undo()
-                raise NoMemory(reason)
+        numbers = self._numbers
+        if numbers and self.device.type != "cpu":  # one number is read, not several
+            numbers = [torch.stack([number.float() for number in numbers]).sum()]
+        if any(map(isnan, numbers)) and (reason := self.ranks.without_memory()):
+            self.undo()
+            raise NoMemory(reason)
         self._numbers, self._unchecked = [], []
 
     def check_step(self) -> None:
