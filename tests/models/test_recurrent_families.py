@@ -2,11 +2,13 @@
 
 import copy
 from statistics import median
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from builders import Seq, check_rows, pack, plain_logits, tables
+from hunch.errors import ConfigError
 from hunch.kernels import native
 from hunch.models.load import load_decoder
 from hunch.models.native import load_native
@@ -138,3 +140,11 @@ def check_drafts(model):
             expected = torch.stack(alone[seq][done[seq] : done[seq] + count])
             assert torch.equal(hidden_TD[span.first : span.first + count], expected)
             done[seq] += count
+
+
+@pytest.mark.parametrize("case", ["lfm2", "granite 4 h", "falcon h1"])
+def test_what_is_not_split_over_processes_says_so(case, tmp_path):
+    make(case, tmp_path)
+    group = SimpleNamespace(rank=0, size=2)
+    with pytest.raises(ConfigError, match=r"tensor_parallel_size=2: the recurrent layers of"):
+        load_decoder(open_weights(tmp_path), group=group)
