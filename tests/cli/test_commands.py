@@ -104,6 +104,13 @@ def test_generate_says_what_was_not_guessed_and_what_a_model_lacks(
     assert "has no chat template; without it the text is continued" in err.replace("\n", " ")
 
 
+def test_a_drafter_is_not_written_over_its_target(shell: Callable, model: str) -> None:
+    for method in ([], ["medusa"]):
+        code, _, err = shell("train", *method, "--target", model, "--out", f"{model}/../model")
+        assert code == 2
+        assert "the target is there" in err.replace("\n", " ")
+
+
 def test_training_needs_some_time(shell: Callable, model: str, tmp_path: Path) -> None:
     for name in ("--target", "--model", "-m"):
         words = ("train", name, model, "--out", str(tmp_path / "out"), "--minutes", "0")

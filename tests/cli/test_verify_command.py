@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from scipy.stats import chi2
 
 from hunch.bench.distribution import chi_square, upper_tail
@@ -85,6 +87,27 @@ def test_other_verifiers_are_checked_by_chances(
     assert sampled["test"] == "chi-square"
     assert sampled["drafted"] > 200
     assert 1e-4 < sampled["p_value"] < 1
+
+
+def test_tokens_that_only_the_model_has_are_chances_too(
+    tmp_path: Path, shell: Callable, files: tuple[str, str]
+) -> None:
+    """Matrices are often padded beyond the tokenizer's size."""
+    path = write_target(tmp_path / "wide")
+    tensors = load_file(path / "model.safetensors")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = torch.cat([tensors[name], tensors[name][:3] * 0.9])
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps({**config, "vocab_size": 8}))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "a b c a b d a b"}')
+    words = ("--speculate", "ngram", "--verifier", "rejection", "--temperature", "1")
+    code, out, _ = shell(
+        "verify", "-m", str(path), "--prompts", str(prompts), "--threads", "1", "--samples", "200",
+        *words, "--json",
+    )  # fmt: skip
+    assert (code, json.loads(out)["equal"]) == (0, True)
 
 
 def test_a_wrong_rule_is_reported(

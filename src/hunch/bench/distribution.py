@@ -90,7 +90,7 @@ def _add(
         for context, counts in followers.items()
         if counts.total() >= 4 * LEAST_EXPECTED
     ]
-    ask = replace(params, n=1, max_tokens=1, logprobs=scorer.tokenizer.vocab_size)
+    ask = replace(params, n=1, max_tokens=1, logprobs=-1)  # of all tokens the model has
     outputs = scorer.generate([prompt + list(c) for c, _ in common], ask, use_tqdm=False)
     for (_, counts), output in zip(common, outputs, strict=True):
         scores = (output.outputs[0].logprobs or [{}])[0]

@@ -103,7 +103,7 @@ def train(
     if method is not None and any(sign in method for sign in "/.:"):
         raise ConfigError(f"train takes the model by an option: hunch train --target {method}")
     if out is not None:
-        _check_out(out)
+        _check_out(out, target)
     given = _read(options or [])
     engine: dict[str, object] = {"device": device}
     if max_model_len is not None:
@@ -232,9 +232,12 @@ def _job(
     return Job(method, there["target"], str(prompts), place, options, engine), resume
 
 
-def _check_out(out: Path) -> None:
-    """Raise where nothing can be written there: before the work, not after."""
+def _check_out(out: Path, target: str | None) -> None:
+    """Raise where nothing can be written there, or where it would be written over the target:
+    before the work, not after."""
     place = out.absolute()
+    if target is not None and Path(target).is_dir() and place.resolve() == Path(target).resolve():
+        raise ConfigError(f"--out {out}: the target is there; name another directory")
     there = next(folder for folder in (place, *place.parents) if folder.exists())
     if not there.is_dir():
         raise ConfigError(f"--out {out}: {there} is no directory; name another one")

@@ -44,8 +44,9 @@ class Intake:
     ) -> None:
         self._compile_grammar = compile_grammar
         self._codec = codec
-        # A tokenizer may have more tokens than the model: some were added and never trained.
-        self._vocab_size = min(codec.vocab_size, capacity.vocab_size or codec.vocab_size)
+        # A tokenizer may have more tokens than the model, as some were added and never trained, and
+        # a model more than its tokenizer, as its matrices were padded: those can be chosen too.
+        self._vocab_size = capacity.vocab_size or codec.vocab_size
         self._eos_ids = tuple(self._known(codec.eos_ids))
         self._methods = ("auto", "off", *(m for m in capacity.methods if m not in ("auto", "off")))
         self._base_seed = config.model.seed
