@@ -216,6 +216,7 @@ class Engine:
         assert len(decoded.tokens) == len(members)
         apply_tokens, free_blocks = self._scheduler.apply_tokens, self._scheduler.free_blocks
         rows, gaps, new_tokens = iter(result.rows), list[float](), self._new_tokens
+        leaving = State.LEAVING
         for member, tokens, num_drafted, method, num_nodes, computed, scores in zip(
             members,
             decoded.tokens,
@@ -236,12 +237,12 @@ class Engine:
                 gaps += output.tally.add_tokens(len(tokens), num_drafted, method, share, now)
                 if output.push_tokens(tokens, scores):
                     self._end(self._jobs[sequence.job_id], sequence, now)
-                elif sequence.handle >= 0:
+                elif (handle := sequence.handle) >= 0:
                     for token in tokens:
-                        new_tokens += (sequence.handle, token)
+                        new_tokens += (handle, token)
                 elif sequence.is_streaming:
                     self._changed[sequence.job_id] = self._jobs[sequence.job_id]
-            if sequence.state is State.LEAVING:
+            if sequence.state is leaving:
                 free_blocks(sequence)
         self._stats.add_gaps(gaps)
 

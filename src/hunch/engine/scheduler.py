@@ -361,7 +361,7 @@ class Scheduler:
         sequence.num_pending -= 1
         if not sequence.num_pending:
             sequence.num_nodes, sequence.steady_until = num_nodes, 0
-        if pool.is_told and (computed or num_computed % pool.block_size < len(tokens)):
+        if (computed or num_computed % pool.block_size < len(tokens)) and pool.is_told:
             pool.advance(sequence.table, known, computed or (num_computed,))
 
     def finish(self, sequence: Sequence) -> None:

@@ -333,7 +333,9 @@ class EngineStats:
 
     def add_gaps(self, gaps: list[float]) -> None:
         """Add the gaps before tokens that rows of one step got: most of them are alike."""
-        for gap, times in Counter(gaps).items():
+        is_one = bool(gaps) and gaps.count(gaps[0]) == len(gaps)
+        counts = {gaps[0]: len(gaps)} if is_one else Counter(gaps)
+        for gap, times in counts.items():
             self._inter_token.add(gap, times)
 
     def end(self, tally: Tally, reason: str) -> None:

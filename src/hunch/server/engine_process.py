@@ -179,6 +179,7 @@ class Loop:
         self.open: dict[str, Open] = {}
         self.is_closing = False
         self._next_stats = 0.0
+        self._last_params: tuple[wire.Message, SamplingParams] | None = None
         self._step_began: float | None = None
         self._counts: dict[int, Any] = {}  # what each HTTP process has counted
         # Grammars are compiled beside the steps; requests that bring one wait for it here.
@@ -237,7 +238,7 @@ class Loop:
     def _submit(self, channel: Channel, message: wire.Message) -> None:
         request_id, options = message["id"], message["options"]
         try:
-            params = wire.load_params(message["params"])
+            params = self._params(message["params"])
             if "handle" in options:  # each process counts its own; here they must differ
                 number = self.lines.channels.index(channel)
                 options["handle"] = options["handle"] * len(self.lines.channels) + number
@@ -250,6 +251,12 @@ class Loop:
             self._admit(channel, request_id, check())
         except Exception as error:  # whatever is wrong with one request ends that one alone
             self._refuse(channel, request_id, error)
+
+    def _params(self, given: wire.Message) -> SamplingParams:
+        """The parameters of a request. Most are like those before it, and nobody changes them."""
+        if self._last_params is None or self._last_params[0] != given:
+            self._last_params = given, wire.load_params(given)
+        return self._last_params[1]
 
     def _admit_checked(self) -> None:
         done = [request_id for request_id, (_, found) in self._checking.items() if found.done()]

@@ -7,6 +7,7 @@ a row, S scored tokens, E numbers of a scored token, G KV groups but the target'
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -206,11 +207,11 @@ def apply_rows(
         decoded.num_drafted = np.minimum(result_RC[:, CHECKED], num_left_R).tolist()
         decoded.methods = sources
     results: list[RowResult] = []
-    for place, line in enumerate(lines):
-        if is_here[place] and not (line[REASON] or (is_traced is not None and is_traced[place])):
-            continue
+    flags = zip(lines, is_here, is_traced or repeat(False), strict=False)
+    is_on = [here and not (line[REASON] or is_whole) for line, here, is_whole in flags]
+    for place in [place for place, is_in in enumerate(is_on) if not is_in]:
         decoded.leave_out(place)
-        request = requests[place]
+        request, line = requests[place], lines[place]
         if not line[TOKENS] or request is None:
             results.append(RowResult(row=ids[place]))  # it had ended before this step
             continue

@@ -98,7 +98,7 @@ class RowBuffers:
         self.tables_1B = list(state.table_XB[:, None])  # one per row
         self.rows_1 = list(torch.arange(num_rows)[:, None]) if self.has_states else []
         self.positions = np.arange(room)
-        self._view: tuple[list[int], Rows] | None = None  # of the step before
+        self._views: dict[int, tuple[list[int], Rows]] = {}  # the last of each number of rows
         self._stages: dict[int, Stage] = {}
 
     def start(self, start: RowStart) -> None:
@@ -148,10 +148,11 @@ class RowBuffers:
 
     def view(self, rows: list[int]) -> Rows:
         """What drafters and verifiers see of these rows; kept for a next step of the same rows."""
-        if self._view is not None and self._view[0] == rows:
-            return self._view[1]
+        kept = self._views.get(len(rows))
+        if kept is not None and kept[0] == rows:
+            return kept[1]
         view = Rows(
-            ids_R=torch.tensor(rows, dtype=torch.int64),
+            ids_R=torch.from_numpy(np.array(rows, dtype=np.int64)),
             tokens_XL=self.state.tokens_XL,
             known_X=self.state.known_X,
             prompt_X=self.prompt_X,
@@ -162,7 +163,7 @@ class RowBuffers:
             block_size=self.block_size,
             requests=self.requests,
         )
-        self._view = rows, view
+        self._views[len(rows)] = rows, view
         return view
 
     def put_drafts(self, rows: list[int], draft: Draft) -> list[int]:

@@ -2,8 +2,8 @@
 
 Host and device hold the rows' state in the same layout, so that a change is a place and a value.
 
-Shape letters: R rows of the step, X rows of the engine, C columns of a table, N changes, W room of
-a buffer, words of a mask, M rows of logits, E tokens of a prediction.
+Shape letters: R rows of the step, X rows of the engine, F fixed places of a row, N changes, W room
+of a buffer, words of a mask, M rows of logits, E tokens of a prediction.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from hunch.drafting.base import RowSource
 from hunch.kernels.gpu_transfer import update
-from hunch.kernels.step import MAX_STOPS, RowSources
+from hunch.kernels.step import RowSources, RowState
 from hunch.step.rows import RowBuffers
 
 PINNED = 4096  # changes that fit the pinned buffers, which the device reads directly
 RING = 4  # buffers in turn, as a step may still read its own when later ones are written
+NUM_LENGTHS = 3  # of the places of `_fixed_places`: those that change when tokens are taken back
 MAX_EXPECTED = 16384  # tokens of a prediction that captured steps search
 
 
@@ -35,6 +36,9 @@ class DeviceRows:
         self._stale = set(range(num_rows))
         self._cut: set[int] = set()  # rows whose last tokens the host took back
         self._num_blocks = [0] * num_rows  # of each row's table, on the device
+        self._fixed_XF = _fixed_places(rows.state)
+        self._first_token = int(rows.state.tokens_XL.storage_offset())
+        self._first_block = int(rows.state.table_XB.storage_offset())
         # A step's rows, and how many nodes each may check and draft, for up to `width` rows.
         self.inputs_3R = torch.empty(3, width, dtype=torch.int64, device=device)
         self._sent: tuple[object, ...] = ()  # the inputs that the device holds
@@ -75,7 +79,7 @@ class DeviceRows:
             places += self._places(stale)
         if not self._cut.isdisjoint(rows):
             cut = self._cut.intersection(rows)
-            places += self._lengths(sorted(cut))
+            places += self._fixed(sorted(cut), NUM_LENGTHS)
             self._cut -= cut
         num_blocks, on_device = self.rows.num_blocks, self._num_blocks
         grown = [row for row in rows if num_blocks[row] != on_device[row]]
@@ -87,36 +91,30 @@ class DeviceRows:
 
     def _places(self, stale: list[int]) -> list[np.ndarray]:
         """The places of these rows' state, without their blocks, which count as new."""
-        state, here_R = self.rows.state, self._here(stale)
-        for row in stale:  # the request before may have had more
-            self._num_blocks[row] = 0
-        self._stale.difference_update(here_R.tolist())
-        none_R, stops_R = np.zeros_like(here_R), np.full_like(here_R, MAX_STOPS)
-        return [
-            *self._lengths(stale),
-            int(state.end_X.storage_offset()) + here_R,
-            _spans(state.stop_XS, here_R, none_R, stops_R),
-            _spans(state.tokens_XL, here_R, none_R, self.rows.known[here_R]),
-        ]
+        known, room = self.rows.known, self.rows.tokens.shape[1]
+        places = self._fixed(stale, self._fixed_XF.shape[1])
+        for row in stale:
+            self._num_blocks[row] = 0  # the request before may have had more
+            if self.rows.requests[row] is not None:
+                self._stale.discard(row)
+                first = self._first_token + row * room
+                places.append(np.arange(first, first + known[row]))
+        return places
 
-    def _lengths(self, rows: list[int]) -> list[np.ndarray]:
-        """The places of these rows' lengths and of the sizes of their drafts."""
-        state, here_R = self.rows.state, self._here(rows)
-        return [
-            int(state.is_done_X.storage_offset()) + np.array(rows),
-            int(state.known_X.storage_offset()) + here_R,
-            int(state.num_nodes_X.storage_offset()) + here_R,
-        ]
+    def _fixed(self, rows: list[int], count: int) -> list[np.ndarray]:
+        """The first places of each row; rows without a request ended, and say no more than that.
 
-    def _here(self, rows: list[int]) -> np.ndarray:
-        """The rows with a request: the others ended, which the engine does not know yet."""
+        The engine may not know yet that they did.
+        """
         requests = self.rows.requests
-        return np.array([row for row in rows if requests[row] is not None], dtype=np.int64)
+        here = [row for row in rows if requests[row] is not None]
+        gone = [row for row in rows if requests[row] is None]
+        return [self._fixed_XF[here, :count].ravel(), self._fixed_XF[gone, 0]]
 
     def _new_blocks(self, row: int) -> np.ndarray:
         """The places of the row's blocks that the device does not have."""
-        table_XB, have, want = self.rows.state.table_XB, self._num_blocks, self.rows.num_blocks
-        first = int(table_XB.storage_offset()) + row * table_XB.shape[1]
+        have, want = self._num_blocks, self.rows.num_blocks
+        first = self._first_block + row * self.rows.table.shape[1]
         place_N = np.arange(first + have[row], first + want[row])
         have[row] = want[row]
         return place_N
@@ -147,15 +145,16 @@ class DeviceRows:
         self._sent = inputs
 
 
-def _spans(
-    table_XC: Tensor, ids_R: np.ndarray, first_R: np.ndarray, end_R: np.ndarray
-) -> np.ndarray:
-    """The places of each row's columns [first, end)."""
-    num_R = end_R - first_R
-    past_R = np.cumsum(num_R)
-    column_N = np.arange(num_R.sum()) + np.repeat(first_R - (past_R - num_R), num_R)
-    place_N = np.repeat(ids_R, num_R) * table_XC.shape[1] + column_N
-    return np.asarray(int(table_XC.storage_offset()) + place_N)
+def _fixed_places(state: RowState) -> np.ndarray:
+    """Where each row's state is that has the same size in all rows.
+
+    First whether it ended, its length and the nodes of its draft, then its end and stop ids.
+    """
+    columns = state.is_done_X, state.known_X, state.num_nodes_X, state.end_X
+    tables = [*(column_X[:, None] for column_X in columns), state.stop_XS]
+    row_X1 = np.arange(len(state.known_X))[:, None]
+    widths = [(int(t.storage_offset()), t.shape[1]) for t in tables]
+    return np.hstack([first + row_X1 * width + np.arange(width) for first, width in widths])
 
 
 class StepMasks:
