@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("triton")
 
 from hunch import LLM, RequestOutput, SamplingParams
+from hunch.config import say_once
 from stand_in import lead_by_host, lead_noted, stand_in
 from tiny_models import write_llama
 
@@ -86,6 +87,7 @@ def test_the_host_drafts_for_rows_that_captured_steps_cannot_serve(
 def test_beside_other_drafters_the_host_looks_up(
     model: Path, plain: list[list[int]], caplog: pytest.LogCaptureFixture
 ) -> None:
+    say_once.cache_clear()
     for method in (
         f"{SHARED}+draft:{model}:num_nodes=2",
         f"auto:shared=true:shared_tokens=300:draft={model}",
