@@ -176,6 +176,7 @@ def room_of(num_numbers: int, usual: int) -> int:
 def apply_rows(
     rows: RowBuffers,
     ids: list[int],
+    row_R: np.ndarray,
     result_RC: np.ndarray,
     lines: list[list[int]],
     requests: list[Request | None],
@@ -188,7 +189,8 @@ def apply_rows(
 ) -> tuple[DecodedRows, list[RowResult]]:
     """Commit the rows' tokens; returns what rows that go on got, and the results of the others.
 
-    `lines` are the lines of `result_RC` as lists, with up to `num_k` tokens each.
+    `row_R` has the `ids`, and `lines` are the lines of `result_RC` as lists, with up to `num_k`
+    tokens each.
     `requests` were in the rows when the step began; the result of one that has left since then
     changes no row, as another request may be there now. With `writes_kv` the drafter wrote its own
     KV in the step, except for rows that its head was dropped for.
@@ -196,7 +198,6 @@ def apply_rows(
     """
     trios = zip(map(rows.requests.__getitem__, ids), requests, lines, strict=True)
     is_here = [held is request and line[TOKENS] > 0 for held, request, line in trios]
-    row_R = np.array(ids)
     _commit(rows, row_R, result_RC, is_here, num_k, writes_kv, is_dropped_R)
     decoded = DecodedRows(
         tokens=[line[FIRST : FIRST + line[TOKENS]] for line in lines],
