@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from hunch.drafting.beside_steps import PromptLoad
 from hunch.drafting.captured_policy import CapturedPolicy
+from hunch.drafting.costs import PromptLoad
 from hunch.drafting.step_shapes import StepShape
 from hunch.kernels.step import CHECKED, FIRST, KNOWN, MATCHED, REASON, TOKENS
 from hunch.step.rows import RowBuffers

@@ -17,8 +17,7 @@ from hunch.config import SpecConfig
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafter_files import find_files
 from hunch.drafting.auto import AutoDrafter
-from hunch.drafting.beside_steps import Flow
-from hunch.drafting.costs import CostCurve
+from hunch.drafting.costs import CostCurve, Flow
 from hunch.drafting.host_network import NetworkDrafts, Sent
 from hunch.drafting.options import MAX_LENGTH
 from hunch.hub import ModelFiles

@@ -14,9 +14,8 @@ from torch import Tensor
 import head_files
 from head_files import Study
 from hunch import LLM, SamplingParams
-from hunch.drafting.beside_steps import Flow
 from hunch.drafting.best_first import BestFirst
-from hunch.drafting.costs import FixedCurve
+from hunch.drafting.costs import FixedCurve, Flow
 from hunch.drafting.token_chooser import Level, TreeShape
 from hunch.drafting.trees import best_first
 from plain_blocks import PlainBlocks

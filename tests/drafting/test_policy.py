@@ -11,16 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hunch.drafting.acceptance import (
-    NETWORK_PRIORS,
-    AcceptanceEstimate,
-)
+from hunch.drafting.acceptance import NETWORK_PRIORS, NEW_MATCH, AcceptanceEstimate
 from hunch.drafting.captured_policy import CapturedPolicy
 from hunch.drafting.costs import CostCurve, FixedCurve
-from hunch.drafting.goodput import best_rate
-from hunch.drafting.held_choice import PAUSE, TIRED
-from hunch.drafting.host_policy import HostPolicy, best_count, share_nodes
 from hunch.drafting.lookup import DeviceLookup
+from hunch.drafting.policy import HostPolicy, best_count, best_rate, share_nodes
 from hunch.drafting.step_shapes import DraftSource, StepShape, chains_of
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 from policy_replay import (
@@ -100,28 +95,12 @@ def test_what_is_expected_is_corrected_by_what_came():
     """A tree that brings no more than a chain does is thought to bring no more."""
     estimate = network()
     for turn in range(300):
-        estimate.learn(0, turn % 3, turn % 3 + 1, 1 + turn % 2, num_checked=5)
+        run, source = turn % 3, 1 + turn % 2
+        estimate.calibrate(source, estimate.gain(0, source, NEW_MATCH, 5), run, 1.0)
+        estimate.learn(0, run, run + 1, source)
     chain, tree = (expected(estimate, source=source) for source in (1, 2))
     assert chain == pytest.approx(1.0, abs=0.25)
     assert tree == pytest.approx(chain, rel=0.15)
-    for _ in range(300):
-        estimate.learn(0, 5, 5, 1, num_checked=5)
-    assert estimate.gains([0], (1, 5), 1)[0] <= (1.0, 5.0)
-
-
-def test_a_new_row_is_doubted_the_more_the_more_rows_a_step_has():
-    estimate = AcceptanceEstimate(8, {0: (0.3, 0.7)}, rate=0.06, num_levels=7, doubt=0.6)
-
-    def gain(num_rows: int) -> float:
-        return estimate.gains(range(num_rows), (7,), is_doubtful=True)[0][0]
-
-    by_rows = [gain(n) for n in (1, 2, 4, 8)]
-    assert by_rows == sorted(by_rows, reverse=True)
-    assert by_rows[-1] < 0.2 * by_rows[0]
-    for row in range(8):
-        for _ in range(200):
-            estimate.learn(row, 2, 3)
-    assert gain(8) == pytest.approx(gain(1), rel=0.1)
 
 
 def test_what_a_match_foretold_says_nothing_of_the_row():
@@ -396,18 +375,6 @@ def test_while_requests_keep_coming_fast_rows_count_too():
     assert choose(policy, 8) == StepShape(0)
 
 
-def test_a_new_request_alone_is_hoped_more_of_than_one_among_many():
-    """Of many some will gain little: where checking costs, they begin without."""
-    cost = {StepShape(0): 0.72, StepShape(3): 0.87, StepShape(7): 1.07}
-    policy = new_policy(cost)
-    assert [choose(policy, n).num_nodes > 0 for n in (1, 2, 8)] == [True, True, False]
-    steps = 0
-    while choose(policy, 8) == StepShape(0):
-        step(policy, [True] * 8)
-        steps += 1
-    assert 0 < steps < 10
-
-
 def test_many_new_requests_check_where_that_costs_next_to_nothing():
     cost = {StepShape(0): 4.2, StepShape(3): 4.28, StepShape(7): 4.45}  # measured, 7B on a GPU
     assert choose(new_policy(cost, margin=0.03), 8).num_nodes > 0
@@ -418,12 +385,12 @@ def test_rows_check_at_once_after_long_matches_and_not_after_none():
     policy = new_policy({StepShape(0): 1.0, StepShape(3): 1.3, StepShape(7): 1.7})
     chosen: dict[bool, set[StepShape]] = {False: set(), True: set()}
     was_long = False
-    for turn in range(96):
+    for turn in range(144):
         is_long = turn % 8 >= 4
         # The guess of a step is worth what the match a step before it says.
         step(policy, [was_long] * 8, [16 * is_long] * 8)
         was_long = is_long
-        if turn >= 48:
+        if turn >= 96:
             chosen[is_long].add(choose(policy, 8))
     assert chosen[False] == {StepShape(0)}
     assert StepShape(0) not in chosen[True]
@@ -441,20 +408,6 @@ def test_a_new_request_starts_anew():
     assert not policy.guesses[1]
 
 
-def test_lookups_of_many_rows_pause_while_they_do_not_pay():
-    shapes = (StepShape(0), StepShape(1))
-    lookup = DeviceLookup(name="suffix", min_match=1, max_match=16, num_nodes=1)
-    policy = new_policy(dict(zip(shapes, (1.0, 1.9), strict=True)), 32, lookup)
-    chosen = [choose(policy, 32) for _ in range(TIRED + PAUSE + 1)]
-    sources = [DraftSource.LOOKUP] * TIRED + [DraftSource.NOBODY] * PAUSE + [DraftSource.LOOKUP]
-    assert chosen == [StepShape(0, source) for source in sources]
-    assert choose(policy, 8).source == DraftSource.LOOKUP, "fewer do not"
-    step(policy, [True] * 32)
-    assert all(policy.guesses)
-    step(policy, [True] * 32, source=DraftSource.NOBODY)
-    assert not any(policy.guesses), "nobody guessed"
-
-
 NETWORK = (StepShape(0), StepShape(7), StepShape(7, 1), StepShape(15, 2))
 MEASURED = dict(zip(NETWORK, (3.97, 4.1, 4.58, 5.08), strict=True))  # 7B on a GPU
 
@@ -462,7 +415,7 @@ MEASURED = dict(zip(NETWORK, (3.97, 4.1, 4.58, 5.08), strict=True))  # 7B on a G
 def test_a_network_is_chosen_where_it_brings_more_than_it_costs():
     policy = new_policy(MEASURED, drafter=Drafter(*NETWORK, margin=0.03))
     assert choose(policy, 1) == StepShape(15, 2)
-    dear = {shape: seconds + 4 * (shape.source > 0) for shape, seconds in MEASURED.items()}
+    dear = {shape: seconds + 6 * (shape.source > 0) for shape, seconds in MEASURED.items()}
     assert not choose(new_policy(dear, drafter=Drafter(*NETWORK, margin=0.03)), 1).source
     for _ in range(60):
         policy.network.learn(0, 0, 1, 2)

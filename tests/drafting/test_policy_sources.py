@@ -16,9 +16,7 @@ import pytest
 
 from hunch.drafting.captured_policy import CapturedPolicy
 from hunch.drafting.lookup import DeviceLookup
-from hunch.drafting.network_use import Trees
-from hunch.drafting.step_shapes import DraftSource, StepShape, StepShapes, chains_of
-from hunch.drafting.trials import Trials
+from hunch.drafting.step_shapes import DraftSource, StepShape, chains_of
 from policy_replay import Drafter, Fixed, Replay, Text, buffers, text
 
 # Milliseconds of a step by packed tokens, and of a network's level, measured on an H200.
@@ -211,52 +209,74 @@ def test_guesses_of_both_are_checked_together_where_that_brings_more(
     assert share > 0.8 if is_chosen else share < 0.2
 
 
+def policy_of(drafter: Any) -> CapturedPolicy:
+    policy = CapturedPolicy(drafter, buffers(1))
+    policy.sources.is_current[:] = True
+    return policy
+
+
 def test_a_tree_that_waits_is_not_dropped_for_what_is_better_for_a_moment() -> None:
-    trees, rows = Trees(BOTH, StepShapes(BOTH.shapes), 1), np.array([0])
-    shapes, chain = [CHAINS[1], TREE], [CHAINS[1]]
+    policy, rows = policy_of(BOTH), np.array([0])
+    chain = DraftSource.CHAIN
 
-    def choose(chain: float) -> StepShape:
-        return trees.choose(rows, (shapes, [chain, 3.0], [1.0, 1.0]))[0][0]
+    def choose(rate: float) -> int:
+        return policy.sources.choose(
+            rows, {DraftSource.LOOKUP: 1.0, chain: rate, DraftSource.TREE: 3.0}
+        )
 
-    assert trees.launch(choose(2.0), rows) == TREE
-    assert choose(3.3) == TREE
+    assert choose(2.0) == DraftSource.TREE
+    assert policy.launch(TREE, rows) == TREE
+    assert choose(3.3) == DraftSource.TREE
     steps = 1
-    while choose(3.3) == TREE:
+    while choose(3.3) == DraftSource.TREE:
         steps += 1
     assert 3 < steps < 30
-    assert trees.launch(chain[0], rows) == StepShape(0, DraftSource.CHAIN)  # what waited is lost
-    assert choose(2.9) == chain[0]
-    assert trees.launch(chain[0], rows) == chain[0]
+    assert policy.launch(CHAINS[1], rows) == StepShape(0, chain)  # what waited is lost
+    assert choose(2.98) == chain
+    assert policy.launch(CHAINS[1], rows) == CHAINS[1]
 
 
 def test_a_merged_tree_is_not_checked_without_its_lookup_for_a_moment() -> None:
     """A match that is long in every second step makes the smaller tree look better in those."""
-    trees, rows = Trees(WITH_MERGED, StepShapes(WITH_MERGED.shapes), 1), np.array([0])
-    shapes = [TREE, MERGED]
+    policy, rows = policy_of(WITH_MERGED), np.array([0])
 
-    def choose(tree: float) -> StepShape:
-        (shape,) = trees.choose(rows, (shapes, [tree, 3.0], [1.0, 1.0]))[0]
-        return trees.launch(shape, rows)
+    def choose(tree: float) -> int:
+        rates = {DraftSource.LOOKUP: 1.0, DraftSource.TREE: tree, DraftSource.MERGED: 3.0}
+        source = policy.sources.choose(rows, rates)
+        policy.launch(StepShape(15, source), rows)
+        return source
 
-    assert choose(2.0) == MERGED
-    assert {choose(tree) for _ in range(20) for tree in (3.3, 2.6)} == {MERGED}
-    assert [choose(3.4) for _ in range(40)][-1] == TREE
+    assert choose(2.0) == DraftSource.MERGED
+    assert {choose(tree) for _ in range(20) for tree in (3.3, 2.6)} == {DraftSource.MERGED}
+    assert [choose(3.4) for _ in range(40)][-1] == DraftSource.TREE
 
 
 def test_what_lost_time_must_promise_more_until_that_is_a_small_share_of_all_time() -> None:
-    trials = Trials()
+    policy, rows = policy_of(LOOKUPS), np.arange(1)
+    three = StepShape(3)
+
+    def promise() -> float:
+        return policy._tokens(rows, 1)[three]
+
+    def step(shape: StepShape, num_tokens: float) -> None:
+        graph: Any = SimpleNamespace(
+            num_rows=1, num_nodes=shape.num_nodes, source=shape.source, extras=0
+        )
+        policy._count_lost(graph, num_tokens)
+
+    before = promise()
     for _ in range(40):
-        trials.used(8, -1.0)  # what it gained is not held in its favour for ever
-    assert trials.margin(8) == 0.0
+        step(three, 2.5)  # what it gained is not held in its favour for ever
+    assert promise() == before
     steps = 0
-    while not trials.margin(8):
-        trials.used(8, 1.0)
+    while promise() == before:
+        step(three, 0.1)
         steps += 1
     assert 10 < steps < 20
-    trials.used(8, 2.0)
-    assert trials.margin(8) > trials.margin(1) == 0.0
-    rests = 0
-    while trials.margin(8):
-        trials.unused(8)
-        rests += 1
-    assert 200 < rests < 1000
+    step(three, 0.1)
+    assert promise() < before
+    plain = 0
+    while promise() < before:
+        step(StepShape(0), 1.0)
+        plain += 1
+    assert 100 < plain < 1000

@@ -12,8 +12,7 @@ import torch
 
 from hunch import LLM, SamplingParams
 from hunch.draft import Draft, Rows, TargetStep
-from hunch.drafting.beside_steps import Flow
-from hunch.drafting.costs import CostCurve
+from hunch.drafting.costs import CostCurve, Flow
 from hunch.drafting.recycling import MAX_BYTES, RecyclingDrafter
 from hunch.errors import ConfigError
 from tiny_models import write_llama

@@ -174,7 +174,7 @@ def test_a_row_that_goes_on_otherwise_after_a_shared_block_is_captured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shared = world.prompts[2][:8]
-    with load(world.model, "eagle3") as llm:
+    with load(world.model, "eagle3", always_draft=True) as llm:
         llm.generate([[*shared, 11, 12]], GREEDY)
         drafts = Drafts(llm, monkeypatch)
         got = tokens(llm, [[*shared, 5, 6, 7]], GREEDY)
@@ -190,7 +190,7 @@ def test_rows_that_want_no_drafts_are_captured_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     off = replace(GREEDY, speculation=Speculation(mode="off"))
-    with load(world.model, "eagle3") as llm:
+    with load(world.model, "eagle3", always_draft=True) as llm:
         drafts = Drafts(llm, monkeypatch)
         assert tokens(llm, world.prompts, [off, GREEDY, off, off, off]) == world.plain["greedy"]
         assert len(drafts.by_host) == 1
@@ -287,10 +287,10 @@ def test_a_head_that_is_left_drafts_again_for_later_requests(world: World) -> No
         runner = llm.engine.runner
         assert isinstance(runner, Runner)
         assert runner.captured is not None
-        network_use = runner.captured.policy.network_use
+        sources = runner.captured.policy.sources
         for num_steps, is_asked in ((10_000, False), (3, False), (0, True)):
             before = _accepted(llm, "eagle3")
-            network_use._num_dropped_steps = num_steps
+            sources.dropped_steps = num_steps
             assert tokens(llm, world.prompts, PARAMS["greedy"]) == world.plain["greedy"]
             assert (_accepted(llm, "eagle3") > before) == is_asked
 

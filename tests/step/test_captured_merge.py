@@ -18,6 +18,7 @@ from captured_heads import GREEDY, PARAMS, SMALL, World, tokens
 from deep_models import write_deep, write_shallow
 from hunch import LLM
 from hunch.config import say_once
+from hunch.drafting.costs import Kind
 from hunch.drafting.merge_device import cuts_of, within
 from hunch.drafting.step_shapes import DraftSource, StepShape
 from hunch.drafting.with_lookups import TreeSize
@@ -143,12 +144,11 @@ def test_an_adaptive_merge_checks_what_pays(
         with LLM(str(model), speculate=speculate, **SMALL, max_num_seqs=1) as llm:
             steps, costs = steps_of(llm, monkeypatch), llm.engine.runner.captured.policy.costs
 
-            def seconds(
-                num_rows: int, shape: StepShape, is_target: bool = False, each: float = per_node
-            ) -> float:
-                return 1.0 + each * shape.num_nodes
+            def seconds(kind: Kind, each: float = per_node) -> float:
+                return 1.0 + each * kind[1].num_nodes
 
             monkeypatch.setattr(costs, "seconds", seconds)
+            monkeypatch.setattr(costs, "target", seconds)
             assert tokens(llm, PROMPTS, GREEDY) == plain["greedy"]
             sizes[per_node] = [shape.num_nodes for shape, _ in steps]
             monkeypatch.undo()

@@ -36,8 +36,8 @@ from hunch.drafting.base import (
 )
 from hunch.drafting.following import DeviceFollower
 from hunch.drafting.host_network import NetworkDrafts
-from hunch.drafting.host_policy import share_nodes
 from hunch.drafting.lookup import DeviceLookup, LookupDrafter
+from hunch.drafting.policy import share_nodes
 from hunch.drafting.preparing import METHODS as BESIDE
 from hunch.drafting.preparing import load_beside
 from hunch.drafting.trees import Node, side_by_side, to_draft

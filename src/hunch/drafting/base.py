@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
-from hunch.drafting.beside_steps import Flow
-from hunch.drafting.costs import CostCurve
+from hunch.drafting.costs import CostCurve, Flow
 from hunch.drafting.step_shapes import (
     DraftSource,
     StepShape,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from hunch.draft import Draft
 from hunch.drafting.base import DeviceDrafter, DrafterContext
-from hunch.drafting.host_policy import share_nodes
+from hunch.drafting.policy import share_nodes
 from hunch.drafting.token_chooser import Array, Feed, Level, TokenChooser, TreeShape
 from hunch.drafting.trees import Node, likeliest, to_draft
 from hunch.kernels.best_first import Growth, nodes_grown, trusted

@@ -1,132 +1,159 @@
 """The policy of captured steps: how many nodes the next one checks, and who drafts in it.
 
 All rows of a captured step check the same number of nodes, and the host chooses a step before it
-has read the result of the one before. `acceptance` estimates the tokens that a step gains, `costs`
-the seconds that it takes, and `goodput` chooses by both.
+has read the result of the one before.
+
+A comment such as (HOPE=0: a head 0.97) gives the worth of a rule: the mean speed without it over
+that with it, of a group that `tests/policy_figures.py NAME=VALUE --texts 1000` prints.
 
 Shape letters: R rows of the step.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
+from math import inf, log2
 from time import perf_counter
 
 import numpy as np
 
+from hunch.drafting.acceptance import (
+    NETWORK_PRIORS,
+    NEW_MATCH,
+    OWN_TEXT,
+    WITH_PHRASES,
+    AcceptanceEstimate,
+    gain_of_either,
+)
 from hunch.drafting.base import DeviceDrafter
-from hunch.drafting.beside_steps import Flow, HostTime, PromptLoad
-from hunch.drafting.costs import StepCosts, target_seconds
-from hunch.drafting.gains import SourceGains
-from hunch.drafting.goodput import OF_LOOKUPS, OF_NETWORKS, best_rate, gain_of_rows
-from hunch.drafting.held_choice import PAUSED, HeldChoice
-from hunch.drafting.network_use import NetworkUse, RowLengths, Trees
-from hunch.drafting.step_counts import StepCounts
-from hunch.drafting.step_shapes import SURE, CapturedStep, DraftSource, StepShape, StepShapes
-from hunch.drafting.trials import SourceTrials
+from hunch.drafting.costs import Flow, Kind, PromptLoad, StepCosts, kind_of, target_seconds
+from hunch.drafting.draft_source import Drafted, RowLengths, SourceChoice
+from hunch.drafting.policy import best_rate, gain_of_rows
+from hunch.drafting.step_shapes import (
+    SURE,
+    CapturedStep,
+    DraftSource,
+    StepCounts,
+    StepShape,
+    StepShapes,
+)
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 
-# From MANY rows on, a choice is kept for HELD steps, and the policy learns from one step in TAUGHT:
-# doing both in every step took a third of a small target's step (16 rows, 135M, H200), and the mean
-# of many rows changes slowly. The first FIRST_STEPS steps of requests that came together are all
-# chosen and learned from: else a source that does not pay would be tried for longer.
-MANY, HELD, TAUGHT, FIRST_STEPS = 16, 4, 3, 8
-LITTLE_HOPE = 0.05  # log-odds below which hope makes no difference
+# How much the mean gain of a step's rows counts beyond the gain of the row with the least: of
+# lookups and of networks for requests that came together, and while requests keep coming; and the
+# most tokens beyond the least that count for requests that came together. The least gain of a
+# network's rows is less certain. (All 1, the mean alone: together 0.98, at worst 0.79; late host
+# 0.98.)
+OF_LOOKUPS, OF_NETWORKS, FLOWING, MAX_MORE = 0.2, 0.35, 0.5, 1.0
+SURE_MATCH = log2(1 + SURE)  # see `_add_sure` (SURE_MATCH=99: open load 0.99, at worst 0.84)
+LOOKUP_RATE, NETWORK_RATE = 0.04, 0.06  # at which the estimates learn
+HOPE = 0.8  # log-odds added for a network that was not tried yet (HOPE=0: a head 0.97)
+
+# From MANY rows on, the policy chooses and learns in one step of EVERY: doing both in every step
+# took a third of a small target's step (16 rows, 135M, H200), and the mean of many rows changes
+# slowly. The first FIRST_STEPS steps of requests that came together are all chosen and learned
+# from: else a source that does not pay would be tried for longer.
+MANY, EVERY, FIRST_STEPS = 16, 4, 8
+
+# A source that lost time against plain decoding must promise PER_STEP_LOST more for each step lost
+# (PER_STEP_LOST=0: a head 0.98, at worst 0.92).
+# In plain steps: the loss that is forgotten in a step without the source, and the largest gain
+# that is remembered.
+PER_STEP_LOST, REPAID, MOST_GAINED = 0.2, 0.005, 16.0
 
 
 class CapturedPolicy:
     """Chooses the shapes of captured steps, and learns from their results."""
 
     def __init__(
-        self,
-        drafter: DeviceDrafter | None,
-        rows: RowLengths,
-        *,
-        is_measured: bool = True,
+        self, drafter: DeviceDrafter | None, rows: RowLengths, *, is_measured: bool = True
     ) -> None:
         num_rows = len(rows.known)
         self.drafter, self.rows = drafter, rows
-        self.shapes = StepShapes(
-            (StepShape(0),) if drafter is None else drafter.shapes,
-            can_pause=drafter is None or not drafter.writes_kv(DraftSource.NOBODY),
-        )
-        # Costs of steps whose rows ask for nothing but tokens, and of others by what they ask for.
+        self.shapes = shapes = StepShapes((StepShape(0),) if drafter is None else drafter.shapes)
         self.costs = StepCosts(is_measured=is_measured)
-        self._other_costs: dict[int, StepCosts] = {}
         self.margin = 0.0 if drafter is None else drafter.margin
-        self.gains = SourceGains(drafter, self.shapes, num_rows)
-        self.lookup, self.network = self.gains.lookup, self.gains.network
-        self.network_use = NetworkUse(drafter, self.shapes, rows)
+        beside = [drafter.num_beside(s.source, s.num_nodes) for s in shapes.all] if drafter else []
+        prior = WITH_PHRASES if drafter is not None and drafter.is_guided else OWN_TEXT
+        self.lookup = AcceptanceEstimate(
+            num_rows,
+            {DraftSource.LOOKUP: prior.chances},
+            rate=LOOKUP_RATE,
+            num_levels=shapes.max_looked_up or max(beside, default=0) or 1,
+            by_match=prior.by_match,
+        )
+        self.network = AcceptanceEstimate(
+            num_rows,
+            {source: NETWORK_PRIORS[source] for source in shapes.network_sources},
+            rate=NETWORK_RATE,
+            hope=HOPE,
+            num_levels={s: self._levels(s, shapes.largest(s)) for s in shapes.network_sources},
+        )
+        self.sources = SourceChoice(drafter, shapes, rows)
+        self.drafted = [Drafted()] * num_rows  # the same, once received
         self.guesses: list[list[int]] = [[]] * num_rows  # of lookups, to be compared with tokens
-        self.trees = Trees(drafter, self.shapes, num_rows)
-        self.drafted = [(0, 0)] * num_rows  # source and match of the waiting draft,
-        self.drafted_in = [0] * num_rows  # and how many nodes the step checked that drafted it
         # Whether a row's request names a network or a lookup; None: it names neither.
         self.by_network: list[bool | None] = [None] * num_rows
-        self.flow = Flow(num_rows)
-        self.load = PromptLoad()
-        self._host: defaultdict[int, HostTime] = defaultdict(HostTime)  # by what rows ask for
-        self.trials = SourceTrials(self.network_use)
+        self.flow, self.load = Flow(num_rows), PromptLoad()
         self.counts = StepCounts()
-        self._num_learned = self._num_tokens = 0  # rows and tokens of the last result
-        self.held = HeldChoice()
+        self._lost: dict[tuple[int, bool], float] = {}  # plain steps, by rows and is_network
+        self._num_tokens = 0  # of the last result
         self._num_steps = 0  # with guesses, since requests came while none were running
+        self._held: tuple[tuple[int, int, bool], StepShape] | None = None  # for which rows, and
+        self._num_held = 0  # the steps that may still take it
 
     def drafts_at(self, num_rows: int) -> bool:
         """Whether steps of this many rows run the drafter, to draft or to keep up its KV."""
         writes_kv = self.drafter is not None and self.drafter.writes_kv(0)
         return self.shapes.checks_at(num_rows) or writes_kv
 
+    def _levels(self, source: int, num_nodes: int) -> int:
+        """Levels that a network drafts in a step that checks `num_nodes` nodes."""
+        assert self.drafter is not None
+        return self.drafter.levels(source, num_nodes)
+
+    def _is_speculative(self, shape: StepShape) -> bool:
+        """Whether a step does more than plain decoding."""
+        return shape.num_nodes > 0 or self.sources.is_network(shape.source)
+
     # --- before a step ----------------------------------------------------------------------------
 
     def start(self, ids: list[int]) -> None:
         """Requests came into these rows at the same time."""
         is_first = self.flow.start(ids, self.rows.requests)
-        if is_first:
-            self.held.clear()
-            self._num_steps = 0
-        self.network_use.start(ids, is_first=is_first)
+        if is_first:  # no others are running
+            self._num_held = self._num_steps = 0
+        self.sources.start(ids, is_first=is_first)
         self.lookup.start(ids)
         self.network.start(ids)
-        self.trees.start(ids, is_first=is_first)
         self._clear_guesses(ids)
 
     def _clear_guesses(self, ids: list[int]) -> None:
         """No guesses were made for these rows."""
         for row in ids:
-            self.guesses[row], self.drafted[row] = [], (0, 0)
+            self.guesses[row], self.drafted[row] = [], Drafted()
         self.lookup.clear_match(ids)
-
-    def costs_of(self, extras: int) -> StepCosts:
-        """The costs of steps whose rows ask for these extras."""
-        if not extras:
-            return self.costs
-        if extras not in self._other_costs:
-            costs = self.costs
-            self._other_costs[extras] = StepCosts(is_measured=costs.is_measured, free=costs)
-        return self._other_costs[extras]
 
     def choose(self, row_R: np.ndarray, *, extras: int = 0) -> StepShape:
         """The shape of the next step: the one with the most expected tokens per second."""
-        num_rows = 1 << (len(row_R) - 1).bit_length()
-        shape = self._next(row_R, num_rows, extras)
-        if len(self.shapes.at(num_rows)) > 1:
-            self.held.take(shape, can_pause=self.shapes.can_pause(num_rows))
+        shape = self._next(row_R, extras)
+        self._num_held -= 1
         return shape
 
-    def _next(self, row_R: np.ndarray, num_rows: int, extras: int = 0) -> StepShape:
-        """The only shape of such a step, a pause, the shape held for these rows, or the best."""
+    def _next(self, row_R: np.ndarray, extras: int = 0) -> StepShape:
+        """The only shape of such a step, the shape held for these rows, or the best.
+
+        A choice may be made ahead, while the device is busy, for the step that takes it later.
+        """
+        num_rows = 1 << (len(row_R) - 1).bit_length()
         shapes = self.shapes.at(num_rows)
         if len(shapes) == 1:
             return shapes[0]
-        if self.held.num_pause and self.shapes.can_pause(num_rows):
-            return PAUSED
-        rows = num_rows, extras, int(self.network_use.is_current[row_R].all())
-        shape = self.held.of(rows)
-        if shape is None:
-            shape = self._best(row_R, num_rows, extras)
-            self.held.hold(rows, shape, HELD if self._skips_steps(len(row_R)) else 1)
+        rows = num_rows, extras, bool(self.sources.is_current[row_R].all())
+        if self._num_held > 0 and self._held is not None and self._held[0] == rows:
+            return self._held[1]
+        shape = self._best(row_R, num_rows, extras)
+        self._held, self._num_held = (rows, shape), EVERY if self._skips_steps(len(row_R)) else 1
         return shape
 
     def _skips_steps(self, num_rows: int) -> bool:
@@ -134,90 +161,107 @@ class CapturedPolicy:
         return num_rows >= MANY and self._num_steps > FIRST_STEPS
 
     def _best(self, row_R: np.ndarray, num_rows: int, extras: int) -> StepShape:
-        shapes = self.shapes.at(num_rows)
-        tokens, costs = self._tokens(row_R, num_rows), self.costs_of(extras)
-        seconds = [self._seconds(extras, num_rows, len(row_R), shape) for shape in shapes]
-        if self.network.priors:
-            tokens = self._without_unnamed(row_R, shapes, tokens)
-        if costs.is_measured and not shapes[0].num_nodes:
-            tokens = self.trials.discounted(num_rows, shapes, tokens, seconds)
-        if self.network_use.can_catch_up or self.network_use.can_drop:
-            shapes, tokens, seconds = self.network_use.choose(
-                row_R, shapes, tokens, seconds, is_flowing=self.flow.is_on
-            )
-        if self.trees.sources:
-            shapes, tokens, seconds = self.trees.choose(row_R, (list(shapes), tokens, seconds))
-        shape = shapes[best_rate(tokens, seconds, self.margin * (shapes[0].num_nodes == 0))]
-        if shape.source > 0 and self.network.hope_left(len(row_R)) > LITTLE_HOPE:
-            shape = self._best_without_hope(
-                row_R, num_rows, dict(zip(shapes, seconds, strict=True))
-            )
-        return shape
+        tokens = self._tokens(row_R, num_rows)
+        seconds = {shape: self._seconds((num_rows, shape, extras)) for shape in tokens}
+        best, rates = dict[int, StepShape](), dict[int, float]()  # by source
+        for source in {shape.source for shape in tokens}:
+            some = [shape for shape in tokens if shape.source == source]
+            best[source] = shape = some[
+                best_rate([tokens[one] for one in some], [seconds[one] for one in some])
+            ]
+            rates[source] = tokens[shape] / seconds[shape]
+        return best[self.sources.choose(row_R, rates)]
 
-    def _best_without_hope(
-        self, row_R: np.ndarray, num_rows: int, seconds: dict[StepShape, float]
-    ) -> StepShape:
-        """The network's best shape: hope decides that the network drafts, not how much."""
-        tokens = self._tokens(row_R, num_rows, is_hopeful=False)
-        pairs = zip(self.shapes.at(num_rows), tokens, strict=True)
-        some = [(one, gain) for one, gain in pairs if one.source > 0 and one.num_nodes]
-        return max((gain / seconds[one], one) for one, gain in some if one in seconds)[1]
+    def _seconds(self, kind: Kind) -> float:
+        """Seconds from one step to the next, with the prompts beside them."""
+        seconds = self.costs.seconds(kind)
+        return self.load.with_reading(seconds) if self.costs.is_measured else seconds
 
-    def _seconds(self, extras: int, num_rows: int, num_here: int, shape: StepShape) -> float:
-        """Seconds from one step to the next, with prompts and the host's work."""
-        costs = self.costs_of(extras)
-        seconds = costs.seconds(num_rows, shape)
-        if not costs.is_measured:
-            return seconds
-        return self.load.with_reading(max(seconds, self._host[extras].seconds(num_here, shape)))
-
-    def _tokens(self, row_R: np.ndarray, num_rows: int, *, is_hopeful: bool = True) -> list[float]:
-        """Expected tokens of a row in a step of each shape."""
-        ids, is_flowing = row_R.tolist(), self.flow.is_on
-        by_shape: dict[tuple[int, int], float] = {}
+    def _tokens(self, row_R: np.ndarray, num_rows: int) -> dict[StepShape, float]:
+        """Expected tokens of a row in steps of each shape, with all that makes them count for
+        more or less."""
+        ids = row_R.tolist()
+        tokens: dict[StepShape, float] = {}
         for source, sizes in self.shapes.sizes_at(num_rows).items():
-            gains = self.gains.of_rows(
-                ids, sizes, source, is_doubtful=not is_flowing, is_hopeful=is_hopeful
-            )
-            weights = OF_NETWORKS if source > 0 else OF_LOOKUPS
-            for size, some in zip(sizes, zip(*gains, strict=True), strict=True):
-                by_shape[size, source] = 1.0 + gain_of_rows(some, weights, is_flowing=is_flowing)
-        return [by_shape.get(shape, 1.0) for shape in self.shapes.at(num_rows)]
+            gains = zip(*self._gains(ids, sizes, source), strict=True)
+            weight = OF_NETWORKS if source > 0 else OF_LOOKUPS
+            weight = FLOWING if self.flow.is_on else weight
+            most = inf if self.flow.is_on else MAX_MORE
+            for size, some in zip(sizes, gains, strict=True):
+                tokens[StepShape(size, source)] = 1.0 + gain_of_rows(some, weight, most)
+        named = {self.by_network[row] for row in ids} if self.network.priors else {None}
+        only = named.pop() if len(named) == 1 else None  # what all requests name
+        counted = {}
+        for shape in self.shapes.at(num_rows):
+            gain = tokens.get(shape, 1.0 + self.margin)
+            if only is not None and (shape.source > 0) != only:
+                gain = 1.0
+            if self._is_speculative(shape) and self.costs.is_measured:
+                lost = self._lost.get((num_rows, self.sources.is_network(shape.source)), 0.0)
+                gain /= 1.0 + PER_STEP_LOST * max(lost, 0.0)
+            counted[shape] = gain
+        return counted
 
-    def _without_unnamed(
-        self, row_R: np.ndarray, shapes: Sequence[StepShape], tokens: list[float]
-    ) -> list[float]:
-        """If all requests name a network, or all a lookup: no tokens for the other."""
-        named = {self.by_network[row] for row in row_R.tolist()}
-        if len(named) > 1 or None in named:
-            return tokens
-        (by_network,) = named
-        pairs = zip(shapes, tokens, strict=True)
-        return [gain if (shape.source > 0) == by_network else 1.0 for shape, gain in pairs]
+    def _gains(
+        self, ids: list[int], sizes: tuple[int, ...], source: int
+    ) -> list[tuple[float, ...]]:
+        """Expected tokens of each row, for each number of nodes in `sizes`."""
+        if source <= 0:
+            return self.lookup.gains(ids, sizes)
+        levels = tuple([self._levels(source, size) for size in sizes])
+        if source != DraftSource.MERGED:
+            gains = self.network.gains(ids, levels, source)
+            if self.shapes.has_lookup:
+                self._add_sure(ids, sizes, gains)
+            return gains
+        hope, match = self.network.hope_left(len(ids)), self.lookup.match
+        right = self.network.calibration(source)
+        return [
+            tuple([right * self._gain_of_both(row, match[row], size, hope) for size in sizes])
+            for row in ids
+        ]
+
+    def _gain_of_both(self, row: int, match: float, num_nodes: int, hope: float = 0.0) -> float:
+        """Expected tokens of a network's tree with a lookup's guesses beside it."""
+        assert self.drafter is not None
+        source, most = DraftSource.MERGED, self.lookup.num_levels[DraftSource.LOOKUP]
+        return gain_of_either(
+            self.network.odds(row, source, NEW_MATCH, hope),
+            self._levels(source, num_nodes),
+            self.lookup.odds(row, DraftSource.LOOKUP, match),
+            min(self.drafter.num_beside(source, num_nodes), most),
+        )
+
+    def _add_sure(
+        self, ids: list[int], sizes: tuple[int, ...], gains: list[tuple[float, ...]]
+    ) -> None:
+        """In steps of a network, rows with a long match check the lookup's guesses; where the first
+        of them is wrong, the match has ended and the network's count."""
+        sure = [place for place, row in enumerate(ids) if self.lookup.match[row] >= SURE_MATCH]
+        looked = self.lookup.gains([ids[place] for place in sure], (1, *sizes))
+        for place, (first, *found) in zip(sure, looked, strict=True):
+            pairs = zip(found, gains[place], strict=True)
+            gains[place] = tuple([gain + (1.0 - first) * own for gain, own in pairs])
 
     def is_ready(self, shape: StepShape, row_R: np.ndarray) -> bool:
         """Whether a step of these rows can have this shape without catching up first."""
-        is_ready = self.network_use.is_ready(shape, row_R)
+        is_ready = self.sources.is_ready(shape, row_R)
         self.counts.num_changes += not is_ready
         return is_ready
 
     def launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
         """A step of this shape is launched; returns the shape without nodes if it drops trees."""
-        if self.drafter is None or not self.network.priors:
-            return shape
-        shape = self.trees.launch(shape, row_R)
-        self.network_use.launch(shape, row_R)
-        return shape
+        return self.sources.launch(shape, row_R) if self.network.priors else shape
 
     def expect(self, ids: list[int], running: Sequence[int]) -> None:
         """Choose now for a step of the `running` rows and these, whose prompts are being read.
 
         The host has time for it while the device reads them, and none after that.
         """
-        if self.network_use.can_catch_up:
-            was_current = self.network_use.is_current[ids]
+        if self.sources.can_catch_up:
+            was_current = self.sources.is_current[ids]
             self._next_source(ids, running)
-            self.network_use.is_current[ids] = was_current
+            self.sources.is_current[ids] = was_current
 
     def catch_up(
         self, ids: list[int], run: Callable[[list[int]], None], running: Collection[int] = ()
@@ -234,21 +278,18 @@ class CapturedPolicy:
             run(ids)
             self.counts.num_read += len(ids)
             self.counts.read_seconds += perf_counter() - began
-        self.network_use.is_current[ids] = self.rows.computed[-1, ids] >= self.rows.known[ids]
+        self.sources.is_current[ids] = self.rows.computed[-1, ids] >= self.rows.known[ids]
 
     def _next_source(self, ids: list[int], running: Collection[int]) -> int:
         """Who drafts in the next step of these rows, if the network has caught up on `ids`."""
-        row_R = np.array(sorted({*ids, *running}))
-        self.network_use.is_current[ids] = True
-        return self._next(row_R, 1 << (len(row_R) - 1).bit_length()).source
+        self.sources.is_current[ids] = True
+        return self._next(np.array(sorted({*ids, *running}))).source
 
     # --- after a step -----------------------------------------------------------------------------
 
     def captured(self, graph: CapturedStep) -> bool:
         """A step was captured and timed; True: that is new."""
-        shape = StepShape(graph.num_nodes, graph.source)
-        costs = self.costs_of(graph.extras)
-        return costs.capture(graph.num_rows, shape, graph.seconds, graph.draft_seconds)
+        return self.costs.capture(kind_of(graph), graph.seconds, graph.draft_seconds)
 
     def timed(
         self,
@@ -264,22 +305,15 @@ class CapturedPolicy:
         """
         if self.drafter is None:  # all steps are plain: there is nothing to choose
             return seconds, seconds
-        num_rows, shape = graph.num_rows, StepShape(graph.num_nodes, graph.source)
-        target = target_seconds(seconds, graph.draft_seconds)
-        costs = self.costs_of(graph.extras)
-        own = None if since is None else max(since - reading, 0.0)
-        late = 0.0 if own is None else max(own - seconds, 0.0)
-        self.counts.step(num_rows, shape, self._num_tokens, seconds, late)
+        kind, costs = kind_of(graph), self.costs
+        late = 0.0 if since is None else max(since - reading - seconds, 0.0)
+        self.counts.shapes[kind[:2]].add(self._num_tokens, seconds, late)
         self.counts.prompt_seconds += reading
         if seconds > 0.0:
+            costs.record(kind, seconds, late)
             self.load.record(since or seconds + reading, reading)
-            costs.record(num_rows, shape, seconds, own)
-            if own is not None:
-                self._host[graph.extras].record(
-                    self._num_learned, shape, own, seconds, has_waited=reading > 0.0
-                )
-        plain = costs.seconds(num_rows, StepShape(0), is_target=True)
-        share = plain / costs.seconds(num_rows, shape, is_target=True)
+        target = target_seconds(seconds, graph.draft_seconds)
+        share = costs.target((graph.num_rows, StepShape(0), graph.extras)) / costs.target(kind)
         return target, target * min(share, 1.0)
 
     def learn(
@@ -288,7 +322,7 @@ class CapturedPolicy:
         """Learn from a step's result, a line per row; returns who drafted what it checked."""
         assert self.drafter is not None
         ids: list[int] = row_R.tolist()
-        self._num_learned, self._num_tokens = len(ids), sum([line[TOKENS] for line in lines])
+        self._num_tokens = sum([line[TOKENS] for line in lines])
         self.flow.step(row_R)
         can_guess = graph.source != DraftSource.NOBODY and self.shapes.checks_at(graph.num_rows)
         if not (graph.num_nodes or can_guess):
@@ -296,85 +330,68 @@ class CapturedPolicy:
             return None
         drafted_by = None
         if graph.num_nodes:
-            drafted_by = [self.drafter.drafted_by(*self.drafted[row]) for row in ids]
+            drafted_by = [self.drafter.drafted_by(*self.drafted[row][:2]) for row in ids]
         self._num_steps += 1
-        if self._skips_steps(len(ids)) and self._num_steps % TAUGHT:
-            self._note(ids, lines, graph)
-            return drafted_by
-        runs = self._learn_lookup(ids, lines, graph.num_nodes) if self.shapes.has_lookup else []
-        if self.costs_of(graph.extras).is_measured:
-            self._try([line[TOKENS] for line in lines], runs, graph)
-        if self.network.priors:
-            self._learn_network(ids, lines, runs, graph)
-        return drafted_by
-
-    def _note(self, ids: list[int], lines: list[list[int]], graph: CapturedStep) -> None:
-        """Keep the new guesses of a step that is not learned from."""
-        first = FIRST + graph.num_nodes + 1
-        end = first + self.shapes.max_nodes
+        is_learned = not (self._skips_steps(len(ids)) and self._num_steps % EVERY)
+        if is_learned:
+            self._count_lost(graph, self._num_tokens / len(ids))
+        weight, guesses_at = 1.0 / len(ids), FIRST + graph.num_nodes + 1
         for row, line in zip(ids, lines, strict=True):
             if self.shapes.has_lookup:
+                if is_learned:
+                    self._learn_lookup(row, line, weight, graph.num_nodes)
                 self.lookup.note_match(row, line[MATCHED])
-                self.guesses[row] = line[first:end]
+                self.guesses[row] = line[guesses_at : guesses_at + self.shapes.max_nodes]
             if self.network.priors:
-                self._note_draft(row, line, graph)
+                if is_learned:
+                    self._learn_network(row, line, weight, graph.num_nodes)
+                self.drafted[row] = Drafted(graph.source, line[MATCHED], graph.num_nodes)
+        if is_learned and graph.source <= 0:
+            self.network.fade(ids)
+        return drafted_by
 
-    def _note_draft(self, row: int, line: list[int], graph: CapturedStep) -> None:
-        """Remember who made the row's new draft."""
-        self.drafted[row], self.drafted_in[row] = (graph.source, line[MATCHED]), graph.num_nodes
+    def _count_lost(self, graph: CapturedStep, num_tokens: float) -> None:
+        """Count the plain steps that a step's source lost, with so many tokens per row."""
+        kind = kind_of(graph)
+        num_rows, shape, extras = kind
+        for is_network in (False, True):
+            key = num_rows, is_network
+            lost = self._lost.get(key, 0.0)
+            if self._is_speculative(shape) and self.sources.is_network(shape.source) == is_network:
+                plain = self._seconds((num_rows, self.shapes.all[0], extras))
+                more = self._seconds(kind) / plain - num_tokens
+                self._lost[key] = max(lost + more, -MOST_GAINED)
+                self.counts.lost_steps["network" if is_network else "lookup"] += more
+            elif lost > 0.0:
+                self._lost[key] = max(lost - REPAID, 0.0)
 
-    def _try(self, tokens: list[int], runs: list[int], graph: CapturedStep) -> None:
-        """Count what the step lost or gained against the best choice without its source."""
-        num_rows, shape = graph.num_rows, StepShape(graph.num_nodes, graph.source)
-        if not self.trials.is_speculative(shape):
-            self.trials.plain_step(num_rows)
-            return
-        steps = (shape, StepShape(0), self.trials.instead)
-        seconds = [self._seconds(graph.extras, num_rows, len(tokens), one) for one in steps]
-        by_network = self.network_use.is_network(shape)
-        lost = self.trials.learn(num_rows, shape, seconds, tokens, runs or [0] * len(tokens))
-        self.counts.lost["network" if by_network else "lookup"] += lost
+    def _learn_lookup(self, row: int, line: list[int], weight: float, num_nodes: int) -> None:
+        """Learn from a row's guesses, checked or not."""
+        run, guesses = 0, self.guesses[row]
+        most = min(line[TOKENS], len(guesses))
+        while run < most and guesses[run] == line[FIRST + run]:
+            run += 1
+        lookup, source = self.lookup, DraftSource.LOOKUP
+        if num_nodes and self.drafted[row].source <= 0 and most:
+            expected = lookup.gain(row, source, lookup.before[row], num_nodes)
+            lookup.calibrate(source, expected, min(run, num_nodes), weight)
+        lookup.learn(row, run, run + (run < most), weight=weight)
 
-    def _learn_lookup(self, ids: list[int], lines: list[list[int]], num_nodes: int) -> list[int]:
-        """Learn from all guesses, checked or not; returns how many of each row's were right."""
-        lookup, weight, runs = self.lookup, 1.0 / len(ids), list[int]()
-        guesses_at, num_guesses = FIRST + num_nodes + 1, self.shapes.max_nodes
-        for row, line in zip(ids, lines, strict=True):
-            run, guesses = 0, self.guesses[row]
-            most = min(line[TOKENS], len(guesses))
-            while run < most and guesses[run] == line[FIRST + run]:
-                run += 1
-            checked = num_nodes if self.drafted[row][0] <= 0 else 0
-            lookup.learn(row, run, run + (run < most), weight=weight, num_checked=checked)
-            lookup.note_match(row, line[MATCHED])
-            self.guesses[row] = line[guesses_at : guesses_at + num_guesses]
-            runs.append(run)
-        return runs
-
-    def _learn_network(
-        self, ids: list[int], lines: list[list[int]], runs: list[int], graph: CapturedStep
-    ) -> None:
+    def _learn_network(self, row: int, line: list[int], weight: float, num_nodes: int) -> None:
         """Learn from the network's guesses that were checked."""
-        assert self.drafter is not None
-        network, weight = self.network, 1.0 / len(ids)
-        for place, (row, line) in enumerate(zip(ids, lines, strict=True)):
-            (source, matched), run = self.drafted[row], line[TOKENS] - 1
-            made = self.drafted_in[row]
-            # If the row ended, it is not known what would have come next.
-            is_missed = not line[REASON] and run < graph.num_nodes
-            checked = graph.num_nodes if is_missed or run == graph.num_nodes else 0
-            if line[CHECKED] <= 0 or source <= 0:
-                pass
-            elif source == DraftSource.MERGED:
-                if checked:
-                    expected = self.gains.of_both(row, self.lookup.before[row], made)
-                    network.calibrate(source, expected, run, weight)
-                levels, is_most = self.gains.levels(source, made), runs[place] >= run
-                seen = run + is_missed
-                network.learn(row, run, seen, source, weight, is_most=is_most, num_levels=levels)
-            elif not (runs and matched >= SURE):
-                levels, seen = self.gains.levels(source, made), run + is_missed
-                network.learn(row, run, seen, source, weight, checked, num_levels=levels)
-            self._note_draft(row, line, graph)
-        if graph.source <= 0:
-            network.fade(ids)
+        source, matched, made_in = self.drafted[row]
+        if line[CHECKED] <= 0 or source <= 0:
+            return
+        if source != DraftSource.MERGED and self.shapes.has_lookup and matched >= SURE:
+            return  # a lookup made the draft
+        run = line[TOKENS] - 1
+        # If the row ended, it is not known what would have come next.
+        is_missed = not line[REASON] and run < num_nodes
+        levels, network = self._levels(source, made_in), self.network
+        if is_missed or run == num_nodes:
+            if source == DraftSource.MERGED:
+                gain = self._gain_of_both(row, self.lookup.before[row], made_in)
+            else:
+                gain = network.gain(row, source, NEW_MATCH, min(num_nodes, levels))
+            network.calibrate(source, gain, run, weight)
+        network.learn(row, run, run + is_missed, source, weight, levels)

@@ -1,20 +1,26 @@
-"""The seconds that passes and captured steps take, learned from those that were run."""
+"""The seconds that passes and captured steps take, and whether requests keep coming."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 from itertools import accumulate
 from math import exp, log
 
-from hunch.drafting.step_shapes import StepShape
+import numpy as np
+
+from hunch.drafting.step_shapes import CapturedStep, StepShape
+from hunch.types import Request
 
 WINDOW = 15  # passes remembered per size
 MAX_SINGLE = 16  # sizes up to this are remembered one by one
 COMMON, OWN = 0.1, 0.1  # shares of an error by which all shapes are corrected, and the shape itself
-FADE = 0.001  # share of its own correction that an unused shape loses with each step
+OWN_FADE = 0.001  # share of its own correction that an unused shape loses with each step
 MAX_SURPRISE = 0.3  # largest error that counts, as a logarithm: a pause is no cost
 MAX_LATE = 0.5  # share of a step's seconds that counts at most as waiting for the host
+LOAD_RATE, READING_RATE = 0.02, 0.1  # weights of the newest step, and of the newest pass
+MAX_LOAD = 0.9  # the largest share of time that prompts are taken to use
 TOKEN, FIXED_TOKEN, FIXED_LEVEL = 0.05, 0.01, 0.1  # assumed costs, in passes over one token
 
 
@@ -98,121 +104,101 @@ class FixedCurve(CostCurve):
         pass
 
 
+Kind = tuple[int, StepShape, int]  # of a captured step: its rows, its shape, what its rows ask for
+
+
 class StepCosts:
-    """Seconds of captured steps, drafting included, by rows and shape.
+    """Seconds of captured steps, drafting included.
 
     Steps are timed when they are captured, over short texts; over longer texts they take longer. By
-    how much is learned from the shapes in use and applied to all, so that they stay comparable.
-    Beside that, each shape in use has a correction of its own, which includes the time that the
-    device waits for the host. If a capture was disturbed and timed above the next larger shape, its
-    shape would never be used and so never be corrected: it is put on the line between its
-    neighbours. Shapes that were not captured are estimated from a curve by packed tokens.
+    how much is learned from the kinds in use and applied to all, so that they stay comparable.
+    Beside that, each kind in use has a correction of its own, which includes the time that the
+    device waits for the host. What was not captured is read off a curve by packed tokens.
 
-    Steps whose rows ask for more than tokens (rules, masks, scores) have costs of their own; `free`
-    are those of steps without. Such steps are captured when they are first needed. Until then a
-    shape is assumed to take as long as a free one, and as much more per packed token as the known
-    ones do.
+    Steps whose rows ask for more than tokens (rules, masks, scores) are captured when they are
+    first needed. Until then one is assumed to take as long as a step without, and as much more per
+    packed token as the known ones do.
     """
 
-    def __init__(
-        self,
-        *,
-        is_measured: bool = True,
-        free: StepCosts | None = None,
-    ) -> None:
-        self.free = free
-        self.curve = CostCurve() if is_measured else FixedCurve(FIXED_TOKEN)
+    def __init__(self, *, is_measured: bool = True) -> None:
         self.is_measured = is_measured
-        self._captured: dict[tuple[int, StepShape], float] = {}  # the target's part
-        self._drafting: dict[tuple[int, StepShape], float] = {}
-        self._common: float | None = None  # correction of all shapes, as a logarithm
-        self._own: dict[tuple[int, StepShape], float] = {}
-        self._num_timed: dict[tuple[int, StepShape], int] = {}
-        self._more: float | None = None  # seconds per packed token more than a free step
+        self.curve = CostCurve() if is_measured else FixedCurve(FIXED_TOKEN)
+        self._captured: dict[Kind, float] = {}  # the target's part
+        self._drafting: dict[Kind, float] = {}
+        self._common: dict[int, float] = {}  # corrections as logarithms, by what rows ask for
+        self._own: dict[Kind, float] = {}
+        self._more: dict[int, float] = {}  # seconds per packed token more than a step without
 
-    def capture(
-        self, num_rows: int, shape: StepShape, seconds: float, draft_seconds: float = 0.0
-    ) -> bool:
+    def capture(self, kind: Kind, seconds: float, draft_seconds: float = 0.0) -> bool:
         """A step was timed when it was captured; True: for the first time, which counts."""
-        key = num_rows, shape
-        if key in self._drafting or not self.is_measured:
+        if kind in self._drafting or not self.is_measured:
             return False
-        self._drafting[key] = draft_seconds
+        self._drafting[kind] = draft_seconds
         if seconds > 0.0:
-            self._captured[key] = target_seconds(seconds, draft_seconds)
-            self._compare(key, self._captured[key])
-            self.curve.record(num_rows * (1 + shape.num_nodes), self._captured[key])
-            self._straighten(num_rows, shape.source)
+            self._captured[kind] = target = target_seconds(seconds, draft_seconds)
+            self._learn(kind, target)
         return True
 
-    def _compare(self, key: tuple[int, StepShape], target: float) -> None:
-        """Learn how much longer such a step takes than a free one, per packed token."""
-        if self.free is None:
+    def _learn(self, kind: Kind, target: float) -> None:
+        num_rows, shape, extras = kind
+        num_tokens = num_rows * (1 + shape.num_nodes)
+        if not extras:
+            self.curve.record(num_tokens, target)
             return
-        num_rows, shape = key
-        more = target - self.free.seconds(num_rows, shape, is_target=True)
-        more = max(more, 0.0) / (num_rows * (1 + shape.num_nodes))
-        self._more = more if self._more is None else self._more + OWN * (more - self._more)
+        more = max(target - self.target((num_rows, shape, 0)), 0.0) / num_tokens
+        before = self._more.get(extras, more)
+        self._more[extras] = before + OWN * (more - before)
 
-    def _straighten(self, num_rows: int, source: int) -> None:
-        captured = self._captured
-        shapes = sorted(
-            shape for rows, shape in captured if rows == num_rows and shape.source == source
-        )
-        for low, shape, high in zip(shapes, shapes[1:], shapes[2:], strict=False):
-            least, most = captured[num_rows, low], captured[num_rows, high]
-            if captured[num_rows, shape] > most:
-                share = (shape.num_nodes - low.num_nodes) / (high.num_nodes - low.num_nodes)
-                captured[num_rows, shape] = least + share * (most - least)
-
-    def record(
-        self, num_rows: int, shape: StepShape, seconds: float, since: float | None = None
-    ) -> None:
-        """A step took `seconds` on the device, and `since` seconds since the last result."""
-        key = num_rows, shape
-        late = 0.0 if since is None else min(max(since - seconds, 0.0), MAX_LATE * seconds)
-        target = target_seconds(seconds, self._drafting.get(key, 0.0)) + late
-        self.curve.record(num_rows * (1 + shape.num_nodes), target)
-        if key not in self._captured:
+    def record(self, kind: Kind, seconds: float, late: float = 0.0) -> None:
+        """A step took `seconds` of the device, which then waited `late` seconds for the host."""
+        if not self.is_measured:
             return
-        self._compare(key, target)
-        ratio = log(target / self._captured[key])
-        if self._common is None:
-            self._common = ratio
-        own = self._own.get(key, 0.0)
-        surprise, part = ratio - self._common - own, OWN
-        if self.free is not None:  # its capture did not include the host's work for masks
-            self._num_timed[key] = count = self._num_timed.get(key, 0) + 1
-            part = max(OWN, 1.0 / count)
-        if part < 0.5:
-            surprise = min(surprise, MAX_SURPRISE)
-        self._common += COMMON * surprise
+        late = min(late, MAX_LATE * seconds)
+        target = target_seconds(seconds, self._drafting.get(kind, 0.0)) + late
+        self._learn(kind, target)
+        if kind not in self._captured:
+            return
+        extras, ratio = kind[2], log(target / self._captured[kind])
+        common = self._common.setdefault(extras, ratio)
+        # The capture of a step with masks did not include the host's work for them.
+        is_new = extras > 0 and kind not in self._own
+        surprise = ratio - common - self._own.get(kind, 0.0)
+        surprise = surprise if is_new else min(surprise, MAX_SURPRISE)
+        self._common[extras] = common + COMMON * surprise
         for other in self._own:
-            self._own[other] *= 1.0 - FADE
-        self._own[key] = own + part * surprise
+            self._own[other] *= 1.0 - OWN_FADE
+        self._own[kind] = self._own.get(kind, 0.0) + (1.0 if is_new else OWN) * surprise
 
-    def seconds(self, num_rows: int, shape: StepShape, *, is_target: bool = False) -> float:
-        """Seconds of a step, or of the target's part of it."""
-        key = num_rows, shape
-        if key in self._captured:
-            target = self._captured[key] * exp((self._common or 0.0) + self._own.get(key, 0.0))
-        elif self.free is not None and self._more is not None:
-            target = self.free.seconds(num_rows, shape, is_target=True)
-            target += num_rows * (1 + shape.num_nodes) * self._more
-        else:
-            target = self.curve.seconds(num_rows * (1 + shape.num_nodes))
-        return target if is_target else target + self._draft_seconds(num_rows, shape)
+    def seconds(self, kind: Kind) -> float:
+        """Seconds of a step of this kind."""
+        return self.target(kind) + self._draft_seconds(kind)
 
-    def _draft_seconds(self, num_rows: int, shape: StepShape) -> float:
+    def target(self, kind: Kind) -> float:
+        """Seconds of the target's part of a step."""
+        num_rows, shape, extras = kind
+        if kind in self._captured:
+            return self._captured[kind] * exp(
+                self._common.get(extras, 0.0) + self._own.get(kind, 0.0)
+            )
+        num_tokens = num_rows * (1 + shape.num_nodes)
+        if extras:
+            return self.target((num_rows, shape, 0)) + num_tokens * self._more.get(extras, 0.0)
+        return self.curve.seconds(num_tokens)
+
+    def _draft_seconds(self, kind: Kind) -> float:
+        num_rows, shape, extras = kind
         if not self.is_measured:
             return FIXED_LEVEL * min(shape.num_nodes, 5) * (shape.source > 0)
-        size = num_rows
-        while size:  # if this size was not captured: as the next smaller one
-            seconds = self._drafting.get((size, shape))
+        while num_rows:  # if this size was not captured: as the next smaller one
+            seconds = self._drafting.get((num_rows, shape, extras))
             if seconds is not None:
                 return seconds
-            size //= 2
-        return 0.0 if self.free is None else self.free._draft_seconds(num_rows, shape)
+            num_rows //= 2
+        return self._draft_seconds((kind[0], shape, 0)) if extras else 0.0
+
+
+def kind_of(graph: CapturedStep) -> Kind:
+    return graph.num_rows, StepShape(graph.num_nodes, graph.source), graph.extras
 
 
 def target_seconds(seconds: float, draft_seconds: float) -> float:
@@ -225,3 +211,97 @@ def _bucket(num_tokens: int) -> int:
         return num_tokens
     step = 1 << (num_tokens.bit_length() - 4)  # eighths of the power of two below
     return (num_tokens + step // 2) // step * step
+
+
+class PromptLoad:
+    """What the prompts of arriving requests add to the seconds of captured steps.
+
+    All waiting prompts are computed in one pass beside a step. A pass takes a time of its own and
+    some more for each prompt. The time for the prompts slows down all steps alike. The pass's own
+    time does so only while requests are few: once every step has a pass beside it, that time is
+    the same for a short step and a long one, and favours steps with more tokens.
+    """
+
+    def __init__(self) -> None:
+        self._came = 0
+        self._requests = self._seconds = 0.0  # means over recent steps
+        # Means over recent passes: prompts, their square, seconds, and prompts times seconds.
+        self._prompts, self._squares, self._reading, self._products = 1.0, 1.0, 0.0, 0.0
+
+    def add(self, num_prompts: int) -> None:
+        """This many prompts were read to their end."""
+        self._came += num_prompts
+
+    def record(self, seconds: float, reading: float) -> None:
+        """A step and the prompts beside it took `seconds`, of which `reading` for prompts."""
+        came, self._came = self._came, 0
+        self._requests += LOAD_RATE * (came - self._requests)
+        self._seconds += LOAD_RATE * (seconds - self._seconds)
+        if reading > 0.0 and came:
+            rate = READING_RATE if self._reading else 1.0
+            self._prompts += rate * (came - self._prompts)
+            self._squares += rate * (came * came - self._squares)
+            self._reading += rate * (reading - self._reading)
+            self._products += rate * (came * reading - self._products)
+
+    def with_reading(self, seconds: float) -> float:
+        """Seconds from one step to the next, if a step alone takes `seconds`."""
+        if self._requests <= 0.0 or self._seconds <= 0.0:
+            return seconds
+        per_second = self._requests / self._seconds
+        each = self._each()
+        any_pass = self._reading - each * self._prompts
+        share = min(per_second * each, MAX_LOAD)  # of all time, without the passes' own
+        whole = (seconds + any_pass) / (1.0 - share)
+        if per_second * whole >= 1.0:  # every step has a prompt beside it
+            return whole
+        return seconds / (1.0 - min(per_second * (each + any_pass), MAX_LOAD))
+
+    def _each(self) -> float:
+        """Seconds that a prompt adds to a pass: the slope over passes, or the mean without one."""
+        spread = self._squares - self._prompts**2
+        each = self._reading / self._prompts
+        if spread > 0.05 * self._squares:
+            slope = (self._products - self._prompts * self._reading) / spread
+            each = min(max(slope, 0.0), each)
+        return each
+
+
+# Requests keep coming if one arrived beside others that had made SETTLED steps, and after another
+# had ended. `level` is then 1, falls by the factor FLOW with each step, and counts while it is
+# above LEAST_FLOW.
+SETTLED, FLOW, LEAST_FLOW = 8, 0.98, 0.1
+
+
+class Flow:
+    """Whether requests keep coming, so that one that ends early makes room for the next.
+
+    Requests that came together may start steps apart, as long prompts are computed one after the
+    other. That is why an arrival counts only after another request has ended.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.level = 0.0
+        self.age = np.zeros(num_rows, dtype=np.int64)  # steps of each row's request
+        self._rows: set[int] = set()  # rows in use, as far as `start` knows
+        self._has_ended = False  # a request has, since there was none
+
+    @property
+    def is_on(self) -> bool:
+        return self.level > LEAST_FLOW
+
+    def start(self, ids: Sequence[int], requests: Sequence[Request | None]) -> bool:
+        """Requests came into these rows; True: no others have been running for long."""
+        others = {row for row in self._rows.difference(ids) if requests[row] is not None}
+        self._has_ended = bool(others) and (self._has_ended or len(others) < len(self._rows))
+        is_first = not any(self.age[row] >= SETTLED for row in others)
+        if self._has_ended and not is_first:
+            self.level = 1.0
+        self._rows = others.union(ids)
+        self.age[ids] = 0
+        return is_first
+
+    def step(self, ids: Sequence[int] | np.ndarray) -> None:
+        """These rows took a step."""
+        self.level *= FLOW
+        self.age[ids] += 1

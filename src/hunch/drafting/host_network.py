@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.acceptance import AcceptanceEstimate
 from hunch.drafting.base import Drafter, DrafterContext, GrowsLevels
-from hunch.drafting.host_policy import HostPolicy
+from hunch.drafting.policy import HostPolicy
 
 READS = 4  # tokens that a network may catch up on for each one that the row can still get
 FEW = 16  # tokens that rows may have to catch up on in a pass that is timed

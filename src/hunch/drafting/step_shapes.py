@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from enum import IntEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 MAX_CHECKED = 256  # packed tokens of a step with nodes; in larger steps nodes do not pay
 MIN_CHECKED = 16  # packed tokens of one tile: up to there, three nodes take no longer than one
@@ -14,7 +16,6 @@ CHAIN_SIZES = (1, 3, 5)  # nodes checked of a network's chains, besides whole ch
 TREE_SIZES = (7, 15)  # and of best-first trees: with the root, whole tiles
 SURE = 4  # tokens of a match from which on a lookup goes before a network
 BEGINNING = 7  # levels drafted after a step that checked none
-MIN_PAUSE = 32  # rows with which lookups may pause
 
 
 class DraftSource(IntEnum):
@@ -97,8 +98,8 @@ def tree_levels(num_nodes: int, most: int) -> int:
 class StepShapes:
     """The shapes that a device drafter's steps may have, by rows."""
 
-    def __init__(self, shapes: Sequence[StepShape], *, can_pause: bool = True) -> None:
-        self.all, self._can_pause = tuple(sorted(shapes)), can_pause
+    def __init__(self, shapes: Sequence[StepShape]) -> None:
+        self.all = tuple(sorted(shapes))
         self.max_nodes = max(shape.num_nodes for shape in self.all)
         # Most nodes of a lookup's chain that a step checks; a draft may have more.
         self.max_looked_up = max((s.num_nodes for s in self.all if s.source <= 0), default=0)
@@ -132,19 +133,52 @@ class StepShapes:
                     sizes[source] = (*sizes.get(source, ()), num_nodes)
         return self._sizes[num_rows]
 
+    def largest(self, source: int) -> int:
+        """Nodes of the largest step of a source."""
+        return max(shape.num_nodes for shape in self.all if shape.source == source)
+
     def checks_at(self, num_rows: int) -> bool:
         """Whether steps of `num_rows` rows may check nodes."""
         return bool(self.sizes_at(num_rows))
-
-    def can_pause(self, num_rows: int) -> bool:
-        """Whether lookups may pause with this many rows."""
-        is_many = num_rows >= MIN_PAUSE and len(self.at(num_rows)) > 1
-        return is_many and self._can_pause and self.has_lookup
 
     def to_capture(self, num_rows: int) -> list[StepShape]:
         """The shapes to capture for this many rows: also those in which drafting begins."""
         shapes = self.at(num_rows)
         first = [StepShape(0, source) for source in sorted({shape.source for shape in shapes})]
-        if self.can_pause(num_rows):
-            first.append(StepShape(0, DraftSource.NOBODY))
         return shapes + [shape for shape in first if shape not in shapes]
+
+
+@dataclass(slots=True)
+class ShapeCounts:
+    """Counts of the steps of one shape and number of rows."""
+
+    steps: int = 0
+    tokens: int = 0  # of all rows; 0 without a drafter
+    seconds: float = 0.0  # of the device
+    late_seconds: float = 0.0  # that it waited for the host
+
+    def add(self, num_tokens: int, seconds: float, late_seconds: float) -> None:
+        """One more step."""
+        self.steps += 1
+        self.tokens += num_tokens
+        self.seconds += seconds
+        self.late_seconds += late_seconds
+
+
+class StepCounts:
+    """Totals since the start, to see what the policy chose."""
+
+    def __init__(self) -> None:
+        self.shapes: defaultdict[tuple[int, StepShape], ShapeCounts] = defaultdict(ShapeCounts)
+        self.prompt_seconds = 0.0  # of what the host ran beside steps
+        self.num_read, self.read_seconds = 0, 0.0  # rows that a network caught up on, and seconds
+        self.num_changes = 0  # steps that the host ran to let a network catch up
+        self.lost_steps = {"lookup": 0.0, "network": 0.0}  # plain ones, by source; < 0: gained
+
+    def report(self) -> dict[str, Any]:
+        """All counts, for JSON; every number is a total."""
+        shapes = {
+            f"{num_rows} rows, {DraftSource(source).name.lower()} {num_nodes}": asdict(counts)
+            for (num_rows, (num_nodes, source)), counts in sorted(self.shapes.items())
+        }
+        return {**vars(self), "shapes": shapes, "lost_steps": dict(self.lost_steps)}

@@ -23,8 +23,8 @@ from hunch.config import read_options
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.acceptance import log_odds
 from hunch.drafting.base import DeviceDrafter, DrafterContext
-from hunch.drafting.host_policy import best_count
 from hunch.drafting.lookup import Chances, DeviceLookup, LookupDrafter, LookupRow
+from hunch.drafting.policy import best_count
 from hunch.drafting.shared_answers import DeviceShared, SharedAnswers, Store
 from hunch.drafting.trees import Node, ReusedChain, best_first
 from hunch.errors import ConfigError

@@ -86,7 +86,6 @@ class CapturedSteps:
         found = host_drafter.on_device() if isinstance(host_drafter, WorksOnDevice) else None
         self.drafter: DeviceDrafter | None = found
         self.policy = CapturedPolicy(found, self.rows, is_measured=parts.cost.is_measured)
-        self.network_use = self.policy.network_use
         self.steps = StepGraphs(
             parts.target,
             parts.kv[0],
@@ -197,7 +196,7 @@ class CapturedSteps:
         """
         if self.drafter is None or not self._is_served[rows].all():
             return True
-        if self.network_use.is_dropped(rows).all():
+        if self.policy.sources.is_dropped(rows).all():
             return False
         return self.drafter.needs_host(self.rows.view(rows))
 
@@ -211,7 +210,7 @@ class CapturedSteps:
     def _is_ready(self, rows: list[int], drafter: DeviceDrafter) -> np.ndarray | None:
         """For which rows the drafter is ready or was dropped; None: for all."""
         is_ready_R = drafter.is_ready(self.rows.view(rows))
-        return None if is_ready_R is None else is_ready_R | self.network_use.is_dropped(rows)
+        return None if is_ready_R is None else is_ready_R | self.policy.sources.is_dropped(rows)
 
     def after_host_step(self, result: StepResult) -> None:
         """The host ran a step: its rows changed, and a draft model may have to catch up on them."""
@@ -365,7 +364,8 @@ class CapturedSteps:
         if sources is not None and named:
             sources = [named.get(place, name) for place, name in enumerate(sources)]
         writes_kv = drafter is not None and drafter.writes_kv(graph.source)
-        is_dropped_R = use.is_dropped(group.ids) if use.can_drop else None
+        can_drop = self.policy.sources.can_drop
+        is_dropped_R = self.policy.sources.is_dropped(group.ids) if can_drop else None
         decoded, results = apply_rows(
             self.rows,
             group.ids,

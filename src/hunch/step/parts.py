@@ -11,8 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from hunch.drafting.base import Drafter, Prepares
-from hunch.drafting.beside_steps import Flow
-from hunch.drafting.costs import CostCurve
+from hunch.drafting.costs import CostCurve, Flow
 from hunch.kernels.kv_store import KVCache
 from hunch.models.decoder import Hidden
 from hunch.models.target import BegunPass, FusedTarget, Target

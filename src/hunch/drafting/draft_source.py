@@ -1,0 +1,155 @@
+"""Who drafts in captured steps: lookups or a network, chains or trees.
+
+A network can only draft for rows of which it has seen every token. A draft model does not see the
+tokens of steps without it; before it drafts again, the host runs it over what it missed. A head
+that reads the target's states follows every step until it is dropped. It cannot catch up, so it
+does not draft again for the rows that were running then. A waiting tree can only be checked as one.
+So changing the source costs time.
+
+Figures of rules as in `captured_policy`. Shape letters: R rows of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from math import log
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from hunch.draft import Rows
+from hunch.drafting.base import DeviceDrafter
+from hunch.drafting.step_shapes import DraftSource, StepShape, StepShapes
+
+# Sources are compared by the logarithm of the ratio of their rates, averaged over recent steps with
+# LEAD_RATE as the weight of the newest (LEAD_RATE=1: a draft model 0.97). Another kind is taken if
+# it leads by CHANGE. A draft model is left if the others lead by LEAVE, as it has to catch up
+# later; a head is dropped if they lead by DROP, as that cannot be undone for the rows that are
+# running (DROP=99, never: a head 0.93).
+LEAD_RATE, CHANGE, LEAVE, DROP = 0.1, 0.02, 0.05, 0.12
+MAX_CATCH_UP = 32  # tokens that it may read for each one that its row can still get
+# Steps without a head that was dropped: the first time, doubled each time up to the second.
+FIRST_DROPPED, MAX_DROPPED = 100, 1600
+
+
+class RowLengths(Protocol):
+    """What the policy needs of the host's rows."""
+
+    known: np.ndarray
+    end: np.ndarray  # known length at which max_tokens is reached
+    computed: np.ndarray  # by KV group; the drafter's is the last
+    requests: list[Any]
+
+    def view(self, rows: list[int]) -> Rows: ...
+
+
+class Drafted(NamedTuple):
+    """Who made a row's waiting draft."""
+
+    source: int = 0
+    matched: int = 0  # tokens
+    num_nodes: int = 0  # that the step checked which drafted it
+
+
+class SourceChoice:
+    """Chooses the source of each step, and knows which rows the network has seen all of."""
+
+    def __init__(self, drafter: DeviceDrafter | None, shapes: StepShapes, rows: RowLengths) -> None:
+        num_rows, sources = len(rows.known), shapes.network_sources
+        self.drafter, self.rows = drafter, rows
+        # A draft model: it misses the tokens of steps without it, and can catch up.
+        self.can_catch_up = drafter is not None and bool(sources) and drafter.network is not None
+        # A head: it follows every step until it is dropped.
+        self.can_drop = DraftSource.LOOKUP_ALONE in {shape.source for shape in shapes.all}
+        self.is_current = np.zeros(num_rows, dtype=np.bool_)  # the network has seen all of the row
+        self.waiting = np.full(num_rows, DraftSource.NOBODY)  # sources of the waiting drafts
+        self.dropped_steps = 0  # that are still to come without a dropped head
+        self._next_dropped_steps = FIRST_DROPPED
+        self._trees = {one for one in sources if drafter and drafter.depth(one) > 0}
+        # Leads by rows (as a logarithm) and by the first of the sources that they are of.
+        self._leads: dict[tuple[int, int], float] = {}
+
+    def start(self, ids: list[int], *, is_first: bool) -> None:
+        """Requests came into these rows; is_first: no others are running."""
+        self.is_current[ids] = self.can_drop and not self.dropped_steps
+        self.waiting[ids] = DraftSource.NOBODY
+        if is_first:
+            self._leads.clear()
+
+    def is_network(self, source: int) -> bool:
+        """Whether the network drafts in steps of this source or follows them."""
+        return source >= (0 if self.can_drop else 1)
+
+    def is_ready(self, shape: StepShape, row_R: np.ndarray) -> bool:
+        """Whether a step of these rows can have this shape without catching up first."""
+        return not (self.can_catch_up and shape.source > 0) or bool(self.is_current[row_R].all())
+
+    def is_dropped(self, ids: list[int]) -> np.ndarray:
+        """For which rows a head was dropped."""
+        return ~self.is_current[ids] & self.can_drop
+
+    def launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
+        """A step of this shape is launched; returns the shape without nodes if it drops trees."""
+        source = shape.source
+        if source not in self._trees and self._has_waiting(row_R, self._trees):
+            shape = StepShape(0, source)
+        self.waiting[row_R] = source
+        if source < 0 or (self.can_catch_up and not source):
+            self.is_current[row_R] = False  # the network misses its tokens
+        return shape
+
+    def _has_waiting(self, row_R: np.ndarray, sources: Collection[int]) -> bool:
+        return bool(sources) and bool(np.isin(self.waiting[row_R], list(sources)).any())
+
+    def choose(self, row_R: np.ndarray, rates: Mapping[int, float]) -> int:
+        """The source with the best rate, of those that it pays to change to or to stay with.
+
+        rates: the best expected tokens per second of each source.
+        """
+        sources = set(rates)
+        with_network = {source for source in sources if self.is_network(source)}
+        if self.can_drop:
+            is_current_R = self.is_current[row_R]
+            if self.dropped_steps:
+                self.dropped_steps -= 1
+                return DraftSource.LOOKUP_ALONE
+            if not is_current_R.all():  # it goes on following some of the rows
+                return DraftSource.LOOKUP if is_current_R.any() else DraftSource.LOOKUP_ALONE
+            if self._lead(row_R, rates, with_network) < -DROP:
+                self.dropped_steps = self._next_dropped_steps
+                self._next_dropped_steps = min(2 * self._next_dropped_steps, MAX_DROPPED)
+                self._leads.clear()
+                return DraftSource.LOOKUP_ALONE
+            sources = with_network
+        elif self.can_catch_up and with_network and with_network != sources:
+            is_current = self.is_current[row_R].all()
+            is_used = self._lead(row_R, rates, with_network) > (-LEAVE if is_current else CHANGE)
+            is_used = is_used and (is_current or self._can_catch_up_on(row_R))
+            sources = with_network if is_used else sources - with_network
+        for kind in (self._trees, {DraftSource.MERGED}):
+            some = sources & kind
+            if some and some != sources:
+                is_waiting = self._has_waiting(row_R, some)
+                rates = {source: rates[source] for source in sources}
+                is_used = self._lead(row_R, rates, some) > (-CHANGE if is_waiting else CHANGE)
+                sources = some if is_used else sources - some
+        return max(sources, key=lambda source: rates[source])
+
+    def _lead(self, row_R: np.ndarray, rates: Mapping[int, float], some: Collection[int]) -> float:
+        """How far the best of some sources leads the best of the others, of late."""
+        best = [max(rate for source, rate in rates.items() if (source in some) == which)
+                for which in (True, False)]  # fmt: skip
+        now, key = log(best[0] / best[1]), ((len(row_R) - 1).bit_length(), min(some))
+        lead = self._leads.get(key, now)
+        lead += (1.0 - (1.0 - LEAD_RATE) ** len(row_R)) * (now - lead)
+        self._leads[key] = lead
+        return lead
+
+    def _can_catch_up_on(self, row_R: np.ndarray) -> bool:
+        """Whether what these rows can still get is worth a draft model's catching up on them."""
+        assert self.drafter is not None
+        rows = self.rows
+        missing = (rows.known[row_R] - rows.computed[-1, row_R]).sum()
+        to_come = (rows.end[row_R] - rows.known[row_R]).sum()
+        is_short = self.drafter.can_follow(rows.view(row_R.tolist()))
+        return is_short and bool(missing <= MAX_CATCH_UP * to_come)
