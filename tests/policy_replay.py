@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from hunch.drafting.captured_policy import CapturedPolicy
-from hunch.drafting.costs import PromptLoad
 from hunch.drafting.step_shapes import StepShape
 from hunch.kernels.step import CHECKED, FIRST, KNOWN, MATCHED, REASON, TOKENS
 from hunch.step.rows import RowBuffers
@@ -26,10 +25,7 @@ MERGED_WIDTH, MERGED_NODES = 4, 43
 ALONE, LOOKUP, CHAIN, TREE, MERGED = -2, 0, 1, 2, 3
 # Milliseconds of a step on an H200, by rows and packed tokens, between those measured a line.
 SMALL = {  # SmolLM2-135M
-    1: {1: 0.613, 2: 0.617, 4: 0.625, 8: 0.643, 16: 0.70},
-    8: {8: 0.650, 16: 0.680, 32: 0.710, 64: 0.750, 128: 0.86},
-    32: {32: 0.78, 64: 0.84, 128: 1.0},
-    64: {64: 0.95, 128: 1.16, 256: 1.75, 512: 2.68, 1024: 5.4},
+    128: {1: 0.61, 16: 0.69, 32: 0.73, 64: 0.77, 128: 0.92, 256: 1.15, 512: 1.78, 1024: 2.55}
 }
 LARGE = {  # 7B-cost
     1: {1: 3.97, 2: 3.98, 4: 4.02, 8: 4.10, 16: 4.30},
@@ -179,6 +175,7 @@ class Replay:
     place: dict[int, int] = field(default_factory=dict)  # of each row, on the device
     sits: dict[int, int] = field(default_factory=dict)  # the text in each row
     waits: dict[int, int] = field(default_factory=dict)  # the source of each row's waiting draft
+    made: dict[int, int] = field(default_factory=dict)  # nodes of the step that drafted it
     next_text: int = 0
     while_full: tuple[int, float] | None = None  # tokens and milliseconds until no text waited
     num_came: int = 0  # since the last step
@@ -224,6 +221,7 @@ class Replay:
             if self.arrivals is not None and self.arrivals[self.next_text] > self.now:
                 break
             self.place[row], self.sits[row], self.waits[row] = 0, self.next_text, -1
+            self.made[row] = 0
             length = len(self.texts[self.next_text])
             self.rows.known[row], self.rows.end[row] = PROMPT, PROMPT + length
             self.rows.computed[:, row] = 0
@@ -264,6 +262,12 @@ class Replay:
             self.ended.append(self.now)
             self.rows.requests[row] = None
 
+    def right(self, text: Text, here: int, waits: int, made: int, num_nodes: int) -> int:
+        """Right tokens of the draft that waits, which a step with `made` nodes made."""
+        if waits == MERGED and num_nodes < MERGED_NODES:  # what a lookup added comes last
+            return min(int(text.tree[here]), num_nodes // MERGED_WIDTH)
+        return text.run(here, waits, has_lookup=self.has_lookup)
+
     def _step(self, shape: Any, row_R: np.ndarray) -> tuple[Any, ...]:
         num_nodes, source = shape
         took = self.seconds(_bucket(len(row_R)), shape)
@@ -276,16 +280,14 @@ class Replay:
         for line, row in zip(result_RC, row_R.tolist(), strict=True):
             here, text = self.place[row], self.texts[self.sits[row]]
             waits, left = self.waits[row], len(text) - self.place[row]
-            run = 0 if waits == -1 else text.run(here, waits, has_lookup=self.has_lookup)
-            if waits == MERGED and num_nodes < MERGED_NODES:  # what a lookup added comes last
-                run = min(int(text.tree[here]), num_nodes // MERGED_WIDTH)
+            run = 0 if waits == -1 else self.right(text, here, waits, self.made[row], num_nodes)
             run = min(run, num_nodes, left - 1)
             line[TOKENS], line[CHECKED] = run + 1, num_nodes if waits != -1 else 0
             line[REASON] = 0 if run + 1 < left else 2
             line[FIRST : FIRST + run + 1] = 1000 + np.arange(here, here + run + 1)
             line[KNOWN] = PROMPT + here + run + 1
             self._say(row, run + 1)
-            self.waits[row], line[MATCHED] = source, 0
+            self.waits[row], self.made[row], line[MATCHED] = source, num_nodes, 0
             now = self.place.get(row)
             if now is not None and source != -1:
                 line[MATCHED] = text.matched[now]
@@ -313,7 +315,7 @@ class Fixed:
     """A policy of one shape: what never, or always, drafting brings."""
 
     def __init__(self, shape: Any) -> None:
-        self.shape, self.load = shape, PromptLoad()
+        self.shape, self.load = shape, SimpleNamespace(add=lambda num_prompts: None)
 
     def choose(self, row_R: np.ndarray) -> Any:
         return self.shape

@@ -595,7 +595,7 @@ def test_lookups_pay_or_cost_next_to_nothing(copied, num_rows, least):
 def test_where_some_rows_gain_the_others_do_not_lose():
     """Eight that came together end with the slowest; while requests come, fast ones count."""
     mixed = [text(seed, 96, 0.9 if seed % 2 else 0.05) for seed in range(24)]
-    assert speedup(mixed[:8], 8) > 0.95
+    assert speedup(mixed[:8], 8) > 0.94
     assert speedup(mixed, 8) > 1.15
     assert speedup(mixed, 8, arrivals=[14.0 * place for place in range(24)]) > 0.99
 
@@ -683,7 +683,7 @@ def test_under_a_load_it_is_as_fast_as_the_best_fixed_length(interval):
 
 def busy_host(num_rows: int, shape: Any) -> float:
     """Milliseconds: a checked row is more work for the host than one that gets a token."""
-    return 0.3 + num_rows * (0.022 + (0.02 if shape.num_nodes else 0.0))
+    return 0.05 + num_rows * 0.045 * (1.4 if shape.num_nodes else 1.0)  # 135M on an H200
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from hunch.drafting import captured_policy
 from hunch.drafting.captured_policy import CapturedPolicy
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.step_shapes import DraftSource, StepShape
-from policy_replay import UNDER_LOAD, Drafter, Fixed, Replay, Text, buffers, seconds_of, text
+from policy_replay import SMALL, UNDER_LOAD, Drafter, Fixed, Replay, Text, buffers, seconds_of, text
 
 LENGTH, MAX_ROWS = 64, 128
 LOOKUPS = DeviceLookup(name="suffix", min_match=1, max_match=16, num_nodes=15, margin=0.01)
@@ -40,7 +40,7 @@ class Host:
     def __call__(self, num_rows: int, shape: StepShape) -> float:
         self.num_steps += 1
         pause = 6.0 * self.least * (self.num_steps % 11 == 0)
-        return self.least + num_rows * (0.012 + 0.01 * (shape.num_nodes > 0)) + pause
+        return self.least + num_rows * 0.045 * (1.4 if shape.num_nodes else 1.0) + pause
 
 
 class Target(NamedTuple):
@@ -57,8 +57,7 @@ class Target(NamedTuple):
 TARGETS = {
     "7B": Target(UNDER_LOAD, BOTH, DraftSource.CHAIN, (3.5, 3.5), 0.8, 1.0),
     "135M": Target(
-        {MAX_ROWS: {1: 0.55, 6: 0.58, 64: 0.9, 128: 1.16, 256: 1.75, 512: 2.68, 1024: 5.4}},
-        LOOKUPS, DraftSource.LOOKUP, (0.6, 0.35), 0.2, 0.25,
+        SMALL, LOOKUPS, DraftSource.LOOKUP, (0.6, 0.35), 0.2, 0.25,
     ),
 }  # fmt: skip
 # Chances of a network's guesses, and shares of copied text, from the worst text to the best.

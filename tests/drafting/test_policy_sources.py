@@ -262,7 +262,7 @@ def test_what_lost_time_must_promise_more_until_that_is_a_small_share_of_all_tim
         graph: Any = SimpleNamespace(
             num_rows=1, num_nodes=shape.num_nodes, source=shape.source, extras=0
         )
-        policy._count_lost(graph, num_tokens)
+        policy._count_lost(graph, round(10 * num_tokens), 10)
 
     before = promise()
     for _ in range(40):

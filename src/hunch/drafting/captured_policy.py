@@ -11,6 +11,7 @@ Shape letters: R rows of the step.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from math import inf, log2
 from time import perf_counter
@@ -26,7 +27,15 @@ from hunch.drafting.acceptance import (
     gain_of_either,
 )
 from hunch.drafting.base import DeviceDrafter
-from hunch.drafting.costs import Flow, Kind, PromptLoad, StepCosts, kind_of, target_seconds
+from hunch.drafting.costs import (
+    Flow,
+    HostTime,
+    Kind,
+    PromptLoad,
+    StepCosts,
+    kind_of,
+    target_seconds,
+)
 from hunch.drafting.draft_source import Drafted, RowLengths, SourceChoice
 from hunch.drafting.policy import best_rate, gain_of_rows
 from hunch.drafting.step_shapes import (
@@ -95,9 +104,11 @@ class CapturedPolicy:
         # Whether a row's request names a network or a lookup; None: it names neither.
         self.by_network: list[bool | None] = [None] * num_rows
         self.flow, self.load = Flow(num_rows), PromptLoad()
+        self.host: defaultdict[int, HostTime] = defaultdict(HostTime)  # by what rows ask for
         self.counts = StepCounts()
-        self._lost: dict[tuple[int, bool], float] = {}  # plain steps, by rows and is_network
-        self._num_tokens = 0  # of the last result
+        self._lost: dict[tuple[int, bool], float] = {}  # tokens of a row, by rows and is_network
+        self._without = 0.0  # tokens per second that were expected without a draft model
+        self._num_learned = self._num_tokens = 0  # rows and tokens of the last result
         self._num_steps = 0  # with guesses, since requests came while none were running
         self._held: tuple[tuple[int, int, bool], StepShape] | None = None  # for which rows, and
         self._num_held = 0  # the steps that may still take it
@@ -162,7 +173,7 @@ class CapturedPolicy:
 
     def _best(self, row_R: np.ndarray, num_rows: int, extras: int) -> StepShape:
         tokens = self._tokens(row_R, num_rows)
-        seconds = {shape: self._seconds((num_rows, shape, extras)) for shape in tokens}
+        seconds = {shape: self._seconds((num_rows, shape, extras), len(row_R)) for shape in tokens}
         best, rates = dict[int, StepShape](), dict[int, float]()  # by source
         for source in {shape.source for shape in tokens}:
             some = [shape for shape in tokens if shape.source == source]
@@ -170,12 +181,18 @@ class CapturedPolicy:
                 best_rate([tokens[one] for one in some], [seconds[one] for one in some])
             ]
             rates[source] = tokens[shape] / seconds[shape]
+        if self.sources.can_catch_up:
+            without = [rate for source, rate in rates.items() if source <= 0]
+            self._without = max(without, default=0.0)
         return best[self.sources.choose(row_R, rates)]
 
-    def _seconds(self, kind: Kind) -> float:
-        """Seconds from one step to the next, with the prompts beside them."""
+    def _seconds(self, kind: Kind, num_rows: int) -> float:
+        """Seconds from one step to the next, with prompts and the host's work."""
         seconds = self.costs.seconds(kind)
-        return self.load.with_reading(seconds) if self.costs.is_measured else seconds
+        if not self.costs.is_measured:
+            return seconds
+        _, shape, extras = kind
+        return self.load.with_reading(max(seconds, self.host[extras].seconds(num_rows, shape)))
 
     def _tokens(self, row_R: np.ndarray, num_rows: int) -> dict[StepShape, float]:
         """Expected tokens of a row in steps of each shape, with all that makes them count for
@@ -310,8 +327,13 @@ class CapturedPolicy:
         self.counts.shapes[kind[:2]].add(self._num_tokens, seconds, late)
         self.counts.prompt_seconds += reading
         if seconds > 0.0:
-            costs.record(kind, seconds, late)
+            costs.record(kind, seconds)
             self.load.record(since or seconds + reading, reading)
+            if since is not None:
+                own, has_waited = max(since - reading, 0.0), reading > 0.0
+                self.host[kind[2]].record(
+                    self._num_learned, kind[1], own, seconds, has_waited=has_waited
+                )
         target = target_seconds(seconds, graph.draft_seconds)
         share = costs.target((graph.num_rows, StepShape(0), graph.extras)) / costs.target(kind)
         return target, target * min(share, 1.0)
@@ -322,7 +344,7 @@ class CapturedPolicy:
         """Learn from a step's result, a line per row; returns who drafted what it checked."""
         assert self.drafter is not None
         ids: list[int] = row_R.tolist()
-        self._num_tokens = sum([line[TOKENS] for line in lines])
+        self._num_learned, self._num_tokens = len(ids), sum([line[TOKENS] for line in lines])
         self.flow.step(row_R)
         can_guess = graph.source != DraftSource.NOBODY and self.shapes.checks_at(graph.num_rows)
         if not (graph.num_nodes or can_guess):
@@ -334,7 +356,7 @@ class CapturedPolicy:
         self._num_steps += 1
         is_learned = not (self._skips_steps(len(ids)) and self._num_steps % EVERY)
         if is_learned:
-            self._count_lost(graph, self._num_tokens / len(ids))
+            self._count_lost(graph, self._num_tokens, len(ids))
         weight, guesses_at = 1.0 / len(ids), FIRST + graph.num_nodes + 1
         for row, line in zip(ids, lines, strict=True):
             if self.shapes.has_lookup:
@@ -350,16 +372,19 @@ class CapturedPolicy:
             self.network.fade(ids)
         return drafted_by
 
-    def _count_lost(self, graph: CapturedStep, num_tokens: float) -> None:
-        """Count the plain steps that a step's source lost, with so many tokens per row."""
+    def _count_lost(self, graph: CapturedStep, num_tokens: int, num_here: int) -> None:
+        """Count the tokens that a step's source lost against plain decoding; a draft model, against
+        what was expected without it. (A head that is dropped is lost for its rows, so lookups that
+        promise more do not count against it.)"""
         kind = kind_of(graph)
         num_rows, shape, extras = kind
         for is_network in (False, True):
             key = num_rows, is_network
             lost = self._lost.get(key, 0.0)
             if self._is_speculative(shape) and self.sources.is_network(shape.source) == is_network:
-                plain = self._seconds((num_rows, self.shapes.all[0], extras))
-                more = self._seconds(kind) / plain - num_tokens
+                other = 1.0 / self._seconds((num_rows, self.shapes.all[0], extras), num_here)
+                other = max(other, self._without) if is_network else other
+                more = self._seconds(kind, num_here) * other - num_tokens / num_here
                 self._lost[key] = max(lost + more, -MOST_GAINED)
                 self.counts.lost_steps["network" if is_network else "lookup"] += more
             elif lost > 0.0:

@@ -18,7 +18,10 @@ MAX_SINGLE = 16  # sizes up to this are remembered one by one
 COMMON, OWN = 0.1, 0.1  # shares of an error by which all shapes are corrected, and the shape itself
 OWN_FADE = 0.001  # share of its own correction that an unused shape loses with each step
 MAX_SURPRISE = 0.3  # largest error that counts, as a logarithm: a pause is no cost
-MAX_LATE = 0.5  # share of a step's seconds that counts at most as waiting for the host
+# The device waited for the host if the time between steps was LATE times its own. A row with
+# checked nodes is assumed to take the host CHECKED_ROW times as long as a plain one, until that was
+# measured. HOST_RATE: weight of the newest step.
+LATE, CHECKED_ROW, HOST_RATE = 1.1, 1.4, 0.1
 LOAD_RATE, READING_RATE = 0.02, 0.1  # weights of the newest step, and of the newest pass
 MAX_LOAD = 0.9  # the largest share of time that prompts are taken to use
 TOKEN, FIXED_TOKEN, FIXED_LEVEL = 0.05, 0.01, 0.1  # assumed costs, in passes over one token
@@ -112,8 +115,8 @@ class StepCosts:
 
     Steps are timed when they are captured, over short texts; over longer texts they take longer. By
     how much is learned from the kinds in use and applied to all, so that they stay comparable.
-    Beside that, each kind in use has a correction of its own, which includes the time that the
-    device waits for the host. What was not captured is read off a curve by packed tokens.
+    Beside that, each kind in use has a correction of its own. What was not captured is read off a
+    curve by packed tokens.
 
     Steps whose rows ask for more than tokens (rules, masks, scores) are captured when they are
     first needed. Until then one is assumed to take as long as a step without, and as much more per
@@ -149,12 +152,11 @@ class StepCosts:
         before = self._more.get(extras, more)
         self._more[extras] = before + OWN * (more - before)
 
-    def record(self, kind: Kind, seconds: float, late: float = 0.0) -> None:
-        """A step took `seconds` of the device, which then waited `late` seconds for the host."""
+    def record(self, kind: Kind, seconds: float) -> None:
+        """A step took `seconds` of the device."""
         if not self.is_measured:
             return
-        late = min(late, MAX_LATE * seconds)
-        target = target_seconds(seconds, self._drafting.get(kind, 0.0)) + late
+        target = target_seconds(seconds, self._drafting.get(kind, 0.0))
         self._learn(kind, target)
         if kind not in self._captured:
             return
@@ -211,6 +213,50 @@ def _bucket(num_tokens: int) -> int:
         return num_tokens
     step = 1 << (num_tokens.bit_length() - 4)  # eighths of the power of two below
     return (num_tokens + step // 2) // step * step
+
+
+class HostTime:
+    """The host's seconds for a step's rows, where it takes longer than the device.
+
+    A row with checked nodes is more work for it than a plain one. The seconds of a row are learned
+    from steps of both kinds, and the ratio of the kinds from steps that follow one of the other
+    kind: else an old figure could keep a kind out of use.
+    """
+
+    def __init__(self) -> None:
+        self._per_row = 0.0  # seconds of a plain row; 0: the host was never late
+        self._checked, self._was_checked = CHECKED_ROW, False
+
+    def record(
+        self, num_rows: int, shape: StepShape, seconds: float, device: float, *, has_waited: bool
+    ) -> None:
+        """It took `seconds` from one step to the next; the device worked for `device` of them.
+
+        has_waited: the host ran a pass beside the step and waited for both, so that the device was
+        idle during all that the host did afterwards.
+        """
+        before = self._per_row
+        each = max(seconds - device * has_waited, 0.0) / (num_rows * self._work(shape))
+        if not has_waited and seconds <= LATE * device:
+            self._per_row = min(before, each)  # it takes no longer than that
+        elif not before:
+            self._per_row = each
+        else:  # bounded, as a pause is no cost
+            more = min(each / before - 1.0, MAX_SURPRISE)
+            self._per_row += HOST_RATE * more * before
+            is_checked = shape.num_nodes > 0
+            if is_checked != self._was_checked:
+                more = more if is_checked else -more
+                self._checked = max(self._checked * (1.0 + HOST_RATE * more), 1.0)
+            self._was_checked = is_checked
+
+    def seconds(self, num_rows: int, shape: StepShape) -> float:
+        """The host's seconds from one step to the next; 0: not known."""
+        return num_rows * self._work(shape) * self._per_row
+
+    def _work(self, shape: StepShape) -> float:
+        """The host's work for a row, as a multiple of a plain row's."""
+        return self._checked if shape.num_nodes else 1.0
 
 
 class PromptLoad:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
-MAX_CHECKED = 256  # packed tokens of a step with nodes; in larger steps nodes do not pay
+MAX_CHECKED = 512  # packed tokens of a step with nodes; in larger steps nodes do not pay
 MIN_CHECKED = 16  # packed tokens of one tile: up to there, three nodes take no longer than one
 # Shapes per source of a network, alone and beside lookups: few, as each takes time to capture.
 NUM_ALONE, NUM_BESIDE = 3, 3

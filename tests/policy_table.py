@@ -1,0 +1,263 @@
+"""The policy beside the best fixed choice: targets, loads and drafters, replayed.
+
+    PYTHONPATH=src:tests:tests/drafting python tests/policy_figures.py [--texts 1000]
+
+A figure is the policy's speed over that of the best fixed choice, on texts of every kind in turn.
+Closed: a row is refilled at once, and tokens per second count. Together: as many requests as rows,
+done when the last is. Open: requests come at so many per second, and the time counts from the
+moment a request was due to its last token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hunch.bench.loads import Load
+from hunch.drafting.captured_policy import CapturedPolicy
+from hunch.drafting.lookup import DeviceLookup
+from hunch.drafting.step_shapes import DraftSource, StepShape
+from policy_replay import Drafter, Fixed, Replay, Text, buffers, text
+
+CHAIN, TREE, MERGED, ALONE = (
+    DraftSource.CHAIN, DraftSource.TREE, DraftSource.MERGED, DraftSource.LOOKUP_ALONE,
+)  # fmt: skip
+
+
+class Target(NamedTuple):
+    """Milliseconds on an H200."""
+
+    steps: dict[int, float]  # by packed tokens
+    level: float  # of a network
+    prompt: tuple[float, float]  # of a pass over prompts, and of each of them
+    rates: tuple[int, ...]  # requests per second
+
+
+TARGETS = {
+    "135M": Target(
+        {1: 0.61, 16: 0.69, 32: 0.73, 64: 0.77, 128: 0.92, 256: 1.15, 512: 1.78, 1024: 2.55},
+        0.09, (0.6, 0.35), (50, 100, 200, 400),
+    ),
+    # A vocabulary of 152k: the head's product grows with rows while the layers' does not.
+    "0.5B": Target(
+        {1: 0.69, 8: 0.75, 16: 0.85, 64: 1.3, 128: 1.95, 256: 3.2, 512: 5.9, 1024: 11.5},
+        0.08, (0.8, 0.6), (50, 100, 200, 300),
+    ),
+    "2B": Target(
+        {1: 1.57, 8: 1.6, 16: 1.65, 32: 1.8, 64: 2.0, 128: 2.5, 256: 3.5, 512: 6.0, 1024: 11.5},
+        0.1, (1.6, 1.2), (24, 48, 96, 160),
+    ),
+    "7B": Target(
+        {1: 4.0, 8: 4.2, 16: 4.3, 32: 4.6, 64: 5.5, 128: 6.8, 256: 9.0, 512: 13.5, 1024: 25.0},
+        0.11, (3.5, 3.5), (8, 24, 48, 96),
+    ),
+}  # fmt: skip
+# Share of copied text, chances of a network's first guess and of a further one, and those of a
+# lookup without a match, which a phrase table has.
+KINDS = (
+    (0.45, 0.4, 0.3, 0.2, 0.3), (0.6, 0.6, 0.6, 0.3, 0.4), (0.4, 0.8, 0.75, 0.35, 0.5),
+    (0.97, 0.5, 0.5, 0.4, 0.5), (0.1, 0.2, 0.2, 0.1, 0.1), (0.9, 0.6, 0.6, 0.4, 0.5),
+)  # fmt: skip
+HOST, PER_ROW, CHECKED = 0.05, 0.045, 1.4  # the host's milliseconds; a checked row's over a plain's
+FOLLOWING, EACH_FOLLOWED = 0.12, 0.004  # what a head takes in every step, and for each token
+
+
+class Model(Drafter):
+    """A draft model beside lookups, with the trees that `auto` has."""
+
+    trees: dict[int, dict[int, tuple[int, int]]] = {  # levels, and guesses of a lookup beside them
+        TREE: {15: (3, 0)}, MERGED: {30: (4, 14), 31: (7, 10)},
+    }  # fmt: skip
+
+    def size(self, source: int, num_nodes: int) -> tuple[int, int]:
+        if source not in self.trees:
+            return min(num_nodes or 7, self.num_levels), 0
+        sizes = self.trees[source]
+        return sizes[max((size for size in sizes if size <= num_nodes), default=min(sizes))]
+
+    def levels(self, source: int, num_nodes: int) -> int:
+        return self.size(source, num_nodes)[0]
+
+    def num_beside(self, source: int, num_nodes: int) -> int:
+        return self.size(source, num_nodes)[1]
+
+    def depth(self, source: int) -> int:
+        return max(self.trees.get(source, (0,)))
+
+
+class Head(Model):
+    """One that follows every step, which costs time, or is dropped."""
+
+    network = None
+    trees: dict[int, dict[int, tuple[int, int]]] = {TREE: {15: (5, 0)}}
+
+    def writes_kv(self, source: int) -> bool:
+        return source >= 0
+
+
+class Guided(Model):
+    is_guided = True
+
+
+LOOKUPS = DeviceLookup(name="suffix", min_match=1, max_match=16, num_nodes=15, margin=0.01)
+CHAINS = [StepShape(n, CHAIN) for n in (1, 3, 5, 7)]
+TREES = [StepShape(15, TREE)]
+MERGES = [StepShape(n, MERGED) for n in Model.trees[MERGED]]
+DRAFTERS: dict[str, tuple[Any, bool]] = {  # and whether a phrase table guesses without a match
+    "lookups": (LOOKUPS, False),
+    "draft": (Model(*LOOKUPS.shapes, *CHAINS, *TREES, *MERGES, margin=0.01, num_levels=7), False),
+    "phrases": (Guided(*LOOKUPS.shapes, *CHAINS, *TREES, *MERGES, margin=0.01, num_levels=7), True),
+    "head": (
+        Head(*LOOKUPS.shapes, *CHAINS[:3], *TREES, *(StepShape(n, ALONE) for n in (0, 3, 7, 15)),
+             margin=0.01, num_levels=5), False,
+    ),
+}  # fmt: skip
+
+
+@cache
+def texts(count: int, most: int, *, has_phrases: bool, only: int | None = None) -> list[Text]:
+    """Of every kind in turn, or of one alone; answers of requests that came together differ in
+    length, or they would all end and be replaced at once."""
+    made = []
+    for seed in range(count):
+        copied, first, further, guess, again = KINDS[seed % len(KINDS) if only is None else only]
+        rng = np.random.default_rng(10_000 + seed)
+        length = int(rng.integers(most // 3, most)) if most > 64 else most
+        one = text(seed, length, copied)
+
+        def run(chance: float, more: float, rng: Any = rng, length: int = length) -> np.ndarray:
+            found = np.minimum(rng.geometric(1.0 - more, length), 10)
+            return np.where(rng.random(length) < chance, found, 0)
+
+        one.network = run(first, further)
+        one.tree = np.minimum(np.maximum(one.network, run(0.3 * first, further)), 7)
+        if has_phrases:
+            # What phrases guess right a network mostly does too.
+            other = np.where(rng.random(length) < 0.5, one.network, run(guess, again))
+            one.right = np.where(one.matched > 2, one.right, np.minimum(other, run(2 * guess, 0.8)))
+        made.append(one)
+    return made
+
+
+class TreeReplay(Replay):
+    """Trees as the drafter sizes them."""
+
+    drafter: Any = None
+
+    def right(self, text: Text, here: int, waits: int, made: int, num_nodes: int) -> int:
+        if waits <= 0 or not isinstance(self.drafter, Model):
+            return text.run(here, waits, has_lookup=self.has_lookup)
+        levels, beside = self.drafter.size(waits, made)
+        if waits == MERGED:
+            return int(max(min(text.right[here], beside), min(text.tree[here], levels)))
+        if self.has_lookup and text.matched[here] >= 4:
+            return int(text.right[here])
+        return int(min(text.tree[here] if waits == TREE else text.network[here], levels))
+
+
+def seconds_of(name: str, drafter: Any) -> Callable[[int, Any], float]:
+    target = TARGETS[name]
+    sizes, times = list(target.steps), list(target.steps.values())
+
+    def seconds(num_rows: int, shape: Any) -> float:
+        packed, source = num_rows * (1 + shape.num_nodes), shape.source
+        took = float(np.interp(packed, sizes, times)) * max(1.0, packed / sizes[-1])
+        took += 0.006 * (source != DraftSource.NOBODY)
+        if isinstance(drafter, Head) and source >= 0:
+            took += FOLLOWING + EACH_FOLLOWED * packed
+        if source > 0:
+            levels = drafter.levels(source, shape.num_nodes)
+            took += (
+                target.level * (1.0 + num_rows / 200) * levels * (1.0 if source == CHAIN else 1.3)
+            )
+        return took
+
+    return seconds
+
+
+def new_policy(drafter: Any, rows: Any, seconds: Any) -> CapturedPolicy:
+    policy, size = CapturedPolicy(drafter, rows), 1
+    while size <= len(rows.known):
+        for shape in policy.shapes.to_capture(size):
+            policy.captured(SimpleNamespace(
+                num_rows=size, num_nodes=shape.num_nodes, source=shape.source,
+                seconds=seconds(size, shape), draft_seconds=0.0, extras=0,
+            ))  # fmt: skip
+        size *= 2
+    return policy
+
+
+def host(num_rows: int, shape: Any, per_row: float = PER_ROW) -> float:
+    return HOST + num_rows * per_row * (CHECKED if shape.num_nodes else 1.0)
+
+
+def fixed_shapes(name: str) -> list[StepShape]:
+    shapes = [StepShape(0, DraftSource.NOBODY), *(StepShape(n) for n in (3, 7, 15))]
+    if name == "head":  # lookups do without it
+        shapes = [shapes[0], *(StepShape(n, ALONE) for n in (3, 7, 15))]
+    if name != "lookups":
+        shapes += [*CHAINS[1:], *TREES, *(MERGES if name != "head" else [])]
+    return shapes
+
+
+class Case(NamedTuple):
+    load: str  # closed, together, open
+    target: str
+    drafter: str
+    size: int  # rows, or requests per second
+    only: int | None = None  # one kind of text
+    per_row: float = PER_ROW
+
+    def replay(self, fixed: StepShape | None) -> TreeReplay:
+        drafter, has_phrases = DRAFTERS[self.drafter]
+        seconds, is_open = seconds_of(self.target, drafter), self.load == "open"
+        num_rows = 128 if is_open else self.size
+        rows = buffers(num_rows)
+        policy: Any = Fixed(fixed) if fixed else new_policy(drafter, rows, seconds)
+        count = {"closed": max(3 * num_rows, 36), "together": num_rows}.get(self.load, 0)
+        arrivals, target = None, TARGETS[self.target]
+        if is_open:
+            count = max(self.size * 6 // 10, 20)
+            arrivals = [1e3 * due for due in Load(rate=self.size, seed=0).arrivals(count)]
+        some = texts(count, 64 if is_open else 144, has_phrases=has_phrases, only=self.only)
+        replay = TreeReplay(
+            some, policy, rows, seconds, num_rows, arrivals,
+            (0.0, 0.0) if self.load == "together" else target.prompt,
+            partial(host, per_row=self.per_row),
+        )  # fmt: skip
+        replay.drafter = drafter
+        replay.run()
+        return replay
+
+    def speed(self, fixed: StepShape | None = None) -> float:
+        replay = self.replay(fixed)
+        if self.load == "open":
+            assert replay.arrivals is not None
+            return 1.0 / (float(np.mean(replay.ended)) - float(np.mean(replay.arrivals)))
+        if self.load == "together":
+            return replay.num_tokens / replay.now
+        assert replay.while_full is not None
+        return replay.while_full[0] / replay.while_full[1]
+
+    def best(self) -> tuple[float, StepShape]:
+        found = [(self.speed(shape), shape) for shape in fixed_shapes(self.drafter)
+                 if self.load == "open" or self.size * (1 + shape.num_nodes) <= 1024]  # fmt: skip
+        return max(found)
+
+
+ROWS = (1, 8, 24, 64, 128)
+
+
+def cases() -> Iterator[Case]:
+    for target in TARGETS:
+        for drafter in DRAFTERS:
+            for rows in ROWS:
+                yield Case("closed", target, drafter, rows)
+            for rows in (8, 64):
+                yield Case("together", target, drafter, rows)
+            for rate in TARGETS[target].rates:
+                yield Case("open", target, drafter, rate)
