@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -69,7 +69,8 @@ FOLLOWING, EACH_FOLLOWED = 0.12, 0.004  # what a head takes in every step, and f
 class Model(Drafter):
     """A draft model beside lookups, with the trees that `auto` has."""
 
-    trees: dict[int, dict[int, tuple[int, int]]] = {  # levels, and guesses of a lookup beside them
+    # Levels, and guesses of a lookup beside them.
+    trees: ClassVar[dict[int, dict[int, tuple[int, int]]]] = {
         TREE: {15: (3, 0)}, MERGED: {30: (4, 14), 31: (7, 10)},
     }  # fmt: skip
 
@@ -93,7 +94,7 @@ class Head(Model):
     """One that follows every step, which costs time, or is dropped."""
 
     network = None
-    trees: dict[int, dict[int, tuple[int, int]]] = {TREE: {15: (5, 0)}}
+    trees: ClassVar[dict[int, dict[int, tuple[int, int]]]] = {TREE: {15: (5, 0)}}
 
     def writes_kv(self, source: int) -> bool:
         return source >= 0

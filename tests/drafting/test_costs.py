@@ -165,7 +165,8 @@ def test_a_pause_is_no_cost():
 def test_the_host_counts_where_the_device_waits_for_it():
     """A checked row takes it longer; steps of either kind teach what a row takes."""
     host, plain, checked = HostTime(), StepShape(0), StepShape(3)
-    host.record(8, plain, 0.6, 0.6, has_waited=False)
+    host.record(16, plain, 0.6, 0.6, has_waited=False)
+    host.record(8, plain, 5.0, 0.6, has_waited=False)
     assert host.seconds(64, checked) == 0.0
     for _ in range(200):
         host.record(24, plain, 24 * 0.045, 0.72, has_waited=False)

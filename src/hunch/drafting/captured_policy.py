@@ -3,10 +3,8 @@
 All rows of a captured step check the same number of nodes, and the host chooses a step before it
 has read the result of the one before.
 
-A comment such as (HOPE=0: a head 0.97) gives the worth of a rule: the mean speed without it over
-that with it, of a group that `tests/policy_figures.py NAME=VALUE --texts 1000` prints.
-
-Shape letters: R rows of the step.
+Comments such as (HOPE=0: a head 0.97) give the mean speed without a rule over that with it, of a
+group that `tests/policy_figures.py NAME=VALUE --texts 1000` prints. Shape letters: R rows.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ from hunch.drafting.costs import (
     kind_of,
     target_seconds,
 )
-from hunch.drafting.draft_source import Drafted, RowLengths, SourceChoice
+from hunch.drafting.draft_source import Drafted, Losses, RowLengths, SourceChoice
 from hunch.drafting.policy import best_rate, gain_of_rows
 from hunch.drafting.step_shapes import (
     SURE,
@@ -63,12 +61,6 @@ HOPE = 0.8  # log-odds added for a network that was not tried yet (HOPE=0: a hea
 # slowly. The first FIRST_STEPS steps of requests that came together are all chosen and learned
 # from: else a source that does not pay would be tried for longer.
 MANY, EVERY, FIRST_STEPS = 16, 4, 8
-
-# A source that lost time against plain decoding must promise PER_STEP_LOST more for each step lost
-# (PER_STEP_LOST=0: a head 0.98, at worst 0.92).
-# In plain steps: the loss that is forgotten in a step without the source, and the largest gain
-# that is remembered.
-PER_STEP_LOST, REPAID, MOST_GAINED = 0.2, 0.005, 16.0
 
 
 class CapturedPolicy:
@@ -106,8 +98,7 @@ class CapturedPolicy:
         self.flow, self.load = Flow(num_rows), PromptLoad()
         self.host: defaultdict[int, HostTime] = defaultdict(HostTime)  # by what rows ask for
         self.counts = StepCounts()
-        self._lost: dict[tuple[int, bool], float] = {}  # tokens of a row, by rows and is_network
-        self._without = 0.0  # tokens per second that were expected without a draft model
+        self.losses = Losses()
         self._num_learned = self._num_tokens = 0  # rows and tokens of the last result
         self._num_steps = 0  # with guesses, since requests came while none were running
         self._held: tuple[tuple[int, int, bool], StepShape] | None = None  # for which rows, and
@@ -181,9 +172,6 @@ class CapturedPolicy:
                 best_rate([tokens[one] for one in some], [seconds[one] for one in some])
             ]
             rates[source] = tokens[shape] / seconds[shape]
-        if self.sources.can_catch_up:
-            without = [rate for source, rate in rates.items() if source <= 0]
-            self._without = max(without, default=0.0)
         return best[self.sources.choose(row_R, rates)]
 
     def _seconds(self, kind: Kind, num_rows: int) -> float:
@@ -195,8 +183,7 @@ class CapturedPolicy:
         return self.load.with_reading(max(seconds, self.host[extras].seconds(num_rows, shape)))
 
     def _tokens(self, row_R: np.ndarray, num_rows: int) -> dict[StepShape, float]:
-        """Expected tokens of a row in steps of each shape, with all that makes them count for
-        more or less."""
+        """Expected tokens of a row by shape, with all that makes them count for more or less."""
         ids = row_R.tolist()
         tokens: dict[StepShape, float] = {}
         for source, sizes in self.shapes.sizes_at(num_rows).items():
@@ -214,8 +201,7 @@ class CapturedPolicy:
             if only is not None and (shape.source > 0) != only:
                 gain = 1.0
             if self._is_speculative(shape) and self.costs.is_measured:
-                lost = self._lost.get((num_rows, self.sources.is_network(shape.source)), 0.0)
-                gain /= 1.0 + PER_STEP_LOST * max(lost, 0.0)
+                gain /= self.losses.price(num_rows, self.sources.is_network(shape.source))
             counted[shape] = gain
         return counted
 
@@ -330,10 +316,8 @@ class CapturedPolicy:
             costs.record(kind, seconds)
             self.load.record(since or seconds + reading, reading)
             if since is not None:
-                own, has_waited = max(since - reading, 0.0), reading > 0.0
-                self.host[kind[2]].record(
-                    self._num_learned, kind[1], own, seconds, has_waited=has_waited
-                )
+                own, here = max(since - reading, 0.0), self._num_learned
+                self.host[kind[2]].record(here, kind[1], own, seconds, has_waited=reading > 0.0)
         target = target_seconds(seconds, graph.draft_seconds)
         share = costs.target((graph.num_rows, StepShape(0), graph.extras)) / costs.target(kind)
         return target, target * min(share, 1.0)
@@ -373,22 +357,16 @@ class CapturedPolicy:
         return drafted_by
 
     def _count_lost(self, graph: CapturedStep, num_tokens: int, num_here: int) -> None:
-        """Count the tokens that a step's source lost against plain decoding; a draft model, against
-        what was expected without it. (A head that is dropped is lost for its rows, so lookups that
-        promise more do not count against it.)"""
-        kind = kind_of(graph)
-        num_rows, shape, extras = kind
-        for is_network in (False, True):
-            key = num_rows, is_network
-            lost = self._lost.get(key, 0.0)
-            if self._is_speculative(shape) and self.sources.is_network(shape.source) == is_network:
-                other = 1.0 / self._seconds((num_rows, self.shapes.all[0], extras), num_here)
-                other = max(other, self._without) if is_network else other
-                more = self._seconds(kind, num_here) * other - num_tokens / num_here
-                self._lost[key] = max(lost + more, -MOST_GAINED)
-                self.counts.lost_steps["network" if is_network else "lookup"] += more
-            elif lost > 0.0:
-                self._lost[key] = max(lost - REPAID, 0.0)
+        """Count the plain steps that a step's source lost, which brought so many tokens."""
+        num_rows, shape, extras = kind = kind_of(graph)
+        if not self._is_speculative(shape):
+            self.losses.add(num_rows, None)
+            return
+        is_network = self.sources.is_network(shape.source)
+        plain = self._seconds((num_rows, self.shapes.all[0], extras), num_here)
+        lost = self._seconds(kind, num_here) / plain - num_tokens / num_here
+        self.losses.add(num_rows, is_network, lost)
+        self.counts.lost_steps["network" if is_network else "lookup"] += lost
 
     def _learn_lookup(self, row: int, line: list[int], weight: float, num_nodes: int) -> None:
         """Learn from a row's guesses, checked or not."""

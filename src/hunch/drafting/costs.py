@@ -20,8 +20,9 @@ OWN_FADE = 0.001  # share of its own correction that an unused shape loses with 
 MAX_SURPRISE = 0.3  # largest error that counts, as a logarithm: a pause is no cost
 # The device waited for the host if the time between steps was LATE times its own. A row with
 # checked nodes is assumed to take the host CHECKED_ROW times as long as a plain one, until that was
-# measured. HOST_RATE: weight of the newest step.
-LATE, CHECKED_ROW, HOST_RATE = 1.1, 1.4, 0.1
+# measured. HOST_RATE: weight of the newest step. Of fewer rows than MANY_ROWS nothing is learned:
+# most of the host's time is then not for rows.
+LATE, CHECKED_ROW, HOST_RATE, MANY_ROWS = 1.1, 1.4, 0.1, 16
 LOAD_RATE, READING_RATE = 0.02, 0.1  # weights of the newest step, and of the newest pass
 MAX_LOAD = 0.9  # the largest share of time that prompts are taken to use
 TOKEN, FIXED_TOKEN, FIXED_LEVEL = 0.05, 0.01, 0.1  # assumed costs, in passes over one token
@@ -235,6 +236,8 @@ class HostTime:
         has_waited: the host ran a pass beside the step and waited for both, so that the device was
         idle during all that the host did afterwards.
         """
+        if num_rows < MANY_ROWS:
+            return
         before = self._per_row
         each = max(seconds - device * has_waited, 0.0) / (num_rows * self._work(shape))
         if not has_waited and seconds <= LATE * device:
@@ -242,7 +245,7 @@ class HostTime:
         elif not before:
             self._per_row = each
         else:  # bounded, as a pause is no cost
-            more = min(each / before - 1.0, MAX_SURPRISE)
+            more = min(max(each / before - 1.0, -MAX_SURPRISE), MAX_SURPRISE)
             self._per_row += HOST_RATE * more * before
             is_checked = shape.num_nodes > 0
             if is_checked != self._was_checked:
@@ -252,7 +255,7 @@ class HostTime:
 
     def seconds(self, num_rows: int, shape: StepShape) -> float:
         """The host's seconds from one step to the next; 0: not known."""
-        return num_rows * self._work(shape) * self._per_row
+        return num_rows * self._work(shape) * self._per_row * (num_rows >= MANY_ROWS)
 
     def _work(self, shape: StepShape) -> float:
         """The host's work for a row, as a multiple of a plain row's."""

@@ -31,6 +31,11 @@ MAX_CATCH_UP = 32  # tokens that it may read for each one that its row can still
 # Steps without a head that was dropped: the first time, doubled each time up to the second.
 FIRST_DROPPED, MAX_DROPPED = 100, 1600
 
+# A source that lost time must promise PER_STEP_LOST more for each step lost (PER_STEP_LOST=0: a
+# head 0.98, at worst 0.92). REPAID: the loss that is forgotten in a step without the source;
+# MOST_GAINED: the largest gain that is remembered.
+PER_STEP_LOST, REPAID, MOST_GAINED = 0.2, 0.005, 16.0
+
 
 class RowLengths(Protocol):
     """What the policy needs of the host's rows."""
@@ -49,6 +54,26 @@ class Drafted(NamedTuple):
     source: int = 0
     matched: int = 0  # tokens
     num_nodes: int = 0  # that the step checked which drafted it
+
+
+class Losses:
+    """The plain steps that lookups and a network lost, by the rows of a step."""
+
+    def __init__(self) -> None:
+        self._lost: dict[tuple[int, bool], float] = {}
+
+    def add(self, num_rows: int, is_network: bool | None, lost: float = 0.0) -> None:
+        """A step of this source (None: a plain one) lost so many; below 0: it gained."""
+        for key in ((num_rows, False), (num_rows, True)):
+            before = self._lost.get(key, 0.0)
+            if key[1] == is_network:
+                self._lost[key] = max(before + lost, -MOST_GAINED)
+            elif before > 0.0:
+                self._lost[key] = max(before - REPAID, 0.0)
+
+    def price(self, num_rows: int, is_network: bool) -> float:
+        """How many times as much the source must promise."""
+        return 1.0 + PER_STEP_LOST * max(self._lost.get((num_rows, is_network), 0.0), 0.0)
 
 
 class SourceChoice:
