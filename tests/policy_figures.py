@@ -1,10 +1,13 @@
-"""What a rule of the policy is worth: replays with it and without it.
+"""How near the policy is to the best fixed choice, and what a rule of it is worth: replays.
 
+    PYTHONPATH=src:tests:tests/drafting python tests/policy_figures.py --texts 1000
     PYTHONPATH=src:tests:tests/drafting python tests/policy_figures.py HOPE=0.0 --texts 1000
 
-Constants of `hunch.drafting` get other values; each case is replayed with the old ones and with the
-new ones. A line gives the mean and the least of new speed over old. `--texts` takes other random
-texts than those that the tests hold the policy to: constants were chosen by these.
+The first prints the table of `policy_table`; `--only closed,7B` the lines that have these words.
+
+In the second, constants of `hunch.drafting` get other values; each case is replayed with the old
+ones and with the new ones. A line gives the mean and the least of new speed over old. `--texts`
+takes other random texts than those that the tests hold the policy to.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import test_policy as closed
 import test_policy_load as load
 import test_policy_sources as sources
 
+import policy_table
 from policy_replay import LARGE, SMALL, text
 
 DRAFTERS: dict[str, Any] = {
@@ -91,11 +95,15 @@ def change(setting: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("settings", nargs="+", metavar="NAME=VALUE")
+    parser.add_argument("settings", nargs="*", metavar="NAME=VALUE")
+    parser.add_argument("--only", default="")
     parser.add_argument("--texts", type=int, default=0)
     given = parser.parse_args()
     new_rng = np.random.default_rng
     np.random.default_rng = lambda seed: new_rng(seed + given.texts)  # type: ignore[assignment]
+    if not given.settings:
+        policy_table.print_table(set(filter(None, given.only.split(","))))
+        return
     before = [run() for _, run in cases()]
     for setting in given.settings:
         change(setting)

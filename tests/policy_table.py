@@ -1,6 +1,8 @@
 """The policy beside the best fixed choice: targets, loads and drafters, replayed.
 
-    PYTHONPATH=src:tests:tests/drafting python tests/policy_figures.py [--texts 1000]
+    PYTHONPATH=src:tests python tests/policy_table.py [closed,7B]
+
+With another checkout's `src` in the path it is that checkout's policy.
 
 A figure is the policy's speed over that of the best fixed choice, on texts of every kind in turn.
 Closed: a row is refilled at once, and tokens per second count. Together: as many requests as rows,
@@ -10,6 +12,7 @@ moment a request was due to its last token.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from types import SimpleNamespace
@@ -250,7 +253,7 @@ class Case(NamedTuple):
         return max(found)
 
 
-ROWS = (1, 8, 24, 64, 128)
+ROWS = (1, 8, 24, 64, 128, 256)
 
 
 def cases() -> Iterator[Case]:
@@ -262,3 +265,17 @@ def cases() -> Iterator[Case]:
                 yield Case("together", target, drafter, rows)
             for rate in TARGETS[target].rates:
                 yield Case("open", target, drafter, rate)
+
+
+def print_table(only: set[str]) -> None:
+    """The lines that have all these words."""
+    for case in cases():
+        if only <= {case.load, case.target, case.drafter, str(case.size)}:
+            most, shape = case.best()
+            best = f"{DraftSource(shape.source).name.lower()} {shape.num_nodes}"
+            name = f"{case.load:9} {case.target:5} {case.drafter:8} {case.size:4}"
+            print(f"{name} {case.speed() / most:.3f} of {best}", flush=True)
+
+
+if __name__ == "__main__":
+    print_table({word for given in sys.argv[1:] for word in given.split(",")})
