@@ -18,7 +18,7 @@ from captured_heads import GREEDY, PARAMS, SMALL, World, tokens
 from deep_models import write_deep, write_shallow
 from hunch import LLM
 from hunch.config import say_once
-from hunch.drafting.costs import Kind
+from hunch.drafting.costs import StepKey
 from hunch.drafting.merge_device import cuts_of, within
 from hunch.drafting.step_shapes import DraftSource, StepShape
 from hunch.drafting.with_lookups import TreeSize
@@ -144,7 +144,7 @@ def test_an_adaptive_merge_checks_what_pays(
         with LLM(str(model), speculate=speculate, **SMALL, max_num_seqs=1) as llm:
             steps, costs = steps_of(llm, monkeypatch), llm.engine.runner.captured.policy.costs
 
-            def seconds(kind: Kind, each: float = per_node) -> float:
+            def seconds(kind: StepKey, each: float = per_node) -> float:
                 return 1.0 + each * kind[1].num_nodes
 
             monkeypatch.setattr(costs, "seconds", seconds)

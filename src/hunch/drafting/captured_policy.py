@@ -28,10 +28,10 @@ from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.costs import (
     Flow,
     HostTime,
-    Kind,
     PromptLoad,
     StepCosts,
-    kind_of,
+    StepKey,
+    step_key,
     target_seconds,
 )
 from hunch.drafting.draft_source import Drafted, Losses, RowLengths, SourceChoice
@@ -174,12 +174,12 @@ class CapturedPolicy:
             rates[source] = tokens[shape] / seconds[shape]
         return best[self.sources.choose(row_R, rates)]
 
-    def _seconds(self, kind: Kind, num_rows: int) -> float:
+    def _seconds(self, key: StepKey, num_rows: int) -> float:
         """Seconds from one step to the next, with prompts and the host's work."""
-        seconds = self.costs.seconds(kind)
+        seconds = self.costs.seconds(key)
         if not self.costs.is_measured:
             return seconds
-        _, shape, extras = kind
+        _, shape, extras = key
         return self.load.with_reading(max(seconds, self.host[extras].seconds(num_rows, shape)))
 
     def _tokens(self, row_R: np.ndarray, num_rows: int) -> dict[StepShape, float]:
@@ -292,7 +292,7 @@ class CapturedPolicy:
 
     def captured(self, graph: CapturedStep) -> bool:
         """A step was captured and timed; True: that is new."""
-        return self.costs.capture(kind_of(graph), graph.seconds, graph.draft_seconds)
+        return self.costs.capture(step_key(graph), graph.seconds, graph.draft_seconds)
 
     def timed(
         self,
@@ -308,18 +308,18 @@ class CapturedPolicy:
         """
         if self.drafter is None:  # all steps are plain: there is nothing to choose
             return seconds, seconds
-        kind, costs = kind_of(graph), self.costs
+        key, costs = step_key(graph), self.costs
         late = 0.0 if since is None else max(since - reading - seconds, 0.0)
-        self.counts.shapes[kind[:2]].add(self._num_tokens, seconds, late)
+        self.counts.shapes[key[:2]].add(self._num_tokens, seconds, late)
         self.counts.prompt_seconds += reading
         if seconds > 0.0:
-            costs.record(kind, seconds)
+            costs.record(key, seconds)
             self.load.record(since or seconds + reading, reading)
             if since is not None:
                 own, here = max(since - reading, 0.0), self._num_learned
-                self.host[kind[2]].record(here, kind[1], own, seconds, has_waited=reading > 0.0)
+                self.host[key[2]].record(here, key[1], own, seconds, has_waited=reading > 0.0)
         target = target_seconds(seconds, graph.draft_seconds)
-        share = costs.target((graph.num_rows, StepShape(0), graph.extras)) / costs.target(kind)
+        share = costs.target((graph.num_rows, StepShape(0), graph.extras)) / costs.target(key)
         return target, target * min(share, 1.0)
 
     def learn(
@@ -358,13 +358,13 @@ class CapturedPolicy:
 
     def _count_lost(self, graph: CapturedStep, num_tokens: int, num_here: int) -> None:
         """Count the plain steps that a step's source lost, which brought so many tokens."""
-        num_rows, shape, extras = kind = kind_of(graph)
+        num_rows, shape, extras = key = step_key(graph)
         if not self._is_speculative(shape):
             self.losses.add(num_rows, None)
             return
         is_network = self.sources.is_network(shape.source)
         plain = self._seconds((num_rows, self.shapes.all[0], extras), num_here)
-        lost = self._seconds(kind, num_here) / plain - num_tokens / num_here
+        lost = self._seconds(key, num_here) / plain - num_tokens / num_here
         self.losses.add(num_rows, is_network, lost)
         self.counts.lost_steps["network" if is_network else "lookup"] += lost
 

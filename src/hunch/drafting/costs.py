@@ -108,15 +108,17 @@ class FixedCurve(CostCurve):
         pass
 
 
-Kind = tuple[int, StepShape, int]  # of a captured step: its rows, its shape, what its rows ask for
+StepKey = tuple[
+    int, StepShape, int
+]  # of a captured step: its rows, its shape, what its rows ask for
 
 
 class StepCosts:
     """Seconds of captured steps, drafting included.
 
     Steps are timed when they are captured, over short texts; over longer texts they take longer. By
-    how much is learned from the kinds in use and applied to all, so that they stay comparable.
-    Beside that, each kind in use has a correction of its own. What was not captured is read off a
+    how much is learned from the steps in use and applied to all, so that they stay comparable.
+    Beside that, each step in use has a correction of its own. What was not captured is read off a
     curve by packed tokens.
 
     Steps whose rows ask for more than tokens (rules, masks, scores) are captured when they are
@@ -127,24 +129,24 @@ class StepCosts:
     def __init__(self, *, is_measured: bool = True) -> None:
         self.is_measured = is_measured
         self.curve = CostCurve() if is_measured else FixedCurve(FIXED_TOKEN)
-        self._captured: dict[Kind, float] = {}  # the target's part
-        self._drafting: dict[Kind, float] = {}
+        self._captured: dict[StepKey, float] = {}  # the target's part
+        self._drafting: dict[StepKey, float] = {}
         self._common: dict[int, float] = {}  # corrections as logarithms, by what rows ask for
-        self._own: dict[Kind, float] = {}
+        self._own: dict[StepKey, float] = {}
         self._more: dict[int, float] = {}  # seconds per packed token more than a step without
 
-    def capture(self, kind: Kind, seconds: float, draft_seconds: float = 0.0) -> bool:
+    def capture(self, key: StepKey, seconds: float, draft_seconds: float = 0.0) -> bool:
         """A step was timed when it was captured; True: for the first time, which counts."""
-        if kind in self._drafting or not self.is_measured:
+        if key in self._drafting or not self.is_measured:
             return False
-        self._drafting[kind] = draft_seconds
+        self._drafting[key] = draft_seconds
         if seconds > 0.0:
-            self._captured[kind] = target = target_seconds(seconds, draft_seconds)
-            self._learn(kind, target)
+            self._captured[key] = target = target_seconds(seconds, draft_seconds)
+            self._learn(key, target)
         return True
 
-    def _learn(self, kind: Kind, target: float) -> None:
-        num_rows, shape, extras = kind
+    def _learn(self, key: StepKey, target: float) -> None:
+        num_rows, shape, extras = key
         num_tokens = num_rows * (1 + shape.num_nodes)
         if not extras:
             self.curve.record(num_tokens, target)
@@ -153,43 +155,43 @@ class StepCosts:
         before = self._more.get(extras, more)
         self._more[extras] = before + OWN * (more - before)
 
-    def record(self, kind: Kind, seconds: float) -> None:
+    def record(self, key: StepKey, seconds: float) -> None:
         """A step took `seconds` of the device."""
         if not self.is_measured:
             return
-        target = target_seconds(seconds, self._drafting.get(kind, 0.0))
-        self._learn(kind, target)
-        if kind not in self._captured:
+        target = target_seconds(seconds, self._drafting.get(key, 0.0))
+        self._learn(key, target)
+        if key not in self._captured:
             return
-        extras, ratio = kind[2], log(target / self._captured[kind])
+        extras, ratio = key[2], log(target / self._captured[key])
         common = self._common.setdefault(extras, ratio)
         # The capture of a step with masks did not include the host's work for them.
-        is_new = extras > 0 and kind not in self._own
-        surprise = ratio - common - self._own.get(kind, 0.0)
+        is_new = extras > 0 and key not in self._own
+        surprise = ratio - common - self._own.get(key, 0.0)
         surprise = surprise if is_new else min(surprise, MAX_SURPRISE)
         self._common[extras] = common + COMMON * surprise
         for other in self._own:
             self._own[other] *= 1.0 - OWN_FADE
-        self._own[kind] = self._own.get(kind, 0.0) + (1.0 if is_new else OWN) * surprise
+        self._own[key] = self._own.get(key, 0.0) + (1.0 if is_new else OWN) * surprise
 
-    def seconds(self, kind: Kind) -> float:
-        """Seconds of a step of this kind."""
-        return self.target(kind) + self._draft_seconds(kind)
+    def seconds(self, key: StepKey) -> float:
+        """Seconds of such a step."""
+        return self.target(key) + self._draft_seconds(key)
 
-    def target(self, kind: Kind) -> float:
+    def target(self, key: StepKey) -> float:
         """Seconds of the target's part of a step."""
-        num_rows, shape, extras = kind
-        if kind in self._captured:
-            return self._captured[kind] * exp(
-                self._common.get(extras, 0.0) + self._own.get(kind, 0.0)
+        num_rows, shape, extras = key
+        if key in self._captured:
+            return self._captured[key] * exp(
+                self._common.get(extras, 0.0) + self._own.get(key, 0.0)
             )
         num_tokens = num_rows * (1 + shape.num_nodes)
         if extras:
             return self.target((num_rows, shape, 0)) + num_tokens * self._more.get(extras, 0.0)
         return self.curve.seconds(num_tokens)
 
-    def _draft_seconds(self, kind: Kind) -> float:
-        num_rows, shape, extras = kind
+    def _draft_seconds(self, key: StepKey) -> float:
+        num_rows, shape, extras = key
         if not self.is_measured:
             return FIXED_LEVEL * min(shape.num_nodes, 5) * (shape.source > 0)
         while num_rows:  # if this size was not captured: as the next smaller one
@@ -197,10 +199,10 @@ class StepCosts:
             if seconds is not None:
                 return seconds
             num_rows //= 2
-        return self._draft_seconds((kind[0], shape, 0)) if extras else 0.0
+        return self._draft_seconds((key[0], shape, 0)) if extras else 0.0
 
 
-def kind_of(graph: CapturedStep) -> Kind:
+def step_key(graph: CapturedStep) -> StepKey:
     return graph.num_rows, StepShape(graph.num_nodes, graph.source), graph.extras
 
 
@@ -220,8 +222,8 @@ class HostTime:
     """The host's seconds for a step's rows, where it takes longer than the device.
 
     A row with checked nodes is more work for it than a plain one. The seconds of a row are learned
-    from steps of both kinds, and the ratio of the kinds from steps that follow one of the other
-    kind: else an old figure could keep a kind out of use.
+    from plain and checking steps, and the ratio of both from steps that follow one of the other
+    sort: else an old figure could keep one of them out of use.
     """
 
     def __init__(self) -> None:

@@ -151,8 +151,8 @@ class SourceChoice:
             is_used = self._lead(row_R, rates, with_network) > (-LEAVE if is_current else CHANGE)
             is_used = is_used and (is_current or self._can_catch_up_on(row_R))
             sources = with_network if is_used else sources - with_network
-        for kind in (self._trees, {DraftSource.MERGED}):
-            some = sources & kind
+        for some_sources in (self._trees, {DraftSource.MERGED}):
+            some = sources & some_sources
             if some and some != sources:
                 is_waiting = self._has_waiting(row_R, some)
                 rates = {source: rates[source] for source in sources}
