@@ -357,15 +357,15 @@ class CapturedSteps:
         self.receive(pending)
         assert pending.received is not None
         result_RC, lines, seconds, since, host_seconds, here, checked = pending.received
-        graph, group, drafter, use = pending.graph, pending.group, self.drafter, self.network_use
+        graph, group, drafter = pending.graph, pending.group, self.drafter
         named, sources = self.extras.take_sources(group, lines), None
         if drafter is not None:
             sources = self.policy.learn(group.row_R, lines, graph)
         if sources is not None and named:
             sources = [named.get(place, name) for place, name in enumerate(sources)]
         writes_kv = drafter is not None and drafter.writes_kv(graph.source)
-        can_drop = self.policy.sources.can_drop
-        is_dropped_R = self.policy.sources.is_dropped(group.ids) if can_drop else None
+        use = self.policy.sources
+        is_dropped_R = use.is_dropped(group.ids) if use.can_drop else None
         decoded, results = apply_rows(
             self.rows,
             group.ids,
