@@ -37,6 +37,10 @@ GRANITE = PLAIN | MAMBA | {
     "residual_multiplier": 0.6, "attention_multiplier": 0.1,
 }  # fmt: skip
 del GRANITE["head_dim"]
+# transformers reads prompts with steps of time_step_min at least, and goes on without that bound.
+HALVES = PLAIN | {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16}
+HALVES |= {"time_step_min": 1e-9}
+del HALVES["num_hidden_layers"]
 CASES |= {
     "lfm2": ("Lfm2", LFM2),
     "lfm2-moe": (
@@ -65,6 +69,13 @@ CASES |= {
     "falcon h1, normed": (
         "FalconH1",
         PLAIN | MAMBA | {"mamba_d_ssm": 128, "mamba_rms_norm": True, "tie_word_embeddings": True},
+    ),
+    "nemotron h": ("NemotronH", HALVES | {"hybrid_override_pattern": "M-MM*-"}),
+    "nemotron h, other order": (
+        "NemotronH",
+        HALVES
+        | {"hybrid_override_pattern": "-*M", "mlp_bias": True}
+        | {"conv_kernel": 3, "use_conv_bias": False, "n_groups": 1, "mamba_head_dim": 32},
     ),
 }
 # transformers in float32 is up to 4e-4 away from itself in float64 on some CPUs.

@@ -96,6 +96,7 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "GPTNeoXForCausalLM": "hunch.models.families.gpt_neox:GptNeoX",
     "MiniCPMForCausalLM": "hunch.models.families.granite:MiniCPM",
     "NemotronForCausalLM": "hunch.models.families.nemotron:Nemotron",
+    "NemotronHForCausalLM": "hunch.models.families.nemotron_h:NemotronH",
     "Olmo2ForCausalLM": "hunch.models.families.olmo:Olmo2",
     "Olmo3ForCausalLM": "hunch.models.families.olmo:Olmo3",
     "OlmoeForCausalLM": "hunch.models.families.olmo:Olmoe",

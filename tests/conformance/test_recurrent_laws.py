@@ -68,6 +68,12 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "FalconH1ForCausalLM",
         PLAIN | MAMBA | {"layer_types": None, "mamba_d_ssm": 128, "ssm_out_multiplier": 0.7},
     ),
+    "halves": (
+        "NemotronHForCausalLM",
+        PLAIN
+        | {"layer_types": None, "num_hidden_layers": 4, "hybrid_override_pattern": "M-*-"}
+        | {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 16},
+    ),
 }
 OTHERS = sorted(set(KINDS) - {"delta"})
 
@@ -103,7 +109,7 @@ def test_text_depends_on_the_target_and_the_seed_alone(
     check_text(target, kernels, tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["convolution", "mamba"])
+@pytest.mark.parametrize("kind", ["convolution", "mamba", "halves"])
 def test_so_it_does_with_other_kinds_of_layers(kind: str, tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     check_text(write(kind, tmp_path / "target"), "auto", tmp_path)

@@ -104,6 +104,8 @@ RECURRENT = {"recurrence": DELTA, "is_recurrent": (True, False), "has_attn_gate"
 SSM = SsmShape(num_groups=1, num_heads=4, k_dim=8, v_dim=16, num_taps=3)
 MAMBA = {"recurrence": SSM, "is_recurrent": (True, False), "residual_scale": 0.3}
 BOTH = {"recurrence": SSM, "is_recurrent": (True, True), "attends_too": True}
+HALVES = {"recurrence": SSM, "is_recurrent": (False, True, False), "is_mlp": (True, False, False)}
+HALVES |= {"num_layers": 3, "windows": (None,) * 3, "is_gated": False, "activation": "relu2"}
 CONV = {"recurrence": ConvShape(width=32, num_taps=3), "is_recurrent": (True, False)}
 RECURRENT |= {"has_qk_norm": True, "is_norm_shifted": True, "rope": RopeSpec(dim=8)}
 ONE = Routing(num_experts=4, num_chosen=1, scores="chosen_sigmoid", is_of_input=True)
@@ -135,6 +137,7 @@ AFTER = {"activation": "relu", "is_post_norm": True, "has_final_norm": False}
         pytest.param("Qwen3_5ForCausalLM", RECURRENT, id="recurrent", marks=pytest.mark.slow),
         pytest.param("BambaForCausalLM", MAMBA, id="mamba", marks=pytest.mark.slow),
         pytest.param("FalconH1ForCausalLM", BOTH, id="attention and mamba", marks=pytest.mark.slow),
+        pytest.param("NemotronHForCausalLM", HALVES, id="halves", marks=pytest.mark.slow),
         pytest.param("Lfm2ForCausalLM", CONV, id="convolution", marks=pytest.mark.slow),
     ],
 )

@@ -118,6 +118,18 @@ PUBLISHED = {
         "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.23570226039551587,
         "ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
     },
+    "Nemotron-H-8B": {
+        "architectures": ["NemotronHForCausalLM"], "attention_bias": False, "norm_eps": 1e-5,
+        "attention_head_dim": 128, "chunk_size": 128, "conv_kernel": 4, "expand": 2,
+        "hidden_dropout": 0.0, "hybrid_override_pattern": "M-M*", "layer_norm_epsilon": 1e-5,
+        "mamba_head_dim": 64, "mamba_hidden_act": "silu", "mamba_num_heads": 128,
+        "mamba_proj_bias": False, "mlp_bias": False, "mlp_hidden_act": "relu2", "n_groups": 8,
+        "num_logits_to_keep": 1, "rescale_prenorm_residual": True, "residual_in_fp32": False,
+        "rms_norm_eps": 1e-5, "sliding_window": None, "ssm_state_size": 128,
+        "time_step_floor": 1e-4, "time_step_limit": [0.0, float("inf")], "time_step_max": 0.1,
+        "time_step_min": 0.001, "time_step_rank": 256, "use_bias": False, "use_conv_bias": True,
+        "use_mamba_kernels": True,
+    },
     "LFM2-1.2B": {
         "architectures": ["Lfm2ForCausalLM"], "block_auto_adjust_ff_dim": True, "block_dim": 2048,
         "block_ff_dim": 12288, "block_ffn_dim_multiplier": 1.0, "block_mlp_init_scale": 1.0,
@@ -225,6 +237,12 @@ def test_a_published_config_is_read(name):
     assert spec.num_layers == 4
 
 
+def test_halves_have_heads_by_either_name():
+    config = SIZES | PUBLISHED["Nemotron-H-8B"] | {"attention_head_dim": 64}
+    assert ModelSpec.from_config(config).head_dim == 64
+    assert ModelSpec.from_config(config | {"head_dim": 32}).head_dim == 32
+
+
 # More that files have, by architecture.
 KEYS = {
     "LlamaForCausalLM": {
@@ -278,6 +296,10 @@ def test_what_would_change_the_arithmetic_is_refused():
         ("SmolLM3-3B", "new", 3),
         ("Granite-4.0-H-Micro", "mamba_proj_bias", True),
         ("Granite-4.0-H-Micro", "time_step_limit", [0.0, 0.1]),
+        ("Nemotron-H-8B", "hybrid_override_pattern", "MEM*"),
+        ("Nemotron-H-8B", "time_step_limit", [0.001, float("inf")]),
+        ("Nemotron-H-8B", "use_bias", True),
+        ("Nemotron-H-8B", "norm_eps", 1e-6),
         ("LFM2-1.2B", "conv_bias", True),
         ("LFM2-1.2B", "layer_types", ["conv", "sliding_attention"] * 2),
     ):

@@ -37,6 +37,7 @@ CHANGES = {  # where defaults are no model that is published
     "Dots1ForCausalLM": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
     "Glm4MoeForCausalLM": {"head_dim": 128},
     "GraniteMoeHybridForCausalLM": ATTENDING,
+    "NemotronHForCausalLM": {"layers_block_type": ["linear_attention", "mlp", "full_attention"]},
 }
 
 
@@ -144,11 +145,8 @@ def test_a_file_of_sizes_alone_is_read_as_transformers_reads_it(architecture):
     """Or with a word of what it lacks."""
     kind = CONFIG_MAPPING[THEIRS[architecture]]
     saved = json.loads(kind(**CHANGES.get(architecture, {})).to_json_string(use_diff=False))
-    layers = (
-        {"layer_types": saved["layer_types"]}
-        if "layer_types" in saved and "mamba" in str(saved.keys())
-        else {}
-    )
+    types = ("layer_types", "layers_block_type") if "mamba" in str(saved.keys()) else ()
+    layers = {key: saved[key] for key in types if key in saved}
     cut = {key: value for key, value in saved.items() if _SIZES.fullmatch(key)} | layers
     whole = json.loads(kind(**{**cut, "model_type": None}).to_json_string(use_diff=False))
 

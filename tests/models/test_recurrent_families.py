@@ -12,6 +12,7 @@ from hunch.errors import ConfigError
 from hunch.kernels import native
 from hunch.models.load import load_decoder
 from hunch.models.native import load_native
+from hunch.models.stage import Stage
 from hunch.models.weights import open_weights
 from hunch.step.batch import Batch
 from hunch.train.states import Dense
@@ -142,7 +143,22 @@ def check_drafts(model):
             done[seq] += count
 
 
-@pytest.mark.parametrize("case", ["lfm2", "granite 4 h", "falcon h1"])
+@pytest.mark.parametrize("count", [2, 3])
+@torch.no_grad()
+def test_stages_of_halves_are_the_whole(count, tmp_path):
+    """One of them may have MLPs alone, or no layer that attends."""
+    make("nemotron h, other order", tmp_path)
+    weights, x_TD = open_weights(tmp_path), None
+    ids_T, attn = pack([Seq(IDS)])
+    for index in range(count):
+        part = load_decoder(weights, stage=Stage(index, count))
+        kv = part.new_kv(64)
+        run = part.forward(ids_T, attn, kv) if x_TD is None else part.forward_stream(x_TD, attn, kv)
+        x_TD = run.last_TD
+    assert torch.equal(part.logits(x_TD), plain_logits(load_decoder(weights), IDS))
+
+
+@pytest.mark.parametrize("case", ["lfm2", "granite 4 h", "falcon h1", "nemotron h"])
 def test_what_is_not_split_over_processes_says_so(case, tmp_path):
     make(case, tmp_path)
     group = SimpleNamespace(rank=0, size=2)

@@ -18,9 +18,11 @@ from hunch.kernels.delta import DeltaShape, DeltaWeights
 from hunch.kernels.recurrence import Recurrence
 from hunch.kernels.short_conv import ConvShape, ConvWeights
 from hunch.kernels.ssm import SsmShape, SsmWeights
-from hunch.layers.attention import Attend
+from hunch.layers.attention import Attend, Attention
 from hunch.layers.block import Block, PlainBlock
 from hunch.layers.linear import Linear
+from hunch.layers.mlp import MLP, GatedMLP, PlainMLP
+from hunch.layers.norm import RMSNorm
 from hunch.layers.part import Part
 
 
@@ -160,3 +162,16 @@ class BothBlock(Block):
     def mix(self, residual_TD: Tensor, input_TE: Tensor, attend: Attend) -> Tensor:
         residual_TD = residual_TD + self.recurrent(input_TE, attend)
         return super().mix(residual_TD, input_TE, attend)
+
+
+class HalfBlock(Part):
+    """x + half(norm(x)): a layer that attends, recurs, or is an MLP, alone."""
+
+    def __init__(self, norm: RMSNorm, half: Attention | Recurrent | MLP) -> None:
+        self.norm, self.half = norm, half
+
+    def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
+        h_TD = self.norm(x_TD)
+        if isinstance(self.half, GatedMLP | PlainMLP):
+            return x_TD + self.half(h_TD)
+        return x_TD + self.half(h_TD, attend)

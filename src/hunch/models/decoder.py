@@ -23,12 +23,12 @@ from hunch.layers.experts import Experts
 from hunch.layers.latent import LatentBlock
 from hunch.layers.linear import Linear, RowLinear
 from hunch.layers.part import Part
-from hunch.layers.recurrent import RecurrentBlock
+from hunch.layers.recurrent import HalfBlock, RecurrentBlock
 from hunch.layers.rope import Rope
 from hunch.models.backends import TORCH, Backend
 from hunch.models.build import LLAMA_NAMES, Names, build_block, build_norm, build_table, local_heads
 from hunch.models.reading import Config
-from hunch.models.recurrent import build_recurrent_block, local_recurrence
+from hunch.models.recurrent import build_half, build_recurrent_block, local_recurrence
 from hunch.models.source import RandomSource, Source
 from hunch.models.spec import MAX_NODES, ModelSpec, read_common
 from hunch.parallel.group import Exchange, span, spans
@@ -36,7 +36,7 @@ from hunch.registry import MODELS, resolve
 
 TILE_ROWS = 64  # of every product of a GPU without kernels of ours: as cheap as one row there
 
-AnyBlock = Block | LatentBlock | RecurrentBlock
+AnyBlock = Block | LatentBlock | RecurrentBlock | HalfBlock
 Progress = Callable[[Iterable[str]], Iterable[str]]
 
 
@@ -136,6 +136,8 @@ class Decoder(Part):
 
     def build_layer(self, source: Source, prefix: str, layer: int) -> AnyBlock:
         """One layer, whose tensors are named `prefix` + the family's names."""
+        if self.spec.is_mlp:
+            return build_half(self.spec, source, prefix, layer, self.names)
         if self.spec.is_recurrent and self.spec.is_recurrent[layer]:
             return build_recurrent_block(self.spec, source, prefix, layer, self.names)
         return build_block(self.spec, source, prefix, layer, names=self.names)

@@ -30,7 +30,7 @@ from hunch.layers.block import Block
 from hunch.layers.inputs import InputGate
 from hunch.layers.latent import LatentBlock
 from hunch.layers.linear import Linear
-from hunch.layers.recurrent import RecurrentBlock
+from hunch.layers.recurrent import HalfBlock, RecurrentBlock
 from hunch.models.fused_latent import FusedLatent
 from hunch.models.fused_layer import Layer, layer_of
 from hunch.models.fused_recurrent import FusedRecurrent
@@ -53,7 +53,7 @@ class FusedLayers:
 
     def __init__(
         self,
-        blocks: Sequence[Block | LatentBlock | RecurrentBlock],
+        blocks: Sequence[Block | LatentBlock | RecurrentBlock | HalfBlock],
         tables: Sequence[Tensor],
         eps: float,
         is_wide: bool = False,
@@ -61,7 +61,7 @@ class FusedLayers:
         tempers: Sequence[Tensor | None] = (),  # of queries, by position, beside each table
     ) -> None:
         self.group = group
-        self.timing = Timing(blocks[0].attn.out.weight.device)
+        self.timing = Timing(next(blocks[0].named_tensors())[1].device)
         self.layers = [layer_of(block, self.timing) for block in blocks]
         first = self.layers[0]
         is_unnormed = first.attn_norm is None and first.mlp_norm is None
@@ -124,8 +124,20 @@ class FusedLayers:
         norms = [layer.attn_norm for layer in self.layers[1:]] + [norm]
         for index, (layer, next_norm) in enumerate(zip(self.layers, norms, strict=True)):
             input_PE = input_PE if index == 0 else h_PD
-            parts_SPD = self._attend(input_PE, layer, attn, kv, tiling)
             y_TD = torch.empty_like(x_TD) if index in kept else x_TD
+            if layer.is_half:
+                if layer.gate_up is None:
+                    parts_SPD = self._attend(input_PE, layer, attn, kv, tiling)
+                else:
+                    parts_SPD = self._mlp(input_PE, layer, num_tokens)
+                add_norm(
+                    x_TD, next_norm, eps, None if next_norm is None else h_TD, sum_TD=y_TD,
+                    parts_SVD=parts_SPD, is_eager=is_eager,
+                )  # fmt: skip
+                x_TD = y_TD
+                streams.append(x_TD)
+                continue
+            parts_SPD = self._attend(input_PE, layer, attn, kv, tiling)
             mlp_PD, mlp_norm = h_PD, layer.mlp_norm
             if layer.is_parallel:
                 if mlp_norm is None:

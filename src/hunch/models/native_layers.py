@@ -140,8 +140,11 @@ def build_native_layer(
     is_reader = bool(spec.kv_of) and not spec.keeps_kv(layer)
     is_recurrent = bool(spec.is_recurrent) and spec.is_recurrent[layer]
     is_beside = spec.experts is not None and spec.experts.is_beside and has_experts
-    is_alone = has_experts and not is_beside
-    where = _matrices(spec, prefix, names, has_experts=is_alone, is_recurrent=is_recurrent)
+    has_mlp = spec.has_mlp(layer) and not (has_experts and not is_beside)
+    attends = spec.has_mixer(layer) and (spec.attends_too or not is_recurrent)
+    where = _matrices(spec, prefix, names, has_mlp=has_mlp, attends=attends)
+    if is_recurrent and not attends:
+        where["out"] = f"{prefix}{names.recurrent}out_proj"
     where = {name: path for name, path in where.items() if not is_reader or name not in ("k", "v")}
     norms = _norms(spec, prefix, names)
     has_norms = spec.has_qk_norm and not is_recurrent
@@ -232,17 +235,15 @@ def build_native_table(spec: ModelSpec, reader: Reader, names: Names) -> NativeT
 
 
 def _matrices(
-    spec: ModelSpec, prefix: str, names: Names, *, has_experts: bool, is_recurrent: bool
+    spec: ModelSpec, prefix: str, names: Names, *, has_mlp: bool, attends: bool
 ) -> dict[str, str]:
-    """Where the matrices that a layer has are in the file."""
-    absent = {"gate", "up", "down"} if has_experts else set()
+    """Where the matrices of a layer's attention and MLP are in the file, if it has them."""
+    absent = set() if has_mlp else {"gate", "up", "down"}
     absent |= {"q", "k", "v"} if spec.latent else set()
-    absent |= {"q", "k", "v", "out"} if is_recurrent and not spec.attends_too else set()
+    absent |= set() if attends else {"q", "k", "v", "out"}
     absent |= set() if spec.is_gated else {"gate"}
     where = {n: prefix + getattr(names, n) for n in MATRICES if n not in absent}
-    if is_recurrent and not spec.attends_too:
-        where["out"] = f"{prefix}{names.recurrent}out_proj"
-    elif spec.has_attn_gate:
+    if attends and spec.has_attn_gate:
         where["attn_gate"] = prefix + names.attn_gate
     return where
 

@@ -13,10 +13,18 @@ from hunch.kernels.delta import DeltaShape
 from hunch.kernels.recurrence import Recurrence
 from hunch.kernels.short_conv import ConvShape
 from hunch.kernels.ssm import SsmShape
+from hunch.layers.experts import Experts
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
-from hunch.layers.recurrent import BothBlock, GatedDelta, Recurrent, RecurrentBlock, ShortConv
-from hunch.models.build import Names, build_block, build_mlp, build_norm
+from hunch.layers.recurrent import (
+    BothBlock,
+    GatedDelta,
+    HalfBlock,
+    Recurrent,
+    RecurrentBlock,
+    ShortConv,
+)
+from hunch.models.build import Names, build_attention, build_block, build_mlp, build_norm
 from hunch.models.mamba import as_taps, build_mamba
 from hunch.models.reading import Config, read_int
 from hunch.models.source import Asked, Source
@@ -77,6 +85,20 @@ def build_recurrent_block(
     mixer = build_recurrent(spec, source, prefix + names.recurrent, layer)
     mlp = build_mlp(spec, source, prefix, layer, names=names)
     return RecurrentBlock(attn_norm, mixer, mlp_norm, mlp, spec.residual_scale)
+
+
+def build_half(spec: ModelSpec, source: Source, prefix: str, layer: int, names: Names) -> HalfBlock:
+    """A layer that is one half alone."""
+    norm = build_norm(spec, source, prefix + names.attn_norm)
+    assert isinstance(norm, RMSNorm)
+    assert spec.residual_scale == 1.0
+    if spec.is_recurrent[layer]:
+        return HalfBlock(norm, build_recurrent(spec, source, prefix + names.recurrent, layer))
+    if spec.has_mixer(layer):
+        return HalfBlock(norm, build_attention(spec, source, prefix, layer, names=names))
+    mlp = build_mlp(spec, source, prefix, layer, names=names)
+    assert not isinstance(mlp, Experts)
+    return HalfBlock(norm, mlp)
 
 
 def build_recurrent(spec: ModelSpec, source: Source, prefix: str, layer: int) -> Recurrent:

@@ -10,9 +10,6 @@ _CAUSAL = {
     "its Mamba 2 layers share blocks of attention; known are those with layers of their own": (
         "Zamba2",
     ),
-    "each layer is Mamba 2, attention or an MLP alone; known are those with an MLP in each": (
-        "NemotronH",
-    ),
     "it has recurrent layers of a kind that is not known here": (
         *("BailingHybrid", "KimiLinear", "MiniMax", "OlmoHybrid", "RecurrentGemma", "Rwkv"),
         "xLSTM",

@@ -105,6 +105,7 @@ class ModelSpec:
     recurrence: Recurrence | None = None
     is_recurrent: tuple[bool, ...] = ()  # per layer; (): none is
     attends_too: bool = False  # all layers are recurrent, and attend beside it
+    is_mlp: tuple[bool, ...] = ()  # per layer, where each is one half alone; (): all have both
     # Positions
     rope: RopeSpec | None = None  # None: positions are learned, and added to the embedding
     more_ropes: tuple[RopeSpec, ...] = ()  # what some layers turn by in its place
@@ -220,8 +221,17 @@ class ModelSpec:
             return spec
         return replace(spec, num_kv_heads=other.num_kv_heads, head_dim=other.head_dim)
 
+    def has_mixer(self, layer: int) -> bool:
+        """Whether it attends or is recurrent."""
+        return not self.is_mlp or not self.is_mlp[layer]
+
+    def has_mlp(self, layer: int) -> bool:
+        return not self.is_mlp or self.is_mlp[layer]
+
     def keeps_kv(self, layer: int) -> bool:
         """Whether it has keys and values of its own."""
+        if not self.has_mixer(layer):
+            return False
         if self.is_recurrent and self.is_recurrent[layer] and not self.attends_too:
             return False
         return not self.kv_of or self.kv_of[layer] == layer
@@ -237,6 +247,8 @@ class ModelSpec:
 
     def place_of(self, layer: int) -> int:
         """Its number among the layers of its kind: of the KV cache, or of rows' states."""
+        if not self.has_mixer(layer):
+            return 0
         if self.is_recurrent and self.is_recurrent[layer]:
             return self.is_recurrent[:layer].count(True)
         return self.kv_layers.index(self.kv_of[layer] if self.kv_of else layer)

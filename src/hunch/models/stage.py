@@ -83,6 +83,7 @@ def stage_spec(spec: ModelSpec, stage: Stage) -> ModelSpec:
         ffn_widths=spec.ffn_widths[part],
         is_value_key=spec.is_value_key[part],
         is_recurrent=spec.is_recurrent[part],
+        is_mlp=spec.is_mlp[part],
         rope_of=spec.rope_of[part],
         unnormed=spec.unnormed[part],
         experts=None if experts is None else replace(experts, layers=experts.layers[part]),

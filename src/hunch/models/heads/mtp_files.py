@@ -143,7 +143,7 @@ def family_layers(weights: Weights) -> tuple[ModelSpec, Weights] | None:
     found = (re.match(r"mtp\.layers\.(\d+)\.", tensor) for tensor in weights.names())
     count = len({match[1] for match in found if match})
     experts = spec.experts and replace(spec.experts, layers=(True,) * count)
-    spec = replace(spec, recurrence=None, is_recurrent=(), experts=experts)
+    spec = replace(spec, recurrence=None, is_recurrent=(), is_mlp=(), experts=experts)
     spec = replace(spec, num_layers=count, windows=(None,) * count)
     names = replace(resolve(MODELS, name).names, layer="mtp.layers.{}.")
     return spec, Arranged(weights, spec, names)

@@ -1,0 +1,101 @@
+"""Nemotron-H and Nemotron Nano 2: each layer is Mamba 2, attention or an MLP, alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from hunch.errors import ModelFormatError, UnsupportedModelError
+from hunch.layers.rope import RopeSpec
+from hunch.models.build import Names
+from hunch.models.decoder import Decoder
+from hunch.models.mamba import is_mamba, read_layer_types, read_mamba
+from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
+from hunch.models.spec import ModelSpec, read_common
+
+_MLP = "mlp"
+_LETTERS = {"M": "linear_attention", "*": "full_attention", "-": _MLP, "E": "moe"}
+_UNUSED = (
+    # Of how it is trained, run and kept elsewhere; a Mamba layer's width is that of its heads.
+    *("expand", "chunk_size", "use_mamba_kernels", "mamba_ssm_cache_dtype", "num_logits_to_keep"),
+    "rescale_prenorm_residual",
+    # Of experts, which transformers writes for models without them too.
+    *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "routed_scaling_factor"),
+    *("n_group", "topk_group", "norm_topk_prob", "moe_intermediate_size", "moe_latent_size"),
+    *("moe_shared_expert_intermediate_size", "moe_shared_expert_overlap"),
+)
+
+
+class NemotronH(Decoder):
+    """Heads are not turned; MLPs are of squares, without a gate."""
+
+    names: ClassVar[Names] = Names(
+        roots=("model.", "backbone."),
+        embed="model.embeddings.weight",
+        final_norm="model.norm_f",
+        attn_norm="norm",
+        mlp_norm="norm",
+        recurrent="mixer.",
+        q="mixer.q_proj",
+        k="mixer.k_proj",
+        v="mixer.v_proj",
+        out="mixer.o_proj",
+        up="mixer.up_proj",
+        down="mixer.down_proj",
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        for key in ("use_bias", "attention_bias", "residual_in_fp32", "tie_word_embeddings"):
+            refuse(config, key, False)  # transformers does not read all of them
+        for key in ("sliding_window", "mamba_dt_limit"):
+            refuse(config, key, None)
+        refuse(config, "mamba_hidden_act", "silu")
+        for key in _UNUSED:
+            config.get(key)
+        eps = read_float(config, "layer_norm_epsilon", 1e-5)
+        for key in ("rms_norm_eps", "norm_eps"):  # of the same norms
+            refuse(config, key, eps)
+        types = _layer_types(config)
+        older = config.get("attention_head_dim")  # its name in the first files
+        given = {"head_dim": config.get("head_dim") or older or 128}
+        config = Defaulted(given, Defaulted(config, {"num_hidden_layers": len(types)}))
+        common = read_common(config, architecture)
+        layer_types = read_layer_types(types, common["num_layers"], _MLP)
+        common |= {
+            "norm_eps": eps,
+            "activation": str(config.get("mlp_hidden_act", "relu2")),
+            "rope": RopeSpec(rope_type="none"),
+        }
+        heads = read_int(config, "mamba_num_heads", 128)
+        mamba = {
+            "mamba_n_heads": heads,
+            "mamba_n_groups": config.get("n_groups", 8),
+            "mamba_d_state": config.get("ssm_state_size", 128),
+            "mamba_d_conv": config.get("conv_kernel", 4),
+            "mamba_conv_bias": config.get("use_conv_bias", True),
+        }
+        inner = heads * read_int(config, "mamba_head_dim", 64)
+        return ModelSpec(
+            **common,
+            recurrence=read_mamba(Defaulted(config, mamba), common["width"], inner),
+            is_recurrent=is_mamba(layer_types),
+            is_mlp=tuple(layer_type == _MLP for layer_type in layer_types),
+            is_gated=False,
+            has_mlp_bias=bool(config.get("mlp_bias", False)),
+        )
+
+
+def _layer_types(config: Config) -> list[str]:
+    """By name, or by a letter for each layer."""
+    pattern: Any = config.get("hybrid_override_pattern")
+    types: Any = config.get("layers_block_type") or config.get("layer_types") or pattern
+    if not isinstance(types, Sequence) or not types:
+        raise ModelFormatError("config.json lacks hybrid_override_pattern")
+    found = [_LETTERS.get(str(one), str(one)) for one in types]
+    if "moe" in found:
+        raise UnsupportedModelError(
+            "hybrid_override_pattern has layers of experts (E), which are not supported; only "
+            "Mamba 2 (M), attention (*) and MLPs (-)"
+        )
+    return found
