@@ -19,7 +19,7 @@ MIN_CHANCE, MAX_CHANCE = 0.02, 0.98  # bounds of chances
 FINE = 8  # log-odds are rounded to one part in this many, so that chances can be cached
 FLOOR = 0.05  # errors are divided by p (1 - p), or by this if it is more
 # Expected tokens are compared with accepted ones, by source: steps that the means cover, and tokens
-# that both start with, and the largest correction (MAX_CALIBRATION=1: late host 0.97, a draft model
+# that both start with, and the largest correction (MAX_CALIBRATION=1: late host 0.98, a draft model
 # 0.99, at worst 0.86).
 CALIBRATED_STEPS, CALIBRATED_TOKENS, MAX_CALIBRATION = 60.0, 4.0, 2.0
 FADE = 0.003  # what the terms lose in a step without guesses, so that a source is tried again

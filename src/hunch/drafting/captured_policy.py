@@ -49,10 +49,10 @@ from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 # How much the mean gain of a step's rows counts beyond the gain of the row with the least: of
 # lookups and of networks for requests that came together, and while requests keep coming; and the
 # most tokens beyond the least that count for requests that came together. The least gain of a
-# network's rows is less certain. (All 1, the mean alone: together 0.98, at worst 0.79; late host
-# 0.98.)
+# network's rows is less certain. (All 1, the mean alone: together 0.97, at worst 0.81; late host
+# 0.93.)
 OF_LOOKUPS, OF_NETWORKS, FLOWING, MAX_MORE = 0.2, 0.35, 0.5, 1.0
-SURE_MATCH = log2(1 + SURE)  # see `_add_sure` (SURE_MATCH=99: open load 0.99, at worst 0.84)
+SURE_MATCH = log2(1 + SURE)  # see `_add_sure` (SURE_MATCH=99: open load 0.99, at worst 0.95)
 LOOKUP_RATE, NETWORK_RATE = 0.04, 0.06  # at which the estimates learn
 HOPE = 0.8  # log-odds added for a network that was not tried yet (HOPE=0: a head 0.97)
 
