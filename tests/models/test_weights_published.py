@@ -231,11 +231,18 @@ def test_codes_without_settings_are_no_numbers(dtype: torch.dtype, tmp_path: Pat
         open_weights(folder).tensor("a.weight")
 
 
+STATE = torch.tensor(list(b'{"shape": [16, -64], "blocksize": 64}'), dtype=torch.uint8)
+NO_STATE = torch.tensor(list(b"{shape"), dtype=torch.uint8)
+
+
 @pytest.mark.parametrize(
     ("form", "name", "other", "word"),
     [
         ("nf4", "weight.quant_map", torch.linspace(-1, 1, 16), "quant_map is not that of nf4"),
         ("nf4", "weight.quant_state.bitsandbytes__nf4", None, "without a quant_state"),
+        ("nf4", "weight.quant_state.bitsandbytes__nf4", STATE, "no JSON with a shape"),
+        ("nf4", "weight.quant_state.bitsandbytes__nf4", NO_STATE, "no JSON with a shape"),
+        ("nf4", "weight", torch.zeros(8, 1, dtype=torch.uint8), "too few for 16 x 64"),
         ("int8", "weight_format", torch.tensor(2, dtype=torch.uint8), "weight_format=2"),
         ("int8", "SCB", None, "no scales"),
     ],

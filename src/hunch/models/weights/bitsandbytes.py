@@ -37,14 +37,24 @@ def state_name(names: set[str], module: str) -> str | None:
     return next((name for last in _STATES if (name := f"{module}.{last}") in names), None)
 
 
-def shape_in(state_Y: Tensor) -> tuple[int, ...]:
+def shape_in(state_Y: Tensor, where: str) -> tuple[int, int]:
     """The shape of a matrix of 4 bits, which its codes alone do not show."""
-    return tuple(int(size) for size in _content(state_Y)["shape"])
+    num_out, num_in = _content(state_Y, where)["shape"]
+    return num_out, num_in
 
 
-def _content(state_Y: Tensor) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(bytes(state_Y.tolist()))
-    return content
+def _content(state_Y: Tensor, where: str) -> dict[str, Any]:
+    """What a file says of a matrix, checked as far as reading it goes by that."""
+    try:
+        content = json.loads(state_Y.flatten().view(torch.uint8).numpy().tobytes())
+        shape, block = content["shape"], content["blocksize"]
+        is_good = len(shape) == 2 and all(type(n) is int and n > 0 for n in (*shape, block))
+    except (ValueError, TypeError, KeyError):
+        is_good = False
+    if not is_good:
+        raise ModelFormatError(f"{where}: its quant_state is no JSON with a shape and a blocksize")
+    found: dict[str, Any] = content
+    return found
 
 
 def read(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], where: str) -> Codes:
@@ -54,14 +64,16 @@ def read(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], where: str)
     last = next((name for name in _STATES if name in tensors), None)
     if last is None:
         raise ModelFormatError(f"{where}: {ABSMAX} without a quant_state that says its format")
-    state, book = _content(tensors[last]), _BOOK_OF[_STATES[last]]
+    state, book = _content(tensors[last].cpu(), where), _BOOK_OF[_STATES[last]]
     entries = torch.tensor(BOOKS[book])
     if not torch.equal(tensors["weight.quant_map"].cpu().float(), entries):
         raise UnsupportedModelError(f"{where}: its quant_map is not that of {_STATES[last]}")
-    num_out, num_in = (int(size) for size in state["shape"])
+    num_out, num_in = state["shape"]
     byte_Y = tensors["weight"].flatten().view(torch.uint8)  # of whatever type they are stored in
+    if 2 * len(byte_Y) < num_out * num_in:
+        raise ModelFormatError(f"{where}: {len(byte_Y)} bytes are too few for {num_out} x {num_in}")
     code = torch.stack([byte_Y >> 4, byte_Y & 15], dim=1).flatten()[: num_out * num_in]
-    block = int(state["blocksize"])
+    block = state["blocksize"]
     group = math.gcd(num_in, block)
     first_G = torch.arange(0, num_out * num_in, group, device=byte_Y.device)
     return Codes(

@@ -123,7 +123,7 @@ class PublishedWeights:
             elif last in ("qweight", "weight_packed"):
                 found[f"{module}.weight"] = self._packed_shape(module, last)
             elif last == "weight" and (state := bitsandbytes.state_name(self._raw, module)):
-                found[name] = bitsandbytes.shape_in(self._stored.raw(state))
+                found[name] = bitsandbytes.shape_in(self._stored.raw(state), name)
             elif not name.endswith(_ENDS) and last not in _UNUSED:
                 found[name] = tuple(self._stored.raw_shape(name))
         return found
