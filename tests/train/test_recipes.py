@@ -185,7 +185,12 @@ def test_layers_side_by_side_add_what_each_writes() -> None:
 
 @pytest.mark.parametrize(
     ("method", "more"),
-    [("draft", {"units": "0.5"}), ("block", {"units": "0.5"}), ("draft", {"abreast": "2"})],
+    [
+        ("draft", {"units": "0.5"}),
+        ("block", {"units": "0.5"}),
+        ("draft", {"abreast": "2"}),
+        ("draft", {"units": "0.5", "abreast": "2"}),
+    ],
 )
 def test_the_engine_drafts_with_layers_of_another_width(
     method: str, more: dict[str, str], tmp_path: Path

@@ -184,6 +184,12 @@ def test_drafts_to_be_timed_are_as_wide_as_those_that_are_trained() -> None:
     assert many.weight_bytes > few.weight_bytes
     costs = replace(COSTS, per_abreast=1e-5)
     assert costs.of_node(2, 64, 1.0, 3) == pytest.approx(costs.of_node(2, 64) + 4e-5)
+    weights = tiny_weights(tiny_config("Qwen2ForCausalLM", intermediate_size=512))
+    target = load_target(ModelConfig(), weights, torch.device("cpu"))
+    cut = cut_draft(target, weights, [0], 64, 0.5, 2)
+    assert (cut.spec.num_heads, cut.spec.ffn_width) == (2 * target.spec.num_heads, 512)
+    fewer = replace(costs, abreast_units=6e-6)
+    assert fewer.of_node(2, 64, 0.5, 3) == pytest.approx(fewer.of_node(2, 64, 0.5) + 2.8e-5)
 
 
 def test_layers_stand_side_by_side_where_that_costs_little() -> None:
@@ -195,6 +201,25 @@ def test_layers_stand_side_by_side_where_that_costs_little() -> None:
         best = rank(costs, spec, seconds=LONG, device="cuda", sizes=sizes)[0]
         assert (best.size.abreast > 1) == is_wide
         assert ("side by side" in best.size.text()) == is_wide
+
+
+def test_one_layer_of_two_is_weighed_with_fewer_units() -> None:
+    """Where a layer costs its launches, two of the target's in one are nearly as good as one after
+    the other, and half as dear."""
+    spec = wide_spec(*FAMILIES[0])
+    costs = replace(COSTS, per_units=3e-6, per_abreast=2e-6, abreast_units=1.5e-6)
+    sizes = sizes_for(spec, ["draft"], can_lose_units=True, can_stand_abreast=True)
+    few = [one for one in sizes if one.units == 0.25 and one.columns == sizes[0].columns]
+    words: dict[str, Any] = {"seconds": LONG, "device": "cuda", "answered": 1e9}
+    found = {
+        (one.layers, one.abreast): expect(costs, spec, one, **words)
+        for one in few
+        if one.layers * one.abreast <= 2
+    }
+    one, beside, after = (found[form] for form in ((1, 1), (1, 2), (2, 1)))
+    assert one.chance < beside.chance < after.chance
+    assert after.chance - beside.chance < (after.chance - one.chance) / 3
+    assert beside.node_seconds < (one.node_seconds + after.node_seconds) / 2
 
 
 def test_a_trial_that_went_better_than_expected_is_not_promised_everything() -> None:

@@ -56,6 +56,7 @@ class Costs:
     step: float = 0.0  # the engine's own, in every step
     per_units: float = 0.0  # of a layer, what its MLP's units cost; 0: they cannot become fewer
     per_abreast: float = 0.0  # of a layer, one more beside it; 0: none can stand there
+    abreast_units: float = 0.0  # of that, what its units cost
     room: float | None = None  # bytes in which what the target says can be kept; None: any
 
     def of_pass(self, num_rows: int) -> float:
@@ -70,8 +71,10 @@ class Costs:
         return least + (most - least) * (num_rows - low) / (high - low)
 
     def of_layer(self, units: float = 1.0, abreast: int = 1) -> float:
-        """Seconds of one of the target's layers, with a share of its units or several abreast."""
-        return self.per_layer - (1.0 - units) * self.per_units + (abreast - 1) * self.per_abreast
+        """Seconds of some of the target's layers abreast, each with a share of its units."""
+        fewer = 1.0 - units
+        beside = self.per_abreast - fewer * self.abreast_units
+        return self.per_layer - fewer * self.per_units + (abreast - 1) * beside
 
     def of_node(
         self, num_layers: float, num_columns: int, units: float = 1.0, abreast: int = 1
@@ -148,18 +151,23 @@ def _parts(
     fewer = node.get((deep, few, _FEW_UNITS, 1), whole)
     per_units = max(whole - fewer, 0.0) / deep / (1 - _FEW_UNITS)
     wide = node.get((deep, few, 1.0, _ABREAST))
-    per_abreast = 0.0 if wide is None else max(wide - whole, 0.0) / deep / (_ABREAST - 1)
     # A product reads its weights, and not faster than three times as fast as the target's do.
     least = one_row / max(target.weight_bytes, 1) / 3
     least *= 1 if target.is_quantised else target.dtype.itemsize
+    per_abreast = 0.0
+    if wide is not None:
+        per_abreast = max(wide - whole, 0.0) / deep / (_ABREAST - 1)
+        per_abreast = max(per_abreast, least * layer_parameters(spec))
+    of_units = unit_parameters(spec) / layer_parameters(spec)
     per_layer = max(per_layer, least * layer_parameters(spec))
     per_column = max(per_column, least * spec.width)
     return {
         "node": max(base - per_layer - few * per_column, 0.0),
         "per_layer": per_layer,
         "per_column": per_column,
-        "per_units": min(per_units, per_layer * unit_parameters(spec) / layer_parameters(spec)),
-        "per_abreast": 0.0 if wide is None else max(per_abreast, least * layer_parameters(spec)),
+        "per_units": min(per_units, per_layer * of_units),
+        "per_abreast": per_abreast,
+        "abreast_units": per_abreast * of_units,  # it adds no launch, only bytes
     }
 
 

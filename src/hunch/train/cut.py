@@ -191,7 +191,7 @@ def fitted(tensor: Tensor, shape: tuple[int, ...], units: Tensor | None) -> Tens
 
 class CutWeights:
     """Some of a target's layers as a smaller model, as large as a drafter that is to be timed: with
-    the first of their units, or each layer side by side with itself."""
+    the first of their units, and each layer side by side with itself."""
 
     def __init__(
         self,
@@ -206,11 +206,11 @@ class CutWeights:
         self.config = {**weights.config, "num_hidden_layers": len(layers), CUT_FROM: ""}
         self.config.pop("layer_types", None)
         self.inner = {}
-        if spec is not None and weights.config.get(INNER) != spec.ffn_width:
-            self.inner = {weights.config[INNER]: spec.ffn_width}
+        if spec is not None and weights.config.get(INNER) != spec.ffn_width // abreast:
+            self.inner = {weights.config[INNER]: spec.ffn_width // abreast}
+        if spec is not None and (self.inner or abreast > 1):
             self.config[INNER] = spec.ffn_width
         if spec is not None and abreast > 1:
-            self.inner = {}
             self.config |= heads_config(spec)
         self.times: dict[str, tuple[int, ...]] = {
             f"{part}.weight": (1, abreast) for part in (names.out, names.down)

@@ -268,7 +268,7 @@ def expect(
     share = usual_coverage(size.columns, min(spec.vocab_size, own.vocab_size))
     if coverage is not None:
         share = coverage(size.columns)
-    best = method.best(size.layers) * (1 + LOST * log2(size.units))
+    best = method.best(layers_held(size)) * (1 + LOST * log2(size.units))
     missed = 1 - found_beside(size, own.num_layers)
     best, begins = 1 - (1 - best) * missed, 0.0
     if smaller is not None and size.cut_from:
@@ -289,6 +289,12 @@ def expect(
         node_seconds=node,
         speedup=draft.speedup,
     )
+
+
+def layers_held(size: Size) -> float:
+    """Layers one after the other that a draft is as good as: one beside another counts for less,
+    and for nothing where `USELESS` of them stand abreast."""
+    return size.layers * (1 + (size.abreast - 1) * (USELESS - size.abreast) / USELESS)
 
 
 def found_beside(size: Size, num_layers: int) -> float:

@@ -24,7 +24,7 @@ ABREAST = (1, 2, 3, 4)  # layers of the target side by side in each of a draft's
 class Method:
     """How a recipe's networks grow, and how good they get."""
 
-    best: Callable[[int], float]  # chance of a guess by layers, trained to the end
+    best: Callable[[float], float]  # chance of a guess by layers, trained to the end
     extra: float = 0.0  # layers that its other parts cost, per node
     is_sequential: bool = True  # a pass per node; else one for all
     depth: int = MAX_NODES  # of its drafts
@@ -120,16 +120,14 @@ def sizes_for(
     most = max(int(spec.num_layers * MAX_SHARE), 1)
     found = []
     for method in methods:
-        forms = [(1.0, 1)]
-        if can_lose_units and method in ("draft", "block"):
-            forms = [(units, 1) for units in UNITS]
-        if can_stand_abreast and method == "draft":
-            forms += [(1.0, abreast) for abreast in ABREAST[1:]]
+        shares = UNITS if can_lose_units and method in ("draft", "block") else UNITS[:1]
+        sides = ABREAST if can_stand_abreast and method == "draft" else ABREAST[:1]
         found += [
             Size(method=method, layers=layers, columns=count, units=units, abreast=abreast)
             for layers in METHODS[method].layers
             for count in columns
-            for units, abreast in forms
+            for units in shares
+            for abreast in sides
             if layers <= most and layers * abreast < max(spec.num_layers, 2)
         ]
     return found

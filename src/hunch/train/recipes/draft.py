@@ -155,7 +155,7 @@ class DraftStudent(Student):
         key = "n_layer" if "n_layer" in self.config else "num_hidden_layers"
         config: dict[str, Any] = {**self.config, key: spec.num_layers}
         config.pop("layer_types", None)
-        if spec.ffn_width != model.spec.ffn_width:
+        if self.units < 1 or self.abreast > 1:
             config |= {INNER: spec.ffn_width, UNITS: self.units}
         if self.abreast > 1:
             config |= {ABREAST: self.abreast, **heads_config(spec)}
