@@ -125,6 +125,20 @@ def test_one_call_or_several_and_only_of_the_named(compilers: Any, parser: str) 
         assert takes(compiler, tokenizer, many, spell(calls))
 
 
+@pytest.mark.parametrize("parser", sorted(SPELLED))
+@pytest.mark.parametrize("parameters", [{}, {"type": "object", "properties": {}}])
+def test_a_tool_without_parameters_gets_none(
+    compilers: Any, parser: str, parameters: dict[str, Any]
+) -> None:
+    tokenizer, compiler = compilers["special"]
+    asked = chat_format(tokenizer, parser).structured(
+        [Tool("now", parameters)], "", must_call=True, many=False
+    )
+    spell = SPELLED[parser]
+    assert takes(compiler, tokenizer, asked, spell([("now", {})]))
+    assert not takes(compiler, tokenizer, asked, spell([("now", {"city": "Rome"})]))
+
+
 def test_a_template_for_one_call_at_a_time_gets_one(compilers: Any) -> None:
     tokenizer, compiler = compilers["plain"]
     template = "{{ tools }} <|python_tag|> This model only supports single tool-calls at once!"

@@ -112,6 +112,8 @@ class FakeText:
     def encode(
         self, text: str, *, add_special_tokens: bool = True, max_tokens: int | None = None
     ) -> list[int]:
+        if max_tokens is not None and len(text) > 2 * max_tokens:
+            raise RequestError(f"the prompt has more than {max_tokens} tokens, the context's")
         return list(text.encode())
 
     def token_id(self, name: str) -> int | None:
@@ -149,7 +151,8 @@ class FakeText:
         prompt = "".join(lines)
         if continue_final_message:
             prompt = prompt.removesuffix("\n")
-        return self.encode(prompt + "assistant: " * add_generation_prompt)
+        prompt += "assistant: " * add_generation_prompt
+        return self.encode(prompt, max_tokens=max_tokens)
 
 
 class Row:

@@ -302,6 +302,53 @@ def test_a_prompt_is_cut_to_its_end(server: LiveServer) -> None:
     }
 
 
+LONG = "a" * 5000
+CUT = {"truncate_prompt_tokens": 9}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "cut"),
+    [
+        (COMPLETE, {"prompt": LONG}, CUT),
+        (CHAT, {"messages": [{"role": "user", "content": LONG}]}, CUT),
+        ("/v1/responses", {"input": LONG, "max_output_tokens": 16}, {"truncation": "auto"}),
+        ("/v1/embeddings", {"input": LONG}, CUT),
+        ("/api/embed", {"model": "bytes", "input": LONG, "truncate": False}, {"truncate": True}),
+    ],
+)
+def test_a_prompt_much_longer_than_the_context_is_cut_too(
+    server: LiveServer, path: str, fields: dict[str, Any], cut: dict[str, Any]
+) -> None:
+    assert server.post(path, fields).status_code == 400
+    answer = server.post(path, fields | cut)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"stop": [""]}, "stop.0", "stop.0: String should have at least 1 character"),
+        ({"stop": 5}, "stop", "stop: Input should be a valid string; stop: Input should be a val"),
+        ({"logit_bias": {"a": 1}}, "logit_bias.a", "logit_bias.a: String should match"),
+        ({"logit_bias": {"999": 1}}, "logit_bias", "logit_bias: token id 999"),
+        ({"logprobs": True, "top_logprobs": 99}, "top_logprobs", "top_logprobs: 99 given"),
+        ({"tool_choice": "required"}, "tool_choice", "tool_choice: a call is asked for"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
+            "messages.0.content.0.text",
+            "messages.0.content.0.text: Field required",
+        ),
+    ],
+)
+def test_a_fault_is_named_by_the_field_it_is_in(
+    server: LiveServer, fields: dict[str, Any], param: str, words: str
+) -> None:
+    answer = server.post(CHAT, {"messages": HELLO, **fields})
+    fault = answer.json()["error"]
+    assert (answer.status_code, fault["param"]) == (400, param), fault
+    assert fault["message"].startswith(words)
+
+
 def test_usage_in_every_chunk(server: LiveServer) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = events(server, CHAT, messages=HELLO, max_tokens=90, stream_options=options)

@@ -130,13 +130,13 @@ def test_scores_of_all_tokens_where_the_operator_allows_them() -> None:
             CHAT,
             {"logprobs": True, "top_logprobs": 4},
             {"logprobs": True, "top_logprobs": 5},
-            "logprobs",
+            "top_logprobs",
         ),
         (
             CHAT,
             {"logprobs": True, "top_logprobs": 4},
             {"logprobs": True, "top_logprobs": -1},
-            "logprobs",
+            "top_logprobs",
         ),
         (
             CHAT,

@@ -126,7 +126,11 @@ class Rules:
         layout: dict[str, Any] = {"whitespace_flexible": self._is_loose, "lenient": True}
         if not self._is_loose:  # as most JSON in a model's training was written
             layout |= {"item_separator": ", ", "key_separator": ": "}
-        plain = {"type": "object", **closed(schema)} if isinstance(schema, Mapping) else {}
+        plain: dict[str, Any] = {}
+        if isinstance(schema, Mapping):
+            names_none = not schema.get("properties", schema)
+            plain = {"additionalProperties": False} if names_none else {}
+            plain |= {"type": "object", **closed(schema)}
         return self.add("arguments", f"%json {json.dumps({**plain, 'x-guidance': layout})}")
 
     def value(self, schema: Any, whole: Any = None) -> str:

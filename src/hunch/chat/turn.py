@@ -143,7 +143,7 @@ def _choice(given: Sequence[Mapping[str, Any]], wish: Wish) -> tuple[list[Tool],
     if choice in (None, "auto", "none"):
         return tools, False, many
     if not tools:
-        raise RequestError("tool_choice asks for a call, but no tools are given")
+        raise RequestError("tool_choice: a call is asked for, but no tools are given")
     if choice == "required":
         return tools, True, many
     assert isinstance(choice, Mapping)

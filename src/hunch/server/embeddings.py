@@ -134,10 +134,7 @@ async def _embed(
 ) -> tuple[list[RequestOutput], list[list[float]]]:
     """The texts as they were read, and their vectors."""
     at_most("input", len(inputs), service.settings.limits.max_inputs, "texts")
-    ids = [
-        service.truncated(await service.encode(one, add_special_tokens, "input"), most)
-        for one in inputs
-    ]
+    ids = [await service.encode(one, add_special_tokens, "input", most) for one in inputs]
     outputs = await _run(service, ids, body.pooling)
     vectors = [output.embedding or [] for output in outputs]
     width = len(vectors[0])

@@ -154,7 +154,8 @@ def check_limits(
     longest_word = max(map(len, body.bad_words or ()), default=0)
     at_most("bad_words", longest_word, limits.max_stop_chars, "characters")
     at_most("logit_bias", len(body.logit_bias or ()), limits.max_logit_bias, "entries")
-    for name, count in (("logprobs", logprobs), ("prompt_logprobs", body.prompt_logprobs)):
+    asked = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
+    for name, count in ((asked, logprobs), ("prompt_logprobs", body.prompt_logprobs)):
         at_most(name, count or 0, limits.max_logprobs)
         if count == ALL_TOKENS and limits.max_logprobs < NO_LIMIT:
             message = f"{name}: -1 is every token, this server allows at most {limits.max_logprobs}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,10 @@ ERROR_TYPES = {
     500: "server_error",
     503: "service_unavailable_error",
 }
+_TYPE_NAME = re.compile(
+    r"body$|\[key\]$|(constrained-)?(str|int|float|bool)$|(list|dict|literal)\["
+)
+_FIELD = re.compile(r"([a-z][a-z_]+)(: |=|\[)")  # at the beginning of an engine's message
 
 
 class ProblemError(HunchError):
@@ -95,7 +100,8 @@ def from_error(error: HunchError, *, retry_after: float = 1.0) -> ProblemError:
     if isinstance(error, RequestError | CapacityError):
         message = str(error)
         code = "context_length_exceeded" if "context" in message else None
-        return ProblemError(400, message, code=code)
+        field = _FIELD.match(message)
+        return ProblemError(400, message, code=code, param=field and field.group(1))
     if isinstance(error, QueueFullError):
         return ProblemError(429, str(error), code="queue_full", retry_after=retry_after)
     if isinstance(error, EngineError):
@@ -115,12 +121,24 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ProblemError:
         return ProblemError(400, "the body is missing: send JSON")
     if any(error["type"] == "not_text" for error in errors):  # not that it is no string either
         errors = [error for error in errors if error["type"] == "not_text"]
+    places = [_place(error) for error in errors]
+    # Of a field that takes several types, what is wrong inside of the one that was given.
+    errors = [
+        error
+        for error, place in zip(errors, places, strict=True)
+        if not error["type"].endswith("_type")
+        or not any(other[: len(place)] == place != other for other in places)
+    ]
     for error in errors[:3]:
-        extra = error.get("ctx") or {}
-        place = [part for part in error["loc"] if not str(part).startswith(("body", "list["))]
-        where = ".".join(map(str, [*place, *([extra["field"]] if "field" in extra else ())]))
-        where = where.encode("utf-8", "replace").decode()[:120]
+        where = ".".join(_place(error)).encode("utf-8", "replace").decode()[:120]
         param = param or where or None
         texts.append(f"{where}: {error['msg']}" if where else str(error["msg"]))
     rest = f" (and {len(errors) - 3} more)" if len(errors) > 3 else ""
     return ProblemError(400, "; ".join(texts) + rest, param=param)
+
+
+def _place(error: Mapping[str, Any]) -> list[str]:
+    """The names and numbers that lead to a fault, without pydantic's names of types."""
+    extra = error.get("ctx") or {}
+    place = [str(part) for part in error["loc"] if not _TYPE_NAME.match(str(part))]
+    return [*place, *([str(extra["field"])] if "field" in extra else ())]

@@ -30,26 +30,32 @@ class Prompts:
         return await self._encode(text, False) if text else []
 
     async def encode(
-        self, prompt: str | list[int], add_special_tokens: bool = True, param: str = "prompt"
+        self,
+        prompt: str | list[int],
+        add_special_tokens: bool = True,
+        param: str = "prompt",
+        most: int | None = None,
     ) -> list[int]:
-        """Token ids of a prompt; ids are checked instead."""
+        """Token ids of a prompt, or its end (see `truncated`); ids are checked instead."""
         if isinstance(prompt, str):
-            ids = await self._encode(prompt, add_special_tokens)
+            ids = await self._encode(prompt, add_special_tokens, most is None)
         else:
             self.check_ids(prompt)
             ids = prompt
         if not ids:
             raise ProblemError(400, f"the {param} is empty", param=param)
-        return ids
+        return self.truncated(ids, most)
 
-    async def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+    async def _encode(
+        self, text: str, add_special_tokens: bool, must_fit: bool = True
+    ) -> list[int]:
         if len(text) <= INLINE_CHARS:
             return self.text.encode(text, add_special_tokens=add_special_tokens)
         return await asyncio.to_thread(
             self.text.encode,
             text,
             add_special_tokens=add_special_tokens,
-            max_tokens=self.engine.info.max_len,
+            max_tokens=self.engine.info.max_len if must_fit else None,
         )
 
     def truncated(self, ids: list[int], most: int | None) -> list[int]:

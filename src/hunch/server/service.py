@@ -174,17 +174,21 @@ class Service(Prompts):
 
     async def _asked(self, body: CompletionBody) -> tuple[SamplingParams, list[list[int]]]:
         """The parameters of a body's prompts, and their tokens."""
-        prompts = prompts_of(body)
+        prompts, most = prompts_of(body), body.truncate_prompt_tokens
         max_len = self.engine.info.max_len
         params = completion_params(body, self.settings.limits, max_len, self.defaults)
         params = await self.with_prediction(params, body.prediction)
         if body.suffix is not None:
             marks = middle_of(self.text)
-            ids = [await marks.fill(self, prompt, body.suffix) for prompt in prompts]
+            ids = [
+                self.truncated(await marks.fill(self, prompt, body.suffix), most)
+                for prompt in prompts
+            ]
             params = replace(params, stop_token_ids=(*params.stop_token_ids, *marks.ends))
         else:
-            ids = [await self.encode(prompt, body.add_special_tokens) for prompt in prompts]
-        return params, [self.truncated(one, body.truncate_prompt_tokens) for one in ids]
+            has_specials = body.add_special_tokens
+            ids = [await self.encode(prompt, has_specials, most=most) for prompt in prompts]
+        return params, ids
 
     def completion_shape(self, body: CompletionBody, params: SamplingParams) -> CompletionShape:
         """/v1/completions' own form."""
@@ -258,16 +262,17 @@ class Service(Prompts):
         form = self.chat_format
         if body.chat_template is not None:
             form = chat_format(self.parsers, self.text, body.chat_template)
+        most = body.truncate_prompt_tokens
         rendering = {
             "template": body.chat_template or self.chat_template,
             "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
             "continue_final_message": body.continue_final_message,
-            "max_tokens": self.engine.info.max_len,
+            "max_tokens": self.engine.info.max_len if most is None else None,
         }
         plain = [message.plain() for message in body.messages]
         wish = body.wish(self.settings.template_values)
         turn = await asyncio.to_thread(open_turn, form, self.text, plain, params, wish, **rendering)
-        ids = self.truncated(turn.prompt_ids, body.truncate_prompt_tokens)
+        ids = self.truncated(turn.prompt_ids, most)
         return replace(turn, prompt_ids=ids)
 
     async def _answer(
