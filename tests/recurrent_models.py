@@ -31,7 +31,9 @@ PLAIN = {name: value for name, value in COMMON.items() if not name.startswith("l
 LFM2 = PLAIN | {"layer_types": ["conv", "full_attention", "conv", "conv"]}
 LFM2 |= {"block_auto_adjust_ff_dim": False}
 MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 16, "mamba_d_conv": 4}
+# One group, as published files have: transformers up to 5.17 norms several groups as one.
 GRANITE = PLAIN | MAMBA | {
+    "mamba_n_groups": 1,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
     "shared_intermediate_size": 48, "embedding_multiplier": 3.0, "logits_scaling": 0.7,
     "residual_multiplier": 0.6, "attention_multiplier": 0.1,
