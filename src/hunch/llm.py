@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from threading import Lock, RLock
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from hunch.adapt import adapter_for
@@ -86,6 +87,22 @@ class LLM(VllmCalls):
         config, lock = replace(self.config, spec=spec), self._requests.lock
         other._open(config, self.tokenizer, lambda *_: target, lock)
         return other
+
+    @classmethod
+    def over(
+        cls,
+        target: Target | None,
+        model: str,
+        *,
+        text: Tokenizer | None = None,
+        is_greedy: bool = False,
+        **arguments: Unpack[Arguments],
+    ) -> Self:
+        """An engine with arguments of its own over a target that another one loaded, if any."""
+        llm, config = cls.__new__(cls), config_from_vllm(model=model, **arguments)
+        load = None if target is None else lambda *_: target
+        llm._open(replace(config, is_greedy=is_greedy), text, load)
+        return llm
 
     def generate(
         self,
@@ -311,8 +328,9 @@ def _build_runner(
 ) -> Runner:
     import torch
 
+    from hunch.models.weights import open_weights
     from hunch.step.ahead import compiling_ahead
-    from hunch.step.calibrate import is_finite
+    from hunch.step.calibrate import is_finite, not_finite
 
     device = torch.device(device_name)
     if config.model.threads is not None:
@@ -322,7 +340,7 @@ def _build_runner(
         ahead.prepare(runner, progress, is_greedy=config.is_greedy)
     if not is_finite(runner):
         runner.close()
-        raise ModelFormatError(f"{files.path}: {_not_finite(files)}")
+        raise ModelFormatError(f"{files.path}: {not_finite(open_weights(files))}")
     return runner
 
 
@@ -337,7 +355,9 @@ def _load_runner(
     from hunch.models.target import OverProcesses
     from hunch.step.assemble import assemble
 
+    began = perf_counter()
     target = load_target(config, files, device)
+    seconds = perf_counter() - began
     if isinstance(target, OverProcesses):
         target = target.with_draft_size(config.spec.draft_tensor_parallel_size)
     load_drafter(config.spec.method)
@@ -345,23 +365,10 @@ def _load_runner(
     runner = assemble(
         replace(config, spec=spec), target, device, tokenizer.vocab(), tokenizer, load_tokenizer
     )
-    runner.capacity = _with_sizes(runner, device)
+    runner.capacity, runner.load_seconds = _with_sizes(runner, device), seconds
     if load_target is _load_target and isinstance(target, OverProcesses):
         runner.on_close = target.close
     return runner
-
-
-def _not_finite(files: ModelFiles) -> str:
-    """Why passes come to no numbers."""
-    from hunch.models.weights import open_weights
-
-    weights = open_weights(files)
-    for name in weights.names():
-        if not weights.tensor(name).isfinite().all():
-            return f"{name} has NaN or infinite numbers in it. Download the model again"
-    return (
-        "its weights are finite numbers, and what it computes from them is not; try dtype=float32"
-    )
 
 
 def _with_sizes(runner: Runner, device: torch.device) -> Capacity:

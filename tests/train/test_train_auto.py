@@ -14,6 +14,7 @@ import torch
 from test_train_command import run
 from train_setup import ENGINE, OPTIONS, write_target
 
+import hunch.llm
 import hunch.train.auto
 import hunch.train.costs
 import hunch.train.phrase_job
@@ -49,10 +50,11 @@ from hunch.train.expect import (
     usual_coverage,
 )
 from hunch.train.job import Job
-from hunch.train.loop import Curve
 from hunch.train.outcome import Outcome, outcome_of
 from hunch.train.phrase_job import PhraseCount, stored_texts, write_table
 from hunch.train.plan import Asked, Plan
+from hunch.train.replay import Curve
+from hunch.train.serving import Serving
 from hunch.train.sizes import METHODS, Size, sizes_for
 from hunch.train.speeds import Speeds
 from hunch.train.trials import Run, with_columns
@@ -319,17 +321,26 @@ def test_a_drafter_that_pays_is_found_by_auto(
     monkeypatch.setattr(hunch.train.plan, "measure_costs", lambda *_: COSTS)
     monkeypatch.setattr(hunch.train.plan, "compare_speeds", speeds_of(1.1, 0.0))
     monkeypatch.setattr(hunch.train.trials, "compare_speeds", speeds_of(1.1, 1.9))
+    loads, load = list[Any](), hunch.llm._load_target
+    monkeypatch.setattr(hunch.llm, "_load_target", lambda *of: loads.append(of) or load(*of))
     out = tmp_path / "out"
     given = ["--target", target, "--prompts", prompts, "--out", out, *SMALL, "--force"]
     code, text, _ = run(capsys, "train", *given)
     assert code == 0, text
+    assert len(loads) == 1, "measuring, answering and comparing have one copy"
     assert "the drafter 1.90x (1.75 tokens per pass)" in text
     assert "lookups alone 1.10x" in text
     assert "The drafter alone was promised" in text
     assert "with lookups the engine's steps took 0.92." in text
     stored = json.loads((out / "config.json").read_text())
     assert stored["architectures"] == ["LlamaForCausalLM"]
-    assert text.splitlines()[-3].startswith("trains draft of 2 layers")  # before it starts
+    lines = text.splitlines()
+    assert lines[-4].startswith("trains draft of 2 layers")  # before it starts
+    assert lines[-1].startswith("of ")  # where the time went
+    spent = Clock(out / "work" / "clock.json", 1.0).account()
+    named = {"measure", "regenerate", "train", "compare", "load", "capture", "read", "write"}
+    assert named <= spent.keys()
+    assert min(spent.values()) >= 0
     assert "of plain decoding expected" in text
     assert {one.path for one in trained_drafters()} == {str(out), str(out / "phrases")}
     files = resolve(str(target))
@@ -403,7 +414,7 @@ def test_a_job_that_goes_on_keeps_its_vocabulary(tmp_path: Path) -> None:
     asked, clock = Asked(target="t", out=tmp_path, prompts="p"), Clock(tmp_path / "c.json", 4.0)
     texts = Texts(np.arange(40_000), np.array([0, 20_000, 40_000]), np.array([1, 1]))
     plan = Plan(COSTS, 1.1, rank(COSTS, spec, seconds=100.0, device="cpu"))
-    run_ = Run(asked, plan, spec, tmp_path, texts, [], clock)
+    run_ = Run(asked, plan, spec, tmp_path, texts, [], Serving("t", clock))
     found = []
     for spent in (10.0, 239.0):
         clock.spent = {"regenerate": spent}
@@ -454,6 +465,7 @@ def test_a_drafter_that_does_not_pay_is_said_so(
     given = ["--target", target, "--prompts", prompts, "--out", out, *SMALL, "--force", "--json"]
     code, text, _ = run(capsys, "train", *given)
     found = json.loads(text)
+    assert {"train", "compare", "capture"} <= found["seconds"].keys()
     speeds = found["speeds"]["speedup"]
     for name, words in (("drafter", "the drafter"), ("lookups", "lookups alone")):
         assert f"{words} {speeds[name]:.2f}x" in found["text"]

@@ -160,6 +160,7 @@ def _train_method(job: Job, before: Path | None, device: str, as_json: bool) -> 
 def _train_best(asked: Asked, as_json: bool) -> None:
     """The drafter that is fastest for the target here; leaves with 3 where none pays."""
     from hunch.train.auto import train_best
+    from hunch.train.clock import account_text
     from hunch.train.progress import Progress
 
     def say(line: str) -> None:
@@ -170,7 +171,12 @@ def _train_best(asked: Asked, as_json: bool) -> None:
     except KeyboardInterrupt:
         typer.echo("\nstopped; the same command goes on from here", err=True)
         raise typer.Exit(130) from None
-    print(json.dumps({"out": str(asked.out), **outcome.to_json()}) if as_json else outcome.text)
+    if as_json:
+        print(json.dumps({"out": str(asked.out), **outcome.to_json()}))
+    else:
+        print(outcome.text)
+        if outcome.speeds is not None:
+            print(account_text(outcome.seconds))
     if not outcome.pays:
         raise typer.Exit(DOES_NOT_PAY)
 

@@ -8,6 +8,7 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
+from hunch.models.weights import Weights
 from hunch.step.batch import pack
 from hunch.step.runner import Runner
 from hunch.types import Request, RowStart, RowWork, SamplingParams
@@ -40,6 +41,16 @@ def is_finite(runner: Runner) -> bool:
     size = min(2, runner.capacity.block_size, runner.capacity.max_len)
     _, logits_TV = _pass(runner, size, 1)
     return bool((logits_TV[:size] < inf).all())  # a model may forbid tokens by -inf
+
+
+def not_finite(weights: Weights) -> str:
+    """Why passes over these weights come to no numbers."""
+    for name in weights.names():
+        if not weights.tensor(name).isfinite().all():
+            return f"{name} has NaN or infinite numbers in it. Download the model again"
+    return (
+        "its weights are finite numbers, and what it computes from them is not; try dtype=float32"
+    )
 
 
 def _pass(runner: Runner, size: int, num_blocks: int) -> tuple[float, Tensor]:

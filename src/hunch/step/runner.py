@@ -51,6 +51,7 @@ class Runner:
             self._capture(parts, is_exact=parts.verify is exact)
         self._queue: deque[StepResult | PendingStep | BegunStep] = deque()
         self.on_close: Callable[[], None] | None = None  # ends the target's other processes
+        self.load_seconds = 0.0  # that reading the target's weights took
 
     def _capture(self, parts: RunnerParts, *, is_exact: bool) -> None:
         """Capture passes that the host packs, and whole steps too with the `exact` verifier."""

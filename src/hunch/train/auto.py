@@ -19,7 +19,7 @@ from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.registry import RECIPES, resolve
 from hunch.train.batches import Texts
-from hunch.train.clock import Clock, in_words
+from hunch.train.clock import OTHER, WRITE, Clock, in_words
 from hunch.train.files import read_json
 from hunch.train.job import (
     JOB,
@@ -61,6 +61,7 @@ from hunch.train.plan import (
 from hunch.train.progress import Progress
 from hunch.train.prompts import read_prompts
 from hunch.train.regenerate import give_back, read_answers
+from hunch.train.serving import Serving
 from hunch.train.sizes import possible
 from hunch.train.trials import LEAST, Run, choose, compare, job_for, promised, train, with_columns
 
@@ -74,8 +75,16 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
     spec = _check(asked, work)
     _build_kernels(asked)
     clock = Clock(work / "clock.json", asked.minutes)
+    with clock.stage(OTHER):
+        outcome = _train(asked, spec, Serving(asked.target, clock), show, say)
+    outcome.seconds = clock.account()
+    return outcome
+
+
+def _train(asked: Asked, spec: ModelSpec, serving: Serving, show: Progress, say: Say) -> Outcome:
+    work, clock = asked.out / "work", serving.clock
     with clock.stage("measure"):
-        plan = make_plan(asked, spec, work, clock, say)
+        plan = make_plan(asked, spec, work, serving, say)
     is_training, has_table = plan.is_worth_it or asked.is_forced, _has_table(asked)
     if not is_training and has_table:
         return Outcome(pays=False, plan=plan, text=_not_worth_it(asked, plan))
@@ -88,7 +97,7 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
         if is_training:
             seconds = _answering(clock, ends, plan.answering)
         try:
-            num_prompts, test_ids, texts = _answers(job, settings, work, show, clock, seconds)
+            num_prompts, test_ids, texts = _answers(job, settings, work, show, serving, seconds)
         except TrainingError as error:
             if is_training:
                 raise
@@ -100,7 +109,7 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
     methods, promise = {LOOKUPS: WITHOUT}, None
     try:
         if is_training:
-            run = Run(asked, plan, spec, work, texts, test_ids, clock)
+            run = Run(asked, plan, spec, work, texts, test_ids, serving)
             with clock.stage("trials"):
                 best, before = choose(run, show, say)
             job, settings, chosen = with_columns(run, best)
@@ -109,7 +118,8 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
                 student, replay = train(job, settings, run, work / "train", show, before)
             promise = promised(run, chosen.size, replay)
             run.release()
-            write_student(job, settings, student, work / "select" / "last")
+            with clock.stage(WRITE):
+                write_student(job, settings, student, work / "select" / "last")
             methods[DRAFTER] = speculate_text(job.method, work / "select" / "last")
         else:
             say(f"counts phrases alone, as no network is expected to pay: {plan.why}")
@@ -119,7 +129,8 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
                 count.finish(table, seconds)
             methods = _with_others(asked, job, methods, table)
             say("compares in the engine; kernels for the drafter are compiled once per machine")
-            speeds = compare(asked, methods, test_ids, max(clock.until(1.0) - 2.0, 2.0))
+            seconds = max(clock.until(1.0) - 2.0, 2.0)
+            speeds = compare(asked, serving, methods, test_ids, seconds)
     finally:
         if count is not None:
             count.stop()
@@ -127,7 +138,8 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
     if is_training:
         measured = measured_of(speeds)
         checkpoint = work / "train" / CANDIDATE.format(0)
-        publish(job, settings, student, checkpoint, measured, num_prompts)
+        with clock.stage(WRITE):
+            publish(job, settings, student, checkpoint, measured, num_prompts)
     return outcome_of(asked, job, plan, speeds, measured, promise)
 
 
@@ -182,17 +194,18 @@ def _not_worth_it(asked: Asked, plan: Plan) -> str:
 
 def _answering(clock: Clock, trained: float, share: float) -> float:
     """Seconds for answers, of what measuring left: a job that goes on has had some of them."""
-    measured = clock.spent.get("measure", 0.0)
+    measured = clock.of("measure")
     ends = measured + share * (trained * clock.seconds - measured)
     return clock.until(ends / clock.seconds)
 
 
 def _answers(
-    job: Job, settings: Settings, work: Path, show: Progress, clock: Clock, seconds: float
+    job: Job, settings: Settings, work: Path, show: Progress, serving: Serving, seconds: float
 ) -> tuple[int, list[list[int]], Texts]:
+    clock = serving.clock
     # However long measuring took, there must be something to learn from.
     seconds = max(seconds, LEAST * clock.seconds) / 1.25
-    train_ids, test_ids = answer_prompts(job, settings, work, show, seconds)
+    train_ids, test_ids = answer_prompts(job, settings, work, show, seconds, serving)
     give_back()
     texts = read_answers(work / "answers")
     if len(texts) < MIN_ANSWERS:

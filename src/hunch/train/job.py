@@ -23,6 +23,7 @@ from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights, open_weights
 from hunch.registry import RECIPES, resolve, unknown
 from hunch.train.batches import Texts
+from hunch.train.clock import LOAD
 from hunch.train.cut import cut_options
 from hunch.train.export import Card, source_commit, write_drafter
 from hunch.train.files import read_json, write_json, write_whole
@@ -35,6 +36,7 @@ from hunch.train.progress import Progress
 from hunch.train.prompts import BUILTIN, add_prompts, hold_out, read_prompts
 from hunch.train.regenerate import AnswerOptions, for_answers, give_back, read_answers, regenerate
 from hunch.train.select import Measured, measure, select
+from hunch.train.serving import Serving
 from hunch.train.student import CountRecipe, Recipe, Student, option_names
 from hunch.train.vocab import columns_of, count_columns, enough_columns
 
@@ -186,18 +188,20 @@ def keep_job(work: Path, job: Job) -> None:
 
 
 def answer_prompts(
-    job: Job, settings: Settings, work: Path, show: Progress, seconds: float | None = None
+    job: Job,
+    settings: Settings,
+    work: Path,
+    show: Progress,
+    seconds: float | None = None,
+    serving: Serving | None = None,
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids of the prompts to learn from and of those held out, and answers to the former."""
-    from hunch import LLM
-
     answers = settings.answers
-    answers.read_temperatures()
+    is_greedy = not any(answers.read_temperatures())
     stored = read_json(work / PROMPTS)
     prompts = None if stored else read_prompts(job.prompts)
-    with LLM(
-        job.target, speculate="off", **for_answers(job.target, job.engine, settings.loop.context)
-    ) as llm:
+    engine = for_answers(job.target, job.engine, settings.loop.context)
+    with (serving or Serving(job.target)).engine(engine, is_greedy=is_greedy) as llm:
         if prompts is not None:
             context = min(settings.loop.context, llm.engine.capacity.max_len)
             found = prompts.encode(llm, context - min(answers.max_tokens, context // 2))
@@ -249,14 +253,22 @@ def build_student(
     texts: Texts,
     before: Path | None = None,
     target: Decoder | None = None,
+    serving: Serving | None = None,
 ) -> tuple[Student, Decoder]:
-    """The target, loaded unless it is given, and a student for it in its first state; it may guess
-    what `before` could."""
+    """The target, loaded unless it is given or serves in a form to learn from, and a student for it
+    in its first state; it may guess what `before` could."""
     weights: Weights = open_weights(find_files(job.target))
     is_cpu = job.engine.get("device") == "cpu" or not torch.cuda.is_available()
     device = torch.device("cpu" if is_cpu else "cuda")
+    if target is None and serving is not None:
+        target = serving.decoder(weights)
     if target is None:
-        target = load_decoder(weights, device=device, hold=EXPAND)  # products of thousands of rows
+        if serving is not None:
+            serving.make_room()
+            give_back()
+        with (serving or Serving(job.target)).clock.part(LOAD):
+            # Products of thousands of rows: matrices are held as numbers.
+            target = load_decoder(weights, device=device, hold=EXPAND)
     recipe: Recipe = resolve(RECIPES, job.method)
     size = settings.job.draft_vocab or recipe.draft_vocab
     if size is None and recipe.has_few_columns and getattr(settings.recipe, "share_tables", True):

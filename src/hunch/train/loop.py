@@ -14,12 +14,12 @@ import torch
 from hunch.errors import ConfigError, TrainingError
 from hunch.models.decoder import Decoder
 from hunch.train.batches import Batch, Texts, batches
-from hunch.train.clock import in_words
+from hunch.train.clock import READ, REPLAY, WRITE, in_words
 from hunch.train.files import write_whole
 from hunch.train.kept import Kept, bytes_of, has_room
 from hunch.train.optimiser import Optimiser
 from hunch.train.progress import Progress
-from hunch.train.replay import Replay
+from hunch.train.replay import Curve, Replay
 from hunch.train.states import TargetOutputs, TopOpinions, run_target
 from hunch.train.student import Student
 
@@ -29,7 +29,6 @@ _MARKS = (0.7, 0.85, 1.0)  # shares of the time after which the student is put a
 _WARM_UP = 0.02
 _FIRST = 3  # steps of a trial that are not timed
 _TIMED = 5.0  # seconds of the target's passes that are timed
-_LOOKS = 6  # at held-out answers before a curve can be called flat
 _SETTLE = 0.8  # share of the time at which a flat curve is taken to stand: the rest cools down
 _BATCH = {"cuda": 32768, "cpu": 2048}
 MIN_STEPS = 40  # fewer teach a student nothing that a test could see
@@ -77,32 +76,14 @@ class Place:
     total: float = 0.0  # seconds it shall take in all; 0: as many as its options say
 
 
-class Curve:
-    """Tokens per pass on held-out answers as training goes on."""
-
-    def __init__(self) -> None:
-        self.points: list[tuple[float, float]] = []  # seconds, and tokens per pass
-
-    def add(self, seconds: float, tokens_per_pass: float) -> None:
-        self.points.append((seconds, tokens_per_pass))
-
-    @property
-    def is_flat(self) -> bool:
-        """The last third of the time brought less than half a percent."""
-        if len(self.points) < _LOOKS:
-            return False
-        mark = self.points[-1][0] * 2 / 3
-        before = [value for seconds, value in self.points if seconds <= mark]
-        late = [value for seconds, value in self.points if seconds > mark]
-        return len(before) >= 2 and len(late) >= 2 and max(late) < 1.005 * max(before)
-
-
 class Rates:
     """How fast the target went over texts it had not seen, and what is no step of the student."""
 
     def __init__(self) -> None:
         self.num_tokens, self.seconds = 0, 0.0
+        self.num_read = 0  # tokens of all passes, timed or not
         self.looking = 0.0  # seconds of looks at held-out answers
+        self.saving = 0.0  # of checkpoints
 
     @property
     def is_known(self) -> bool:
@@ -113,9 +94,21 @@ class Rates:
     def per_second(self) -> float:
         return self.num_tokens / max(self.seconds, 1e-9)
 
-    def target(self, batch: Batch, seconds: float) -> None:
-        self.num_tokens += batch.num_tokens
-        self.seconds += seconds
+    def target(self, batch: Batch, seconds: float | None) -> None:
+        """A pass over a batch; None: it was launched, and nobody waited for it."""
+        self.num_read += batch.num_tokens
+        if seconds is not None:
+            self.num_tokens += batch.num_tokens
+            self.seconds += seconds
+
+    @property
+    def reading(self) -> float:
+        """Seconds of all passes, by the speed of the timed ones."""
+        return self.num_read / self.per_second if self.num_tokens else 0.0
+
+    def beside(self) -> dict[str, float]:
+        """Seconds of what was no step of the student."""
+        return {READ: self.reading, REPLAY: self.looking, WRITE: self.saving}
 
 
 class Loop:
@@ -157,12 +150,14 @@ class Loop:
         self.place = Place(**state["place"])
 
     def _save(self, name: str) -> None:
+        began = perf_counter()
         place = {key: getattr(self.place, key) for key in self.place.__slots__}
         tensors = {name: tensor.detach() for name, tensor in self.student.tensors.items()}
         state: dict[str, Any] = {"tensors": tensors, "place": place}
         if name == LAST:
             state["optimiser"] = self.optimiser.state()
         write_whole(self.folder / name, lambda part: torch.save(state, part))
+        self.rates.saving += perf_counter() - began
 
     @property
     def share(self) -> float:
@@ -233,7 +228,7 @@ class Loop:
         """Tokens per second of the student's steps and of the target's passes before them, and how
         much of the device's peak the student's products reach."""
         others = self._began + self.rates.looking
-        others += 0.0 if self.is_trial else self.rates.seconds
+        others += 0.0 if self.is_trial else self.rates.reading
         seconds = max(self.place.seconds - others, 1e-9)
         share = "" if peak is None else f", {self.flops / seconds / peak:.0%} of the device's peak"
         student = (self.place.num_tokens - self._num_before) / seconds
@@ -263,10 +258,14 @@ class Loop:
         self.optimiser.step(rate, rate * _PLAIN_SHARE)
         return result.loss.detach()
 
+    @property
+    def _is_timed(self) -> bool:
+        """Whether the target's passes are timed, for which a GPU's must be waited for."""
+        return self.target.device.type != "cuda" or self.is_trial or not self.rates.is_known
+
     def _now(self) -> float:
-        """The time once the device has done what it was given, as far as passes are timed."""
-        is_timed = self.is_trial or not self.rates.is_known
-        if self.target.device.type == "cuda" and is_timed:
+        """The time once the device has done what it was given."""
+        if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
         return perf_counter()
 
@@ -287,9 +286,10 @@ class Loop:
         return kept.outputs(batch, greedy_share=options.greedy_share, late=late, seed=seed)
 
     def _run_target(self, batch: Batch, **words: Any) -> TargetOutputs:
-        began, columns = self._now(), self.student.columns
+        is_timed, columns = self._is_timed, self.student.columns
+        began = self._now() if is_timed else 0.0
         found = run_target(self.target, batch, columns, self.student.feature_layers, **words)
-        self.rates.target(batch, self._now() - began)
+        self.rates.target(batch, self._now() - began if is_timed else None)
         return found
 
     def _new_kept(self, texts: Texts) -> Kept | None:

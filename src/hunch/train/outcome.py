@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Outcome:
     text: str  # for the user
     speeds: Speeds | None = None  # None: nothing was trained
     measured: Measured | None = None
+    seconds: dict[str, float] = field(default_factory=dict)  # what they went to
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -35,6 +36,7 @@ class Outcome:
             "speeds": None if self.speeds is None else self.speeds.to_json(),
             "measured": None if self.measured is None else self.measured.to_json(),
             "text": self.text,
+            "seconds": {name: round(seconds, 2) for name, seconds in self.seconds.items()},
         }
 
 

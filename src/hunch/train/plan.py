@@ -28,6 +28,7 @@ from hunch.train.job import drafts_as
 from hunch.train.origin import Origin, agreement, open_origin
 from hunch.train.prompts import read_prompts
 from hunch.train.regenerate import give_back
+from hunch.train.serving import Serving
 from hunch.train.sizes import Smaller, possible, sizes_for, sizes_from
 from hunch.train.speeds import compare_speeds, engine_for_one
 
@@ -120,7 +121,8 @@ def device_of(asked: Asked) -> str:
     return "cpu" if is_cpu else "cuda"
 
 
-def make_plan(asked: Asked, spec: ModelSpec, work: Path, clock: Clock, say: Say) -> Plan:
+def make_plan(asked: Asked, spec: ModelSpec, work: Path, serving: Serving, say: Say) -> Plan:
+    clock = serving.clock
     stored, origin = read_json(work / PLAN), _origin(asked)
     if stored is None and device_of(asked) == "cpu" and not asked.is_forced:
         # Known in seconds, before the target is loaded: what could be learned in the time, by the
@@ -133,7 +135,7 @@ def make_plan(asked: Asked, spec: ModelSpec, work: Path, clock: Clock, say: Say)
             return Plan(least, None, expected, share, smaller)
     if stored is None or smaller_of(stored) != asked.smaller or not _is_whole(stored, asked):
         say(f"{asked.target}: measures passes, guesses and lookups, then says what it expects")
-        stored = _measure(asked, clock, origin)
+        stored = _measure(asked, serving, origin)
         stored["gone"] = clock.gone  # a job that goes on later expects what it did at first
         give_back()
         write_json(work / PLAN, stored)
@@ -221,17 +223,16 @@ def smaller_of(stored: Mapping[str, Any]) -> str:
     return str((stored.get("smaller") or {}).get("name", ""))
 
 
-def _measure(asked: Asked, clock: Clock, origin: Origin | None) -> dict[str, Any]:
+def _measure(asked: Asked, serving: Serving, origin: Origin | None) -> dict[str, Any]:
     """The target's passes, a drafter's parts, and lookups in the engine: seconds, and facts."""
-    from hunch import LLM
-
-    engine = engine_for_one(asked.target, asked.engine, context_of(asked))
-    with LLM(asked.target, speculate="off", **engine) as llm:
+    engine, clock = engine_for_one(asked.target, asked.engine, context_of(asked)), serving.clock
+    with serving.engine(engine) as llm:
         _check_loading(asked, clock)
         target = llm.engine.runner.target  # type: ignore[attr-defined]
         found = measure_costs(target, open_weights(find_files(asked.target)))
         prompts = _encoded(asked, llm)[:NUM_TRIED]
-        speeds = compare_speeds(llm, {LOOKUPS: WITHOUT}, prompts, seconds=_seconds(clock))
+        methods, seconds = {LOOKUPS: WITHOUT}, _seconds(clock)
+        speeds = compare_speeds(llm, methods, prompts, seconds=seconds, clock=clock)
         own = max(1 / speeds.plain - found.of_pass(1), 0.0)
         measured = {
             "costs": {**asdict(found), "step": own},

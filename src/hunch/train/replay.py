@@ -12,6 +12,8 @@ from torch import Tensor
 
 from hunch.train.batches import Batch
 
+_LOOKS = 6  # at held-out answers before a curve can be called flat
+
 
 @dataclass(slots=True)
 class Replay:
@@ -53,3 +55,23 @@ class Replay:
                 self.num_passes += 1
                 self.num_tokens += min(run + 1, last - at)
                 at += run + 1
+
+
+class Curve:
+    """Tokens per pass on held-out answers as training goes on."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[float, float]] = []  # seconds, and tokens per pass
+
+    def add(self, seconds: float, tokens_per_pass: float) -> None:
+        self.points.append((seconds, tokens_per_pass))
+
+    @property
+    def is_flat(self) -> bool:
+        """The last third of the time brought less than half a percent."""
+        if len(self.points) < _LOOKS:
+            return False
+        mark = self.points[-1][0] * 2 / 3
+        before = [value for seconds, value in self.points if seconds <= mark]
+        late = [value for seconds, value in self.points if seconds > mark]
+        return len(before) >= 2 and len(late) >= 2 and max(late) < 1.005 * max(before)

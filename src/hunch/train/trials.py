@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from hunch.models.decoder import Decoder
 from hunch.models.spec import ModelSpec
 from hunch.registry import RECIPES, resolve
 from hunch.train.batches import Texts
-from hunch.train.clock import Clock
+from hunch.train.clock import REPLAY, WRITE, Clock
 from hunch.train.costs import Costs
 from hunch.train.expect import (
     Draft,
@@ -32,6 +33,7 @@ from hunch.train.plan import NUM_TRIED, Asked, Plan, Say, context_of, device_of,
 from hunch.train.progress import Progress
 from hunch.train.regenerate import give_back
 from hunch.train.replay import Replay
+from hunch.train.serving import Serving
 from hunch.train.sizes import METHODS, Size, parts_of
 from hunch.train.speeds import Speeds, compare_speeds, engine_for_one
 from hunch.train.vocab import coverage_of
@@ -73,10 +75,14 @@ class Run:
     work: Path
     texts: Texts
     test_ids: list[list[int]]
-    clock: Clock
+    serving: Serving
     # What trials leave for later: the target, and what it said to students of each kind.
     target: Decoder | None = None
     kept: dict[tuple[Any, ...], Kept] = field(default_factory=dict)
+
+    @property
+    def clock(self) -> Clock:
+        return self.serving.clock
 
     def parts(self, size: Size) -> tuple[Costs, ModelSpec]:
         """Costs and shape of what a drafter is cut from."""
@@ -130,7 +136,8 @@ def _try(
     for name, one in candidates.items():
         job, settings, chosen = with_columns(run, one.size, seconds)
         student, replay = train(job, settings, run, names[name], show, is_trial=True)
-        write_student(job, settings, student, names[name] / "files")
+        with run.clock.part(WRITE):
+            write_student(job, settings, student, names[name] / "files")
         methods[name] = speculate_text(one.size.method, names[name] / "files")
         so_far = expect(
             run.plan.costs,
@@ -155,7 +162,7 @@ def _try(
     if len(found) < 2:
         return found
     methods = {name: text for name, text in methods.items() if name in found}
-    speeds = compare(run.asked, methods, run.test_ids, seconds / 3)
+    speeds = compare(run.asked, run.serving, methods, run.test_ids, seconds / 3)
     for name, speedup in speeds.speedup.items():
         text = candidates[name].size.text()
         say(f"trial of {text}: {speedup:.2f}x of plain decoding in the engine")
@@ -202,7 +209,7 @@ def with_columns(
 
 
 def _before_training(clock: Clock) -> float:
-    return sum(clock.spent.get(name, 0.0) for name in ("measure", "regenerate", "trials"))
+    return sum(map(clock.of, ("measure", "regenerate", "trials")))
 
 
 def train(
@@ -217,7 +224,9 @@ def train(
 ) -> tuple[Any, Replay]:
     """A student after its time, and what held-out answers say of it; it goes on from the checkpoint
     `before` where that is there."""
-    student, run.target = build_student(job, settings, run.texts, target=run.target)
+    student, run.target = build_student(
+        job, settings, run.texts, target=run.target, serving=run.serving
+    )
     size = Size(
         method=job.method,
         layers=int(job.options.get("layers", "1")),
@@ -243,7 +252,10 @@ def train(
     loop.run(learn, held, show)
     if loop.kept is not None:
         run.kept[asks] = loop.kept
-    return student, loop.test(held)
+    for part, seconds in loop.rates.beside().items():
+        run.clock.move(part, seconds)
+    with run.clock.part(REPLAY):
+        return student, loop.test(held)
 
 
 def promised(run: Run, size: Size, replay: Replay, missed: float = 1.0) -> Draft:
@@ -258,10 +270,16 @@ def promised(run: Run, size: Size, replay: Replay, missed: float = 1.0) -> Draft
 
 
 def compare(
-    asked: Asked, methods: dict[str, str], test_ids: list[list[int]], seconds: float
+    asked: Asked,
+    serving: Serving,
+    methods: dict[str, str],
+    test_ids: list[list[int]],
+    seconds: float,
+    categories: Sequence[str] = (),
 ) -> Speeds:
-    from hunch import LLM
-
-    engine = engine_for_one(asked.target, asked.engine, context_of(asked))
-    with LLM(asked.target, speculate="off", **engine) as llm:
-        return compare_speeds(llm, methods, test_ids[:NUM_TRIED], seconds=seconds)
+    engine, clock = engine_for_one(asked.target, asked.engine, context_of(asked)), serving.clock
+    with serving.engine(engine) as llm:
+        tried = test_ids[:NUM_TRIED]
+        return compare_speeds(
+            llm, methods, tried, seconds=seconds, categories=categories, clock=clock
+        )

@@ -1,0 +1,75 @@
+"""Where the time of a training run goes, and that the target is loaded once for all its stages."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from train_setup import ENGINE
+
+from builders import tiny_config, tiny_weights
+from hunch.models.load import load_decoder
+from hunch.models.source import EXPAND
+from hunch.train.clock import Clock, account_text
+from hunch.train.serving import Serving
+
+
+def test_parts_of_stages_are_told_apart(tmp_path: Path) -> None:
+    clock = Clock(tmp_path / "clock.json", 1.0)
+    with clock.stage("other"):
+        with clock.stage("measure"), clock.part("capture"):
+            time.sleep(0.02)
+            clock.move("load", 0.015)
+        with clock.stage("train"):
+            clock.move("read", -0.5)
+            clock.move("read", 1.0)
+    assert clock.of("measure") >= 0.02
+    assert clock.spent["measure/load"] == 0.015
+    assert clock.spent["train/read"] == 0.5
+    found = Clock(tmp_path / "clock.json", 1.0).account()  # a job that goes on knows it
+    assert set(found) == {"other", "measure", "capture", "load", "train", "read"}
+    assert sum(found.values()) == pytest.approx(clock.gone)
+    assert next(iter(found)) == "read"
+    assert account_text({"train": 60.2, "load": 30.0, "write": 0.1}) == "of 90 s: train 60, load 30"
+
+
+def test_engines_of_other_sizes_share_a_target(target: Path) -> None:
+    serving = Serving(str(target))
+    answers = []
+    for num_rows in (1, 4):
+        with serving.engine({**ENGINE, "max_num_seqs": num_rows}) as llm:
+            assert llm.engine.config.schedule.num_rows == num_rows
+            answers.append(llm.generate("the model", use_tqdm=False)[0].outputs[0].token_ids)
+    assert answers[0] == answers[1]
+    assert serving.num_loads == 1
+
+
+def test_training_reads_the_weights_that_serve_where_they_are_numbers() -> None:
+    weights = tiny_weights(tiny_config("Qwen2ForCausalLM", head_dim=32))
+    decoder = load_decoder(weights, hold=EXPAND)
+    serving = Serving("t")
+    assert serving.decoder(weights) is None
+    serving.target = SimpleNamespace(decoder=decoder)  # type: ignore[assignment]
+    assert serving.decoder(weights) is decoder
+    decoder.layers[0].attn.out.weight = object()  # type: ignore[assignment,union-attr]
+    assert serving.decoder(weights) is None, "few bits"
+    other = load_decoder(weights, dtype="bfloat16")
+    serving.target = SimpleNamespace(decoder=other)  # type: ignore[assignment]
+    assert serving.decoder(weights) is None, "another precision than training's"
+    assert other.dtype == torch.bfloat16
+
+
+def test_kernels_of_a_gpu_leave_the_weights_as_they_were_read() -> None:
+    pytest.importorskip("triton")
+    from hunch.models.cuda import CudaDecoder
+
+    weights = tiny_weights(tiny_config("Qwen2ForCausalLM", head_dim=32))
+    decoder = load_decoder(weights, dtype="bfloat16")
+    before = {name: tensor.clone() for name, tensor in decoder.named_tensors()}
+    assert CudaDecoder(decoder).decoder is decoder
+    after = dict(decoder.named_tensors())
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
