@@ -11,9 +11,10 @@ import torch
 pytest.importorskip("triton")
 
 from builders import Seq, pack, tables
-from hunch.kernels import gpu_delta, gpu_short_conv, gpu_ssm
+from hunch.kernels import gpu_short_conv
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.delta import DeltaShape, DeltaWeights
+from hunch.kernels.gpu_fold import fold, gate
 from hunch.kernels.gpu_recurrence import keep, padded_taps, step_sequences
 from hunch.kernels.recurrence import Recurrence, RowStates, StatesShape, recur
 from hunch.kernels.short_conv import ConvShape, ConvWeights
@@ -80,7 +81,7 @@ def run(
     gate_TZ = inputs_TI.new_ones(len(inputs_TI), shape.value_width)
     y_TW = torch.cat((inputs_TI, gate_TZ), dim=1).to(DEVICE)
     read_TZ = torch.full((len(y_TW), shape.value_width), torch.nan, device=DEVICE)
-    does = {DELTA: gpu_delta.fold, SSM: gpu_ssm.fold, CONV: gpu_short_conv.mix}[shape]
+    does = gpu_short_conv.mix if shape is CONV else fold
     does(y_TW, shape, padded(shape), states, 1, attn, read_TZ)
     keep(y_TW, states, 1, attn)
     return read_TZ.cpu()
@@ -162,9 +163,9 @@ def test_heads_are_normed_and_gated() -> None:
     read_TZ, gate_TZ = random(3, 96, seed=4), random(3, 96, seed=5).bfloat16()
     norm_D, out_TZ = random(24, seed=6), torch.empty(3, 96, dtype=torch.bfloat16, device=DEVICE)
     slot_T = torch.tensor([4, -1, 2], device=DEVICE)
-    gpu_delta.gated_norm(
-        read_TZ.to(DEVICE), gate_TZ.to(DEVICE), norm_D.to(DEVICE), 1e-6, slot_T, out_TZ
-    )
+    shape = DeltaShape(num_k_heads=2, num_v_heads=4, k_dim=8, v_dim=24, num_taps=4)
+    inputs = (read_TZ.to(DEVICE), gate_TZ.to(DEVICE))
+    gate(*inputs, shape, norm_D.to(DEVICE), 1e-6, slot_T, out_TZ)
     heads = read_TZ.view(3, 4, 24)
     normed = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + 1e-6) * norm_D
     want = normed.flatten(1) * torch.nn.functional.silu(gate_TZ.float())
@@ -182,7 +183,7 @@ def test_groups_are_gated_and_normed(order: str) -> None:
     out_TZ = torch.empty(3, 96, dtype=torch.bfloat16, device=DEVICE)
     inputs = (read_TZ.to(DEVICE), gate_TZ.to(DEVICE))
     norm = None if norm_Z is None else norm_Z.to(DEVICE)
-    gpu_ssm.gate(*inputs, shape, norm, 1e-6, slot_T, out_TZ)
+    gate(*inputs, shape, norm, 1e-6, slot_T, out_TZ)
     nothing = torch.empty(0)
     layer = Mamba(
         Linear(nothing), SsmWeights(*(nothing,) * 5), norm_Z, 1e-6, Linear(nothing), shape, 0

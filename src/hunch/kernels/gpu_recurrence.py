@@ -23,7 +23,6 @@ from hunch.kernels.recurrence import RowStates, sequences_of
 SEQUENCES = "sequences"  # of AttnInputs.memo
 MAX_TAPS = 4
 STEP_ROW = -1  # instead of a sequence's row: take the row that seq_T names
-BLOCK_V = 32  # values of a head that a program folds: one row then fills a GPU
 
 
 def step_sequences(num_rows: int, num_tokens: int, device: torch.device) -> Tensor:
@@ -70,10 +69,18 @@ def input_at(y_ptr, ring_ptr, offs, p, start, stride, num_inputs, is_in, NUM_PLA
 
 
 @triton.jit
-def input_before(ring_ptr, offs, p, num_inputs, is_in, NUM_PLACES: tl.constexpr):
-    """The inputs of a token before the step; 0 before the text."""
+def _input_before(ring_ptr, offs, p, num_inputs, is_in, NUM_PLACES: tl.constexpr):
     place = ((p + NUM_PLACES) % NUM_PLACES) * num_inputs
     return tl.load(ring_ptr + place + offs, mask=is_in & (p >= 0), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def inputs_before(ring_ptr, offs, p, num_inputs, is_in, NUM_PLACES: tl.constexpr):
+    """The inputs of the three tokens before one, the oldest first; 0 before the text."""
+    a = _input_before(ring_ptr, offs, p - 3, num_inputs, is_in, NUM_PLACES)
+    b = _input_before(ring_ptr, offs, p - 2, num_inputs, is_in, NUM_PLACES)
+    c = _input_before(ring_ptr, offs, p - 1, num_inputs, is_in, NUM_PLACES)
+    return a, b, c
 
 
 @triton.jit

@@ -12,8 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hunch.kernels import gpu_delta, gpu_short_conv, gpu_ssm
+from hunch.kernels import gpu_short_conv
 from hunch.kernels.attention import AttnInputs
+from hunch.kernels.gpu_fold import fold, gate
 from hunch.kernels.gpu_recurrence import keep, padded_taps
 from hunch.kernels.kv_store import KVCache
 from hunch.layers.linear import Linear
@@ -29,36 +30,14 @@ class FusedRecurrent(Protocol):
         """What the layer's last product takes, PZ."""
 
 
-# In all of them nothing is allocated once states change: without memory, they must not change
-# unnoticed.
-class FusedDelta:
-    """`GatedDelta` over the same weights."""
+# Nothing is allocated once states change: without memory, they must not change unnoticed.
+class FusedFold:
+    """`GatedDelta` or `Mamba` over the same weights."""
 
-    def __init__(self, delta: GatedDelta) -> None:
-        self.shape, self.layer, self.inputs = delta.shape, delta.layer, delta.inputs
-        self.norm_D, self.eps = delta.norm_D, delta.eps
-        self.weights = replace(delta.weights, conv_JC=padded_taps(delta.conv_JC))
-
-    def read(self, y_PW: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
-        states, shape = kv.states, self.shape
-        assert states is not None
-        size = (len(attn.pos_T), shape.value_width)
-        read_TZ = torch.empty(size, dtype=torch.float32, device=y_PW.device)
-        out_PZ = y_PW.new_empty(len(y_PW), shape.value_width)
-        gpu_delta.fold(y_PW, shape, self.weights, states, self.layer, attn, read_TZ)
-        gate_PZ = y_PW[:, shape.num_inputs :]
-        gpu_delta.gated_norm(read_TZ, gate_PZ, self.norm_D, self.eps, attn.slot_T, out_PZ)
-        keep(y_PW, states, self.layer, attn)
-        return out_PZ
-
-
-class FusedMamba:
-    """`Mamba` over the same weights."""
-
-    def __init__(self, mamba: Mamba) -> None:
-        self.shape, self.layer, self.inputs = mamba.shape, mamba.layer, mamba.inputs
-        self.norm_Z, self.eps = mamba.norm_Z, mamba.eps
-        self.weights = replace(mamba.weights, conv_JC=padded_taps(mamba.conv_JC))
+    def __init__(self, net: GatedDelta | Mamba) -> None:
+        self.shape, self.layer, self.inputs = net.shape, net.layer, net.inputs
+        self.norm, self.eps = net.norm_D if isinstance(net, GatedDelta) else net.norm_Z, net.eps
+        self.weights = replace(net.weights, conv_JC=padded_taps(net.conv_JC))
 
     def read(self, y_PW: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
         states, shape = kv.states, self.shape
@@ -66,9 +45,9 @@ class FusedMamba:
         size = (len(attn.pos_T), shape.value_width)
         read_TZ = torch.empty(size, dtype=torch.float32, device=y_PW.device)
         out_PZ = y_PW.new_empty(len(y_PW), shape.value_width)
-        gpu_ssm.fold(y_PW, shape, self.weights, states, self.layer, attn, read_TZ)
+        fold(y_PW, shape, self.weights, states, self.layer, attn, read_TZ)
         gate_PZ = y_PW[:, shape.num_inputs :]
-        gpu_ssm.gate(read_TZ, gate_PZ, shape, self.norm_Z, self.eps, attn.slot_T, out_PZ)
+        gate(read_TZ, gate_PZ, shape, self.norm, self.eps, attn.slot_T, out_PZ)
         keep(y_PW, states, self.layer, attn)
         return out_PZ
 
@@ -90,9 +69,7 @@ class FusedConv:
 
 
 def fused_recurrent(layer: Recurrent) -> FusedRecurrent:
-    if isinstance(layer, GatedDelta):
-        return FusedDelta(layer)
-    if isinstance(layer, Mamba):
-        return FusedMamba(layer)
+    if isinstance(layer, GatedDelta | Mamba):
+        return FusedFold(layer)
     assert isinstance(layer, ShortConv)
     return FusedConv(layer)
