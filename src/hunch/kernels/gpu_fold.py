@@ -63,13 +63,13 @@ def _fold_kernel(
     s, n, part = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     k_offs = tl.arange(0, BLOCK_K)
     v_offs = part * BLOCK_V + tl.arange(0, BLOCK_V)
-    is_k, is_v = k_offs < K_DIM, v_offs < V_DIM
+    is_k, is_v, is_one = k_offs < K_DIM, v_offs < V_DIM, n >= 0
     k_head = n % NUM_K if IS_TILED else n // (NUM_V // NUM_K)
     if IS_DELTA:  # queries, keys, values, then b and a of every head
         q_at = k_head * K_DIM + k_offs
         k_at = NUM_K * K_DIM + q_at
         v_at = 2 * NUM_K * K_DIM + n * V_DIM + v_offs
-        a_at = num_channels + NUM_V + n
+        b_at, a_at = num_channels + n, num_channels + NUM_V + n
         q_bias, k_bias, v_bias = 0.0, 0.0, 0.0
     else:  # values, keys, queries, then a of every head
         v_at = n * V_DIM + v_offs
@@ -84,7 +84,6 @@ def _fold_kernel(
     k_w0, k_w1, k_w2, k_w3 = taps_of(conv_ptr, k_at, is_k, num_channels)
     v_w0, v_w1, v_w2, v_w3 = taps_of(conv_ptr, v_at, is_v, num_channels)
     rate, bias = tl.load(rate_ptr + n), tl.load(bias_ptr + n)
-    b_at, is_one = num_channels + n, n >= 0
     wait_for_inputs()
     let_next_start()
     first, num, num_known, row, start = sequence_of(seqs_ptr, pos_ptr, slot_ptr, seq_ptr, s)
@@ -93,7 +92,6 @@ def _fold_kernel(
     ring_ptr += row * NUM_PLACES * num_inputs
     begin = tl.where(start > 0, tl.load(folded_ptr + row), 0)
     end = tl.where(num > 0, start + num, begin)
-    known = start + num_known
     is_in = is_k[:, None] & is_v[None, :]
     at = (row * NUM_V + n) * K_DIM * V_DIM + k_offs[:, None] * V_DIM + v_offs[None, :]
     state = tl.load(state_ptr + at, mask=is_in & (start > 0), other=0.0)
@@ -115,7 +113,7 @@ def _fold_kernel(
         else:
             state, read = _fold_ssm(state, q, k, v, rate, size, skip)
         tl.store(out_ptr + (p - start) * NUM_V * V_DIM + v_offs, read, mask=is_v & (p >= start))
-        if p == known - 1:  # the rest are nodes
+        if p == start + num_known - 1:  # the rest are nodes
             tl.store(state_ptr + at, state, mask=is_in)
         q_a, q_b, q_c = q_b, q_c, q_d
         k_a, k_b, k_c = k_b, k_c, k_d

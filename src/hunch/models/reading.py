@@ -171,6 +171,20 @@ def refuse(config: Config, key: str, *allowed: Any) -> None:
         raise UnsupportedModelError(f"config.json: {key}={value!r} is not supported; only {given}")
 
 
+def read_attn_biases(
+    config: Config, key: str = "attention_bias", default: bool = False
+) -> dict[str, Any]:
+    """Whether all products of attention have biases, as arguments of ModelSpec."""
+    has_bias = bool(config.get(key, default))
+    return {"has_qkv_bias": has_bias, "has_out_bias": has_bias}
+
+
+def gpt_layers(has_bias: bool = True) -> dict[str, Any]:
+    """Layer norms and an MLP without a gate, as GPT-2 has them; biases everywhere or nowhere."""
+    biases = dict.fromkeys(("has_qkv_bias", "has_out_bias", "has_mlp_bias"), has_bias)
+    return {"norm": "layer", "is_gated": False, **biases}
+
+
 def read_rope(config: Config, head_dim: int, given: Any = None) -> RopeSpec:
     """`rope_parameters`, or the older `rope_theta` with `rope_scaling`; or the part `given`."""
     theta, share = config.get("rope_theta"), config.get("partial_rotary_factor")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from hunch.errors import ModelFormatError
 from hunch.layers.attention import Alibi
@@ -17,6 +17,7 @@ from hunch.models.reading import (
     Config,
     Defaulted,
     Recorded,
+    gpt_layers,
     read_float,
     read_int,
     refuse,
@@ -45,7 +46,7 @@ _BLOOM_CODE = (
 class Bloom(Decoder):
     """The embedding is normed; q, k and v of a head stand side by side in the file."""
 
-    names: ClassVar[Names] = Names(
+    names = Names(
         roots=("transformer.", ""),
         embed="transformer.word_embeddings.weight",
         embed_norm="transformer.word_embeddings_layernorm",
@@ -79,12 +80,8 @@ class Bloom(Decoder):
         common["norm_eps"] = read_float(config, "layer_norm_epsilon", 1e-5)
         return ModelSpec(
             **common | {"rope": RopeSpec(rope_type="none")},
-            norm="layer",
+            **gpt_layers(),
             has_embed_norm=True,
-            is_gated=False,
-            has_qkv_bias=True,
-            has_out_bias=True,
-            has_mlp_bias=True,
             alibi=Alibi(slopes=slopes_of(common["num_heads"])),
             num_qkv_groups=1 if config.get(FROM_GGUF) else common["num_heads"],
         )
@@ -93,7 +90,7 @@ class Bloom(Decoder):
 class Mpt(Decoder):
     """Nothing has a bias."""
 
-    names: ClassVar[Names] = Names(
+    names = Names(
         roots=("transformer.", ""),
         embed="transformer.wte.weight",
         final_norm="transformer.norm_f",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from hunch.models.build import Names
 from hunch.models.families.llama import Llama, llama3_rope
@@ -14,7 +13,7 @@ from hunch.models.spec import ModelSpec
 class Apertus(Llama):
     """Each layer has learned two numbers of its activation."""
 
-    names: ClassVar[Names] = Names(
+    names = Names(
         attn_norm="attention_layernorm",
         mlp_norm="feedforward_layernorm",
         unread=r"\.mlp\.act_fn\.(beta|eps)$",  # the same in every layer

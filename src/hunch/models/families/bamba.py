@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.mamba import is_mamba, read_layer_types, read_mamba
-from hunch.models.reading import Config, Defaulted, refuse
+from hunch.models.reading import Config, Defaulted, read_attn_biases, refuse
 from hunch.models.spec import ModelSpec, read_common
 
 _DEFAULTS = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5}
@@ -16,8 +14,8 @@ _DEFAULTS = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5}
 class Bamba(Decoder):
     """An MLP after each."""
 
-    turns_part: ClassVar[bool] = True
-    names: ClassVar[Names] = Names(
+    turns_part = True
+    names = Names(
         recurrent="mamba.",
         mlp_norm="pre_ff_layernorm",
         gate="feed_forward.gate_proj",
@@ -35,12 +33,10 @@ class Bamba(Decoder):
         attending = config.get("attn_layer_indices") or ()
         types = ["attention" if i in attending else "mamba" for i in range(common["num_layers"])]
         layer_types = read_layer_types(types, common["num_layers"])
-        has_bias = bool(config.get("attention_bias", False))
         return ModelSpec(
             **common,
             recurrence=read_mamba(config, common["width"]),
             is_recurrent=is_mamba(layer_types),
-            has_qkv_bias=has_bias,
-            has_out_bias=has_bias,
+            **read_attn_biases(config),
             has_mlp_bias=bool(config.get("mlp_bias", False)),
         )

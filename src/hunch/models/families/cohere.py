@@ -6,7 +6,15 @@ from dataclasses import replace
 
 from hunch.layers.rope import RopeSpec
 from hunch.models.decoder import Decoder
-from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse, windows_of
+from hunch.models.reading import (
+    Config,
+    Defaulted,
+    read_attn_biases,
+    read_float,
+    read_int,
+    refuse,
+    windows_of,
+)
 from hunch.models.spec import ModelSpec, read_common
 
 _DEFAULTS = {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True}
@@ -21,7 +29,6 @@ class Cohere(Decoder):
         config.get("model_length")  # what it was trained at
         config = Defaulted(config, _DEFAULTS | {"rope_theta": _THETA.get(architecture)})
         common = read_common(config, architecture)
-        has_bias = bool(config.get("attention_bias", False))
         common["norm_eps"] = read_float(config, "layer_norm_eps")
         has_head_norms = bool(config.get("use_qk_norm", False))
         return ModelSpec(
@@ -34,8 +41,7 @@ class Cohere(Decoder):
             is_parallel=True,
             has_mlp_norm=False,
             is_rope_interleaved=True,
-            has_qkv_bias=has_bias,
-            has_out_bias=has_bias,
+            **read_attn_biases(config),
             logits_scale=read_float(config, "logit_scale"),
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
@@ -14,7 +13,7 @@ from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.experts import ExpertNames, first_dense, read_deepseek_experts
 from hunch.models.latent import build_latent_block, read_latent
-from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
+from hunch.models.reading import Config, Defaulted, read_attn_biases, read_float, read_int, refuse
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 
@@ -46,8 +45,7 @@ class Youtu(Decoder):
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         refuse(config, "mlp_bias", False)
         spec = read_latent(Defaulted(config, _DEFAULTS.get(architecture, {})), architecture)
-        has_bias = bool(config.get("attention_bias", False))
-        return replace(spec, has_qkv_bias=has_bias, has_out_bias=has_bias)
+        return replace(spec, **read_attn_biases(config))
 
     def build_layer(self, source: Source, prefix: str, layer: int) -> LatentBlock:
         return build_latent_block(self.spec, source, prefix, layer, self.names)
@@ -77,7 +75,7 @@ class MiniCPM3(Youtu):
 class DeepseekV3(Youtu):
     """Experts chosen by sigmoid scores with a bias; GLM's config names its dense layers."""
 
-    names: ClassVar[Names] = Names(experts=ExpertNames(shared="mlp.shared_experts."))
+    names = Names(experts=ExpertNames(shared="mlp.shared_experts."))
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:

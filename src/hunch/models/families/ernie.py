@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from hunch.errors import UnsupportedModelError
 from hunch.kernels.experts import Routing
@@ -37,7 +36,7 @@ class Ernie(Llama):
 class ErnieMoe(Ernie):
     """Experts chosen by a softmax with a bias, and shared ones, in the layers the config names."""
 
-    names: ClassVar[Names] = Names(
+    names = Names(
         experts=ExpertNames(
             shared="mlp.shared_experts.", choice_bias="mlp.moe_statics.e_score_correction_bias"
         )

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import replace
 
 from hunch.layers.attention import Alibi
 from hunch.layers.rope import RopeSpec
-from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.families.alibi import slopes_of
-from hunch.models.reading import FROM_GGUF, Config, Defaulted, read_float, read_int, refuse
+from hunch.models.families.alibi import Bloom, slopes_of
+from hunch.models.reading import (
+    FROM_GGUF,
+    Config,
+    Defaulted,
+    gpt_layers,
+    read_float,
+    read_int,
+    refuse,
+)
 from hunch.models.spec import ModelSpec, read_common
 
 
 class Falcon(Decoder):
     """Both branches read one norm (7B, 11B), or each its own (40B, 180B)."""
 
-    names: ClassVar[Names] = Names(
-        roots=("transformer.", ""),
-        embed="transformer.word_embeddings.weight",
-        final_norm="transformer.ln_f",
-        layer="transformer.h.{}.",
-        q="self_attention.q",
-        k="self_attention.k",
-        v="self_attention.v",
-        qkv="self_attention.query_key_value",
-        out="self_attention.dense",
+    names = replace(
+        Bloom.names,
         mlp_norm="ln_mlp",
-        up="mlp.dense_h_to_4h",
-        down="mlp.dense_4h_to_h",
         aliases=(("ln_attn", "input_layernorm"), ("post_attention_layernorm", "ln_mlp")),
     )
 
@@ -57,19 +54,14 @@ class Falcon(Decoder):
         common["ffn_width"] = read_int(older, "intermediate_size")
         for key in ("num_kv_heads", "n_head_kv", "rotary", "ff_factor"):
             config.get(key)  # of no use to the smaller ones
-        has_bias = bool(config.get("bias", False))
         if config.get("alibi", False):  # in place of turns
             common["rope"] = RopeSpec(rope_type="none")
             common["alibi"] = Alibi(slopes=slopes_of(common["num_heads"]), is_rounded=True)
         num_norms = config.get("num_ln_in_parallel_attn") or (2 if is_grouped else 1)
         return ModelSpec(
             **common,
-            norm="layer",
+            **gpt_layers(bool(config.get("bias", False))),
             is_parallel=is_parallel,
             has_mlp_norm=not is_parallel or num_norms == 2,
-            is_gated=False,
-            has_qkv_bias=has_bias,
-            has_out_bias=has_bias,
-            has_mlp_bias=has_bias,
             num_qkv_groups=1 if config.get(FROM_GGUF) else common["num_kv_heads"],
         )

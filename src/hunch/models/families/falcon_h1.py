@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from hunch.errors import ModelFormatError
 from hunch.kernels.ssm import SsmShape
-from hunch.models.build import Names
 from hunch.models.decoder import Decoder
+from hunch.models.families.bamba import Bamba
 from hunch.models.mamba import read_mamba
 from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
 from hunch.models.spec import ModelSpec, RowFactors, read_common
@@ -16,14 +16,7 @@ from hunch.models.spec import ModelSpec, RowFactors, read_common
 class FalconH1(Decoder):
     """What its config multiplies activations by, the matrices are multiplied by when read."""
 
-    names: ClassVar[Names] = Names(
-        recurrent="mamba.",
-        mlp_norm="pre_ff_layernorm",
-        gate="feed_forward.gate_proj",
-        up="feed_forward.up_proj",
-        down="feed_forward.down_proj",
-        final_norm="model.final_layernorm",
-    )
+    names = Bamba.names
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:

@@ -12,6 +12,7 @@ from hunch.models.reading import (
     FROM_GGUF,
     Config,
     Defaulted,
+    read_attn_biases,
     read_float,
     read_int,
     read_rope,
@@ -43,12 +44,10 @@ class Gemma(Decoder):
         common["activation"] = str(config.get("hidden_activation") or older)
         common["is_tied"] = bool(config.get("tie_word_embeddings", True))
         refuse(config, "use_bidirectional_attention", False)
-        has_bias = bool(config.get("attention_bias", False))
         return ModelSpec(
             **common,
             embed_scale=float(common["width"]) ** 0.5,
-            has_qkv_bias=has_bias,
-            has_out_bias=has_bias,
+            **read_attn_biases(config),
             is_norm_shifted=not config.get(FROM_GGUF, False),
         )
 
@@ -60,7 +59,7 @@ class Gemma2(Gemma):
         50.0,
         30.0,
     )  # where a file does not say them: of scores, of logits
-    names: ClassVar[Names] = Names(
+    names = Names(
         attn_out_norm="post_attention_layernorm",
         mlp_norm="pre_feedforward_layernorm",
         mlp_out_norm="post_feedforward_layernorm",
@@ -85,9 +84,7 @@ class Gemma3(Gemma2):
     """Five layers with a window to one without; each kind turns its heads by its own theta."""
 
     caps: ClassVar[tuple[float | None, ...]] = (None, None)
-    names: ClassVar[Names] = replace(
-        Gemma2.names, unread=r"(^|\.)(vision_tower|multi_modal_projector)\."
-    )
+    names = replace(Gemma2.names, unread=r"(^|\.)(vision_tower|multi_modal_projector)\.")
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
@@ -112,7 +109,7 @@ class Gemma3(Gemma2):
 class VaultGemma(Gemma2):
     """Nothing is normed before it is added."""
 
-    names: ClassVar[Names] = Names(mlp_norm="pre_feedforward_layernorm")
+    names = Names(mlp_norm="pre_feedforward_layernorm")
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.kernels.experts import Routing
 from hunch.layers.experts import ExpertSpec
-from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.experts import ExpertNames
 from hunch.models.families.gemma import Gemma2
 from hunch.models.reading import (
     Config,
     Defaulted,
+    read_attn_biases,
     read_float,
     read_int,
     read_rope,
@@ -55,7 +55,7 @@ _PATTERN = 6  # layers to one without a window
 class Gemma4(Decoder):
     """Norms mean w; the scale of scores is in the norms of q and k."""
 
-    names: ClassVar[Names] = replace(
+    names = replace(
         Gemma2.names,
         experts=ExpertNames(
             router="router.proj",
@@ -78,7 +78,6 @@ class Gemma4(Decoder):
             raise ModelFormatError(f"rope_parameters must name {SLIDING} and {FULL}")
         common = read_common(Defaulted({"rope_parameters": ropes[SLIDING]}, config), architecture)
         refuse(config, "use_bidirectional_attention", None, "vision")  # which text knows not of
-        has_bias = bool(config.get("attention_bias", False))
         is_full = tuple(layer_type == FULL for layer_type in types)
         heads = _full_heads(config, is_full, common["num_kv_heads"])
         full_rope = read_rope(config, heads.head_dim, ropes[FULL])
@@ -96,8 +95,7 @@ class Gemma4(Decoder):
             has_v_norm=True,
             has_branch_norms=True,
             has_layer_scale=True,
-            has_qkv_bias=has_bias,
-            has_out_bias=has_bias,
+            **read_attn_biases(config),
             logits_cap=0.0 if cap is None else read_float(config, "final_logit_softcapping"),
             more_ropes=(replace(full_rope, head_dim=heads.head_dim),),
             rope_of=tuple(map(int, is_full)),

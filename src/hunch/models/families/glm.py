@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
@@ -18,7 +17,7 @@ _MOE_DEFAULTS = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5}
 class Glm(Decoder):
     """The models of 2024, without norms of what is added."""
 
-    turns_part: ClassVar[bool] = True
+    turns_part = True
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
@@ -33,9 +32,7 @@ class Glm(Decoder):
 class Glm4(Glm):
     """The models of 2025 (0414), Z1 among them."""
 
-    names: ClassVar[Names] = Names(
-        attn_out_norm="post_self_attn_layernorm", mlp_out_norm="post_mlp_layernorm"
-    )
+    names = Names(attn_out_norm="post_self_attn_layernorm", mlp_out_norm="post_mlp_layernorm")
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
@@ -45,8 +42,8 @@ class Glm4(Glm):
 class Glm4Moe(Decoder):
     """Its larger models norm the heads of q and k."""
 
-    turns_part: ClassVar[bool] = True
-    names: ClassVar[Names] = Names(experts=ExpertNames(shared="mlp.shared_experts."))
+    turns_part = True
+    names = Names(experts=ExpertNames(shared="mlp.shared_experts."))
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:

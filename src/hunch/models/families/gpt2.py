@@ -8,7 +8,7 @@ from typing import Any
 from hunch.errors import UnsupportedModelError
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.reading import FROM_GGUF, Config, read_float, read_int, refuse
+from hunch.models.reading import FROM_GGUF, Config, gpt_layers, read_float, read_int, refuse
 from hunch.models.spec import ModelSpec
 
 _NAMES = {
@@ -53,15 +53,11 @@ class Gpt2(Decoder):
             head_dim=head_dim,
             ffn_width=read_int(config, "n_inner", 4 * width),
             max_len=max_len,
-            norm="layer",
+            **gpt_layers(),
             norm_eps=read_float(config, "layer_norm_epsilon", 1e-5),
             activation=str(config.get("activation_function", "gelu_new")),
-            is_gated=False,
             windows=(None,) * num_layers,
             attn_scale=head_dim**-0.5 if config.get("scale_attn_weights", True) else 1.0,
-            has_qkv_bias=True,
-            has_out_bias=True,
-            has_mlp_bias=True,
             is_tied=bool(config.get("tie_word_embeddings", True)),
             is_transposed=not config.get(FROM_GGUF, False),
             dtype=config.get("torch_dtype") or config.get("dtype"),

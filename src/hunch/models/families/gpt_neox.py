@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.reading import FROM_GGUF, Config, Defaulted, read_float
@@ -13,8 +11,8 @@ from hunch.models.spec import ModelSpec, read_common
 class GptNeoX(Decoder):
     """A quarter of each head is turned, if the config does not say otherwise."""
 
-    turns_part: ClassVar[bool] = True
-    names: ClassVar[Names] = Names(
+    turns_part = True
+    names = Names(
         roots=("gpt_neox.", ""),
         embed="gpt_neox.embed_in.weight",
         final_norm="gpt_neox.final_layer_norm",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from hunch.errors import UnsupportedModelError
 from hunch.kernels.activation import CLIP_LIMIT, CLIP_SLOPE
@@ -11,7 +11,15 @@ from hunch.layers.experts import ExpertSpec
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.experts import ExpertNames, read_count
-from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse, windows_of
+from hunch.models.reading import (
+    Config,
+    Defaulted,
+    read_attn_biases,
+    read_float,
+    read_int,
+    refuse,
+    windows_of,
+)
 from hunch.models.spec import ModelSpec, read_common
 
 _ROPE = {  # of a config that says nothing of it
@@ -25,7 +33,7 @@ _ROPE = {  # of a config that says nothing of it
 class GptOss(Decoder):
     """Softmax over the chosen experts alone; gate and up lie by turns in the file."""
 
-    names: ClassVar[Names] = Names(
+    names = Names(
         experts=ExpertNames(router="mlp.router", is_interleaved=True),
     )
 
@@ -46,12 +54,10 @@ class GptOss(Decoder):
                 raise UnsupportedModelError(f"{key}={config[key]} is not supported; only {known}")
         config.get("initial_context_length")  # as rope_scaling has it
         config.get("experts_per_token")  # as num_experts_per_tok
-        has_bias = bool(config.get("attention_bias", True))
         common |= {
             "activation": "clipped",
             "windows": windows_of(config, common["num_layers"], 2),
-            "has_qkv_bias": has_bias,
-            "has_out_bias": has_bias,
+            **read_attn_biases(config, default=True),
             "has_sinks": True,
         }
         routing = Routing(

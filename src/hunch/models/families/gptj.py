@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from hunch.errors import ModelFormatError
 from hunch.models.build import Names
@@ -17,8 +16,8 @@ _NUM_PARTS = 4
 class GptJ(Decoder):
     """Both branches read one layer norm; pairs that are turned are neighbours."""
 
-    turns_part: ClassVar[bool] = True
-    names: ClassVar[Names] = Names(
+    turns_part = True
+    names = Names(
         roots=("transformer.", ""),
         embed="transformer.wte.weight",
         final_norm="transformer.ln_f",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from hunch.errors import ModelFormatError
 from hunch.kernels.experts import Routing
@@ -44,7 +43,7 @@ class Granite(Llama):
 class HyperClovaX(Granite):
     """What is added is normed before it is scaled; logits are multiplied, not divided."""
 
-    names: ClassVar[Names] = Names(attn_out_norm="post_norm1", mlp_out_norm="post_norm2")
+    names = Names(attn_out_norm="post_norm1", mlp_out_norm="post_norm2")
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
@@ -80,7 +79,7 @@ class MiniCPM(Llama):
 class GraniteMoe(Granite):
     """Softmax over the chosen experts alone."""
 
-    names: ClassVar[Names] = Names(
+    names = Names(
         experts=ExpertNames(
             router="block_sparse_moe.router.layer",
             all_up="block_sparse_moe.input_linear",
@@ -105,7 +104,7 @@ class GraniteMoe(Granite):
 class GraniteMoeShared(GraniteMoe):
     """An MLP beside the experts, which every token asks."""
 
-    names: ClassVar[Names] = Names(
+    names = Names(
         gate="shared_mlp.gate_proj",
         up="shared_mlp.up_proj",
         gate_up="shared_mlp.input_linear",
@@ -126,9 +125,7 @@ class GraniteMoeShared(GraniteMoe):
 class GraniteHybrid(GraniteMoeShared):
     """Granite 4: layers attend or are Mamba 2; with experts beside the MLP, or without."""
 
-    names: ClassVar[Names] = replace(
-        GraniteMoeShared.names, down="shared_mlp.down_proj", recurrent="mamba."
-    )
+    names = replace(GraniteMoeShared.names, down="shared_mlp.down_proj", recurrent="mamba.")
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
@@ -194,7 +191,7 @@ class GraniteSWA(Granite):
 class GraniteMoeSWA(GraniteMoeShared):
     """The same with experts, whose tensors are named as transformers' code has them."""
 
-    names: ClassVar[Names] = replace(
+    names = replace(
         GraniteMoeShared.names,
         experts=replace(
             GraniteMoeShared.names.experts,

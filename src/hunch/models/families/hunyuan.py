@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from hunch.errors import UnsupportedModelError
 from hunch.kernels.experts import Routing
@@ -20,7 +19,7 @@ _NORMS = {"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.key_layern
 class HunYuan(Llama):
     """Ropes of type "dynamic" with an `alpha` have another theta, at every length."""
 
-    names: ClassVar[Names] = Names(**_NORMS)  # type: ignore[arg-type]
+    names = Names(**_NORMS)  # type: ignore[arg-type]
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
@@ -48,7 +47,7 @@ class HunYuan(Llama):
 class HunYuanMoe(HunYuan):
     """Softmax over all experts, whose weights add up to one; an MLP beside them."""
 
-    names: ClassVar[Names] = Names(
+    names = Names(
         **_NORMS,  # type: ignore[arg-type]
         experts=ExpertNames(router="mlp.gate.wg", shared="mlp.shared_mlp."),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.kernels.experts import Routing
@@ -28,7 +28,7 @@ _PASSED_BY = (
 class Lfm2(Decoder):
     """The width of its MLPs is two thirds of what most configs say."""
 
-    names: ClassVar[Names] = Names(
+    names = Names(
         final_norm="model.embedding_norm",
         attn_norm="operator_norm",
         mlp_norm="ffn_norm",

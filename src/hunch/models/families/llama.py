@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from hunch.errors import ModelFormatError
 from hunch.layers.rope import RopeSpec
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.reading import Config, Defaulted, read_int, read_windows, refuse
+from hunch.models.reading import Config, Defaulted, read_attn_biases, read_int, read_windows, refuse
 from hunch.models.spec import ModelSpec, read_common
 
 
@@ -18,11 +18,9 @@ class Llama(Decoder):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        has_bias = bool(config.get("attention_bias", False))
         return ModelSpec(
             **read_common(config, architecture),
-            has_qkv_bias=has_bias,
-            has_out_bias=has_bias,
+            **read_attn_biases(config),
             has_mlp_bias=bool(config.get("mlp_bias", False)),
             is_rope_interleaved=bool(config.get("rope_interleaved", False)),
         )
@@ -45,7 +43,7 @@ class InternLM3(Llama):
 class InternLM2(Llama):
     """InternLM 2 and 2.5: Llama under other names; q, k and v of a KV head stand side by side."""
 
-    names: ClassVar[Names] = Names(
+    names = Names(
         embed="model.tok_embeddings.weight",
         head="output.weight",
         attn_norm="attention_norm",
@@ -62,17 +60,16 @@ class InternLM2(Llama):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        has_bias = bool(config.get("bias", True))
         config.get("attn_implementation")
         spec = super().read_config(config, architecture)
-        groups = spec.num_kv_heads
-        return replace(spec, has_qkv_bias=has_bias, has_out_bias=has_bias, num_qkv_groups=groups)
+        biases = read_attn_biases(config, "bias", True)
+        return replace(spec, **biases, num_qkv_groups=spec.num_kv_heads)
 
 
 class Exaone(Llama):
     """EXAONE 3 and 3.5: Llama under other names."""
 
-    names: ClassVar[Names] = Names(
+    names = Names(
         roots=("transformer.", ""),
         embed="transformer.wte.weight",
         final_norm="transformer.ln_f",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 from hunch.kernels.experts import Routing
 from hunch.layers.experts import ExpertSpec
@@ -12,7 +12,7 @@ from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.experts import ExpertNames, read_count
 from hunch.models.families.llama import read_turns
-from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
+from hunch.models.reading import Config, Defaulted, read_attn_biases, read_float, read_int, refuse
 from hunch.models.spec import ModelSpec, read_common
 
 _DEFAULTS = {"rope_theta": 500000.0, "rms_norm_eps": 1e-5}
@@ -25,7 +25,7 @@ class Llama4(Decoder):
     transformers turns heads before it norms them: a turn does not change what the norm divides by.
     """
 
-    names: ClassVar[Names] = Names(
+    names = Names(
         q_norm="",
         k_norm="",
         gate="feed_forward.gate_proj",
@@ -51,7 +51,6 @@ class Llama4(Decoder):
         turns = read_turns(config, num_layers)
         sizes = {"chunk": config.get("attention_chunk_size", 8192)}  # null: there are none
         chunk = read_int(sizes, "chunk") if sizes["chunk"] else 0
-        has_bias = bool(config.get("attention_bias", False))
         common |= {
             "ffn_width": read_int(config, "intermediate_size_mlp", 16384),
             "windows": tuple(-chunk if turn and chunk else None for turn in turns),
@@ -75,8 +74,7 @@ class Llama4(Decoder):
             unnormed=tuple(not turn for turn in turns),
             more_ropes=(still,),
             rope_of=tuple(int(not turn) for turn in turns),
-            has_qkv_bias=has_bias,
-            has_out_bias=has_bias,
+            **read_attn_biases(config),
             experts=_read_experts(config, num_layers),
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from hunch.errors import UnsupportedModelError
 from hunch.kernels.experts import Routing
@@ -18,8 +17,8 @@ from hunch.models.spec import ModelSpec, read_common
 class MiniMaxM2(Mixtral):
     """The names of Mixtral, and a bias for the choice of experts."""
 
-    turns_part: ClassVar[bool] = True
-    names: ClassVar[Names] = Names(
+    turns_part = True
+    names = Names(
         experts=replace(
             Mixtral.names.experts, choice_bias="block_sparse_moe.e_score_correction_bias"
         )

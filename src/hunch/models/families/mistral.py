@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from hunch.errors import ModelFormatError
 from hunch.kernels.experts import Routing
@@ -38,7 +37,7 @@ class Ministral3(Mistral):
     """Queries may grow with their position. Some files also read pictures (Mistral Small
     3.1 and later, Ministral 3): only the text model is taken."""
 
-    names: ClassVar[Names] = Names(unread=r"^(model\.)?(vision_tower|multi_modal_projector)\.")
+    names = Names(unread=r"^(model\.)?(vision_tower|multi_modal_projector)\.")
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
@@ -58,7 +57,7 @@ class Ministral3(Mistral):
 class Mixtral(Mistral):
     """Softmax over all experts; the weights of the chosen add up to one."""
 
-    names: ClassVar[Names] = Names(
+    names = Names(
         experts=ExpertNames(
             router="block_sparse_moe.gate",
             gate=f"{_EXPERT}w1",

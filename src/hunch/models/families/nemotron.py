@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from hunch.models.families.llama import Llama
 from hunch.models.reading import FROM_GGUF, Config, Defaulted, read_float
@@ -35,7 +34,7 @@ class Jais2(Arcee):
 class Nemotron(Arcee):
     """Layer norms of 1 + w; half of each head is turned."""
 
-    turns_part: ClassVar[bool] = True
+    turns_part = True
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:

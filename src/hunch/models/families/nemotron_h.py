@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.layers.rope import RopeSpec
@@ -29,7 +29,7 @@ _UNUSED = (
 class NemotronH(Decoder):
     """Heads are not turned; MLPs are of squares, without a gate."""
 
-    names: ClassVar[Names] = Names(
+    names = Names(
         roots=("model.", "backbone."),
         embed="model.embeddings.weight",
         final_norm="model.norm_f",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 from hunch.layers.rope import RopeSpec
 from hunch.models.build import Names
@@ -40,7 +39,7 @@ def read_clip(config: Config) -> float:
 class Olmo2(Llama):
     """Branches read the stream as it is."""
 
-    names: ClassVar[Names] = _NAMES
+    names = _NAMES
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
@@ -97,7 +96,7 @@ class FlexOlmo(Olmo2):
 class Exaone4(Llama):
     """Where some layers have a window (32B), the others do not turn their heads."""
 
-    names: ClassVar[Names] = _NAMES
+    names = _NAMES
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
@@ -121,7 +120,7 @@ class Exaone4(Llama):
 class ExaoneMoe(Exaone4):
     """K-EXAONE: norms before the branches, and DeepSeek's experts."""
 
-    names: ClassVar[Names] = Names(
+    names = Names(
         experts=ExpertNames(shared="mlp.shared_experts."),
         aliases=(("mlp.e_score_correction_bias", "mlp.gate.e_score_correction_bias"),),
     )

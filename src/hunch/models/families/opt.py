@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.reading import Config, read_int, refuse
+from hunch.models.reading import Config, gpt_layers, read_int, refuse
 from hunch.models.spec import ModelSpec
 
 
@@ -33,7 +33,6 @@ class Opt(Decoder):
         num_layers = read_int(config, "num_hidden_layers")
         embed_width = read_int(config, "word_embed_proj_dim", width)
         is_pre_norm = bool(config.get("do_layer_norm_before", True))
-        has_bias = bool(config.get("enable_bias", True))
         return ModelSpec(
             architecture=architecture,
             vocab_size=read_int(config, "vocab_size"),
@@ -44,17 +43,13 @@ class Opt(Decoder):
             head_dim=width // num_heads,
             ffn_width=read_int(config, "ffn_dim"),
             max_len=read_int(config, "max_position_embeddings", 2048),
-            norm="layer",
+            **gpt_layers(bool(config.get("enable_bias", True))),
             norm_eps=1e-5,
             is_post_norm=not is_pre_norm,
             has_final_norm=is_pre_norm and not config.get("_remove_final_layer_norm", False),
             activation=str(config.get("activation_function", "relu")),
-            is_gated=False,
             windows=(None,) * num_layers,
             position_offset=2,
-            has_qkv_bias=has_bias,
-            has_out_bias=has_bias,
-            has_mlp_bias=has_bias,
             embed_width=embed_width if embed_width != width else 0,
             # Projected, embedding and output matrix are no longer the same.
             is_tied=bool(config.get("tie_word_embeddings", True)) and embed_width == width,

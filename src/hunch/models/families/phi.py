@@ -1,23 +1,23 @@
-"""Phi-1 to 2: layer norms, a plain MLP beside attention. Phi-3 to 4: Llama with fused tensors."""
+"""Phi-1 to 2, Persimmon: layer norms, a plain MLP. Phi-3 to 4: Llama with fused tensors."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from dataclasses import replace
 
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.reading import Config, Defaulted, read_float, read_windows, refuse
+from hunch.models.reading import Config, Defaulted, gpt_layers, read_float, read_windows, refuse
 from hunch.models.spec import ModelSpec, read_common
 
 _DEFAULTS = {"partial_rotary_factor": 0.5, "hidden_act": "gelu_new"}
 
 
 class Phi(Decoder):
-    """The output matrix has a bias too."""
+    """The MLP stands beside attention; the output matrix has a bias too."""
 
-    turns_part: ClassVar[bool] = True
-    names: ClassVar[Names] = Names(
+    turns_part = True
+    names = Names(
         final_norm="model.final_layernorm",
         out="self_attn.dense",
         q_norm="self_attn.q_layernorm",
@@ -33,17 +33,36 @@ class Phi(Decoder):
         common["norm_eps"] = read_float(config, "layer_norm_eps", 1e-5)
         return ModelSpec(
             **common,
-            norm="layer",
+            **gpt_layers(),
             has_qk_norm=has_head_norms,
             is_qk_norm_centred=has_head_norms,
             has_qk_norm_bias=has_head_norms,
             is_parallel=True,
             has_mlp_norm=False,
-            is_gated=False,
-            has_qkv_bias=True,
-            has_out_bias=True,
-            has_mlp_bias=True,
             has_head_bias=True,
+        )
+
+
+class Persimmon(Phi):
+    """The MLP stands after attention; q, k and v of a head stand side by side in the file."""
+
+    names = replace(
+        Phi.names,
+        qkv="self_attn.query_key_value",
+        up="mlp.dense_h_to_4h",
+        down="mlp.dense_4h_to_h",
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        config = Defaulted(config, {"hidden_act": "relu2", "qk_layernorm": True})
+        spec = super().read_config(config, architecture)
+        return replace(
+            spec,
+            is_parallel=False,
+            has_mlp_norm=True,
+            has_head_bias=False,
+            num_qkv_groups=spec.num_heads,
         )
 
 
@@ -51,7 +70,7 @@ class Phi3(Decoder):
     """Its long-context files have two sets of rope factors: the one for the context that is served
     is used at every length, so that a row's text does not depend on how long it will become."""
 
-    turns_part: ClassVar[bool] = True
+    turns_part = True
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 from hunch.kernels.experts import Routing
 from hunch.layers.experts import ExpertSpec
@@ -22,6 +21,7 @@ from hunch.models.experts import (
 from hunch.models.reading import (
     Config,
     Defaulted,
+    read_attn_biases,
     read_int,
     read_rope,
     read_windows,
@@ -34,7 +34,7 @@ from hunch.models.spec import ModelSpec, read_common
 class Qwen2(Decoder):
     """The upper layers may have a sliding window, where the config switches it on."""
 
-    names: ClassVar[Names] = Names(unread=r"(^|\.)visual\.")
+    names = Names(unread=r"(^|\.)visual\.")
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
@@ -61,11 +61,9 @@ class Qwen3(Qwen2):
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         refuse(config, "use_qk_norm", True)
-        has_bias = bool(config.get("attention_bias", False))
         return replace(
             super().read_config(config, architecture),
-            has_qkv_bias=has_bias,
-            has_out_bias=has_bias,
+            **read_attn_biases(config),
             has_qk_norm=True,
         )
 
@@ -120,7 +118,7 @@ class Qwen2Moe(Qwen2):
 class Dots1(Qwen3):
     """dots.llm1: Qwen3's attention, DeepSeek's experts."""
 
-    names: ClassVar[Names] = Names(experts=ExpertNames(shared="mlp.shared_experts."))
+    names = Names(experts=ExpertNames(shared="mlp.shared_experts."))
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
@@ -137,7 +135,7 @@ class Dots1(Qwen3):
 class Hy3(Qwen3):
     """Hy3: DeepSeek's experts under names of its own."""
 
-    names: ClassVar[Names] = Names(
+    names = Names(
         experts=ExpertNames(
             shared="mlp.shared_experts.", choice_bias="mlp.e_score_correction_bias"
         ),
@@ -193,7 +191,7 @@ class Mellum(Qwen3Moe):
 class Flint(Qwen3Moe):
     """Layers without a window do not turn their heads; sinks; experts chosen by sigmoids."""
 
-    names: ClassVar[Names] = Names(aliases=(("self_attn.softmax_offset", "self_attn.sinks"),))
+    names = Names(aliases=(("self_attn.softmax_offset", "self_attn.sinks"),))
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:

@@ -7,12 +7,19 @@ only the text model is taken.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.families.qwen import read_experts
-from hunch.models.reading import FROM_GGUF, Config, Defaulted, read_int, refuse, without_pictures
+from hunch.models.reading import (
+    FROM_GGUF,
+    Config,
+    Defaulted,
+    read_attn_biases,
+    read_int,
+    refuse,
+    without_pictures,
+)
 from hunch.models.recurrent import read_delta
 from hunch.models.spec import ModelSpec, read_common
 
@@ -22,8 +29,8 @@ _DEFAULTS = {"head_dim": 256, "partial_rotary_factor": 0.25}
 class Qwen35(Decoder):
     """Norms mean 1 + w, but for the one inside a gated delta net."""
 
-    turns_part: ClassVar[bool] = True
-    names: ClassVar[Names] = Names(unread=r"(^|\.)visual\.")
+    turns_part = True
+    names = Names(unread=r"(^|\.)visual\.")
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
@@ -32,14 +39,12 @@ class Qwen35(Decoder):
         refuse(config, "mamba_ssm_dtype", "float32")  # of the states
         config = without_pictures(Defaulted(config, _DEFAULTS))
         common = read_common(config, architecture)
-        has_bias = bool(config.get("attention_bias", False))
         return ModelSpec(
             **common,
             **read_delta(config, common["num_layers"]),
             has_qk_norm=True,
             has_attn_gate=True,
-            has_qkv_bias=has_bias,
-            has_out_bias=has_bias,
+            **read_attn_biases(config),
             is_norm_shifted=not config.get(FROM_GGUF, False),
         )
 

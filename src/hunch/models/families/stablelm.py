@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.reading import Config, Defaulted, read_float, refuse
@@ -13,10 +11,8 @@ from hunch.models.spec import ModelSpec, read_common
 class StableLM(Decoder):
     """Attention and MLP may read the same norm (`use_parallel_residual`); 2-12B norms its heads."""
 
-    turns_part: ClassVar[bool] = True
-    names: ClassVar[Names] = Names(
-        q_norm="self_attn.q_layernorm.norms.{}", k_norm="self_attn.k_layernorm.norms.{}"
-    )
+    turns_part = True
+    names = Names(q_norm="self_attn.q_layernorm.norms.{}", k_norm="self_attn.k_layernorm.norms.{}")
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.reading import Config, read_float, read_windows, refuse
+from hunch.models.reading import Config, gpt_layers, read_float, read_windows, refuse
 from hunch.models.spec import ModelSpec, read_common
 
 
@@ -19,7 +19,6 @@ class Starcoder2(Decoder):
         refuse(config, "norm_type", "layer_norm")
         for key in ("activation_function", "layer_norm_epsilon"):
             config.get(key)  # of an older form; hidden_act and norm_epsilon say it
-        has_bias = bool(config.get("use_bias", True))
         common = read_common(config, architecture)
         common |= {
             "norm_eps": read_float(config, "norm_epsilon", 1e-5),
@@ -27,11 +26,4 @@ class Starcoder2(Decoder):
             "windows": read_windows(config, common["num_layers"]),
             "is_tied": bool(config.get("tie_word_embeddings", True)),
         }
-        return ModelSpec(
-            **common,
-            norm="layer",
-            is_gated=False,
-            has_qkv_bias=has_bias,
-            has_out_bias=has_bias,
-            has_mlp_bias=has_bias,
-        )
+        return ModelSpec(**common, **gpt_layers(bool(config.get("use_bias", True))))
