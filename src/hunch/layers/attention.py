@@ -143,32 +143,20 @@ def split_heads(
     return q_TNH, k_TMH, v_TMH
 
 
+@dataclass(eq=False, repr=False)
 class Attention(Part):
     """q, k and v in one product; `layer` is the cache layer they are kept in."""
 
-    def __init__(
-        self,
-        qkv: Linear,
-        out: Linear,
-        heads: Heads,
-        layer: int,
-        q_norm: RMSNorm | None = None,
-        k_norm: RMSNorm | None = None,
-        v_norm: RMSNorm | None = None,
-        sinks_N: Tensor | None = None,  # float32
-        gate: Linear | None = None,  # how much of what is read goes on, for each number of a head
-        layer_norms: tuple[HeadNorm, HeadNorm] | None = None,  # of q and k, in place of the others
-    ) -> None:
-        self.qkv = qkv
-        self.out = out
-        self.heads = heads
-        self.layer = layer
-        self.q_norm = q_norm
-        self.k_norm = k_norm
-        self.v_norm = v_norm
-        self.sinks_N = sinks_N
-        self.gate = gate
-        self.layer_norms = layer_norms
+    qkv: Linear
+    out: Linear
+    heads: Heads
+    layer: int
+    q_norm: RMSNorm | None = None
+    k_norm: RMSNorm | None = None
+    v_norm: RMSNorm | None = None
+    sinks_N: Tensor | None = None  # float32
+    gate: Linear | None = None  # how much of what is read goes on, for each number of a head
+    layer_norms: tuple[HeadNorm, HeadNorm] | None = None  # of q and k, in place of the others
 
     def __call__(self, x_TE: Tensor, attend: Attend) -> Tensor:
         heads = self.heads

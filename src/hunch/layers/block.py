@@ -6,6 +6,7 @@ Shape letters: T packed tokens, D width, E width of the attention's input, where
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -17,19 +18,15 @@ from hunch.layers.norm import Norm, RMSNorm
 from hunch.layers.part import Part
 
 
+@dataclass(eq=False, repr=False)
 class PlainBlock(Part):
     """x + mixer(norm(x)), then x + mlp(norm(x)); what mixes tokens need not be attention."""
 
-    def __init__(
-        self,
-        attn_norm: RMSNorm,
-        attn: Callable[[Tensor, Attend], Tensor],
-        mlp_norm: RMSNorm,
-        mlp: MLP | Experts,
-        residual_scale: float = 1.0,
-    ) -> None:
-        self.attn_norm, self.attn, self.mlp_norm, self.mlp = attn_norm, attn, mlp_norm, mlp
-        self.residual_scale = residual_scale
+    attn_norm: RMSNorm
+    attn: Callable[[Tensor, Attend], Tensor]
+    mlp_norm: RMSNorm
+    mlp: MLP | Experts
+    residual_scale: float = 1.0
 
     def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
         x_TD = x_TD + self._scaled(self.attn(self.attn_norm(x_TD), attend))
@@ -39,6 +36,7 @@ class PlainBlock(Part):
         return branch_TD if self.residual_scale == 1.0 else branch_TD * self.residual_scale
 
 
+@dataclass(eq=False, repr=False)
 class Block(Part):
     """x + attention(norm(x)), then x + mlp(norm(x)).
 
@@ -46,30 +44,16 @@ class Block(Part):
     is added.
     """
 
-    def __init__(
-        self,
-        attn_norm: Norm | None,
-        attn: Attention,
-        mlp_norm: Norm | None,
-        mlp: MLP | Experts,
-        *,
-        attn_out_norm: Norm | None = None,
-        mlp_out_norm: Norm | None = None,
-        residual_scale: float = 1.0,
-        beside: ExpertsBeside | None = None,
-        inputs: InputGate | None = None,
-        scale_1: Tensor | None = None,
-    ) -> None:
-        self.attn_norm = attn_norm
-        self.attn = attn
-        self.mlp_norm = mlp_norm
-        self.mlp = mlp
-        self.attn_out_norm = attn_out_norm
-        self.mlp_out_norm = mlp_out_norm
-        self.residual_scale = residual_scale
-        self.beside = beside
-        self.inputs = inputs
-        self.scale_1 = scale_1  # of the stream, at the end
+    attn_norm: Norm | None
+    attn: Attention
+    mlp_norm: Norm | None
+    mlp: MLP | Experts
+    attn_out_norm: Norm | None = None
+    mlp_out_norm: Norm | None = None
+    residual_scale: float = 1.0
+    beside: ExpertsBeside | None = None
+    inputs: InputGate | None = None
+    scale_1: Tensor | None = None  # of the stream, at the end
 
     def __call__(self, x_TD: Tensor, attend: Attend, input_TP: Tensor | None = None) -> Tensor:
         """`input_TP`: what a table says of the tokens, where the layer has a gate for it."""

@@ -40,18 +40,14 @@ class ExpertSpec:
         self.routing.check()
 
 
+@dataclass(eq=False, repr=False)
 class Router(Part):
     """Logits in float32, as small gaps decide."""
 
-    def __init__(
-        self,
-        logits: Linear,
-        routing: Routing,
-        choice_bias_E: Tensor | None = None,
-        factor_E: Tensor | None = None,  # of the weights of each expert
-    ) -> None:
-        self.logits, self.routing, self.choice_bias_E = logits, routing, choice_bias_E
-        self.factor_E = factor_E
+    logits: Linear
+    routing: Routing
+    choice_bias_E: Tensor | None = None
+    factor_E: Tensor | None = None  # of the weights of each expert
 
     def __call__(self, x_TD: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's experts and their weights, TK both."""
@@ -89,22 +85,17 @@ class StackedLinear(Linear):
         return linear(x_TI, weight_NI, bias_N)
 
 
+@dataclass(eq=False, repr=False)
 class Experts(Part):
     """sum of weight * expert(x) over a token's experts in ascending order, plus the shared one."""
 
-    def __init__(
-        self,
-        router: Router,
-        gate_up: StackedLinear,
-        down: StackedLinear,
-        activation: str,
-        shared: GatedMLP | None = None,
-        shared_gate: Linear | None = None,  # float32: small gaps, one number per token
-        group: Group = SINGLE,
-    ) -> None:
-        self.router, self.gate_up, self.down = router, gate_up, down
-        self.activation, self.shared, self.shared_gate = activation, shared, shared_gate
-        self.group = group  # over which the inner width is split
+    router: Router
+    gate_up: StackedLinear
+    down: StackedLinear
+    activation: str
+    shared: GatedMLP | None = None
+    shared_gate: Linear | None = None  # float32: small gaps, one number per token
+    group: Group = SINGLE  # over which the inner width is split
 
     def __call__(self, x_TD: Tensor, routed_TD: Tensor | None = None) -> Tensor:
         """`routed_TD`: what the router reads, where it is not x."""

@@ -84,24 +84,19 @@ class HeadLinear(Linear):
         return torch.stack(parts, dim=1)
 
 
+@dataclass(eq=False, repr=False)
 class LatentAttention(Part):
     """All heads read the one latent, as the heads of a group read one key."""
 
-    def __init__(
-        self,
-        down: Linear,  # the queries' latent where q_norm is, the latent, the key's turned part
-        q: Linear,  # from the queries' latent, or from the stream
-        q_norm: RMSNorm | None,
-        kv_norm: RMSNorm,
-        k_up: HeadLinear,  # a head's key without position from the latent
-        v_up: HeadLinear,  # a head's value from the latent
-        out: Linear,
-        heads: Heads,
-        layer: int,
-    ) -> None:
-        self.down, self.q, self.q_norm, self.kv_norm = down, q, q_norm, kv_norm
-        self.k_up, self.v_up, self.out = k_up, v_up, out
-        self.heads, self.layer = heads, layer
+    down: Linear  # the queries' latent where q_norm is, the latent, the key's turned part
+    q: Linear  # from the queries' latent, or from the stream
+    q_norm: RMSNorm | None
+    kv_norm: RMSNorm
+    k_up: HeadLinear  # a head's key without position from the latent
+    v_up: HeadLinear  # a head's value from the latent
+    out: Linear
+    heads: Heads
+    layer: int
 
     def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
         num_rows, num_latent = self.k_up.weight_NK.shape

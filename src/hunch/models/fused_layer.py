@@ -31,22 +31,22 @@ class Layer:
     """One layer's weights, as the kernels take them."""
 
     attn_norm: RowNorm | None  # None: the input comes as it is
-    qkv: Linear | None  # None: there is `latent` or `recurrent`, or an MLP alone
-    heads: Heads | None  # None: there is `recurrent`, or an MLP alone
-    head_norms: tuple[Tensor, Tensor] | None
-    sinks_N: Tensor | None
     out: Linear  # of an MLP that is alone, its `down`
-    attn_out_norm: RowNorm | None  # of what is added to the stream
-    mlp_norm: RowNorm | None  # None: the stream as it is, or what attention read if parallel
-    gate_up: Linear | None  # up alone where there is no gate; None, as down: there are experts
-    activation: str  # one of KERNEL_NAMES' values
-    is_gated: bool
-    down: Linear | None
-    mlp_out_norm: RowNorm | None
-    residual_scale: float  # of what is added to the stream
-    is_post_norm: bool  # norms stand after the sums
-    is_parallel: bool  # the MLP reads the stream of before attention
     number: int  # of the cache's layer
+    qkv: Linear | None = None  # None: there is `latent` or `recurrent`, or an MLP alone
+    heads: Heads | None = None  # None: there is `recurrent`, or an MLP alone
+    head_norms: tuple[Tensor, Tensor] | None = None
+    sinks_N: Tensor | None = None
+    attn_out_norm: RowNorm | None = None  # of what is added to the stream
+    mlp_norm: RowNorm | None = None  # None: the stream, or what attention read if parallel
+    gate_up: Linear | None = None  # up alone where there is no gate; None, as down: experts
+    activation: str = ""  # one of KERNEL_NAMES' values
+    is_gated: bool = True
+    down: Linear | None = None
+    mlp_out_norm: RowNorm | None = None
+    residual_scale: float = 1.0  # of what is added to the stream
+    is_post_norm: bool = False  # norms stand after the sums
+    is_parallel: bool = False  # the MLP reads the stream of before attention
     experts: FusedExperts | None = None
     latent: FusedLatent | None = None
     recurrent: FusedRecurrent | None = None
@@ -77,61 +77,46 @@ class Layer:
 def _other_layer(block: LatentBlock | RecurrentBlock, timing: Timing) -> Layer:
     """Layers whose first half is not plain attention."""
     attn, mlp = block.attn, block.mlp
-    latent = attn if isinstance(attn, LatentAttention) else None
-    recurrent = attn if isinstance(attn, Recurrent) else None
-    dense = mlp if isinstance(mlp, GatedMLP) else None
-    return Layer(
+    layer = Layer(
         attn_norm=row_norm(block.attn_norm),
-        qkv=None,
-        heads=None if latent is None else latent.heads,
-        head_norms=None,
-        sinks_N=None,
         out=attn.out,
-        attn_out_norm=None,
-        mlp_norm=row_norm(block.mlp_norm),
-        gate_up=None if dense is None else dense.gate_up,
-        activation=KERNEL_NAMES[mlp.activation],
-        is_gated=True,
-        down=None if dense is None else dense.down,
-        mlp_out_norm=None,
-        residual_scale=block.residual_scale,
-        is_post_norm=False,
-        is_parallel=False,
         number=attn.layer,
-        experts=FusedExperts(mlp, timing) if isinstance(mlp, Experts) else None,
-        latent=None if latent is None else FusedLatent(latent),
-        recurrent=None if recurrent is None else fused_recurrent(recurrent),
+        mlp_norm=row_norm(block.mlp_norm),
+        activation=KERNEL_NAMES[mlp.activation],
+        residual_scale=block.residual_scale,
     )
+    if isinstance(attn, LatentAttention):
+        layer.heads, layer.latent = attn.heads, FusedLatent(attn)
+    else:
+        layer.recurrent = fused_recurrent(attn)
+    if isinstance(mlp, Experts):
+        layer.experts = FusedExperts(mlp, timing)
+    elif isinstance(mlp, GatedMLP):
+        layer.gate_up, layer.down = mlp.gate_up, mlp.down
+    return layer
 
 
 def _half_layer(block: HalfBlock) -> Layer:
     """Layers that are one half alone."""
-    half = block.half
-    attn = half if isinstance(half, Attention) else None
-    recurrent = half if isinstance(half, Recurrent) else None
-    mlp = half if isinstance(half, GatedMLP | PlainMLP) else None
-    return Layer(
-        attn_norm=row_norm(block.norm),
-        qkv=None if attn is None else attn.qkv,
-        heads=None if attn is None else attn.heads,
-        head_norms=None if attn is None else _head_norms(attn),
-        sinks_N=None if attn is None else attn.sinks_N,
-        out=half.down if isinstance(half, GatedMLP | PlainMLP) else half.out,
-        attn_out_norm=None,
-        mlp_norm=None,
-        gate_up=mlp.gate_up if isinstance(mlp, GatedMLP) else None if mlp is None else mlp.up,
-        activation="" if mlp is None else KERNEL_NAMES[mlp.activation],
-        is_gated=isinstance(mlp, GatedMLP),
-        down=None if mlp is None else mlp.down,
-        mlp_out_norm=None,
-        residual_scale=1.0,
-        is_post_norm=False,
-        is_parallel=False,
-        number=0 if isinstance(half, GatedMLP | PlainMLP) else half.layer,
-        recurrent=None if recurrent is None else fused_recurrent(recurrent),
-        attn_gate=None if attn is None else attn.gate,
-        is_half=True,
-    )
+    norm, half = row_norm(block.norm), block.half
+    if isinstance(half, GatedMLP | PlainMLP):
+        return Layer(
+            attn_norm=norm,
+            out=half.down,
+            number=0,
+            gate_up=half.gate_up if isinstance(half, GatedMLP) else half.up,
+            activation=KERNEL_NAMES[half.activation],
+            is_gated=isinstance(half, GatedMLP),
+            down=half.down,
+            is_half=True,
+        )
+    layer = Layer(attn_norm=norm, out=half.out, number=half.layer, is_gated=False, is_half=True)
+    if isinstance(half, Recurrent):
+        layer.recurrent = fused_recurrent(half)
+    else:
+        layer.qkv, layer.heads, layer.head_norms = half.qkv, half.heads, _head_norms(half)
+        layer.sinks_N, layer.attn_gate = half.sinks_N, half.gate
+    return layer
 
 
 def layer_of(block: Block | LatentBlock | RecurrentBlock | HalfBlock, timing: Timing) -> Layer:

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from hunch.server import logs
@@ -64,30 +65,18 @@ class Keys:
         return scheme.lower() == "bearer" and any(matches)
 
 
+@dataclass(eq=False, repr=False)
 class Guard:
     """ASGI middleware around the whole application."""
 
-    def __init__(
-        self,
-        app: App,
-        *,
-        keys: Keys,
-        public_paths: frozenset[str],
-        body_paths: frozenset[str],
-        max_body_bytes: int,
-        hosts: frozenset[str] | None,
-        is_draining: Callable[[], bool],
-        answered: Callable[[str, int, float], None],
-    ) -> None:
-        """`hosts` are the names this server may be called by, besides addresses; None: any."""
-        self.app = app
-        self.keys = keys
-        self.public_paths = public_paths
-        self.body_paths = body_paths
-        self.max_body_bytes = max_body_bytes
-        self.hosts = hosts
-        self.is_draining = is_draining
-        self.answered = answered
+    app: App
+    keys: Keys
+    public_paths: frozenset[str]
+    body_paths: frozenset[str]
+    max_body_bytes: int
+    hosts: frozenset[str] | None  # names it may be called by, besides addresses; None: any
+    is_draining: Callable[[], bool]
+    answered: Callable[[str, int, float], None]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -45,28 +46,20 @@ class SharesTables(Protocol):
     def tables(self) -> tuple[Tensor, Weight] | None: ...
 
 
+@dataclass(eq=False, repr=False)
 class FusedHead:
     """`StepNet.step_ref` and `logits_ref` by fused kernels."""
 
-    def __init__(
-        self,
-        layers: FusedLayers,
-        table_VD: Tensor,
-        *,
-        project: Linear | None,  # None: the first layer attends with token and state as they are
-        output_CD: Weight,
-        norms: tuple[Tensor, Tensor] | None,  # of the token and of the state
-        final_norm_D: Tensor | None,  # of the state a pass leaves
-        logits_norm_D: Tensor | None,  # of the state before the output matrix
-        is_state_first: bool,
-        is_first_masked: bool,  # position 0 has no token
-        is_residual_normed: bool,  # without a projection: which state the layers add to
-    ) -> None:
-        self.layers, self.table_VD, self.project = layers, table_VD, project
-        self.output_CD, self.norms = output_CD, norms
-        self.final_norm_D, self.logits_norm_D = final_norm_D, logits_norm_D
-        self.is_state_first, self.is_first_masked = is_state_first, is_first_masked
-        self.is_residual_normed = is_residual_normed
+    layers: FusedLayers
+    table_VD: Tensor
+    project: Linear | None  # None: the first layer attends with token and state as they are
+    output_CD: Weight
+    norms: tuple[Tensor, Tensor] | None  # of the token and of the state
+    final_norm_D: Tensor | None  # of the state a pass leaves
+    logits_norm_D: Tensor | None  # of the state before the output matrix
+    is_state_first: bool
+    is_first_masked: bool  # position 0 has no token
+    is_residual_normed: bool  # without a projection: which state the layers add to
 
     def step(
         self, token_T: Tensor, state_TD: Tensor, attn: AttnInputs, kv: KVCache, tiling: Tiling

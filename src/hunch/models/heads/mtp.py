@@ -19,7 +19,7 @@ nothing else changes; only the first k positions, which layer k does not have, m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,24 +63,18 @@ from hunch.models.weights import open_weights
 _SHIFTED = ("qwen3_next", "qwen3_5")  # these families store norm weights minus one
 
 
+@dataclass(eq=False, repr=False)
 class Stage(Part):
     """state = norm(layer(project([norm(token), norm(state)]))), KV in cache layer `number`."""
 
-    def __init__(
-        self,
-        number: int,
-        form: Form,
-        *,
-        token_norm: RMSNorm,
-        state_norm: RMSNorm,
-        project: Linear,
-        block: Block | LatentBlock,
-        norm: RMSNorm,
-        lm_head: Linear | None,
-    ) -> None:
-        self.number, self.form = number, form
-        self.token_norm, self.state_norm, self.project = token_norm, state_norm, project
-        self.block, self.norm, self.lm_head = block, norm, lm_head
+    number: int
+    form: Form
+    token_norm: RMSNorm
+    state_norm: RMSNorm
+    project: Linear
+    block: Block | LatentBlock
+    norm: RMSNorm
+    lm_head: Linear | None
 
     def __call__(
         self, token_TD: Tensor, hidden_TD: Tensor, pos_T: Tensor, attend: Attend

@@ -351,7 +351,7 @@ _OWN_KEYS: dict[str, Callable[[Reader, dict[str, Any]], dict[str, Any]]] = {
     "deepseek2": gguf_experts.deepseek,
     "glm4moe": gguf_experts.glm,
     "llama4": gguf_experts.llama4,
-    "olmoe": gguf_experts.olmoe,
+    "olmoe": gguf_experts.counted,
     "dots1": gguf_experts.dots,
     "ernie4_5-moe": gguf_experts.ernie,
     "minimax-m2": gguf_experts.minimax,

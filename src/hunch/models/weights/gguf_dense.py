@@ -51,15 +51,7 @@ PHI2 = {
     "ffn_up": "mlp.fc1",
     "ffn_down": "mlp.fc2",
 }
-BLOOM = {
-    "token_embd": "transformer.word_embeddings",
-    "token_embd_norm": "transformer.word_embeddings_layernorm",
-    "output_norm": "transformer.ln_f",
-    "attn_qkv": "self_attention.query_key_value",
-    "attn_output": "self_attention.dense",
-    "ffn_up": "mlp.dense_h_to_4h",
-    "ffn_down": "mlp.dense_4h_to_h",
-}
+BLOOM = FALCON | {"token_embd_norm": "transformer.word_embeddings_layernorm"}
 MPT = {
     "token_embd": "transformer.wte",
     "output_norm": "transformer.norm_f",
@@ -156,19 +148,6 @@ def _falcon(read: Reader, config: Found) -> Found:
     }
 
 
-def _phi2(read: Reader, config: Found) -> Found:
-    return _NO_BIASES | {"layer_norm_eps": _eps(read), "hidden_act": "gelu_new"}
-
-
-def _nemotron(read: Reader, config: Found) -> Found:
-    return {"norm_eps": _eps(read), "hidden_act": "relu2"}
-
-
-def _apertus(read: Reader, config: Found) -> Found:
-    """Its activation's two learned numbers per layer are metadata; see gguf.py."""
-    return {"hidden_act": "xielu"}
-
-
 def _bloom(read: Reader, config: Found) -> Found:
     size = {"seq_length": config["max_position_embeddings"]}
     return _NO_BIASES | size | {"layer_norm_epsilon": _eps(read)}
@@ -196,29 +175,17 @@ def _cohere(read: Reader, config: Found) -> Found:
     }
 
 
-def _cohere2(read: Reader, config: Found) -> Found:
-    return _cohere(read, config) | {"layer_types": layer_types(read, config, 4)}
-
-
-def _olmo(read: Reader, config: Found) -> Found:
-    return {"clip_qkv": read.real("attention.clamp_kqv", 0.0) or None}
-
-
 def _olmo2(read: Reader, config: Found) -> Found:
     if config["sliding_window"] is None:
         return {}
     found = {"architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3"}
-    return found | {"layer_types": layer_types(read, config, 4)}
+    return found | _windows(read, config)
 
 
-def _exaone4(read: Reader, config: Found) -> Found:
-    if config["sliding_window"] is None:
-        return {}
-    return {"layer_types": layer_types(read, config, 4)}
-
-
-def _ernie(read: Reader, config: Found) -> Found:
-    return _NO_BIASES | {"use_bias": config["attention_bias"]}
+def _windows(read: Reader, config: Found) -> Found:
+    """One layer without a window after three with one, if the model has windows."""
+    is_on = config["sliding_window"] is not None
+    return {"layer_types": layer_types(read, config, 4)} if is_on else {}
 
 
 def _ministral3(read: Reader, config: Found) -> Found:
@@ -234,13 +201,15 @@ def _ministral3(read: Reader, config: Found) -> Found:
 
 
 KEYS: dict[str, Callable[[Reader, Found], Found]] = {
-    "apertus": _apertus,
+    "apertus": lambda read, config: {"hidden_act": "xielu"},  # its learned numbers: see gguf.py
     "arcee": lambda read, config: {"hidden_act": "relu2"},
     "bloom": _bloom,
-    "cohere2": _cohere2,
+    "cohere2": lambda read, config: (
+        _cohere(read, config) | {"layer_types": layer_types(read, config, 4)}
+    ),
     "command-r": _cohere,
-    "ernie4_5": _ernie,
-    "exaone4": _exaone4,
+    "ernie4_5": lambda read, config: _NO_BIASES | {"use_bias": config["attention_bias"]},
+    "exaone4": _windows,
     "falcon": _falcon,
     **dict.fromkeys(("gemma", "gemma2", "gemma3"), _gemma),
     "gptneox": _gpt_neox,
@@ -248,10 +217,12 @@ KEYS: dict[str, Callable[[Reader, Found], Found]] = {
     "minicpm": _minicpm,
     "mistral3": _ministral3,
     "mpt": _mpt,
-    "nemotron": _nemotron,
-    "olmo": _olmo,
+    "nemotron": lambda read, config: {"norm_eps": _eps(read), "hidden_act": "relu2"},
+    "olmo": lambda read, config: {"clip_qkv": read.real("attention.clamp_kqv", 0.0) or None},
     "olmo2": _olmo2,
-    "phi2": _phi2,
+    "phi2": lambda read, config: (
+        _NO_BIASES | {"layer_norm_eps": _eps(read), "hidden_act": "gelu_new"}
+    ),
     "stablelm": _stablelm,
     "starcoder2": _starcoder2,
 }

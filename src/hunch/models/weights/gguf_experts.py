@@ -23,29 +23,30 @@ def local(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def qwen(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
-    """llama.cpp knows by the family whether a token's weights add up to one."""
-    tensors, num_layers = read.header.tensors, config["num_hidden_layers"]
-    found = {
-        "mlp_only_layers": [
-            i for i in range(num_layers) if f"blk.{i}.ffn_gate_inp.weight" not in tensors
-        ],
-        "num_experts": read.size("expert_count"),
-        "num_experts_per_tok": read.size("expert_used_count"),
-        "moe_intermediate_size": read.size("expert_feed_forward_length"),
-        "norm_topk_prob": read.prefix == "qwen3moe",
-    }
-    if read.prefix == "qwen2moe":
-        key = "expert_shared_feed_forward_length"
-        found["shared_expert_intermediate_size"] = read.size(key)
-    return found
-
-
-def olmoe(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+def counted(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    """Qwen's and OLMoE's words."""
     return {
         "num_experts": read.size("expert_count"),
         "num_experts_per_tok": read.size("expert_used_count"),
     }
+
+
+def qwen(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    """llama.cpp knows by the family whether a token's weights add up to one."""
+    tensors, num_layers = read.header.tensors, config["num_hidden_layers"]
+    found = {
+        **counted(read, config),
+        "mlp_only_layers": [
+            i for i in range(num_layers) if f"blk.{i}.ffn_gate_inp.weight" not in tensors
+        ],
+        "moe_intermediate_size": read.size("expert_feed_forward_length"),
+    }
+    if read.prefix in ("qwen2moe", "qwen3moe"):
+        found["norm_topk_prob"] = read.prefix == "qwen3moe"
+    if read.prefix != "qwen3moe":
+        key = "expert_shared_feed_forward_length"
+        found["shared_expert_intermediate_size"] = read.size(key)
+    return found
 
 
 def gpt_oss(read: Reader, config: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
+from hunch.models.weights import gguf_experts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,15 +63,7 @@ def delta(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
         "linear_value_heads_tiled": read.prefix != "qwen3next" and num_keys != num_values,
     }
     if read.number("expert_count", 0):
-        found |= {
-            "num_experts": read.size("expert_count"),
-            "num_experts_per_tok": read.size("expert_used_count"),
-            "moe_intermediate_size": read.size("expert_feed_forward_length"),
-            "shared_expert_intermediate_size": read.size("expert_shared_feed_forward_length"),
-            "mlp_only_layers": [
-                at for at in range(num_layers) if f"blk.{at}.ffn_gate_inp.weight" not in tensors
-            ],
-        }
+        found |= gguf_experts.qwen(read, config)
     return found
 
 
