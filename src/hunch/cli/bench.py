@@ -42,16 +42,10 @@ def bench(
     first_turns: m.FirstTurns = False,
     url: m.Url = None,
     served_model: m.ServedModel = None,
-    concurrency: Annotated[
-        int, typer.Option(rich_help_panel=m.LOAD, help="Requests at once.", min=1)
-    ] = 1,
+    concurrency: Annotated[int, m.load_option(help="Requests at once.", min=1)] = 1,
     rate: Annotated[
         float | None,
-        typer.Option(
-            rich_help_panel=m.LOAD,
-            help="Requests per second, in place of --concurrency.",
-            min=0.001,
-        ),
+        m.load_option(help="Requests per second, in place of --concurrency.", min=0.001),
     ] = None,
     burstiness: m.Burstiness = 1.0,
     seconds: m.Seconds = 10.0,
@@ -64,8 +58,7 @@ def bench(
     repeats: m.Repeats = 3,
     goodput: m.Goodput = None,
     show: Annotated[
-        bool,
-        typer.Option("--show", rich_help_panel=m.RESULTS, help="Print every answer, side by side."),
+        bool, m.result_option("--show", help="Print every answer, side by side.")
     ] = False,
     enlarge: m.Enlarge = None,
     max_model_len: m.MaxLen = None,

@@ -32,10 +32,7 @@ def generate(
     seed: o.Seed = None,
     stop: o.Stop = None,
     ignore_eos: Annotated[
-        bool,
-        typer.Option(
-            "--ignore-eos", rich_help_panel=o.SAMPLING, help="Go on past the end of text."
-        ),
+        bool, o.sampling_option("--ignore-eos", help="Go on past the end of text.")
     ] = False,
     threads: o.Threads = None,
     dtype: o.Dtype = "auto",

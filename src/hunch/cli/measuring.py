@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from hunch.bench.records import Report
     from hunch.bench.session import Asked
 
-LOAD, RESULTS = "Load", "Results"  # headings of the help
+# Options under their headings of the help.
+load_option = partial(typer.Option, rich_help_panel="Load")
+result_option = partial(typer.Option, rich_help_panel="Results")
 
 Methods = Annotated[
     str | None,
@@ -53,99 +56,60 @@ ServedModel = Annotated[
 Limit = Annotated[int | None, typer.Option(help="N prompts of each workload or file.", min=1)]
 FirstTurns = Annotated[
     bool,
-    typer.Option(
+    load_option(
         "--first-turns",
-        rich_help_panel=LOAD,
         help="Of conversations (Spec-Bench, SPEED-Bench, MT-bench) ask the first turn alone. "
         "Otherwise each further turn is asked after the model's own answer.",
     ),
 ]
 IgnoreEos = Annotated[
-    bool,
-    typer.Option("--ignore-eos", rich_help_panel=LOAD, help="Always generate all of --max-tokens."),
+    bool, load_option("--ignore-eos", help="Always generate all of --max-tokens.")
 ]
 Repeats = Annotated[
-    int,
-    typer.Option(
-        "--repeats",
-        "--rounds",
-        rich_help_panel=LOAD,
-        help="Timed rounds; the median is shown.",
-        min=1,
-    ),
+    int, load_option("--repeats", "--rounds", help="Timed rounds; the median is shown.", min=1)
 ]
 UntilDecided = Annotated[
     bool,
-    typer.Option(
+    load_option(
         "--until-decided",
-        rich_help_panel=LOAD,
         help="From the fifth round on, measure only points and methods of which it is not known "
         "yet whether auto is within 2% of them; --repeats are the most.",
     ),
 ]
 Goodput = Annotated[
     str | None,
-    typer.Option(
-        rich_help_panel=RESULTS,
-        help="Count the requests within these limits in ms: ttft:200,tpot:30,e2e:4000.",
-    ),
+    result_option(help="Count the requests within these limits in ms: ttft:200,tpot:30,e2e:4000."),
 ]
-Html = Annotated[
-    Path | None, typer.Option(rich_help_panel=RESULTS, help="Write a page with plots, in one file.")
-]
-Csv = Annotated[
-    Path | None, typer.Option(rich_help_panel=RESULTS, help="Write every figure as CSV.")
-]
-Markdown = Annotated[
-    Path | None, typer.Option(rich_help_panel=RESULTS, help="Write the table as Markdown.")
-]
-MaxLen = Annotated[
-    int | None,
-    typer.Option(rich_help_panel=o.ENGINE, help="Longest prompt and answer together.", min=16),
-]
+Html = Annotated[Path | None, result_option(help="Write a page with plots, in one file.")]
+Csv = Annotated[Path | None, result_option(help="Write every figure as CSV.")]
+Markdown = Annotated[Path | None, result_option(help="Write the table as Markdown.")]
+MaxLen = Annotated[int | None, o.engine_option(help="Longest prompt and answer together.", min=16)]
 Rows = Annotated[
-    int | None,
-    typer.Option(
-        "--max-num-seqs", rich_help_panel=o.ENGINE, help="Requests that run at once.", min=1
-    ),
+    int | None, o.engine_option("--max-num-seqs", help="Requests that run at once.", min=1)
 ]
 KvGib = Annotated[
     float | None,
-    typer.Option(
-        rich_help_panel=o.ENGINE,
-        help="GiB of KV cache for each method; default on a GPU: 8.",
-        min=0.01,
-    ),
+    o.engine_option(help="GiB of KV cache for each method; default on a GPU: 8.", min=0.01),
 ]
 Enlarge = Annotated[
     str | None,
-    typer.Option(
-        rich_help_panel=o.ENGINE,
+    o.engine_option(
         help="Pad the model to a larger one's cost, with the same text: 7b, 70b, or 1b on a CPU; "
-        "2b also has room for Qwen2.5-0.5B.",
+        "2b also has room for Qwen2.5-0.5B."
     ),
 ]
 Burstiness = Annotated[
     float,
-    typer.Option(
-        rich_help_panel=LOAD,
-        help="Of requests per second: 1 is Poisson arrivals, less comes in bursts.",
-        min=0.01,
+    load_option(
+        help="Of requests per second: 1 is Poisson arrivals, less comes in bursts.", min=0.01
     ),
 ]
 Seconds = Annotated[
     float,
-    typer.Option(
-        rich_help_panel=LOAD,
-        help="How long requests arrive in a round, where they come by rate.",
-        min=0.1,
-    ),
+    load_option(help="How long requests arrive in a round, where they come by rate.", min=0.1),
 ]
 Warmup = Annotated[
-    int,
-    typer.Option(
-        rich_help_panel=LOAD, help="Leave the first N requests out of a round's figures.", min=0
-    ),
+    int, load_option(help="Leave the first N requests out of a round's figures.", min=0)
 ]
 # What a sweep varies.
 DraftLengths = Annotated[str | None, typer.Option(help="Fixed draft lengths of each method: 3,7.")]
@@ -153,25 +117,17 @@ Trees = Annotated[str | None, typer.Option(help="Tree shapes of each method: cha
 Temperatures = Annotated[
     str, typer.Option(help="Temperatures, 0 for the likeliest token: 0,0.7,1,1.5.")
 ]
-Concurrencies = Annotated[
-    str | None, typer.Option(rich_help_panel=LOAD, help="Requests at once: 1,2,4,8 (the default).")
-]
+Concurrencies = Annotated[str | None, load_option(help="Requests at once: 1,2,4,8 (the default).")]
 Rates = Annotated[
-    str | None,
-    typer.Option(
-        rich_help_panel=LOAD, help="Requests per second, in place of --concurrency: 1,4,16."
-    ),
+    str | None, load_option(help="Requests per second, in place of --concurrency: 1,4,16.")
 ]
 Contexts = Annotated[
     str | None, typer.Option(help="Context lengths, in place of a workload: 2k,8k.")
 ]
 MinRequests = Annotated[
-    int,
-    typer.Option(rich_help_panel=LOAD, help="With --rates: at least N requests in a round.", min=1),
+    int, load_option(help="With --rates: at least N requests in a round.", min=1)
 ]
-Saved = Annotated[
-    Path, typer.Option(rich_help_panel=RESULTS, help="The report; a stopped sweep goes on from it.")
-]
+Saved = Annotated[Path, result_option(help="The report; a stopped sweep goes on from it.")]
 
 
 def check_folder(path: Path | None) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,9 @@ from hunch.errors import ConfigError, RequestError, readable
 if TYPE_CHECKING:
     from hunch import LLM, SamplingParams
 
-SAMPLING, ENGINE = "Sampling", "Engine"  # headings of the help
+# Options under their headings of the help.
+sampling_option = partial(typer.Option, rich_help_panel="Sampling")
+engine_option = partial(typer.Option, rich_help_panel="Engine")
 
 Model = Annotated[
     str, typer.Option("--model", "-m", help="A known name, a directory, a .gguf file or a hub id.")
@@ -44,63 +47,36 @@ AlwaysDraft = Annotated[
     ),
 ]
 Verifier = Annotated[str, typer.Option(help=VERIFIER_HELP)]
-MaxTokens = Annotated[
-    int, typer.Option(rich_help_panel=SAMPLING, help="Generate at most N tokens.", min=1)
-]
-Temperature = Annotated[
-    float,
-    typer.Option(rich_help_panel=SAMPLING, help="0 always takes the likeliest token.", min=0.0),
-]
+MaxTokens = Annotated[int, sampling_option(help="Generate at most N tokens.", min=1)]
+Temperature = Annotated[float, sampling_option(help="0 always takes the likeliest token.", min=0.0)]
 TopP = Annotated[
-    float,
-    typer.Option(
-        rich_help_panel=SAMPLING,
-        help="Keep the likeliest tokens that together have this probability.",
-    ),
+    float, sampling_option(help="Keep the likeliest tokens that together have this probability.")
 ]
-TopK = Annotated[
-    int, typer.Option(rich_help_panel=SAMPLING, help="Keep the K likeliest tokens; 0: all.")
-]
+TopK = Annotated[int, sampling_option(help="Keep the K likeliest tokens; 0: all.")]
 MinP = Annotated[
     float,
-    typer.Option(
-        rich_help_panel=SAMPLING,
-        help="Drop tokens with less than this share of the likeliest one's probability.",
+    sampling_option(
+        help="Drop tokens with less than this share of the likeliest one's probability."
     ),
 ]
-Seed = Annotated[
-    int | None, typer.Option(rich_help_panel=SAMPLING, help="Same seed, same text.", min=0)
-]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option(rich_help_panel=SAMPLING, help="End before this text; may be repeated."),
-]
+Seed = Annotated[int | None, sampling_option(help="Same seed, same text.", min=0)]
+Stop = Annotated[list[str] | None, sampling_option(help="End before this text; may be repeated.")]
 Threads = Annotated[
-    int | None,
-    typer.Option(
-        rich_help_panel=ENGINE, help="CPU threads; default: OMP_NUM_THREADS, or the cores.", min=1
-    ),
+    int | None, engine_option(help="CPU threads; default: OMP_NUM_THREADS, or the cores.", min=1)
 ]
 Dtype = Annotated[
-    str,
-    typer.Option(
-        rich_help_panel=ENGINE,
-        help="auto, float32, bfloat16, float16, int8, int4, or fp8 on a GPU.",
-    ),
+    str, engine_option(help="auto, float32, bfloat16, float16, int8, int4, or fp8 on a GPU.")
 ]
 KvDtype = Annotated[
     str,
-    typer.Option(
-        "--kv-cache-dtype",
-        rich_help_panel=ENGINE,
-        help="Of keys and values: auto, or fp8 or int8 for half the memory.",
+    engine_option(
+        "--kv-cache-dtype", help="Of keys and values: auto, or fp8 or int8 for half the memory."
     ),
 ]
-Device = Annotated[str, typer.Option(rich_help_panel=ENGINE, help="auto, cpu or cuda.")]
+Device = Annotated[str, engine_option(help="auto, cpu or cuda.")]
 ActivationBits = Annotated[
     str,
-    typer.Option(
-        rich_help_panel=ENGINE,
+    engine_option(
         metavar="BITS",
         help="Bits of activations beside quantised weights on a CPU: 8 is faster, 14 nearer to "
         "float32; auto takes 14 for small models.",
