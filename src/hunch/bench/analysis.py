@@ -51,12 +51,17 @@ def plain_of(report: Report) -> str | None:
     return PLAIN if PLAIN in methods else (methods[0] if methods else None)
 
 
+def base_of(report: Report, run: Run) -> Run | None:
+    """What a run is compared with: the method of `plain_of` at the same point."""
+    plain = plain_of(report)
+    return None if plain is None else report.find(plain, run.point)
+
+
 def speedups(report: Report) -> dict[str, list[tuple[dict[str, Any], Interval]]]:
     """By method: each point with the speed-up against plain decoding there."""
-    plain = plain_of(report)
     found: dict[str, list[tuple[dict[str, Any], Interval]]] = defaultdict(list)
     for run in report.runs:
-        base = report.find(plain, run.point) if plain is not None else None
+        base = base_of(report, run)
         if base is None or run is base:
             continue
         interval = speedup(base, run)
@@ -67,8 +72,7 @@ def speedups(report: Report) -> dict[str, list[tuple[dict[str, Any], Interval]]]
 
 def num_equal(report: Report, run: Run) -> tuple[int, int] | None:
     """Answers equal to plain decoding's at the same point, and answers; None for plain itself."""
-    plain = plain_of(report)
-    base = report.find(plain, run.point) if plain is not None else None
+    base = base_of(report, run)
     if base is None:
         return None
     expected = {answer.id: answer.digest for answer in base.answers()}
@@ -154,8 +158,7 @@ def time_saved(report: Report, run: Run) -> dict[str, float | None] | None:
     Both are the median round's, times the rounds: a machine that stood still for a moment in one
     round saved or lost nobody anything.
     """
-    plain = plain_of(report)
-    base: Run | None = report.find(plain, run.point) if plain is not None else None
+    base = base_of(report, run)
     if base is None or run is base or not run.rounds or not base.rounds:
         return None
     count = min(len(base.rounds), len(run.rounds))

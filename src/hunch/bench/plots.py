@@ -165,7 +165,7 @@ def _speedup_by(report: Report, axis: str) -> Chart:
     plain = analysis.plain_of(report)
 
     def value(run: Run) -> tuple[float, float, float] | None:
-        base = report.find(plain, run.point) if plain is not None else None
+        base = analysis.base_of(report, run)
         interval = analysis.speedup(base, run) if base is not None and base is not run else None
         return None if interval is None else (interval.value, interval.low, interval.high)
 

@@ -38,15 +38,13 @@ HEADINGS = {
 
 def rows(report: Report, limits: Mapping[str, float] | None = None) -> list[dict[str, Any]]:
     """One flat row per run: its point, all its figures, its speed-up, whether texts are equal."""
-    plain = analysis.plain_of(report)
     found = []
-    for run in report.runs:
-        if not run.rounds:
-            continue
+    for run in (run for run in report.runs if run.rounds):
         row: dict[str, Any] = {"method": run.method, **run.point}
         row |= figures(run, limits)
-        row["spread"] = spread(_speeds(run))
-        base = report.find(plain, run.point) if plain is not None else None
+        speeds = [sum(a.num_tokens for a in r.answers) / r.seconds for r in run.rounds if r.seconds]
+        row["spread"] = spread(speeds)
+        base = analysis.base_of(report, run)
         interval = analysis.speedup(base, run) if base is not None else None
         if interval is not None:
             is_base = run is base
@@ -67,10 +65,6 @@ def rows(report: Report, limits: Mapping[str, float] | None = None) -> list[dict
 def _rate_ratio(run: Run, base: Run | None) -> float | None:
     speeds = [figures(one)["tokens_per_second"] for one in (run, base) if one is not None]
     return token_rate_ratio(*speeds) if len(speeds) == 2 and all(speeds) else None
-
-
-def _speeds(run: Run) -> list[float]:
-    return [sum(a.num_tokens for a in r.answers) / r.seconds for r in run.rounds if r.seconds]
 
 
 def _shown(report: Report, found: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import json
 import shutil
 import textwrap
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from dataclasses import MISSING, fields
 from typing import Any, get_type_hints
 
 from hunch.compat import known_arguments, without_effect, words_of_sglang
+from hunch.compat.server_flags import json_or_text
 from hunch.config import (
     DEFAULT_MODEL,
     CacheConfig,
@@ -239,7 +239,7 @@ def make_parser(is_whole: bool = False) -> argparse.ArgumentParser:
     parser.add_argument("--model", dest="model_flag", metavar="MODEL", help="The same, as a flag.")
     drafting = parser.add_argument_group("drafting")
     for name in ("speculate", "verifier"):
-        _add(drafting, name, _value)
+        _add(drafting, name, json_or_text)
     _add(drafting, "always_draft", bool)
     drafting.add_argument("--adapt", action="store_true", help=_HELP["adapt"])
     server = parser.add_argument_group("server")
@@ -276,7 +276,7 @@ def _add_names_of_others(parser: argparse.ArgumentParser, is_whole: bool) -> Non
     ):
         group = parser.add_argument_group(title if is_whole else None)
         for name in names:
-            _add(group, name, bool if name in _SWITCHES else _value, is_shown=is_whole)
+            _add(group, name, bool if name in _SWITCHES else json_or_text, is_shown=is_whole)
         if not is_whole:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
             lines = textwrap.wrap(
@@ -295,7 +295,7 @@ def _add_fields(group: Any, section: type, skip: Sequence[str] = ()) -> None:
         hint = hints[field.name]
         types = [each for each in (bool, int, float, str) if hint in (each, each | None)]
         default = None if field.default is MISSING else field.default
-        other = _value if hint == int | str else tuple
+        other = json_or_text if hint == int | str else tuple
         _add(group, field.name, types[0] if types else other, default)
 
 
@@ -320,11 +320,3 @@ def _add(
     )
     how = {"action": "append"} if value_type is tuple else {"type": value_type}
     group.add_argument(*flags, **how, dest=name, help=text, metavar=word)
-
-
-def _value(text: str) -> Any:
-    """A number or JSON object where it is one; else the text."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return text

@@ -119,7 +119,7 @@ def translate_flags(words: Sequence[str]) -> list[str]:
     for flag, value in given:
         if _DOTTED.fullmatch(flag):
             name, _, key = flag.partition(".")
-            bundles.setdefault(name, {})[key.replace("-", "_")] = _json(value or "true")
+            bundles.setdefault(name, {})[key.replace("-", "_")] = json_or_text(value or "true")
         elif flag == "--config":
             found += translate_flags(_config_words(value or ""))
         elif flag == "--allowed-origins":
@@ -131,9 +131,9 @@ def translate_flags(words: Sequence[str]) -> list[str]:
         elif flag == "--sampling-defaults":
             found += ["--generation-config", _DEFAULTS.get(value or "", value or "")]
         elif flag in _ROPE:
-            bundles.setdefault("--hf-overrides", {})[_ROPE[flag]] = _json(value or "null")
+            bundles.setdefault("--hf-overrides", {})[_ROPE[flag]] = json_or_text(value or "null")
         elif flag in _OVERRIDES:
-            given_here = _json(value or "{}")
+            given_here = json_or_text(value or "{}")
             if not isinstance(given_here, dict):
                 raise ConfigError(f"{flag} {value}: a JSON object is needed")
             bundles.setdefault("--hf-overrides", {}).update(given_here)
@@ -257,11 +257,12 @@ def _size(text: str) -> str:
 
 
 def _list(text: str) -> list[str]:
-    given = _json(text)
+    given = json_or_text(text)
     return [str(one) for one in given] if isinstance(given, list) else [str(given)]
 
 
-def _json(text: str) -> Any:
+def json_or_text(text: str) -> Any:
+    """A number or JSON object where it is one; else the text."""
     try:
         return json.loads(text)
     except json.JSONDecodeError:

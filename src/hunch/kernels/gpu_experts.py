@@ -285,10 +285,9 @@ def tile_for(choice: Choice, *, is_up: bool) -> Tile:
 
 def _launch(
     choice: Choice, x: Tensor, w_ENK: Weight, bias_EN: Tensor | None, y: Tensor, num_outputs: int,
-    num_experts: int, answer_stride: int, tile: Tile | None, *, is_up: bool,
-    activation: str = "silu",
+    num_experts: int, answer_stride: int, *, is_up: bool, activation: str = "silu",
 ) -> None:  # fmt: skip
-    tile = tile or tile_for(choice, is_up=is_up)
+    tile = tile_for(choice, is_up=is_up)
     assert tile.block_m == choice.block_m
     is_direct, chosen, k = choice.sorted_P is None, choice.chosen_TK, w_ENK.shape[-1]
     num_tiles = cdiv(num_outputs, tile.block_n)
@@ -328,22 +327,22 @@ def _launch(
 
 def experts_up(
     choice: Choice, x_TD: Tensor, w_EUD: Weight, y_PF: Tensor, bias_EU: Tensor | None = None,
-    tile: Tile | None = None, activation: str = "silu",
+    activation: str = "silu",
 ) -> None:  # fmt: skip
     """act(gate) * up of every pair; `activation` is one of `activation.KERNEL_NAMES`' values."""
     num_outputs = y_PF.shape[1]
     _launch(choice, x_TD, w_EUD, bias_EU, y_PF, num_outputs, _count(w_EUD, 2 * num_outputs), 0,
-            tile, is_up=True, activation=activation)  # fmt: skip
+            is_up=True, activation=activation)  # fmt: skip
 
 
 def experts_down(
     choice: Choice, y_PF: Tensor, w_EDF: Weight, answer_KTD: Tensor,
-    bias_ED: Tensor | None = None, tile: Tile | None = None,
+    bias_ED: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Each expert's answer times its weight, in float32, for `add_norm` to add in order."""
     num_outputs = answer_KTD.shape[2]
     _launch(choice, y_PF, w_EDF, bias_ED, answer_KTD, num_outputs, _count(w_EDF, num_outputs),
-            answer_KTD.stride(0), tile, is_up=False)  # fmt: skip
+            answer_KTD.stride(0), is_up=False)  # fmt: skip
 
 
 def _count(w_ENK: Weight, num_rows: int) -> int:

@@ -292,30 +292,31 @@ def _whole_tile(num_outputs: int) -> Tile:
 def _launch(
     x_MK: Tensor, w_NK: Weight, y: Tensor, ending: str, num_outputs: int, split: int,
     *, bias: Tensor | None = None, residual: Tensor | None = None, rope: tuple | None = None,
-    heads: tuple[int, int, int] = (2, 0, 0), tile: Tile | None = None,
+    heads: tuple[int, int, int] = (2, 0, 0),
 ) -> None:  # fmt: skip
     if isinstance(w_NK, Quantised):
-        if tile is None and gpu_direct.can_multiply(x_MK, w_NK, y, ending, split):
+        if gpu_direct.can_multiply(x_MK, w_NK, y, ending, split):
             gpu_direct.launch(x_MK, w_NK, y, ending, num_outputs, split, bias=bias,
                               residual=residual)  # fmt: skip
         else:
             gpu_quant.launch(x_MK, w_NK, y, ending, num_outputs, split, bias=bias,
-                             residual=residual, rope=rope, heads=heads, tile=tile)  # fmt: skip
+                             residual=residual, rope=rope, heads=heads)  # fmt: skip
         return
     m, k = x_MK.shape
     is_dual = ending != "store"
     is_grid_split = y.dim() == 3 and y.shape[0] == split > 1
     slice_k = slice_of(k, split)
-    is_bulk = tile is None and ending != "rope" and has_bulk(m, w_NK) and _is_aligned(x_MK)
+    is_bulk = ending != "rope" and has_bulk(m, w_NK) and _is_aligned(x_MK)
     is_bulk = is_bulk and (is_dual or m > 128 or num_outputs <= MANY_OUTPUTS)
     if split > 1 and not is_grid_split:
-        tile = tile or _whole_tile(num_outputs)
+        tile = _whole_tile(num_outputs)
         assert slice_k % tile.block_k == 0, "a step of the walk belongs to one slice"
-    if is_bulk and tile is None:
+    elif is_bulk:
         tile = bulk_tile_of(m, num_outputs, split if is_grid_split else 1, is_dual)
         if k % tile.block_k or slice_k % tile.block_k:
             tile = replace(tile, block_k=SLICE)
-    tile = tile or tile_of(m, num_outputs, k, split if is_grid_split else 1, is_dual)
+    else:
+        tile = tile_of(m, num_outputs, k, split if is_grid_split else 1, is_dual)
     if ending == "rope":  # a tile must not cross a head's half
         half = heads[0] // 2
         block_n = max(16, min(tile.block_n, next_power_of_2(half)))
@@ -348,43 +349,41 @@ def _is_aligned(x_MK: Tensor) -> bool:
 
 def gemm(
     x_MK: Tensor, w_NK: Weight, y_MN: Tensor, bias_N: Tensor | None = None,
-    residual_MN: Tensor | None = None, tile: Tile | None = None,
+    residual_MN: Tensor | None = None,
 ) -> None:  # fmt: skip
     """y = x W^T + bias + residual, rounded once. K is one slice."""
-    _launch(x_MK, w_NK, y_MN, "store", w_NK.shape[0], 1, bias=bias_N, residual=residual_MN,
-            tile=tile)  # fmt: skip
+    _launch(x_MK, w_NK, y_MN, "store", w_NK.shape[0], 1, bias=bias_N, residual=residual_MN)
 
 
 def gemm_parts(
     x_MK: Tensor, w_NK: Weight, parts_SMN: Tensor, bias_N: Tensor | None = None,
-    tile: Tile | None = None, split: int | None = None,
+    split: int | None = None,
 ) -> None:  # fmt: skip
     """The slices' sums in float32, for `add_norm` to add in order. S = 1: already added."""
     split = split or slices_of(w_NK)
     assert parts_SMN.dtype == torch.float32
     assert parts_SMN.shape[0] in (1, split)
-    _launch(x_MK, w_NK, parts_SMN, "store", w_NK.shape[0], split, bias=bias_N, tile=tile)
+    _launch(x_MK, w_NK, parts_SMN, "store", w_NK.shape[0], split, bias=bias_N)
 
 
 def gemm_gated(
     x_MK: Tensor, w_2FK: Weight, y_MF: Tensor, bias_2F: Tensor | None = None,
-    tile: Tile | None = None, activation: str = "silu",
+    activation: str = "silu",
 ) -> None:  # fmt: skip
     """act(x Wg^T) * (x Wu^T); w_2FK holds the gate's rows, then the up projection's."""
-    _launch(x_MK, w_2FK, y_MF, activation, w_2FK.shape[0] // 2, 1, bias=bias_2F, tile=tile)
+    _launch(x_MK, w_2FK, y_MF, activation, w_2FK.shape[0] // 2, 1, bias=bias_2F)
 
 
 def gemm_rope(
     x_TK: Tensor, w_NK: Weight, q_TN: Tensor, k_CMH: Tensor, v_CMH: Tensor, pos_T: Tensor,
     slot_T: Tensor, table_LH: Tensor, bias_N: Tensor | None = None,
-    tile: Tile | None = None,
 ) -> None:  # fmt: skip
     """q, k and v of each token: q and k rotated, k and v written to the token's slot."""
     head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
     num_heads = w_NK.shape[0] // head - 2 * num_kv
     rope = (pos_T, slot_T, table_LH, k_CMH, v_CMH)
     _launch(x_TK, w_NK, q_TN, "rope", w_NK.shape[0] // 2, 1, bias=bias_N, rope=rope,
-            heads=(head, num_heads, num_kv), tile=tile)  # fmt: skip
+            heads=(head, num_heads, num_kv))  # fmt: skip
 
 
 def num_parts(m: int, weight: Weight) -> int:

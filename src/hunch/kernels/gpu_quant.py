@@ -150,7 +150,7 @@ def tile_of(m: int, is_narrow: bool, is_split: bool) -> Tile:
 def launch(
     x_MK: Tensor, w: Quantised, y: Tensor, ending: str, num_outputs: int, split: int,
     *, bias: Tensor | None = None, residual: Tensor | None = None, rope: tuple | None = None,
-    heads: tuple[int, int, int] = (2, 0, 0), tile: Tile | None = None,
+    heads: tuple[int, int, int] = (2, 0, 0),
 ) -> None:  # fmt: skip
     """A product of `gpu_gemm` with a quantised weight."""
     if w.order_K is not None:
@@ -161,7 +161,7 @@ def launch(
     slice_k = slice_of(k, split)
     assert split == 1 or slice_k % span == 0, "a span belongs to one slice"
     num_splits = split if is_grid_split else 1
-    tile = tile or tile_of(m, num_parts(w.format) == 4, num_splits > 1)
+    tile = tile_of(m, num_parts(w.format) == 4, num_splits > 1)
     block_n = tile.block_n
     if ending == "rope":  # a tile must not cross a head's half
         half = heads[0] // 2

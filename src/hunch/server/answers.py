@@ -53,12 +53,28 @@ class Shape(Protocol):
         """What a stream ends with that cannot go on."""
 
 
-@dataclass(kw_only=True)
-class OpenAIStream:
-    """Server-sent events as OpenAI sends them."""
+class DataEvents:
+    """Server-sent events that are data alone, in JSON."""
 
     media_type = "text/event-stream"
     last = b"data: [DONE]\n\n"
+
+    def closing(
+        self, chunks: list[Json], outputs: Sequence[RequestOutput], has_usage: bool
+    ) -> list[Json]:
+        return chunks
+
+    def encode(self, chunk: Json) -> bytes:
+        return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
+
+    def fault(self, problem: ProblemError) -> bytes:
+        return self.encode(problem.body()) + self.last
+
+
+@dataclass(kw_only=True)
+class OpenAIStream(DataEvents):
+    """Events as OpenAI sends them."""
+
     id: str
     model: str
     text: Text
@@ -108,12 +124,6 @@ class OpenAIStream:
         last["metrics"] = {"speculative_decoding": speculation(outputs)}
         last["hunch"] = {**last.get("hunch", {}), **report(outputs)}
         return chunks
-
-    def encode(self, chunk: Json) -> bytes:
-        return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
-
-    def fault(self, problem: ProblemError) -> bytes:
-        return self.encode(problem.body()) + self.last
 
 
 @dataclass(kw_only=True)

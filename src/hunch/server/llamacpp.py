@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, model_validator
 from starlette.responses import Response
 
 from hunch.chat.turn import Turn
-from hunch.server.answers import token_text
+from hunch.server.answers import DataEvents, token_text
 from hunch.server.cursor import Delta
 from hunch.server.events import completion_body
 from hunch.server.middle import middle_of
@@ -230,7 +230,7 @@ async def _mixed(service: Service, prompt: str | int | list[Any]) -> list[int]:
 
 
 @dataclass(kw_only=True)
-class NativeShape:
+class NativeShape(DataEvents):
     """`content`, whole or piece by piece; of several answers a list, and events name theirs."""
 
     model: str = ""
@@ -241,10 +241,9 @@ class NativeShape:
     num_answers: int = 1  # of each prompt
     id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
     turn: Turn | None = None
-    media_type: str = "text/event-stream"
-    last: bytes = b""
     is_plain: bool = False
     needs_prompt: bool = True
+    last = b""
     _outputs: dict[int, RequestOutput] = field(default_factory=dict)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Any:
@@ -273,11 +272,6 @@ class NativeShape:
             ending = self._ending(delta.index, output, choice)
             found.append({**ending, "content": "", "tokens": []})
         return found
-
-    def closing(
-        self, chunks: list[Json], outputs: Sequence[RequestOutput], has_usage: bool
-    ) -> list[Json]:
-        return chunks
 
     def _ending(self, index: int, output: RequestOutput, choice: CompletionOutput) -> Json:
         num_cached, reason = output.num_cached_tokens, choice.stop_reason
@@ -316,9 +310,6 @@ class NativeShape:
 
     def encode(self, chunk: Json) -> bytes:
         return b"data: " + json.dumps(chunk).encode() + b"\n\n"
-
-    def fault(self, problem: ProblemError) -> bytes:
-        return self.encode(problem.body())
 
 
 def _timings(num_read: int, choice: CompletionOutput) -> Json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from starlette.responses import Response
 
 from hunch.chat.turn import Turn
 from hunch.compat import Scores, answer_of
+from hunch.server.answers import DataEvents
 from hunch.server.cursor import Delta
 from hunch.server.events import completion_body
 from hunch.server.problems import ProblemError
@@ -264,7 +264,7 @@ async def _flush(service: Service, request: Request, seconds: float) -> bool:
 
 
 @dataclass(kw_only=True)
-class GenerateShape:
+class GenerateShape(DataEvents):
     """SGLang's dicts: all of an answer so far in every event, or with `is_incremental` what is new.
 
     Of several answers each event names its one.
@@ -277,8 +277,6 @@ class GenerateShape:
     num_answers: int  # of each prompt
     id: str = field(default_factory=lambda: f"gen-{uuid.uuid4().hex}")
     turn: Turn | None = None
-    media_type: str = "text/event-stream"
-    last: bytes = b"data: [DONE]\n\n"
     is_plain: bool = False
     needs_prompt: bool = True
     began: float = field(default_factory=time.monotonic)
@@ -306,11 +304,6 @@ class GenerateShape:
                     answer["meta_info"][name] = told[len(told) - num_new :]
         return [answer if self.is_one else {**answer, "index": delta.index}]
 
-    def closing(
-        self, chunks: list[Json], outputs: Sequence[RequestOutput], has_usage: bool
-    ) -> list[Json]:
-        return chunks
-
     def _answer(self, index: int) -> Json:
         number, at = divmod(index, self.num_answers)
         answer = answer_of(self._outputs[index], at, self.scores)
@@ -320,9 +313,3 @@ class GenerateShape:
         if about["finish_reason"] is not None:
             about["e2e_latency"] = time.monotonic() - self.began
         return answer
-
-    def encode(self, chunk: Json) -> bytes:
-        return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
-
-    def fault(self, problem: ProblemError) -> bytes:
-        return self.encode(problem.body()) + self.last

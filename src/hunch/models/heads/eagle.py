@@ -57,10 +57,6 @@ class EagleNet(StepNet):
         self.fc, self.block = fc, block
         self.output = target.backend.output(target)
 
-    def fuse(self, hidden_TD: Tensor | None, features: tuple[Tensor, ...]) -> Tensor:
-        assert hidden_TD is not None
-        return hidden_TD
-
     def step_ref(self, token_T: Tensor, hidden_TD: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
         x_TD = self.fc(torch.cat((self.embed(token_T), hidden_TD), dim=-1))
         return self.block(x_TD, self.attend(attn, kv))
@@ -175,16 +171,16 @@ def load_eagle3(path: str | Path, target: Target) -> Eagle3Net:
         target,
         embed=read_table(source, spec),
         feature_layers=feature_layers,
-        input_norm=source.rms("input_norm", fused, eps) if has_input_norm else None,
+        input_norm=source.rms_norm("input_norm", fused, eps) if has_input_norm else None,
         fc_norms=[
-            source.rms(f"fc_norm.{i}", fused // len(feature_layers), eps)
+            source.rms_norm(f"fc_norm.{i}", fused // len(feature_layers), eps)
             for i in range(len(feature_layers) if has_fc_norm else 0)
         ],
         fc=source.dense("fc", width, fused),
-        embed_norm=source.rms(f"{first}input_layernorm", width, eps),
-        hidden_norm=source.rms(f"{first}hidden_norm", width, eps),
+        embed_norm=source.rms_norm(f"{first}input_layernorm", width, eps),
+        hidden_norm=source.rms_norm(f"{first}hidden_norm", width, eps),
         blocks=blocks,
-        norm=source.rms("norm", width, eps),
+        norm=source.rms_norm("norm", width, eps),
         lm_head=lm_head,
         ids_C=ids_C,
         is_residual_normed=bool(options.get("norm_before_residual", is_speculators)),

@@ -23,7 +23,6 @@ from hunch.errors import (
 )
 from hunch.kernels.native import FLOAT, INT8, NativeMatrix
 from hunch.layers.linear import Linear
-from hunch.layers.norm import RMSNorm
 from hunch.layers.part import Part
 from hunch.models.load import DRAFTING_LAYERS
 from hunch.models.source import Shape, Source
@@ -265,9 +264,6 @@ class HeadSource(Source):
         """`name`.weight, with `name`.bias where there is one."""
         has_bias = f"{name}.bias" in self
         return self.linear((name,), (num_out,), num_in, has_bias=has_bias, is_split=False)
-
-    def rms(self, name: str, width: int, eps: float) -> RMSNorm:
-        return RMSNorm(self.take(f"{name}.weight", width), eps)
 
     def _check(self, name: str, shape: Shape) -> None:
         self._used.add(name)

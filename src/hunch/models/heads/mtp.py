@@ -110,10 +110,6 @@ class MtpNet(StepNet):
         self.is_capturable = False  # until load_mtp finds kernels for it
         self.state_width = spec.width * len(stages)
 
-    def fuse(self, hidden_TD: Tensor | None, features: tuple[Tensor, ...]) -> Tensor:
-        assert hidden_TD is not None
-        return hidden_TD
-
     def cover(
         self,
         token_T: Tensor,
@@ -252,11 +248,11 @@ def _stage(
     return Stage(
         number,
         form,
-        token_norm=source.rms(form.token_norm, width, eps),
-        state_norm=source.rms(form.state_norm, width, eps),
+        token_norm=source.rms_norm(form.token_norm, width, eps),
+        state_norm=source.rms_norm(form.state_norm, width, eps),
         project=project,
         block=block,
-        norm=source.rms(form.norm, width, eps),
+        norm=source.rms_norm(form.norm, width, eps),
         lm_head=lm_head,
     )
 

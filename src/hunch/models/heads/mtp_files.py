@@ -163,9 +163,9 @@ def build_latent_block(
     else:
         mlp = _mlp(spec, source, f"{prefix}mlp.", spec.ffn_width)
     return LatentBlock(
-        source.rms(f"{prefix}input_layernorm", spec.width, spec.norm_eps),
+        source.rms_norm(f"{prefix}input_layernorm", spec.width, spec.norm_eps),
         _attention(spec, shape, source, f"{prefix}self_attn.", layer),
-        source.rms(f"{prefix}post_attention_layernorm", spec.width, spec.norm_eps),
+        source.rms_norm(f"{prefix}post_attention_layernorm", spec.width, spec.norm_eps),
         mlp,
     )
 
@@ -178,7 +178,7 @@ def _attention(
     rank, width = shape.q_latent_dim, spec.width
     q_norm = None
     if rank is not None:
-        q_norm = source.rms(f"{prefix}q_a_layernorm", rank, NORM_EPS)
+        q_norm = source.rms_norm(f"{prefix}q_a_layernorm", rank, NORM_EPS)
     q_name, num_in = (f"{prefix}q_proj", width) if rank is None else (f"{prefix}q_b_proj", rank)
     q_NK = source.take(f"{q_name}.weight", math.prod(q_sizes), num_in)
     q_NK = _apart(q_NK.view(*q_sizes, num_in), shape).flatten(0, 1)
@@ -199,7 +199,7 @@ def _attention(
         source.held(torch.cat(down), torch.cat(biases) if biases else None),
         source.held(q_NK),
         q_norm,
-        source.rms(f"{prefix}kv_a_layernorm", latent, NORM_EPS),
+        source.rms_norm(f"{prefix}kv_a_layernorm", latent, NORM_EPS),
         HeadLinear(k_up.flatten(0, 1).contiguous()),
         HeadLinear(v_up.flatten(0, 1).contiguous()),
         source.dense(f"{prefix}o_proj", width, heads * shape.value_dim),

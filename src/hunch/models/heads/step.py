@@ -97,8 +97,9 @@ class StepNet(TiledNet):
         return not self.feature_layers
 
     def fuse(self, hidden_TD: Tensor | None, features: tuple[Tensor, ...]) -> Tensor:
-        """The target's states as the network takes them."""
-        raise NotImplementedError
+        """The target's states as the network takes them: the last, if it asks for no others."""
+        assert hidden_TD is not None
+        return hidden_TD
 
     def step(self, token_T: Tensor, hidden_TD: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
         """The next hidden state; its KV is written."""

@@ -97,8 +97,7 @@ class SafetensorsWeights:
         loaded: Tensor = self._home(name).get_tensor(name)
         return loaded
 
-    def raw_shape(self, name: str) -> tuple[int, ...]:
-        return self.shape(name)
+    raw_shape = shape
 
     def _home(self, name: str) -> Any:
         if name not in self._homes:

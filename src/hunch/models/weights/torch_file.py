@@ -78,15 +78,13 @@ class TorchWeights:
         self._tensor(name)
         return None
 
-    def raw_names(self) -> list[str]:
-        return list(self._tensors)
+    raw_names = names
 
     def raw(self, name: str) -> Tensor:
         """A tensor as it is stored."""
         return self._tensor(name)
 
-    def raw_shape(self, name: str) -> tuple[int, ...]:
-        return self.shape(name)
+    raw_shape = shape
 
     def _tensor(self, name: str) -> Tensor:
         if name not in self._tensors:
