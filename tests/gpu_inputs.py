@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import torch
 
+from builders import replace_tensors
 from hunch.kernels.attention import AttnInputs, Span
+from hunch.layers.rope import RopeSpec
+from hunch.models.decoder import Decoder
+from hunch.models.source import RandomSource
+from hunch.models.spec import ModelSpec
+from hunch.registry import MODELS, resolve
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -59,3 +65,20 @@ def step(first: int, last: int) -> AttnInputs:
     slot = table[0, pos // 16] * 16 + pos % 16
     span = Span(0, last - first, 0, first, last - first)
     return AttnInputs(pos, slot, torch.zeros_like(pos), table, pos + 1, None, 16, (span,))
+
+
+def build(
+    architecture: str, dtype: torch.dtype, hold: str = "expand", **changes: object
+) -> Decoder:
+    options = {
+        "architecture": architecture, "vocab_size": 50, "width": 48, "num_layers": 3,
+        "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "ffn_width": 64, "max_len": 256,
+        "norm_eps": 1e-5, "rope": RopeSpec(), "windows": (None, 5, None), "is_tied": True,
+        **changes,
+    }  # fmt: skip
+    source = RandomSource(0, dtype)
+    source.hold = hold
+    decoder: Decoder = resolve(MODELS, architecture)(ModelSpec(**options), source)
+    replace_tensors(decoder, lambda tensor: tensor.to(DEVICE))
+    decoder.device = torch.device(DEVICE)
+    return decoder

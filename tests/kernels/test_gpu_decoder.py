@@ -7,8 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from builders import replace_tensors
-from gpu_inputs import DEVICE, step
+from gpu_inputs import DEVICE, build, step
 from hunch.errors import UnsupportedModelError
 from hunch.kernels import gpu_gemm
 from hunch.kernels.delta import DeltaShape
@@ -18,30 +17,10 @@ from hunch.kernels.ssm import SsmShape
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import RopeSpec
 from hunch.models.cuda import CudaDecoder
-from hunch.models.decoder import Decoder
-from hunch.models.source import RandomSource
-from hunch.models.spec import ModelSpec, OtherHeads, TokenInputs
+from hunch.models.spec import OtherHeads, TokenInputs
 from hunch.models.target import with_kv
-from hunch.registry import MODELS, resolve
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
-
-
-def build(
-    architecture: str, dtype: torch.dtype, hold: str = "expand", **changes: object
-) -> Decoder:
-    options = {
-        "architecture": architecture, "vocab_size": 50, "width": 48, "num_layers": 3,
-        "num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "ffn_width": 64, "max_len": 256,
-        "norm_eps": 1e-5, "rope": RopeSpec(), "windows": (None, 5, None), "is_tied": True,
-        **changes,
-    }  # fmt: skip
-    source = RandomSource(0, dtype)
-    source.hold = hold
-    decoder: Decoder = resolve(MODELS, architecture)(ModelSpec(**options), source)
-    replace_tensors(decoder, lambda tensor: tensor.to(DEVICE))
-    decoder.device = torch.device(DEVICE)
-    return decoder
 
 
 def close(got: torch.Tensor, want: torch.Tensor) -> None:

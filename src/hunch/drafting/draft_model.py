@@ -24,7 +24,7 @@ from hunch.drafting.native_chain import ChainDrafts
 from hunch.drafting.options import GrowOptions, can_capture, device_shape, need_path
 from hunch.drafting.step_shapes import levels_after
 from hunch.drafting.token_chooser import Array, Level, TokenChooser, second_choices
-from hunch.drafting.window import MAX_PASS, KvWindow, RowArrays, host
+from hunch.drafting.window import MAX_PASS, KvWindow, RowArrays, host, in_passes
 from hunch.kernels.attention import AttnInputs, row_spans
 from hunch.kernels.kv_store import KVCache
 from hunch.models.decoder import Hidden
@@ -226,7 +226,7 @@ class DraftModelDrafter:
             stop = int(known_X[row])
             parts.append((row, min(self.window.resume(rows, row, stop), stop - 1), stop))
         last: list[Tensor] = []
-        for some in _passes(parts):
+        for some in in_passes(parts):
             pieces = [tokens_XL[row, start:stop] for row, start, stop in some]
             ids_T = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
             attn = self.window.spans(rows, some)
@@ -290,6 +290,12 @@ class DeviceDraftModel(DeviceDrafter):
     max_len: int  # the longest text it can follow
     _tilings: dict[tuple[int, int], Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        from hunch.models.heads.lean import LeanDraft
+
+        super().__post_init__()
+        self.lean = LeanDraft.of(self.model, self.kv)
+
     @property
     def network(self) -> DeviceDraftModel:
         return self
@@ -329,22 +335,28 @@ class DeviceDraftModel(DeviceDrafter):
         num_rows, size = len(step.ids_R), self.level_size
         ids_T, attn = self._inputs(state, num_rows, again, 0)
         known_inputs(state, step, ids_T, attn)
-        hidden_TD = self.model.forward(ids_T, attn, self.kv).last_TD[again - 1 :: again]
-        row_T = attn.seq_T[again - 1 :: again]
+        logits_TC, row_T = self._scores(ids_T, attn, again), attn.seq_T[again - 1 :: again]
         chances_RW = torch.empty(num_rows, size, dtype=torch.float32, device=ids_T.device)
         for level in range(num_levels):
             is_last = level + 1 == num_levels
             most = 0 if size == 1 else self.num_levels
             following = None if is_last else self._inputs(state, num_rows, self.width, most)
             grow_level(
-                state, step, self.model.logits(hidden_TD), chances_RW, self.sampling, depth=level,
+                state, step, logits_TC, chances_RW, self.sampling, depth=level,
                 num_nodes=self.num_nodes, draws=draws, row_T=row_T, ids_C=self.ids_C,
                 following=following, branch=self.branch, least=self.least,
             )  # fmt: skip
             if following is None:
                 return
             ids_T, attn = following
-            hidden_TD, row_T = self.model.forward(ids_T, attn, self.kv).last_TD, attn.seq_T
+            logits_TC, row_T = self._scores(ids_T, attn), attn.seq_T
+
+    def _scores(self, ids_T: Tensor, attn: AttnInputs, every: int = 1) -> Tensor:
+        """Scores after every so many of these tokens."""
+        if self.lean is not None and self.lean.fits(len(ids_T)):
+            return self.lean.scores(ids_T, attn, self.kv, every)
+        hidden_TD = self.model.forward(ids_T, attn, self.kv).last_TD
+        return self.model.logits(hidden_TD[every - 1 :: every])
 
     def _inputs(
         self, state: RowState, num_rows: int, width: int, depth: int
@@ -365,22 +377,6 @@ def _child(pending: Pending, parent: int, token: int) -> int:
         if pending.parents[node] == parent and pending.tokens[node] == token:
             return node
     return -1
-
-
-def _passes(parts: list[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
-    """The parts cut into passes of a bounded size, in order."""
-    passes: list[list[tuple[int, int, int]]] = [[]]
-    room = MAX_PASS
-    for row, start, stop in parts:
-        while start < stop:
-            if room == 0:
-                passes.append([])
-                room = MAX_PASS
-            end = min(stop, start + room)
-            passes[-1].append((row, start, end))
-            room -= end - start
-            start = end
-    return passes
 
 
 def _warn_of_cost(share: float) -> None:

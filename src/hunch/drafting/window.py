@@ -270,3 +270,19 @@ class ChainInputs:
             block_size=self.block_size,
             spans=spans,
         )
+
+
+def in_passes(parts: list[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
+    """The parts cut into passes of a bounded size, in order."""
+    passes: list[list[tuple[int, int, int]]] = [[]]
+    room = MAX_PASS
+    for row, start, stop in parts:
+        while start < stop:
+            if room == 0:
+                passes.append([])
+                room = MAX_PASS
+            end = min(stop, start + room)
+            passes[-1].append((row, start, end))
+            room -= end - start
+            start = end
+    return passes
