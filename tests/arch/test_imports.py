@@ -64,7 +64,7 @@ TABLE: dict[str, set[str]] = {
     "bench.parts": {
         "torch", "hunch", "errors", "types", "hub", "models", "kernels", "step", "layers",
         "registry", "config", "engine", "text", "server", "parallel", "parallel.group", "llm",
-        "step.collector", "train", "grammar",
+        "step.collector", "train", "grammar", "drafting", "sampling",
     },
     "parallel": {
         "torch", "types", "draft", "errors", "config", "kernels", "models", "step",

@@ -315,7 +315,7 @@ def write_stream(
     _write_kernel[(num_tiles,)](
         x_TD, some, weight, other, other_w, norm_D, out_TD, scaled_TD, squares_IT, num_rows, width,
         *inputs, BLOCK_M=_height(num_rows), BLOCK_N=block_n, BLOCK_K=block_k,
-        HAS_MORE=more is not None, IS_EVEN=all(k % block_k == 0 for k in inputs), LINES=32,
+        HAS_MORE=more is not None, IS_EVEN=all(k % block_k == 0 for k in inputs), LINES=16,
         **options(4, 5),
     )  # fmt: skip
     return out_TD, Rows(scaled_TD, squares_IT)

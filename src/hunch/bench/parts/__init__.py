@@ -30,6 +30,7 @@ PARTS = {
     "host": Part("host", "any", "what a GPU's host does per step and row"),
     "idle": Part("idle", "GPU", "how long the GPU waits while one request decodes"),
     "kernels": Part("kernels", "GPU", "a decoder's pass alone, by rows"),
+    "levels": Part("levels", "GPU", "a draft model's tree, by the form of its layers"),
     "loading": Part("loading", "any", "a large checkpoint loaded, beside reading its files"),
     "masks": Part("masks", "CPU", "what a grammar's masks take, by place in an answer"),
     "merged": Part("merged", "any", "tokens per pass of merged drafts and of their parts"),
