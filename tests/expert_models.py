@@ -169,6 +169,27 @@ CASES |= {
         | {"sliding_window": 7, "sliding_window_pattern": 3, "n_group": 2, "topk_group": 1}
         | {"num_shared_experts": 2},
     ),
+    "afmoe": (
+        "Afmoe",
+        QWEN
+        | {"sliding_window": 7, "global_attn_every_n_layers": 2, "num_shared_experts": 2}
+        | {"route_scale": 1.7, "mup_enabled": True},
+    ),
+    "cohere 2, experts": (
+        "Cohere2Moe",
+        COMMON
+        | {"num_experts": 6, "num_experts_per_tok": 3, "sliding_window": 7, "pad_token_id": 0}
+        | {"sliding_window_pattern": 2, "num_shared_experts": 2, "logit_scale": 0.4},
+    ),
+    "cohere 2, experts by sigmoids": (
+        "Cohere2Moe",
+        COMMON
+        | {"num_experts": 6, "num_experts_per_tok": 3, "sliding_window": 7, "pad_token_id": 0}
+        | {"mlp_layer_types": ["dense", "sparse", "sparse"], "expert_selection_fn": "sigmoid"}
+        | {"layer_types": [ALL, WINDOW, ALL], "prefix_dense_intermediate_size": 80}
+        | {"shared_expert_combination_strategy": "sum", "num_shared_experts": 1}
+        | {"rms_norm_eps": 1e-5, "logit_scale": 0.4},
+    ),
     "granite-moe, windows": (
         "GraniteMoeSWA",
         WHOLE

@@ -226,6 +226,8 @@ CASES = {
     "cwm": ("Cwm", GATED | {"head_dim": 16, "sliding_window": 7}),
     "jais 2": ("Jais2", GATED),
     "vaultgemma": ("VaultGemma", GEMMA),
+    "nanochat": ("NanoChat", GATED),
+    "nanochat, yarn": ("NanoChat", GATED | {"rope_parameters": YARN}),
     "hyperclovax": (
         "HyperCLOVAX",
         GATED

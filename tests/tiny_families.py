@@ -172,6 +172,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "ExaoneMoeForCausalLM",
         {**EXPERTS, "sliding_window": 24, "sliding_window_pattern": 2, "num_shared_experts": 1},
     ),
+    "afmoe": (
+        "AfmoeForCausalLM",
+        {**EXPERTS, "sliding_window": 24, "global_attn_every_n_layers": 2, "num_shared_experts": 1},
+    ),
+    "cohere 2, experts": (
+        "Cohere2MoeForCausalLM",
+        {**EXPERTS, "moe_intermediate_size": None, "sliding_window": 24, "logit_scale": 0.5}
+        | {"sliding_window_pattern": 2, "num_shared_experts": 1, "first_k_dense_replace": 1},
+    ),
+    "nanochat": ("NanoChatForCausalLM", SIZES),
     "opt, norms after": ("OPTForCausalLM", {**OPT, "do_layer_norm_before": False}),
     "cohere, head norms": ("CohereForCausalLM", {**SIZES, "use_qk_norm": True, "logit_scale": 0.5}),
     "persimmon": ("PersimmonForCausalLM", {**SIZES, "num_key_value_heads": 4}),
@@ -188,7 +198,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # What the kernels do not know is computed by torch.
 BY_TORCH = ("olmo, limits", "apertus", "hunyuan", "hunyuan, experts")
-BY_TORCH += ("cohere, head norms", "persimmon", "bloom", "mpt")
+BY_TORCH += ("cohere, head norms", "persimmon", "bloom", "mpt", "nanochat")
 
 
 def write_family(path: Path, name: str, seed: int = 0) -> Path:

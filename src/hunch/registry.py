@@ -141,6 +141,9 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "Lfm2ForCausalLM": "hunch.models.families.lfm2:Lfm2",
     "Lfm2MoeForCausalLM": "hunch.models.families.lfm2:Lfm2Moe",
     "VaultGemmaForCausalLM": "hunch.models.families.gemma:VaultGemma",
+    "Cohere2MoeForCausalLM": "hunch.models.families.cohere:Cohere2Moe",
+    "AfmoeForCausalLM": "hunch.models.families.olmo:Afmoe",
+    "NanoChatForCausalLM": "hunch.models.families.nemotron:NanoChat",
 }
 
 RECIPES = {

@@ -92,6 +92,8 @@ SLOW = (
     "cohere, head norms",
     "persimmon",
     "bloom",
+    "cohere 2, experts",
+    "nanochat",
     "mpt",
 )
 

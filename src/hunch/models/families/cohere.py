@@ -1,11 +1,15 @@
-"""Command R, R7B and A: one layer norm without a bias for both branches, scaled logits."""
+"""Command R, R7B, A and A+: one norm without a bias for both branches, scaled logits."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from hunch.kernels.experts import Routing
+from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import RopeSpec
+from hunch.models.build import Names
 from hunch.models.decoder import Decoder
+from hunch.models.experts import ExpertNames, first_dense
 from hunch.models.reading import (
     Config,
     Defaulted,
@@ -65,4 +69,56 @@ class Cohere2(Cohere):
             windows=windows,
             more_ropes=(RopeSpec(rope_type="none"),),
             rope_of=tuple(int(window is None) for window in windows),
+        )
+
+
+class Cohere2Moe(Cohere2):
+    """Command A+: experts in all layers but the first, which turn their heads with or without a
+    window. What the shared expert says is added, or averaged with what the others say."""
+
+    names = Names(experts=ExpertNames(shared="mlp.shared_experts.", is_turned=False))
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "expert_selection_fn", "softmax", "sigmoid", None)
+        refuse(config, "shared_expert_combination_strategy", "average", "sum", None)
+        num_layers = read_int(config, "num_hidden_layers")
+        is_sparse = first_dense(config, num_layers)
+        num_dense = is_sparse.count(False)
+        first = read_int(config, "prefix_dense_sliding_window_pattern", 1)
+        every = read_int(config, "sliding_window_pattern", 4)
+        layer_types = ("full_attention", "sliding_attention")
+        turns = [(i + 1) % first for i in range(num_dense)]
+        turns += [(i + 1) % every for i in range(num_layers - num_dense)]
+        types = {"layer_types": [layer_types[turn > 0] for turn in turns], "head_dim": 128}
+        spec = super().read_config(Defaulted(config, types), architecture)
+        is_turned = [
+            window is not None or (not sparse and first == 1)
+            for window, sparse in zip(spec.windows, is_sparse, strict=True)
+        ]
+        has_rms = config.get("rms_norm_eps") is not None
+        num_shared = config.get("num_shared_experts") or 0
+        is_mean = num_shared and config.get("shared_expert_combination_strategy") != "sum"
+        has_sigmoid = config.get("expert_selection_fn") == "sigmoid"
+        routing = Routing(
+            num_experts=read_int(config, "num_experts", 8),
+            num_chosen=read_int(config, "num_experts_per_tok", 2),
+            scores="chosen_sigmoid" if has_sigmoid else "chosen",
+            is_normed=bool(config.get("norm_topk_prob", True)) and has_sigmoid,
+            scale=0.5 if is_mean else 1.0,
+        )
+        shared = f"{cls.names.experts.shared}down_proj"
+        return replace(
+            spec,
+            norm="rms" if has_rms else "layer",
+            norm_eps=read_float(config, "rms_norm_eps") if has_rms else spec.norm_eps,
+            rope_of=tuple(int(not turned) for turned in is_turned),
+            ffn_width=read_int(config, "prefix_dense_intermediate_size", spec.ffn_width),
+            experts=ExpertSpec(
+                routing=routing,
+                width=spec.ffn_width,
+                layers=is_sparse,
+                shared_width=num_shared * spec.ffn_width,
+            ),
+            row_factors=((shared, ((spec.width, 0.5),)),) if is_mean else (),
         )

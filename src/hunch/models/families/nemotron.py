@@ -1,11 +1,12 @@
-"""MLPs of squares without a gate: AFM, Jais 2, and Nemotron (3, 4, Minitron)."""
+"""MLPs of squares without a gate: AFM, Jais 2, nanochat, and Nemotron (3, 4, Minitron)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from hunch.models.build import Names
 from hunch.models.families.llama import Llama
-from hunch.models.reading import FROM_GGUF, Config, Defaulted, read_float
+from hunch.models.reading import FROM_GGUF, Config, Defaulted, read_float, refuse
 from hunch.models.spec import ModelSpec
 
 
@@ -44,4 +45,35 @@ class Nemotron(Arcee):
             norm="layer",
             norm_eps=read_float(config, "norm_eps", 1e-5),
             is_norm_shifted=not config.get(FROM_GGUF, False),
+        )
+
+
+class NanoChat(Arcee):
+    """Norms without weights: of the stream, the embedding and the heads of q and k. Heads are
+    turned the other way, which is turning them with their second halves negated.
+
+    transformers turns heads before it norms them: a turn does not change what the norm divides by.
+    """
+
+    names = Names(q_norm="", k_norm="", up="mlp.fc1", down="mlp.fc2")
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "attention_bias", False)
+        given = {"rms_norm_eps": 1e-6, "final_logit_softcapping": 15.0}
+        config = Defaulted(config, given)
+        spec = super().read_config(config, architecture)
+        assert spec.rope is not None
+        half = spec.head_dim // 2
+        heads = {cls.names.q: spec.num_heads, cls.names.k: spec.num_kv_heads}
+        return replace(
+            spec,
+            rope=replace(spec.rope, attention_factor=1.0),  # any other would be normed away
+            has_norm_weight=False,
+            has_embed_norm=True,
+            has_qk_norm=True,
+            logits_cap=read_float(config, "final_logit_softcapping"),
+            row_factors=tuple(
+                (name, ((half, 1.0), (half, -1.0)) * count) for name, count in heads.items()
+            ),
         )

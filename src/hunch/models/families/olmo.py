@@ -1,4 +1,5 @@
-"""OLMo 1 to 3, OLMoE, FlexOlmo, EXAONE 4, K-EXAONE: norms of branches, of heads, or weightless."""
+"""OLMo 1 to 3, OLMoE, FlexOlmo, EXAONE 4, K-EXAONE, AFMoE: norms of branches, of heads, or
+weightless."""
 
 from __future__ import annotations
 
@@ -10,7 +11,15 @@ from hunch.models.build import Names
 from hunch.models.experts import ExpertNames, first_dense, read_deepseek_experts
 from hunch.models.families.llama import Llama
 from hunch.models.families.qwen import read_experts
-from hunch.models.reading import Config, Defaulted, read_float, read_rope, refuse, windows_of
+from hunch.models.reading import (
+    Config,
+    Defaulted,
+    read_float,
+    read_int,
+    read_rope,
+    refuse,
+    windows_of,
+)
 from hunch.models.spec import ModelSpec
 
 _NAMES = Names(attn_out_norm="post_attention_layernorm", mlp_out_norm="post_feedforward_layernorm")
@@ -134,3 +143,41 @@ class ExaoneMoe(Exaone4):
         experts = read_deepseek_experts(config, spec.num_layers)
         experts = replace(experts, layers=first_dense(config, spec.num_layers))
         return replace(spec, has_input_norms=True, has_branch_norms=False, experts=experts)
+
+
+class Afmoe(Exaone4):
+    """Trinity: norms before the branches too, gates of what heads read, DeepSeek's experts."""
+
+    names = Names(
+        attn_out_norm="post_attention_layernorm",
+        mlp_norm="pre_mlp_layernorm",
+        mlp_out_norm="post_mlp_layernorm",
+        attn_gate="self_attn.gate_proj",
+        experts=ExpertNames(
+            router="mlp.router.gate", choice_bias="mlp.expert_bias", shared="mlp.shared_experts."
+        ),
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "score_func", "sigmoid", None)
+        refuse(config, "route_norm", True, None)
+        refuse(config, "attention_bias", False)
+        config.get("load_balance_coeff")  # of its training
+        config = Defaulted(config, {
+            "head_dim": 128, "sliding_window": 1024,
+            "sliding_window_pattern": read_int(config, "global_attn_every_n_layers", 4),
+            "n_routed_experts": config.get("num_experts", 64),
+            "n_shared_experts": config.get("num_shared_experts", 2),
+            "first_k_dense_replace": read_int(config, "num_dense_layers", 1),
+            "routed_scaling_factor": config.get("route_scale", 1.0),
+        })  # fmt: skip
+        spec = super().read_config(config, architecture)
+        experts = read_deepseek_experts(config, spec.num_layers)
+        return replace(
+            spec,
+            has_input_norms=True,
+            has_attn_gate=True,
+            embed_scale=spec.width**0.5 if config.get("mup_enabled", False) else 1.0,
+            experts=replace(experts, layers=first_dense(config, spec.num_layers)),
+        )
