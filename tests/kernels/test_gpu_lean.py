@@ -18,6 +18,7 @@ from hunch.kernels.gpu_tiling import Tiling
 from hunch.models.cuda import CudaDecoder
 from hunch.models.heads.draft_model import Columns, Renumbered
 from hunch.models.heads.lean import LeanDraft
+from hunch.train import costs
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
 EPS = 1e-5
@@ -152,6 +153,17 @@ def test_what_it_does_not_know_is_left_to_the_fused_pass(changes: dict[str, obje
 def test_a_model_of_another_vocabulary_is_left_to_the_fused_pass() -> None:
     model = CudaDecoder(build("LlamaForCausalLM", torch.float16, num_layers=2))
     assert LeanDraft.of(Renumbered(model, Columns(40)), model.new_kv(16)) is None
+
+
+def test_drafts_are_timed_as_they_draft(monkeypatch) -> None:
+    model = CudaDecoder(build("LlamaForCausalLM", torch.float16, num_layers=1))
+    want, asked = costs._pass_of(model, 1)(), []
+    scores = LeanDraft.scores
+    monkeypatch.setattr(
+        LeanDraft, "scores", lambda self, *given: asked.append(1) or scores(self, *given)
+    )
+    assert torch.equal(costs._node_of(model)(), want)
+    assert asked
 
 
 def test_codes_of_eight_bits_are_left_to_the_fused_pass() -> None:
