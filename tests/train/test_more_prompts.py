@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,12 +13,24 @@ from train_setup import ENGINE, write_prompts, write_target
 
 from hunch import LLM
 from hunch.train.batches import Texts
+from hunch.train.builtin import builtin_prompts
 from hunch.train.costs import Costs
 from hunch.train.expect import METHODS, best_draft
-from hunch.train.more_prompts import about_texts, about_words, more_prompts, whole_words
+from hunch.train.held_prompts import held_prompts
+from hunch.train.more_prompts import (
+    Source,
+    about_documents,
+    about_texts,
+    about_words,
+    in_languages,
+    language_of,
+    more_prompts,
+    whole_words,
+)
 from hunch.train.progress import Progress
-from hunch.train.prompts import add_prompts, read_prompts
+from hunch.train.prompts import BUILTIN, read_prompts, split_prompts
 from hunch.train.regenerate import AnswerOptions, read_answers, regenerate
+from hunch.train.tasks import FOLLOW_UPS, OF_DOCUMENTS, OF_TEXTS, OF_WORDS
 from hunch.train.vocab import count_columns, coverage_of, enough_columns
 
 TEXT = "The harbour opens in May. " * 8
@@ -24,9 +38,9 @@ TEXT = "The harbour opens in May. " * 8
 
 def test_tasks_about_words_use_all_of_the_vocabulary() -> None:
     words = [f"word{n}" for n in range(40)]
-    made = about_words(words, 400, random.Random(1))
-    assert len(made) == 400
-    assert len(set(made)) > 300
+    made = about_words(words, 600, random.Random(1))
+    assert len(made) == 600
+    assert len(set(made)) > 400
     assert all("{" not in text for text in made)
     assert all(any(word in text for text in made) for word in words)
     assert about_words([], 5, random.Random(1)) == []
@@ -47,20 +61,121 @@ def test_prompts_come_from_words_texts_and_the_target(tmp_path: Path) -> None:
         regenerate(llm, prompts, tmp_path / "answers", options, Progress())
         answers = read_answers(tmp_path / "answers")
         assert list(answers.answer(0)) == list(answers.text(0)[answers.prompt_len[0] :])
-        made = more_prompts(llm, answers, 12, Progress(), seconds=20.0, seed=3)
+        made = more_prompts(llm, answers, 24, Progress(), seconds=20.0, seed=3, room=64)
         assert made
         assert all(isinstance(token, int) for ids in made for token in ids)
+        assert max(map(len, made)) <= 64
         assert all(word.isalpha() for word in whole_words(llm))
 
 
-def test_some_of_the_prompts_of_other_sources_are_held_out_in_turn() -> None:
-    stored = {"held_out": [[1], [2]], "train": [[3]]}
-    new = [[10 + n] for n in range(20)]
-    add_prompts(stored, new, 2)
-    assert stored["held_out"] == [[1], [10], [2], [11]]
-    assert stored["train"] == [[3], *new[2:]]
-    add_prompts(stored, [[40], [41], [42], [43], [44], [45], [46], [47]], 2)
-    assert len(stored["held_out"]) == 4, "only once: what is held out was not learned from"
+class Words:
+    """A model whose tokens are words, and turns stand between marks."""
+
+    has_chat_template = True
+    special_ids = frozenset({1, 2, 3})
+
+    def __init__(self) -> None:
+        self.ids = {"<user>": 1, "<end>": 2, "<answer>": 3}
+
+    def get_tokenizer(self) -> Any:
+        return self
+
+    def vocab(self) -> dict[str, int]:
+        return self.ids
+
+    def token_text(self, token: int) -> str:
+        return " " + next(text for text, own in self.ids.items() if own == token)
+
+    def decode(self, ids: list[int]) -> str:
+        return " ".join(self.token_text(token).strip() for token in ids)
+
+    def encode(self, text: str) -> list[int]:
+        return [self.ids.setdefault(word, len(self.ids) + 1) for word in text.split()]
+
+    def encode_messages(self, messages: list[dict[str, Any]]) -> list[int]:
+        found = []
+        for message in messages:
+            is_user = message["role"] == "user"
+            found += [1 if is_user else 3, *self.encode(message["content"]), 2]
+        return [*found, 3]
+
+    def encode_turn(self, text: str) -> list[int]:
+        return self.encode_messages([{"role": "user", "content": text}])
+
+
+def answered(llm: Words, *pairs: tuple[str, str]) -> Texts:
+    asked = [llm.encode_turn(question) for question, _ in pairs]
+    texts = [[*ids, *llm.encode(answer)] for ids, (_, answer) in zip(asked, pairs, strict=True)]
+    offset = np.cumsum([0, *map(len, texts)])
+    return Texts(np.concatenate(texts), offset, np.array([len(ids) for ids in asked]))
+
+
+def test_documents_are_several_texts_of_all_lengths() -> None:
+    llm = Words()
+    answers = answered(llm, *[(f"ask {n}", f"Text {n} says " + "so " * 40) for n in range(30)])
+    source = Source(llm, answers, random.Random(1))  # type: ignore[arg-type]
+    documents = source.documents(60, 1024)
+    sizes = [len(text.split()) for text in documents]
+    assert all(text.count("says") > 1 for text in documents)
+    assert min(sizes) < 300 < 700 < max(sizes) < 1000
+    assert np.diff(sizes[::20]).min() > 100, "as many long ones as short ones"
+    assert source.documents(5, 200) == [], "no room for any"
+    made = about_documents(documents, random.Random(1))
+    assert all(text in task for text, task in zip(documents, made, strict=True))
+
+
+def test_conversations_go_on_from_a_prompt_and_its_answer() -> None:
+    llm = Words()
+    pairs = [(f"Where is house {n} ?", "The house is by the river") for n in range(20)]
+    source = Source(llm, answered(llm, *pairs), random.Random(1))  # type: ignore[arg-type]
+    chats = source.chats(8, 300)
+    assert len(chats) == 8
+    for first, answer, then in chats:
+        assert (first["content"], answer["content"]) in pairs
+        assert "{" not in then["content"]
+        assert [turn["role"] for turn in (first, answer, then)] == ["user", "assistant", "user"]
+    assert source.chats(8, 20) == []
+
+
+GERMAN = "Das ist nicht so, und wir werden eine Lösung suchen, und zwar bald. Sie ist nicht fern."
+
+
+def test_translations_go_both_ways_between_languages_the_vocabulary_has() -> None:
+    llm = Words()
+    source = Source(llm, answered(llm, ("a", "b")), random.Random(1))  # type: ignore[arg-type]
+    assert source.languages() == []
+    llm.encode("und nicht eine werden dans avec")
+    assert source.languages() == ["German"]
+    assert language_of(GERMAN) == "German"
+    assert language_of("我们的房子可以, 这个的") == "Chinese"
+    assert language_of("Pour, pour, pour and pour again.") == "", "one word is no language"
+    made = in_languages(["German"], [GERMAN, TEXT], ["harbour"], 60, random.Random(1))
+    assert len(made) == 60
+    assert any("German to English" in task and "nicht" in task for task in made)
+    assert any("English to German" in task and "harbour opens" in task for task in made)
+    assert any("in German about harbour" in task for task in made)
+    assert in_languages([], [GERMAN], ["harbour"], 60, random.Random(1)) == []
+
+
+def test_held_out_prompts_are_worded_unlike_those_that_are_learned_from(tmp_path: Path) -> None:
+    held = held_prompts()
+    categories = [one.category for one in held]
+    assert len(set(categories[:7])) == 7, "the first ones have some of every category"
+    asked = [turn for one in held for turn in one.turns]
+    openings = {text[:24] for text in asked}
+    learned = [*builtin_prompts(), *OF_WORDS, *OF_TEXTS, *OF_DOCUMENTS, *FOLLOW_UPS]
+    assert not openings & {text[:24] for text in learned}
+    llm: Any = Words()
+    stored = split_prompts(llm, BUILTIN, read_prompts(BUILTIN), 1024, 32, 0)
+    assert stored["categories"] == categories
+    assert stored["held_out"] == [llm.encode_messages(one.messages()) for one in held]
+    assert not {tuple(ids) for ids in stored["held_out"]} & {tuple(i) for i in stored["train"]}
+    lines = [{"turns": [f"a {n}"], "category": f"c{n % 2}"} for n in range(12)]
+    file = tmp_path / "own.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    own = split_prompts(llm, str(file), read_prompts(file), 1024, 3, 0)
+    assert len(own["categories"]) == len(own["held_out"]) == 3
+    assert set(own["categories"]) <= {"c0", "c1"}
 
 
 def texts_of(*answers: list[int]) -> Texts:

@@ -15,6 +15,7 @@ from hunch.models.load import load_decoder
 from hunch.models.source import EXPAND
 from hunch.train.clock import Clock, account_text
 from hunch.train.serving import Serving
+from hunch.train.speeds import compare_speeds
 
 
 def test_parts_of_stages_are_told_apart(tmp_path: Path) -> None:
@@ -45,6 +46,19 @@ def test_engines_of_other_sizes_share_a_target(target: Path) -> None:
             answers.append(llm.generate("the model", use_tqdm=False)[0].outputs[0].token_ids)
     assert answers[0] == answers[1]
     assert serving.num_loads == 1
+
+
+def test_tokens_per_pass_are_told_by_what_prompts_ask_for(target: Path) -> None:
+    clock = Clock()
+    with Serving(str(target)).engine(ENGINE) as llm:
+        prompts = [llm.tokenizer.encode(text) for text in ("the model", "a guess", "to the model")]
+        asked, said = {"lookups": "ngram"}, ("chat", "code", "chat")
+        words = {"seconds": 20.0, "max_tokens": 12}
+        found = compare_speeds(llm, asked, prompts, categories=said, clock=clock, **words)
+    assert found.num_prompts == 3
+    assert found.by_category["lookups"].keys() == {"chat", "code"}
+    assert min(found.by_category["lookups"].values()) >= 1.0
+    assert clock.account()["capture"] > 0, "building engines is no comparing"
 
 
 def test_training_reads_the_weights_that_serve_where_they_are_numbers() -> None:

@@ -18,6 +18,7 @@ from hunch.kernels.phrases import FILE
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.registry import RECIPES, resolve
+from hunch.train.answering import HELD
 from hunch.train.batches import Texts
 from hunch.train.clock import OTHER, WRITE, Clock, in_words
 from hunch.train.files import read_json
@@ -65,7 +66,7 @@ from hunch.train.serving import Serving
 from hunch.train.sizes import possible
 from hunch.train.trials import LEAST, Run, choose, compare, job_for, promised, train, with_columns
 
-MIN_ANSWERS = 8
+MIN_ANSWERS, MIN_HELD = 8, 16
 COUNTS_UNTIL = 0.9  # share of all minutes at which a table must be there, without a network
 
 
@@ -109,7 +110,7 @@ def _train(asked: Asked, spec: ModelSpec, serving: Serving, show: Progress, say:
     methods, promise = {LOOKUPS: WITHOUT}, None
     try:
         if is_training:
-            run = Run(asked, plan, spec, work, texts, test_ids, serving)
+            run = Run(asked, plan, spec, work, texts, test_ids, serving, held=_held(work))
             with clock.stage("trials"):
                 best, before = choose(run, show, say)
             job, settings, chosen = with_columns(run, best)
@@ -130,7 +131,8 @@ def _train(asked: Asked, spec: ModelSpec, serving: Serving, show: Progress, say:
             methods = _with_others(asked, job, methods, table)
             say("compares in the engine; kernels for the drafter are compiled once per machine")
             seconds = max(clock.until(1.0) - 2.0, 2.0)
-            speeds = compare(asked, serving, methods, test_ids, seconds)
+            categories = (read_json(work / PROMPTS) or {}).get("categories", ())
+            speeds = compare(asked, serving, methods, test_ids, seconds, categories)
     finally:
         if count is not None:
             count.stop()
@@ -215,6 +217,14 @@ def _answers(
             "there is kept"
         )
     return min(len(train_ids), len(texts)), test_ids, texts
+
+
+def _held(work: Path) -> Texts | None:
+    """Answers to the held-out prompts, where there was time for enough of them."""
+    if not list((work / HELD).glob("*.npz")):
+        return None
+    found = read_answers(work / HELD)
+    return found if len(found) >= MIN_HELD else None
 
 
 def _has_table(asked: Asked) -> bool:

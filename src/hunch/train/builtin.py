@@ -73,6 +73,17 @@ _MATHS = (
     "What is {x} * {y} - {z}? Show each step.",
     "{a} is {z} years older than {b}; together they are {x}. How old is each?",
     "Solve for n: {z}n + {y} = {x}. Explain every step.",
+    "{a} has {x} {goods}. {b} has {y} more than {a}, and {c} has half as many as {b}. How many "
+    "{goods} do they have together?",
+    "A box holds {z} {goods}. How many boxes does {a} need for {x} {goods}, and how many {goods} "
+    "are in the last one?",
+    "{a} earns {y} euros an hour and works {z} hours a day. After how many days has {a} earned "
+    "{x} euros?",
+    "In a class of {x} children {y}% play chess and {z} play the violin. How many play chess?",
+    "{a} buys {z} {goods} for {y} euros each and pays with {x} euros. How much change is there?",
+    "The price of {goods} rose from {y} to {x} euros. By how many percent is that?",
+    "{a} reads {y} pages a day, and {b} reads {z} pages more. Who finishes a book of {x} pages "
+    "first, and how many days earlier?",
 )
 _SENTENCES = (
     "The meeting was moved from Tuesday to Thursday because the room is being painted.",
@@ -98,13 +109,19 @@ _REWRITES = (
 
 def builtin_prompts() -> list[str]:
     """About three thousand, the same every time."""
-    chance = random.Random(7)
     found = [task.format(subject) for subject in _SUBJECTS for task in TASKS]
     found += [code.format(function) for function in _FUNCTIONS for code in _CODE]
     found += [rewrite.format(text) for text in _SENTENCES for rewrite in _REWRITES]
-    for _ in range(100):
+    return found + sums(700, random.Random(7))
+
+
+def sums(count: int, chance: random.Random) -> list[str]:
+    """Sums in words, with other names and numbers each time."""
+    found = []
+    for number in range(count):
         a, b, c = chance.sample(_NAMES, 3)
         x, y, z = chance.randint(40, 400), chance.randint(3, 39), chance.randint(2, 9)
         numbers = {"a": a, "b": b, "c": c, "x": x, "y": y, "z": z}
-        found += [text.format(goods=chance.choice(_GOODS), **numbers) for text in _MATHS]
+        text = _MATHS[number % len(_MATHS)]
+        found.append(text.format(goods=chance.choice(_GOODS), **numbers))
     return found

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +22,7 @@ from hunch.models.source import EXPAND
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights, open_weights
 from hunch.registry import RECIPES, resolve, unknown
+from hunch.train.answering import answer_for, room_for
 from hunch.train.batches import Texts
 from hunch.train.clock import LOAD
 from hunch.train.cut import cut_options
@@ -29,11 +30,10 @@ from hunch.train.export import Card, source_commit, write_drafter
 from hunch.train.files import read_json, write_json, write_whole
 from hunch.train.loop import CANDIDATE, Loop, LoopOptions, restore
 from hunch.train.loss import check_loss
-from hunch.train.more_prompts import more_prompts
 from hunch.train.origin import Origin, check_context, open_origin
 from hunch.train.pretrain import PretrainOptions, pretrain, store_text
 from hunch.train.progress import Progress
-from hunch.train.prompts import BUILTIN, add_prompts, hold_out, read_prompts
+from hunch.train.prompts import BUILTIN, read_prompts, split_prompts
 from hunch.train.regenerate import AnswerOptions, for_answers, give_back, read_answers, regenerate
 from hunch.train.select import Measured, measure, select
 from hunch.train.serving import Serving
@@ -41,7 +41,7 @@ from hunch.train.student import CountRecipe, Recipe, Student, option_names
 from hunch.train.vocab import columns_of, count_columns, enough_columns
 
 if TYPE_CHECKING:
-    from hunch import LLM
+    pass
 
 JOB, PROMPTS = "job.json", "prompts.json"
 _TEXT = 512  # tokens of plain text that are read as one
@@ -202,49 +202,19 @@ def answer_prompts(
     prompts = None if stored else read_prompts(job.prompts)
     engine = for_answers(job.target, job.engine, settings.loop.context)
     with (serving or Serving(job.target)).engine(engine, is_greedy=is_greedy) as llm:
+        context = min(settings.loop.context, llm.engine.capacity.max_len)
         if prompts is not None:
-            context = min(settings.loop.context, llm.engine.capacity.max_len)
-            found = prompts.encode(llm, context - min(answers.max_tokens, context // 2))
-            stored = hold_out(found, settings.job.held_out, settings.loop.seed)
+            room, count = room_for(answers, context), settings.job.held_out
+            stored = split_prompts(llm, job.prompts, prompts, room, count, settings.loop.seed)
             write_json(work / PROMPTS, stored)
         assert stored is not None
         store_text(llm, settings.pretrain, work, min(settings.loop.context, _TEXT))
         if seconds is None:
             regenerate(llm, stored["train"], work / "answers", answers, show)
         else:
-            _answer_for(seconds, llm, job, settings, stored, work, show)
+            keep = partial(write_json, work / PROMPTS, stored) if job.prompts == BUILTIN else None
+            answer_for(seconds, llm, stored, work, answers, context, show, keep)
     return stored["train"], stored["held_out"]
-
-
-def _answer_for(
-    seconds: float,
-    llm: LLM,
-    job: Job,
-    settings: Settings,
-    stored: dict[str, list[list[int]]],
-    work: Path,
-    show: Progress,
-) -> None:
-    """Answer for so long. When the prompts that come with hunch are used up, more are made."""
-    ends, folder, answers = perf_counter() + seconds, work / "answers", settings.answers
-    rate = regenerate(llm, stored["train"], folder, answers, show, seconds)
-    context = min(settings.loop.context, llm.engine.capacity.max_len)
-    while job.prompts == BUILTIN and ends - perf_counter() > max(0.1 * seconds, 2.0):
-        left = ends - perf_counter()
-        # A question of the target's takes about a fourth of what its answer takes.
-        count = int(rate * left / (1.1 * answers.max_tokens * len(answers.read_temperatures())))
-        seed = answers.seed + len(stored["train"])
-        so_far = read_answers(folder)
-        more = more_prompts(llm, so_far, count, show, seconds=0.15 * left, seed=seed)
-        known = {tuple(ids) for ids in (*stored["train"], *stored["held_out"])}
-        room = context - min(answers.max_tokens, context // 2)
-        new = [ids for ids in more if len(ids) <= room and tuple(ids) not in known]
-        if not new:
-            return
-        add_prompts(stored, new, settings.job.held_out)
-        write_json(work / PROMPTS, stored)
-        left = ends - perf_counter()
-        rate = regenerate(llm, stored["train"], folder, answers, show, max(left, 1.0)) or rate
 
 
 def build_student(

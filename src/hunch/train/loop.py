@@ -23,6 +23,7 @@ from hunch.train.replay import Curve, Replay
 from hunch.train.states import TargetOutputs, TopOpinions, run_target
 from hunch.train.student import Student
 
+CONTEXT = 1280  # tokens of a prompt and its answer, unless told: prompts of up to 1,024
 LAST = "last.pt"
 CANDIDATE = "candidate-{}.pt"
 _MARKS = (0.7, 0.85, 1.0)  # shares of the time after which the student is put aside for selection
@@ -44,7 +45,7 @@ class LoopOptions:
     steps: int | None = None  # in place of minutes: the same result on any machine
     lr: float | None = None  # None: the recipe's
     batch: int | None = None  # tokens a step looks at; None: what the device does in a second or so
-    context: int = 1024  # longest text it learns from
+    context: int = CONTEXT  # longest text it learns from
     greedy_share: float = 0.3  # of the loss that goes to the answer's own token
     whole: float = 0.0  # share of the texts that teach by their prompts too
     save_every: float = 60.0  # seconds between checkpoints

@@ -90,6 +90,9 @@ def outcome_of(
     )
     if promise is not None:
         facts += f" {_against(promise, speeds)}"
+    if by_category := speeds.by_category.get(DRAFTER if DRAFTER in found else PHRASES):
+        each = ", ".join(f"{name} {tokens:.2f}" for name, tokens in by_category.items())
+        facts += f" Tokens per pass by what prompts ask for: {each}."
     new = [name for name in (DRAFTER, PHRASES) if name in found]
     best = max(new, key=lambda name: found[name], default=LOOKUPS)
     if found[best] < PAYS * max(found[LOOKUPS], 1.0) or found[best] < found.get(BEFORE, 0.0):

@@ -25,8 +25,9 @@ from hunch.train.costs import Costs, least_costs, least_cuts, measure_costs, mea
 from hunch.train.expect import Expected, answering_share, beside_lookups, rank, tokens_answered
 from hunch.train.files import read_json, write_json
 from hunch.train.job import drafts_as
+from hunch.train.loop import CONTEXT
 from hunch.train.origin import Origin, agreement, open_origin
-from hunch.train.prompts import read_prompts
+from hunch.train.prompts import BUILTIN, read_prompts, to_hold_out
 from hunch.train.regenerate import give_back
 from hunch.train.serving import Serving
 from hunch.train.sizes import Smaller, possible, sizes_for, sizes_from
@@ -37,15 +38,15 @@ LOOKUPS = "lookups"
 WITHOUT = "auto:draft=off"  # what serves a target that has no drafter
 PAYS = 1.02  # over the best without it: less drowns in noise
 # Shares of all minutes at which stages end; what is left after the last one is for comparing.
-TRAINED = 0.88
-COMPARING = {"cuda": 45.0, "cpu": 0.0}  # seconds that comparing gets at least: kernels are compiled
+TRAINED = 0.92
+COMPARING = {"cuda": 35.0, "cpu": 0.0}  # seconds that comparing gets at least: kernels are compiled
 COUNTED = 0.7  # where answers are counted, and no network is trained
 # The share of the time between measuring and that end which answering gets while drafters are
 # compared; for the best of them it follows from the speeds of answering and learning
 # (`answering_share`).
 ANSWERING = 0.42
-LONG = 420.0  # seconds of a job that has time for trials
-NUM_TRIED = 24  # prompts of a comparison, at most
+LONG = 600.0  # seconds of a job that has time for trials
+NUM_TRIED = 27  # prompts of a comparison, at most
 _MEASURING, _MEASURING_SHARE = 20.0, 0.04  # seconds, or share, for lookups in the engine
 _AGREEING = 48  # tokens of each answer that a smaller model is asked for
 _LOADING = 0.5  # share of all minutes that loading the target may take, once
@@ -266,12 +267,12 @@ def _answers(llm: Any, prompts: list[list[int]], seconds: float) -> list[tuple[l
 
 
 def _check_loading(asked: Asked, clock: Clock) -> None:
-    """Every stage loads the target: where that takes most of the time, none is left to learn."""
+    """Training may load the target once more: where that takes most of the time, none is left."""
     if clock.gone > _LOADING * clock.seconds:
         raise TrainingError(
-            f"loading {asked.target} took {clock.gone:.0f} s of {clock.seconds:.0f}, and each of "
-            f"four stages loads it: give --minutes {ceil(8 * clock.gone / 60)} or more, or run on "
-            "a machine with less to do"
+            f"loading {asked.target} took {clock.gone:.0f} s of {clock.seconds:.0f}, and training "
+            f"may load it again: give --minutes {ceil(5 * clock.gone / 60)} or more, or run on a "
+            "machine with less to do"
         )
 
 
@@ -280,15 +281,18 @@ def _seconds(clock: Clock) -> float:
 
 
 def context_of(asked: Asked) -> int:
-    return int(asked.options.get("context", "1024"))
+    return int(asked.options.get("context", str(CONTEXT)))
 
 
 def _encoded(asked: Asked, llm: Any) -> list[list[int]]:
     """Prompts of every kind the file has, as they are served."""
+    room = min(context_of(asked), llm.engine.capacity.max_len) * 3 // 4
+    if asked.prompts == BUILTIN and (held := to_hold_out(llm, room)):
+        return [ids for ids, _ in held]
     found = read_prompts(asked.prompts)
     step = max(len(found.records) // NUM_TRIED, 1)
     found.records = found.records[::step]
-    prompts = found.encode(llm, min(context_of(asked), llm.engine.capacity.max_len) // 2)
+    prompts = found.encode(llm, room)
     if not prompts:
         raise ConfigError(f"{asked.prompts}: no prompt leaves room for an answer")
     return prompts

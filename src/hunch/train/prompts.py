@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import numpy as np
 
 from hunch.errors import ConfigError, RequestError, readable
 from hunch.train.builtin import builtin_prompts
+from hunch.train.held_prompts import held_prompts
 
 if TYPE_CHECKING:
     from hunch import LLM
@@ -33,8 +33,12 @@ class Prompts:
 
     def encode(self, llm: LLM, max_len: int) -> list[list[int]]:
         """Token ids as they will be served; a prompt that leaves no room for an answer is out."""
-        encoded = [_encode(llm, record) for record in self.records]
-        return [ids for ids in encoded if 0 < len(ids) <= max_len]
+        return [ids for ids, _ in self.encode_each(llm, max_len)]
+
+    def encode_each(self, llm: LLM, max_len: int) -> list[tuple[list[int], str]]:
+        """The same, each with the category that its line names, if any."""
+        encoded = [(_encode(llm, one), str(one.get("category", ""))) for one in self.records]
+        return [(ids, category) for ids, category in encoded if 0 < len(ids) <= max_len]
 
 
 def read_prompts(file: str | Path) -> Prompts:
@@ -69,8 +73,25 @@ def read_prompts(file: str | Path) -> Prompts:
     return found
 
 
-def hold_out(prompts: list[list[int]], count: int, seed: int) -> dict[str, list[list[int]]]:
-    """The prompts to train on, and those that a drafter is tried on."""
+def to_hold_out(llm: LLM, max_len: int) -> list[tuple[list[int], str]]:
+    """The prompts that come with hunch to try a drafter on, as far as there is room for them."""
+    found = [(llm.encode_messages(held.messages()), held.category) for held in held_prompts()]
+    return [(ids, category) for ids, category in found if len(ids) <= max_len]
+
+
+def split_prompts(
+    llm: LLM, file: str, prompts: Prompts, max_len: int, count: int, seed: int
+) -> dict[str, list[Any]]:
+    """The prompts to train on, those that a drafter is tried on, and the categories of these."""
+    if file == BUILTIN and (held := to_hold_out(llm, max_len)):
+        ids, categories = zip(*held, strict=True)
+        found = prompts.encode(llm, max_len)
+        return {"train": found, "held_out": list(ids), "categories": list(categories)}
+    return hold_out(prompts.encode_each(llm, max_len), count, seed)
+
+
+def hold_out(prompts: list[tuple[list[int], str]], count: int, seed: int) -> dict[str, list[Any]]:
+    """Some of the prompts are not trained on; each comes with its category, or none."""
     count = min(count, len(prompts) // 4)
     if count < 1:
         raise ConfigError(
@@ -78,20 +99,13 @@ def hold_out(prompts: list[list[int]], count: int, seed: int) -> dict[str, list[
             "or more (some hundreds make a drafter worth having)"
         )
     order = np.random.default_rng(seed).permutation(len(prompts)).tolist()
+    held = [prompts[i] for i in sorted(order[:count])]
+    categories = [category for _, category in held]
     return {
-        "held_out": [prompts[i] for i in sorted(order[:count])],
-        "train": [prompts[i] for i in sorted(order[count:])],
+        "held_out": [ids for ids, _ in held],
+        "train": [prompts[i][0] for i in sorted(order[count:])],
+        "categories": categories if all(categories) else [],
     }
-
-
-def add_prompts(stored: dict[str, list[list[int]]], new: list[list[int]], count: int) -> None:
-    """Add prompts of other kinds; of the first ones `count` are held out, in turn with those that
-    are already, so that any number of them has some of all."""
-    held = stored["held_out"]
-    num_held = min(count, len(new) // 4) if len(held) <= count else 0
-    in_turn = zip_longest(held, new[:num_held])
-    stored["held_out"] = [ids for pair in in_turn for ids in pair if ids is not None]
-    stored["train"] += new[num_held:]
 
 
 def _parse(line: str) -> tuple[str, dict[str, Any]]:

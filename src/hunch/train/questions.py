@@ -29,6 +29,13 @@ def opening_of(llm: LLM) -> list[int]:
     return [ids[0] for ids in same]
 
 
+def closing_of(llm: LLM) -> list[int]:
+    """The token ids between a user's last words and the answer."""
+    turns = [llm.encode_turn(text)[::-1] for text in _PROBES]
+    same = takewhile(lambda ids: len(set(ids)) == 1, zip(*turns, strict=False))
+    return [ids[0] for ids in same][::-1]
+
+
 def ask_target(
     llm: LLM, count: int, show: Progress, *, seconds: float, seed: int = 0
 ) -> list[list[int]]:

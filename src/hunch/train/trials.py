@@ -41,7 +41,7 @@ from hunch.train.vocab import coverage_of
 TRIALS, COLUMNS = "trials.json", "columns.json"
 TRIED = ("draft", "block")  # kinds of drafters of which neither is the faster one everywhere
 SMALLER = "-smaller"  # a draft whose layers are those of a smaller model is a kind of its own
-CLOSE = 0.85  # of the best expected speed, to be tried beside it
+CLOSE = 0.93  # of the best expected speed, to be tried beside it: what is further off stays behind
 TRIAL = 0.045  # of a job's seconds, what each trial is trained for
 LEAST = 0.15  # share of all minutes that answering, and training, get whatever was spent before
 
@@ -81,6 +81,7 @@ class Run:
     # What trials leave for later: the target, and what it said to students of each kind.
     target: Decoder | None = None
     kept: dict[tuple[Any, ...], Kept] = field(default_factory=dict)
+    held: Texts | None = None  # answers to prompts that are not learned from; None: some of texts
 
     @property
     def clock(self) -> Clock:
@@ -135,9 +136,12 @@ def _try(
 ) -> dict[str, float]:
     """Speed over plain decoding after a trial, of the best of each method."""
     best, seconds = dict[str, tuple[float, str]](), TRIAL * run.clock.seconds
-    methods = {}
+    methods, columns = dict[str, str](), dict[str, int]()
     for name, one in candidates.items():
-        job, settings, chosen = with_columns(run, one.size, seconds)
+        # With the same tokens to guess they learn from the same pass over the answers.
+        same = columns.get(one.size.cut_from)
+        job, settings, chosen = with_columns(run, one.size, seconds, same)
+        columns.setdefault(one.size.cut_from, chosen.size.columns)
         student, replay = train(job, settings, run, names[name], show, is_trial=True)
         with run.clock.part(WRITE):
             write_student(job, settings, student, names[name] / "files")
@@ -173,17 +177,17 @@ def _try(
 
 
 def with_columns(
-    run: Run, best: Size, seconds: float | None = None
+    run: Run, best: Size, seconds: float | None = None, num_columns: int | None = None
 ) -> tuple[Job, Settings, Expected]:
-    """The job with the draft vocabulary that pays best, now that there are answers to count; for so
-    many seconds, or as long as there is time."""
+    """The job with the draft vocabulary that pays best, now that there are answers to count, or
+    with `num_columns`; for so many seconds, or as long as there is time."""
     asked, plan, spec, clock = run.asked, run.plan, run.spec, run.clock
     coverage = coverage_of(run.texts, spec.vocab_size)
     # A job that goes on keeps to what it began with, whatever time is left.
     chosen, name = read_json(run.work / COLUMNS) or {}, _name(best)
     # What a draft is cut from may have a smaller vocabulary.
     alike = [one.size for one in plan.expected if one.size.cut_from == best.cut_from]
-    columns = [size.columns for size in alike]
+    columns = [size.columns for size in alike] if num_columns is None else [num_columns]
     columns = [chosen[name]] if name in chosen else columns
     sizes, device = {replace(best, columns=count) for count in columns}, device_of(asked)
     left = trained_share(clock, device) * clock.seconds - _before_training(clock)
@@ -251,8 +255,10 @@ def train(
     asks = (ids, student.feature_layers, student.needs_hidden)
     loop.kept, loop.is_trial = run.kept.get(asks), is_trial
     loop.marks = (1.0,)  # one candidate: what each costs to compare is better spent on learning
-    num_held = min(max(len(run.texts) // 10, 1), 32)
-    learn, held = run.texts.split(num_held, settings.loop.seed)
+    learn, held = run.texts, run.held
+    if held is None:
+        num_held = min(max(len(run.texts) // 10, 1), 32)
+        learn, held = run.texts.split(num_held, settings.loop.seed)
     loop.run(learn, held, show)
     if loop.kept is not None:
         run.kept[asks] = loop.kept

@@ -35,7 +35,7 @@ from hunch.train.job import (
     write_student,
 )
 from hunch.train.kept import Kept
-from hunch.train.loop import Loop
+from hunch.train.loop import CONTEXT, Loop
 from hunch.train.outcome import is_beside, speculate_text
 from hunch.train.plan import NUM_TRIED, WITHOUT
 from hunch.train.progress import Progress
@@ -44,7 +44,6 @@ from hunch.train.regenerate import give_back, read_answers
 from hunch.train.speeds import Speeds, compare_speeds, engine_for_one
 
 NUM_HELD = 32  # answers that no drafter learns from
-CONTEXT = 1024  # tokens of a prompt and its answer in the engine
 COMPARING = 30.0  # seconds for answers in the engine, at most
 AUTO, NONE, LOOKUPS = "auto", "none", "lookups alone"
 # What a method drafts in every step, by form; a tree of as many nodes as `auto` has them.

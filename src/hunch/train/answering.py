@@ -1,0 +1,62 @@
+"""Answers for as long as there is time: to the prompts at hand, then to more that are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from hunch.train.more_prompts import more_prompts
+from hunch.train.progress import Progress
+from hunch.train.regenerate import AnswerOptions, read_answers, regenerate
+
+if TYPE_CHECKING:
+    from hunch import LLM
+
+ANSWERS = "answers"
+HELD = "held"  # answers to the prompts that nobody learns from
+_HELD_SHARE = 0.03  # of the time for answers, that they may take
+_FIRST_PART = 0.35  # of the time that is left, for the first prompts that are made
+_MAKING = 0.15  # of the time of such prompts, for those that the target writes
+
+
+def room_for(options: AnswerOptions, context: int) -> int:
+    """Tokens of a prompt that leave room for its answer."""
+    return context - min(options.max_tokens, context // 2)
+
+
+def answer_for(
+    seconds: float,
+    llm: LLM,
+    stored: dict[str, list[Any]],
+    work: Path,
+    options: AnswerOptions,
+    context: int,
+    show: Progress,
+    keep: Callable[[], None] | None,
+) -> None:
+    """Answer the stored prompts for so long. Where they are used up and `keep` is given, more are
+    made, stored and kept: tasks about what was written before, so first as many as take a third of
+    the time, then the rest."""
+    ends, folder = perf_counter() + seconds, work / ANSWERS
+    held, quiet = stored["held_out"], Progress(is_quiet=True)
+    regenerate(llm, held, work / HELD, options, quiet, _HELD_SHARE * seconds)
+    left = ends - perf_counter()
+    rate = regenerate(llm, stored["train"], folder, options, show, left)
+    part, num_rounds = _FIRST_PART, len(options.read_temperatures())
+    while keep is not None and ends - perf_counter() > max(0.1 * seconds, 2.0):
+        left = part * (ends - perf_counter())
+        # A question of the target's takes about a fourth of what its answer takes.
+        count = int(rate * left / (1.1 * options.max_tokens * num_rounds))
+        words: dict[str, Any] = {"seconds": _MAKING * left, "room": room_for(options, context)}
+        seed = options.seed + len(stored["train"])
+        more = more_prompts(llm, read_answers(folder), count, show, seed=seed, **words)
+        known = {tuple(ids) for ids in (*stored["train"], *held)}
+        new = [ids for ids in more if tuple(ids) not in known]
+        if not new:
+            return
+        stored["train"] += new
+        keep()
+        left, part = ends - perf_counter(), 1.0
+        rate = regenerate(llm, stored["train"], folder, options, show, max(left, 1.0)) or rate
