@@ -83,10 +83,12 @@ class Drafts:
     def __init__(self, llm: LLM, patch: pytest.MonkeyPatch) -> None:
         self.runner = llm.engine.runner
         self.found: list[tuple[list[int], list[int]]] = []
-        self.by_host: list[list[int]] = []  # rows of each step of the host's
+        self.by_host: list[list[int]] = []  # rows of each step that the host packs
         self.learn, self.run = self.runner.captured.policy.learn, self.runner._run
         patch.setattr(self.runner.captured.policy, "learn", self.note)
         patch.setattr(self.runner, "_run", self.note_host)
+        self.launch = self.runner.prompts.launch
+        patch.setattr(self.runner.prompts, "launch", self.note_prompts)
 
     def note(self, row_R: np.ndarray, lines: list[list[int]], graph: Any) -> list[str] | None:
         rows, state = self.runner.rows, self.runner.captured.device_rows.state
@@ -101,6 +103,10 @@ class Drafts:
     def note_host(self, plan: Any) -> Any:
         self.by_host.append([work.row for work in plan.work])
         return self.run(plan)
+
+    def note_prompts(self, plan: Any) -> Any:
+        self.by_host.append([work.row for work in plan.work])
+        return self.launch(plan)
 
     def check(self, chain: Chain, study: Study, least: int = 10, share: float = 0.99) -> None:
         """Nearly all as replayed, as the last bits of two computations differ."""

@@ -24,7 +24,7 @@ from hunch.models.decoder import Decoder, Hidden
 from hunch.sampling.logprobs import best_dense, logprobs_at
 from hunch.sampling.state import SamplingState
 from hunch.step.host_step import HostStep
-from hunch.types import StepPlan, StepResult
+from hunch.types import StepPlan
 
 
 class Chooser:
@@ -245,13 +245,16 @@ def lead_by_host(runner: Any) -> None:
 
 
 def lead_noted(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
-    """Plans of which the host runs a part, from here on."""
+    """Plans of which the host packs a part, from here on: prompts, and what it runs itself."""
+    from hunch.step.prompts import PromptSteps
+
     by_host: list[StepPlan] = []
-    lead = HostStep.run
+    for owner, name in ((HostStep, "run"), (PromptSteps, "launch")):
+        lead = getattr(owner, name)
 
-    def note(host: HostStep, plan: StepPlan) -> StepResult:
-        by_host.append(plan)
-        return lead(host, plan)
+        def note(own: Any, plan: StepPlan, lead: Any = lead) -> Any:
+            by_host.append(plan)
+            return lead(own, plan)
 
-    monkeypatch.setattr(HostStep, "run", note)
+        monkeypatch.setattr(owner, name, note)
     return by_host

@@ -42,7 +42,8 @@ SOURCE_NAMES = {
 }
 # `kind` is that of a captured step (`StepKind`), where those are captured and nowhere else.
 KIND = "what it is: format, json_type, layer_type, category, class"
-KIND_FILES = {f"step/{name}.py" for name in ("captured_step", "row_extras", "step_graphs")}
+KIND_NAMES = ("captured_step", "row_extras", "step_graphs", "step_kinds")
+KIND_FILES = {f"step/{name}.py" for name in KIND_NAMES}
 THEIR_NAMES = {("argsort", "kind"), ("accelerator_config", "kind")}  # numpy's and Ray's
 PHRASES = ("under_way",)  # in names, these are not taken apart
 # In prose too, whatever the sentence.

@@ -32,7 +32,7 @@ from hunch.step import captured_step
 from hunch.step.capture import Graph
 from hunch.step.captured_step import Group
 from hunch.step.runner import Runner
-from hunch.step.step_graphs import StepGraph, StepKind
+from hunch.step.step_kinds import StepGraph, StepKind
 from hunch.train.batches import Texts
 from hunch.train.job import Job, build_student, read_settings, write_student
 from phrase_tables import table_of
@@ -296,17 +296,16 @@ def test_the_host_chooses_while_the_device_reads_prompts_and_not_after_that(
         assert runner.captured is not None
         policy = runner.captured.policy
         monkeypatch.setattr(policy.costs, "seconds", lambda *_, **__: 1.0)
-        for owner, name in ((policy, "_best"), (runner.host, "run"), (policy, "is_ready")):
+        for owner, name in ((policy, "_best"), (runner.prompts, "launch"), (policy, "is_ready")):
             call = getattr(owner, name)
             monkeypatch.setattr(
                 owner, name, lambda *given, call=call, name=name: did.append(name) or call(*given)
             )
         tokens(llm, params)
-    runs = [place for place, name in enumerate(did) if name == "run"]
-    assert len(runs) > 2
-    beside = [place for place in runs if did[place - 1] == "_best"]
-    assert len(beside) >= 2
-    assert all(did[place + 1] == "is_ready" for place in beside), "the next step is not chosen anew"
+    reads = [place for place, name in enumerate(did) if name == "launch"]
+    assert len(reads) > 2
+    for place in reads:
+        assert did[place + 1 : place + 3] == ["_best", "is_ready"], "the next is not chosen anew"
 
 
 def test_a_pause_without_requests_is_no_time_of_a_step(

@@ -17,7 +17,8 @@ from hunch.grammar.matcher import Grammar
 from hunch.step import grammars
 from hunch.step.captured_step import CapturedSteps, PendingStep
 from hunch.step.row_extras import HELD, RowExtras
-from hunch.step.step_graphs import MASKS, StepGraphs, StepKind
+from hunch.step.step_graphs import StepGraphs
+from hunch.step.step_kinds import MASKS, StepKind
 from hunch.text.tokenizer import load_tokenizer
 from stand_in import lead_by_host, lead_noted, stand_in
 from tiny_models import write_llama

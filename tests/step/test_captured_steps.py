@@ -23,6 +23,8 @@ from hunch.models.decoder import Hidden
 from hunch.step.batch import Batch
 from hunch.step.calibrate import is_finite
 from hunch.step.host_step import HostStep
+from hunch.step.pending import PendingStep
+from hunch.step.prompts import PromptSteps
 from hunch.step.runner import Runner
 from hunch.step.step_graphs import StepGraphs
 from hunch.types import StepPlan, StepResult
@@ -141,7 +143,11 @@ def test_a_step_without_memory_loses_no_other_request_and_no_block(
     def no_capture(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
+    def no_reading(prompts: PromptSteps, plan: StepPlan) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
     monkeypatch.setattr(HostStep, "run", fail)
+    monkeypatch.setattr(PromptSteps, "launch", no_reading)
     with LLM(str(model), speculate="suffix", **SMALL) as llm:
         for is_captured in (True, False):
             if not is_captured:
@@ -168,10 +174,11 @@ def test_the_others_fly_while_one_reads_its_prompt_or_needs_the_host(
     params = [replace(PARAMS["greedy"], max_tokens=n) for n in lengths]
     with LLM(str(model), speculate="ngram", max_num_seqs=2, **SMALL) as llm:
         runner = llm.engine.runner
-        run = runner._run
-        monkeypatch.setattr(
-            runner, "_run", lambda plan: by_host.append(len(plan.work)) or run(plan)
-        )
+        for owner, name in ((runner, "_run"), (runner.prompts, "launch")):
+            call = getattr(owner, name)
+            monkeypatch.setattr(
+                owner, name, lambda plan, call=call: by_host.append(len(plan.work)) or call(plan)
+            )
         want = [ids[:n] for ids, n in zip(plain["greedy"], lengths, strict=True)]
         assert tokens(llm, params) == want
         assert by_host == [2, 1, 1, 1]  # the first two together, then each that comes
@@ -184,26 +191,34 @@ def test_the_others_fly_while_one_reads_its_prompt_or_needs_the_host(
 
 
 @pytest.mark.usefixtures("plain_kernels")
-def test_results_are_read_while_the_device_is_at_work_and_not_after_prompts(
-    model: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("method", ["off", "suffix", "draft"])
+def test_first_tokens_are_waited_for_after_the_next_step_was_launched(
+    method: str, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a pass that the host leads the device has nothing to do until the next launch."""
+    """Else the device would have nothing to do until the host has read them."""
     did: list[str] = []
     params = [replace(PARAMS["greedy"], max_tokens=n) for n in (24, 5, 9, 7, 3)]
-    with LLM(str(model), speculate="suffix", max_num_seqs=2, **SMALL) as llm:
+    spec = f"draft:{model}:num_nodes=3:adaptive=false" if method == "draft" else method
+    with LLM(str(model), speculate=spec, max_num_seqs=2, **SMALL) as llm:
         runner = llm.engine.runner
-        for owner, name in (
-            (runner.captured, "launch"), (runner.captured, "apply"), (runner.host, "run")
-        ):  # fmt: skip
-            call = getattr(owner, name)
-            monkeypatch.setattr(
-                owner, name, lambda *given, call=call, name=name: did.append(name) or call(*given)
-            )
+        captured, launch, receive = runner.captured, runner.captured.launch, runner.captured.receive
+        read = runner.prompts.launch
+
+        def note(pending: PendingStep) -> set[int]:
+            if pending.is_prompt and pending.received is None:
+                did.append("first token")
+            return receive(pending)
+
+        monkeypatch.setattr(
+            captured, "launch", lambda *given: did.append("launch") or launch(*given)
+        )
+        monkeypatch.setattr(runner.prompts, "launch", lambda plan: did.append("read") or read(plan))
+        monkeypatch.setattr(captured, "receive", note)
         tokens(llm, params)
-    _, *beside, _ = [place for place, name in enumerate(did) if name == "run"]
-    assert len(beside) == 2
-    for place in beside:
-        assert did[place - 2 : place + 2] == ["launch", "apply", "run", "launch"]
+    reads = [place for place, name in enumerate(did) if name == "read"]
+    assert len(reads) == did.count("first token") > 2
+    for place in reads:
+        assert did[place : place + 3] == ["read", "launch", "first token"]
 
 
 @pytest.mark.usefixtures("plain_kernels")

@@ -18,9 +18,11 @@ pytest.importorskip("triton")
 from hunch import LLM, SamplingParams
 from hunch.kernels.kv_store import KVCache
 from hunch.sampling.dense import DeviceProcessors
+from hunch.step import prompts
 from hunch.step.captured_step import CapturedSteps
 from hunch.step.host_step import HostStep
 from hunch.step.passes import PassGraphs
+from hunch.step.prompts import PromptSteps
 from hunch.step.upload import DeviceRows
 from stand_in import lead_by_host, stand_in
 from tiny_models import write_llama, write_recurrent
@@ -78,6 +80,7 @@ class Planted:
         self.num_rows = self.num_calls = self.num_failed = 0
         self._steps_of(HostStep, "run", lambda plan: len(plan.work))
         self._steps_of(CapturedSteps, "launch", lambda work, _: len(work))
+        self._steps_of(PromptSteps, "launch", lambda plan: len(plan.work))
 
     def _steps_of(self, owner: type, name: str, count: Callable[..., int]) -> None:
         call = getattr(owner, name)
@@ -163,9 +166,11 @@ PLACES = {
     "observe": (HostStep, "_target_step"),
     "pass": (PassGraphs, "forward"),
     "upload": (DeviceRows, "_send"),
+    "states": (prompts, "place"),  # of the prompts' last tokens
 }
 BY_HOST = ("move", "counts", "observe")  # these are not called in captured steps
-CASES = [("dense", place) for place in PLACES] + [("recurrent", "logits")]
+CASES = [("dense", place) for place in PLACES]
+CASES += [("recurrent", "logits"), ("recurrent", "states")]
 
 
 @pytest.mark.parametrize(("name", "place"), CASES)

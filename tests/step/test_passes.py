@@ -33,13 +33,13 @@ def test_passes(known: list[int], sizes: list[int], monkeypatch: pytest.MonkeyPa
 
     class Passes:
         def __init__(self, *parts: Any) -> None:
-            self.forward = seen.append
+            self.forward = lambda parts, later: seen.append(parts)
 
     monkeypatch.setattr(passes, "PassGraphs", Passes)
     monkeypatch.setattr(passes, "pack_known", lambda rows, parts: parts)
     nothing: Any = None
     ids = list(range(len(known)))
-    passes.CatchUp(nothing, nothing, rows, nothing).run(ids)
+    passes.CatchUp(nothing, nothing, rows, nothing, nothing).run(ids)
     assert [sum(stop - start for _, start, stop in parts) for parts in seen] == sizes
     at = [1] * len(known)
     for row, start, stop in (part for parts in seen for part in parts):

@@ -11,66 +11,32 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from hunch.drafting.base import DeviceDrafter, WorksOnDevice
 from hunch.drafting.captured_policy import CapturedPolicy
-from hunch.drafting.step_shapes import StepShape
+from hunch.drafting.step_shapes import DraftSource, StepShape
 from hunch.kernels.step import FIRST, Draws
 from hunch.models.target import FusedTarget
 from hunch.step.parts import RunnerParts
 from hunch.step.passes import CatchUp
-from hunch.step.results import NO_SCORES, apply_rows, merge_results, take_back
-from hunch.step.row_extras import CheckedResult, Group, RowExtras, with_extras
-from hunch.step.step_graphs import (
-    MASKS,
-    SCORE_SIZES,
-    StepGraph,
-    StepGraphs,
-    StepKind,
-    best_size,
-    bucket,
-)
+from hunch.step.pending import PendingStep, Received
+from hunch.step.results import NO_SCORES, apply_rows, take_back
+from hunch.step.row_extras import Group, RowExtras, with_extras
+from hunch.step.step_graphs import StepGraphs
+from hunch.step.step_kinds import MASKS, SCORE_SIZES, StepGraph, StepKind, best_size, bucket
 from hunch.step.upload import DeviceRows
 from hunch.types import Request, RowStart, RowWork, StepResult
 
 log = logging.getLogger("hunch")
 
 MAX_PREPARED = 256  # rows up to which steps are captured at the start
-
-
-class Received(NamedTuple):
-    """What a step did, and which of its requests are still in their rows."""
-
-    result_RC: np.ndarray  # valid until the buffer is used again
-    lines: list[list[int]]  # the same without scores, and without tokens that were taken back
-    seconds: float
-    since: float | None  # seconds since the last result; None: the device was idle meanwhile
-    host_seconds: float  # seconds of steps that the host ran meanwhile
-    here: list[Request | None]
-    checked: CheckedResult
-
-
-@dataclass(slots=True)
-class PendingStep:
-    """A captured step that was launched, and whose result was not applied yet."""
-
-    group: Group
-    requests: list[Request | None]
-    graph: StepGraph
-    buffer: int  # of the download, where its result will be
-    num_masked: dict[int, int]  # masks of each row that chooses before its grammar is asked
-    void: set[int]  # rows that began it after a token that was taken back
-    plan_id: int = 0
-    received: Received | None = None  # its result, once grammars have consumed its tokens
-    order: list[RowWork] | None = None  # all of the plan's work, if the host did a part of it
-    others: StepResult | None = None  # what the host did
 
 
 class CapturedSteps:
@@ -101,9 +67,10 @@ class CapturedSteps:
         self.catch_up: CatchUp | None = None
         if found is not None and found.network is not None:
             assert isinstance(found.network.model, FusedTarget)
-            self.catch_up = CatchUp(found.network.model, found.network.kv, self.rows, pool)
-        self._is_served = np.zeros(capacity.max_rows, dtype=np.bool_)  # captured steps can
-        self._is_decoding = np.zeros(capacity.max_rows, dtype=np.bool_)  # its prompt is computed
+            model, kv = found.network.model, found.network.kv
+            self.catch_up = CatchUp(model, kv, self.rows, self.device_rows.state.tokens_XL, pool)
+        self.is_served = np.zeros(capacity.max_rows, dtype=np.bool_)  # captured steps can
+        self.is_decoding = np.zeros(capacity.max_rows, dtype=np.bool_)  # its prompt is computed
         self.extras = RowExtras(
             self.rows,
             parts.grammars,
@@ -116,7 +83,7 @@ class CapturedSteps:
         self._last: tuple[list[RowWork], Group] | None = None  # all work, and its captured part
         # When the last result was received, if another step was pending then.
         self._received_at: float | None = None
-        self._host_seconds = 0.0  # seconds of steps that the host ran since then
+        self._host_seconds = self._prompt_seconds = 0.0  # since then: host's steps, and prompts
         self._num_pending = 0  # steps launched and not received
         self.capacity = replace(
             capacity,
@@ -154,10 +121,21 @@ class CapturedSteps:
         all_draws = (Draws.GREEDY,) if is_greedy else tuple(Draws)
         kinds, num_rows = list[StepKind](), 1
         while num_rows <= bucket(min(self.capacity.max_rows, MAX_PREPARED)):
-            for shape in self.policy.shapes.to_capture(num_rows):
+            shapes = self.policy.shapes.to_capture(num_rows)
+            for shape in dict.fromkeys((*shapes, self.first_shape)):
                 kinds += [StepKind(num_rows, *shape, draws) for draws in all_draws]
             num_rows *= 2
         return kinds
+
+    @property
+    def first_shape(self) -> StepShape:
+        """Of steps that choose what follows prompts, which no network with KV has read yet."""
+        use, sources = self.policy.sources, {shape.source for shape in self.policy.shapes.all}
+        if use.can_drop:
+            return StepShape(0, DraftSource.LOOKUP_ALONE)
+        if DraftSource.LOOKUP in sources:
+            return StepShape(0)
+        return StepShape(0, DraftSource.NOBODY if use.can_catch_up else max(sources))
 
     def _step(self, kind: StepKind) -> StepGraph:
         graph = self.steps.step(kind)
@@ -172,8 +150,9 @@ class CapturedSteps:
         self._last = None
         self.policy.start([start.row for start in starts])
         for start in starts:
-            self._is_decoding[start.row] = False
-            self._is_served[start.row] = self._can_serve(start.request)
+            self.device_rows.mark_stale(start.row)
+            self.is_decoding[start.row] = False
+            self.is_served[start.row] = self._can_serve(start.request)
             self.extras.start(start.row, start.request)
             self.policy.by_network[start.row] = self.extras.by_network(start.row)
 
@@ -194,7 +173,7 @@ class CapturedSteps:
 
         What drafts on the device has all it needs there, and a head that was dropped needs nothing.
         """
-        if self.drafter is None or not self._is_served[rows].all():
+        if self.drafter is None or not self.is_served[rows].all():
             return True
         if self.policy.sources.is_dropped(rows).all():
             return False
@@ -203,14 +182,24 @@ class CapturedSteps:
     def drafts_for(self, rows: list[int]) -> np.ndarray:
         """Which of the rows get their drafts in captured steps."""
         if self.drafter is None:
-            return self._is_served[rows]
+            return self.is_served[rows]
         is_ready_R = self._is_ready(rows, self.drafter)
-        return self._is_served[rows] & (True if is_ready_R is None else is_ready_R)
+        return self.is_served[rows] & (True if is_ready_R is None else is_ready_R)
 
     def _is_ready(self, rows: list[int], drafter: DeviceDrafter) -> np.ndarray | None:
         """For which rows the drafter is ready or was dropped; None: for all."""
         is_ready_R = drafter.is_ready(self.rows.view(rows))
         return None if is_ready_R is None else is_ready_R | self.policy.sources.is_dropped(rows)
+
+    def begin_decoding(self, rows: list[int]) -> None:
+        """What follows these rows' prompts is being chosen: captured steps come next."""
+        self._last = None
+        self.is_decoding[rows] = True
+
+    def running(self) -> set[int]:
+        """The rows that take captured steps."""
+        served, requests = np.flatnonzero(self.is_decoding & self.is_served), self.rows.requests
+        return {row for row in served.tolist() if requests[row] is not None}
 
     def after_host_step(self, result: StepResult) -> None:
         """The host ran a step: its rows changed, and a draft model may have to catch up on them."""
@@ -218,14 +207,12 @@ class CapturedSteps:
         self._host_seconds += result.target_seconds + result.draft_seconds
         for row in result.rows:
             self.device_rows.mark_stale(row.row)
-            self.policy.load.add(bool(row.tokens) and not self._is_decoding[row.row])
-            self._is_decoding[row.row] |= bool(row.tokens)
+            self.policy.load.add(bool(row.tokens) and not self.is_decoding[row.row])
+            self.is_decoding[row.row] |= bool(row.tokens)
             self.extras.forget_draft(row.row)
         if self.catch_up is None:
             return
-        began = perf_counter()
-        served = np.flatnonzero(self._is_decoding & self._is_served).tolist()
-        running = {row for row in served if self.rows.requests[row] is not None}
+        began, running = perf_counter(), self.running()
         rows = [row.row for row in result.rows if row.row in running]
         with torch.inference_mode():
             self.policy.catch_up(rows, self.catch_up.run, running)
@@ -249,24 +236,27 @@ class CapturedSteps:
         shape = self.policy.launch(
             shape if group.has_waiting else StepShape(0, shape.source), group.row_R
         )
-        graph = group.graphs.get(shape) or self._graph(group, shape)
+        graph = group.graphs.get(shape) or self.graph(group, shape)
         if graph is None:
             return None
-        self._upload(group, graph)
-        requests = [self.rows.requests[row] for row in group.ids]
-        if not self._num_pending:  # the device was idle: the time since then is not a step's
-            self._received_at, self._host_seconds = None, 0.0
+        self.upload(group, graph)
         graph.forward.replay()
-        num_masked: dict[int, int] = {}
-        void: set[int] = set()
+        num_masked, void = dict[int, int](), set[int]()
         if group.extras & MASKS:
             void = receive()
             masks = self.steps.step_masks()
             sizes = graph.num_rows, graph.num_nodes
             num_masked = self.extras.fill_masks(group, *sizes, masks, void)
         graph.finish.replay()
+        return self.launched(group, graph, num_masked, void)
+
+    def launched(
+        self, group: Group, graph: StepGraph, num_masked: dict[int, int], void: set[int]
+    ) -> PendingStep:
+        """A step was launched."""
         self._num_pending += 1
         buffer = self.steps.download.next_buffer()
+        requests = [self.rows.requests[row] for row in group.ids]
         return PendingStep(group, requests, graph, buffer, num_masked, void)
 
     def _group(self, work: list[RowWork]) -> Group | None:
@@ -274,7 +264,7 @@ class CapturedSteps:
         if self._last is not None and self._last[0] == work:
             return self._last[1]
         rows = [item.row for item in work]
-        is_served_R = (self._is_decoding[rows] & self._is_served[rows]).tolist()
+        is_served_R = (self.is_decoding[rows] & self.is_served[rows]).tolist()
         served = [item for item, is_served in zip(work, is_served_R, strict=True) if is_served]
         if not served:
             return None
@@ -299,7 +289,7 @@ class CapturedSteps:
             shape = self.policy.choose(group.row_R, extras=group.extras)
         return shape if self.policy.is_ready(shape, group.row_R) else None
 
-    def _graph(self, group: Group, shape: StepShape) -> StepGraph | None:
+    def graph(self, group: Group, shape: StepShape) -> StepGraph | None:
         """The captured step of this shape; None: there is no memory to capture it."""
         num_best = NO_SCORES if group.num_best == NO_SCORES else best_size(group.num_best)
         kind = StepKind(len(group.ids), *shape, group.draws, group.extras, num_best)
@@ -311,7 +301,10 @@ class CapturedSteps:
             return None
         return graph
 
-    def _upload(self, group: Group, graph: StepGraph) -> None:
+    def upload(self, group: Group, graph: StepGraph) -> None:
+        """Bring the rows of a step up to date on the device, before it is launched."""
+        if not self._num_pending:  # the device was idle: the time since then is not a step's
+            self._received_at, self._host_seconds, self._prompt_seconds = None, 0.0, 0.0
         max_checked = self.extras.max_checked(group)
         renewed = self.device_rows.update(group.ids, max_checked, group.max_draft, graph.num_rows)
         if renewed:  # now the device drafts, and the host's draft is out of date
@@ -334,14 +327,12 @@ class CapturedSteps:
         )
         if self.steps.lead is not None:
             self.steps.lead.check_alive()
-        before, self._received_at = self._received_at, perf_counter()
-        host_seconds, self._host_seconds = self._host_seconds, 0.0
         self._num_pending -= 1
         here = [
             request if self.rows.requests[row] is request else None
             for row, request in zip(group.ids, pending.requests, strict=True)
         ]
-        since = self._received_at - before if before is not None and any(here) else None
+        since, reading = self._times(pending, seconds)
         lines = result_RC[:, : columns.scores_at].tolist()
         for row, line in zip(group.ids if pending.void else (), lines, strict=False):
             if row in pending.void:
@@ -349,14 +340,26 @@ class CapturedSteps:
         checked = self.extras.check_result(group, here, lines, columns, pending.num_masked)
         if pending.void or checked.is_cut:
             result_RC[:, :FIRST] = [line[:FIRST] for line in lines]
-        pending.received = Received(result_RC, lines, seconds, since, host_seconds, here, checked)
+        times = seconds, since if any(here) else None, reading
+        pending.received = Received(result_RC, lines, *times, here, checked)
         return checked.taken_back
+
+    def _times(self, pending: PendingStep, seconds: float) -> tuple[float | None, float]:
+        """Seconds since the last result of rows that decode, and of what else ran meanwhile."""
+        if pending.is_prompt:
+            self._prompt_seconds += seconds if self._received_at is not None else 0.0
+            return None, 0.0
+        before, self._received_at = self._received_at, perf_counter()
+        reading = max(self._host_seconds - seconds, 0.0)  # what the host ran waited for this step
+        reading += self._prompt_seconds
+        self._host_seconds = self._prompt_seconds = 0.0
+        return None if before is None else self._received_at - before, reading
 
     def apply(self, pending: PendingStep) -> StepResult:
         """Wait for a step and apply its result to the host's rows."""
         self.receive(pending)
         assert pending.received is not None
-        result_RC, lines, seconds, since, host_seconds, here, checked = pending.received
+        result_RC, lines, seconds, since, reading, here, checked = pending.received
         graph, group, drafter = pending.graph, pending.group, self.drafter
         named, sources = self.extras.take_sources(group, lines), None
         if drafter is not None:
@@ -384,9 +387,10 @@ class CapturedSteps:
         is_scored = group.num_best != NO_SCORES
         scores = graph.columns.scores(result_RC, group.num_best_R) if is_scored else None
         results = self.extras.complete(group, here, checked, scores, decoded, results)
-        reading = max(host_seconds - seconds, 0.0)  # what the host ran waited for this step
-        target_seconds, plain_seconds = self.policy.timed(graph, seconds, since, reading)
-        result = StepResult(
+        target_seconds = plain_seconds = seconds
+        if not pending.is_prompt:
+            target_seconds, plain_seconds = self.policy.timed(graph, seconds, since, reading)
+        return StepResult(
             id=pending.plan_id,
             rows=results,
             decoded=decoded,
@@ -394,7 +398,3 @@ class CapturedSteps:
             draft_seconds=min(graph.draft_seconds, seconds),
             plain_seconds=plain_seconds,
         )
-        if pending.others is None:
-            return result
-        assert pending.order is not None
-        return merge_results(group.ids, pending.order, result, pending.others)

@@ -6,7 +6,7 @@ Shape letters: T packed tokens, P tree depth, X rows of the engine, B blocks of 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -58,12 +58,15 @@ class PassGraphs:
         self.table_XB = torch.zeros(size_XB, dtype=torch.int64, device=self.device)
         self._passes: dict[tuple[int, int], tuple[Graph, Tensor, AttnInputs]] = {}
 
-    def forward(self, batch: Batch) -> Hidden:
-        """Hidden states of the batch's tokens; those after them are padding."""
+    def forward(self, batch: Batch, later: Sequence[tuple[int, Tensor]] = ()) -> Hidden:
+        """Hidden states of the batch's tokens; those after them are padding.
+
+        `later`: tokens that only the device knows, each with its place in the batch.
+        """
         fit = self.fit(batch)
         if fit is not None:
             self.prepare(fit.size, fit.depth)
-        return self.run(batch, fit)
+        return self.run(batch, fit, later)
 
     def fit(self, batch: Batch) -> Fit | None:
         """The captured pass that has room for a batch; None: it is too large."""
@@ -84,10 +87,14 @@ class PassGraphs:
         """Whether a pass of this size is captured."""
         return (size, depth) in self._passes
 
-    def run(self, batch: Batch, fit: Fit | None) -> Hidden:
+    def run(
+        self, batch: Batch, fit: Fit | None, later: Sequence[tuple[int, Tensor]] = ()
+    ) -> Hidden:
         """`forward`, by a captured pass if there is one of this size."""
         if fit is None or not self.has(fit.size, fit.depth):
             batch = batch.to(self.device)
+            for at, token_1 in later:
+                batch.ids_T[at : at + 1].copy_(token_1)
             return self.target.forward(batch.ids_T, batch.attn, self.kv, self.layers)
         (size, depth, tiles_I2), num_tokens, attn = fit, len(batch.ids_T), batch.attn
         tree_TP = attn.tree_TP
@@ -98,6 +105,8 @@ class PassGraphs:
             columns[line, :num_tokens] = tensor.numpy()
         columns[4, :num_tokens] = attn.base_T.numpy()
         packed_5T.copy_(torch.from_numpy(columns))
+        for at, token_1 in later:
+            packed_5T[0, at : at + 1].copy_(token_1)
         rows, blocks = attn.table_SB.shape
         self.table_XB[:rows, :blocks].copy_(attn.table_SB)
         tiles = held.memo["tiling"].tiles_I2
@@ -147,8 +156,11 @@ class PassGraphs:
 class CatchUp:
     """Runs a draft model over tokens that it has not seen; its KV group is the last one."""
 
-    def __init__(self, model: FusedTarget, kv: KVCache, rows: RowBuffers, pool: Any) -> None:
-        self.rows = rows
+    def __init__(
+        self, model: FusedTarget, kv: KVCache, rows: RowBuffers, tokens_XL: Tensor, pool: Any
+    ) -> None:
+        """`tokens_XL`: the rows' tokens on the device, which may know one more than the host."""
+        self.rows, self.tokens_XL = rows, tokens_XL
         self.passes = PassGraphs(model, kv, (), rows.table.shape, rows.block_size, pool)
 
     def preparations(self, *, is_rehearsal: bool = False) -> list[Callable[[], None]]:
@@ -158,18 +170,25 @@ class CatchUp:
 
     def run(self, ids: list[int]) -> None:
         """Run it over all known tokens of these rows that have no KV in its group, if it can."""
+        self._try(ids, 0)
+
+    def run_ahead(self, ids: list[int]) -> None:
+        """`run` with one more token of each row, which a step that was launched chooses."""
+        self._try(ids, 1)
+
+    def _try(self, ids: list[int], num_more: int) -> None:
         try:
-            self._run(ids)
+            self._run(ids, num_more)
         except torch.OutOfMemoryError:
             log.warning("no GPU memory for the draft model to catch up in: it drafts nothing yet")
 
-    def _run(self, ids: list[int]) -> None:
+    def _run(self, ids: list[int], num_more: int) -> None:
         rows = self.rows
         parts: list[tuple[int, int, int]] = []
-        left = int((rows.known[ids] - rows.computed[-1, ids]).sum())
+        left = int((rows.known[ids] + num_more - rows.computed[-1, ids]).sum())
         room = LARGE if left >= LARGE else SMALL
         for row in ids:
-            start, known = int(rows.computed[-1, row]), int(rows.known[row])
+            start, known = int(rows.computed[-1, row]), int(rows.known[row]) + num_more
             while start < known:
                 stop = min(known, start + room)
                 parts.append((row, start, stop))
@@ -184,6 +203,12 @@ class CatchUp:
 
     def _forward(self, parts: list[tuple[int, int, int]]) -> None:
         """Run it over these tokens, given as (row, start, stop)."""
-        self.passes.forward(pack_known(self.rows, parts))
+        later: list[tuple[int, Tensor]] = []
+        last = -1
+        for row, start, stop in parts:
+            last += stop - start
+            if stop > self.rows.known[row]:
+                later.append((last, self.tokens_XL[row, stop - 1 : stop]))
+        self.passes.forward(pack_known(self.rows, parts), later)
         for row, _, stop in parts:
             self.rows.computed[-1, row] = stop

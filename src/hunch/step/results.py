@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,12 +29,11 @@ from hunch.kernels.step import (
 from hunch.sampling.logprobs import entries
 from hunch.sampling.stop import REASONS, finish
 from hunch.step.rows import RowBuffers
-from hunch.types import DecodedRows, Logprob, Request, RowResult, RowWork, StepResult
+from hunch.types import DecodedRows, Logprob, Request, RowResult
 
-NUM_BUFFERS = 4  # more than the pending steps, which are two at most
+NUM_BUFFERS = 8  # more than the pending steps: two, and two that chose first tokens
 ALIGNED = 16  # numbers: lengths of buffers and lines are multiples, so that wide writes fit
 NO_SCORES = -1
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,33 +296,3 @@ def _commit(
         if is_dropped_R is not None:
             row_R, known_R = row_R[~is_dropped_R], known_R[~is_dropped_R]
         rows.computed[1:, row_R] = np.maximum(rows.computed[1:, row_R], known_R - 1)
-
-
-def merge_results(
-    ids: list[int], order: list[RowWork], one: StepResult, other: StepResult
-) -> StepResult:
-    """The results of a captured step of the rows `ids` and of the host, in the plan's order."""
-    assert one.decoded is not None
-    place_of = {row: place for place, row in enumerate(ids)}
-    places = [place_of.get(work.row, -1) for work in order]
-    by_row = {row.row: row for row in (*one.rows, *other.rows)}
-
-    def spread(column: list[T] | None, other: T) -> list[T] | None:
-        return None if column is None else [other if at < 0 else column[at] for at in places]
-
-    decoded = one.decoded
-    return StepResult(
-        id=one.id,
-        rows=[by_row[work.row] for work in order if work.row in by_row],
-        decoded=DecodedRows(
-            tokens=spread(decoded.tokens, []) or [],
-            num_drafted=spread(decoded.num_drafted, 0),
-            methods=spread(decoded.methods, ""),
-            num_nodes=spread(decoded.num_nodes, 0),
-            computed=spread(decoded.computed, []),
-            logprobs=spread(decoded.logprobs, None),
-        ),
-        target_seconds=one.target_seconds + other.target_seconds,
-        draft_seconds=one.draft_seconds + other.draft_seconds,
-        plain_seconds=one.plain_seconds + other.plain_seconds,
-    )

@@ -18,7 +18,7 @@ from hunch.sampling.state import FILTERED, HISTORY, SamplingState
 from hunch.step.grammars import RowGrammars
 from hunch.step.results import NO_SCORES, Columns, Scores, end_at_stop, take_back
 from hunch.step.rows import RowBuffers
-from hunch.step.step_graphs import (
+from hunch.step.step_kinds import (
     DRAFTS,
     MANY_SCORES,
     MASKS,

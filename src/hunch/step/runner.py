@@ -20,14 +20,17 @@ from hunch.drafting.base import Clears
 from hunch.models.target import FusedTarget, OverProcesses
 from hunch.step.host_step import HostStep
 from hunch.step.parts import BegunStep, LeadsSteps, RunnerParts
+from hunch.step.pending import PendingPrompts, PendingStep, merge_results
 from hunch.types import RowResult, RowWork, StepPlan, StepResult
 from hunch.verify.exact import exact
 
 if TYPE_CHECKING:  # needs Triton
-    from hunch.step.captured_step import CapturedSteps, PendingStep
+    from hunch.step.captured_step import CapturedSteps
+    from hunch.step.prompts import PromptSteps
 
 log = logging.getLogger("hunch")
 
+Item = StepResult | PendingStep | PendingPrompts | BegunStep  # of the queue
 # Tokens of passes captured at the start: capturing one later would delay all requests.
 PASSES = (16, 32, 64, 128, *range(256, 2049, 256))
 NO_MEMORY = (
@@ -47,9 +50,10 @@ class Runner:
         self.rows, self.grammars = parts.rows, parts.grammars
         self.host = HostStep(parts)
         self.captured: CapturedSteps | None = None
+        self.prompts: PromptSteps | None = None
         if captures:
             self._capture(parts, is_exact=parts.verify is exact)
-        self._queue: deque[StepResult | PendingStep | BegunStep] = deque()
+        self._queue: deque[Item] = deque()
         self.on_close: Callable[[], None] | None = None  # ends the target's other processes
         self.load_seconds = 0.0  # that reading the target's weights took
 
@@ -58,6 +62,7 @@ class Runner:
         from hunch.step.capture import new_pool
         from hunch.step.captured_step import CapturedSteps
         from hunch.step.passes import PassGraphs
+        from hunch.step.prompts import PromptSteps
 
         pool = new_pool(self.host.device)
         target, layers = self.target, self.drafter.needs.feature_layers
@@ -69,6 +74,7 @@ class Runner:
             self.host.passes = PassGraphs(target, parts.kv[0], *sizes, pool)
         if is_exact:
             self.captured = self.host.captured = CapturedSteps(parts, pool)
+            self.prompts = PromptSteps(self.captured, self.host)
             self.capacity = self.captured.capacity
             if self.is_host_drafting:
                 say_once(
@@ -112,6 +118,9 @@ class Runner:
                 log.warning("no GPU memory to launch a step: the host runs it, row by row")
                 self.captured.steps.recount()
                 plan = _apart(plan)
+        if pending is None and (begun := self._read(plan)) is not None:
+            self._queue.append(begun)
+            return
         if pending is None:
             # The host goes on with rows that took captured steps, and must know their tokens.
             self._apply_pending()
@@ -120,10 +129,27 @@ class Runner:
         pending.plan_id = plan.id
         if len(pending.group.work) < len(plan.work):
             taken = set(pending.group.ids)
-            rest = [work for work in plan.work if work.row not in taken]
-            self._do_before_pass(pending, rest)
-            pending.order, pending.others = plan.work, self._run(replace(plan, work=rest))
+            rest = replace(plan, work=[work for work in plan.work if work.row not in taken])
+            pending.order, pending.others = plan.work, self._read(rest)
+            if pending.others is None:
+                self._do_before_pass(pending, rest.work)
+                pending.others = self._run(rest)
         self._queue.append(pending)
+
+    def _read(self, plan: StepPlan) -> PendingPrompts | StepResult | None:
+        """Launch a pass over prompts, and what follows it; None: the host must run these rows."""
+        if self.captured is None or self.prompts is None or not self.prompts.takes(plan.work):
+            return None
+        try:
+            launched = self.prompts.launch(plan)
+        except torch.OutOfMemoryError:
+            log.warning("no GPU memory to read prompts: the host reads them, one by one")
+            self.captured.steps.recount()
+            self._apply_pending()
+            return self._run(_apart(plan))
+        if launched is not None:
+            self._keep_states(plan)
+        return launched
 
     def _do_before_pass(self, pending: PendingStep, rest: list[RowWork]) -> None:
         """Work while the device is busy: after the pass over the `rest` it would have to wait."""
@@ -178,12 +204,16 @@ class Runner:
     def _run(self, plan: StepPlan) -> StepResult:
         """A step run by the host."""
         result = self._run_rows(plan)
-        for work in plan.work:
-            if work.snapshot >= 0:  # keep its state here for prompts that begin alike
-                self._copy_state(work.row, self.capacity.max_rows + work.snapshot)
+        self._keep_states(plan)
         if self.captured is not None:
             self.captured.after_host_step(result)
         return result
+
+    def _keep_states(self, plan: StepPlan) -> None:
+        """Keep the states that prompts which begin alike will begin with."""
+        for work in plan.work:
+            if work.snapshot >= 0:
+                self._copy_state(work.row, self.capacity.max_rows + work.snapshot)
 
     @torch.inference_mode()
     def _copy_state(self, source: int, target: int) -> None:
@@ -249,7 +279,15 @@ class Runner:
             except torch.OutOfMemoryError:
                 return self._repeat(pending)
         assert self.captured is not None
-        return self.captured.apply(pending)
+        assert self.prompts is not None
+        if isinstance(pending, PendingPrompts):
+            return self.prompts.apply(pending)
+        result, others = self.captured.apply(pending), pending.others
+        if others is None:
+            return result
+        assert pending.order is not None
+        others = others if isinstance(others, StepResult) else self.prompts.apply(others)
+        return merge_results(pending.group.ids, pending.order, result, others)
 
     def _repeat(self, failed: BegunStep) -> StepResult:
         """Run the rows of a step that ran out of memory one by one, and steps begun after it again.
@@ -283,13 +321,13 @@ class Runner:
         """
         rows: set[int] = set()
         for item in self._queue:
-            if self.captured is not None and not isinstance(item, StepResult | BegunStep):
+            if self.captured is not None and isinstance(item, PendingStep):
                 rows |= self.captured.receive(item)
         return rows
 
     def _apply_pending(self) -> None:
         """Apply the result of every pending step; the results wait to be collected."""
-        results: deque[StepResult | PendingStep | BegunStep] = deque()
+        results: deque[Item] = deque()
         while self._queue:
             results.append(self.collect())
         self._queue = results

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,64 +41,19 @@ from hunch.step.results import (
     write_drafts,
     write_scores,
 )
+from hunch.step.step_kinds import (
+    DRAFTS,
+    MASKS,
+    RULES,
+    SOURCES,
+    USUAL_SCORES,
+    StepGraph,
+    StepKind,
+    bucket,
+)
 from hunch.step.upload import StepMasks, StepSources
 
 MAX_LOGITS = 1024  # rows of logits whose masks are kept at least
-
-# What the rows of a step ask for beyond a choice of tokens.
-RULES = 1  # penalties, bias, bad words, allowed ids, min_tokens
-MASKS = 2  # a grammar's masks, which the host fills in while the forward graph runs
-DRAFTS = 4  # the new draft itself comes back to the host, for masks and traces
-SCORES = 8  # log-probabilities
-SOURCES = 16  # a method that the request names, or a prediction, drafts for the row
-MANY_SCORES = 32  # of more than the usual number of best tokens
-# Best tokens a captured step scores beside each chosen one; memory for more than the usual number
-# is allocated with the first step that scores them.
-SCORE_SIZES, USUAL_SCORES = (0, 5, 20, 50, 100, 200, 500, 1000), 20
-
-
-class StepKind(NamedTuple):
-    """What a captured step depends on: there is one for each kind."""
-
-    num_rows: int  # rows it has room for
-    num_nodes: int  # nodes it checks of each row
-    source: int  # who drafts at its end
-    draws: Draws  # how its rows' tokens are drawn
-    extras: int = 0  # what its rows ask for: RULES, MASKS and so on
-    num_best: int = NO_SCORES  # tokens scored beside each committed one
-
-
-@dataclass(slots=True)
-class StepGraph:
-    """A captured step: `forward` packs and runs the target, `finish` does everything after it."""
-
-    kind: StepKind
-    columns: Columns  # of its result
-    forward: Graph
-    finish: Graph
-    seconds: float  # of both, on the device
-    draft_seconds: float  # of these, for drafting
-
-    @property
-    def num_rows(self) -> int:
-        return self.kind.num_rows
-
-    @property
-    def num_nodes(self) -> int:
-        return self.kind.num_nodes
-
-    @property
-    def source(self) -> int:
-        return self.kind.source
-
-    @property
-    def extras(self) -> int:
-        return self.kind.extras
-
-    @property
-    def num_numbers(self) -> int:
-        """Of its result."""
-        return self.num_rows * self.columns.end
 
 
 @dataclass(slots=True)
@@ -153,6 +108,7 @@ class StepGraphs:
         self.sources: StepSources | None = None  # made with the first request that names one
         self._buffers: dict[tuple[int, int, int], StepBuffers] = {}
         self._forwards: dict[tuple[int, int, int], tuple[Graph, float]] = {}
+        self._begins: dict[int, Graph] = {}  # by rows
         self._drafting: dict[StepKind, float] = {}  # seconds
         self._steps: dict[tuple[StepKind, int], StepGraph] = {}
 
@@ -160,7 +116,7 @@ class StepGraphs:
         """A copy with nothing captured, for rehearsals; its extras take no memory of the GPU."""
         other = copy(self)
         other._results, other._buffers, other._forwards = {}, {}, {}
-        other._drafting, other._steps = {}, {}
+        other._begins, other._drafting, other._steps = {}, {}, {}
         other.masks = self._new_masks(torch.device("cpu"))
         other.sources = self._new_sources(torch.device("meta"))
         return other
@@ -261,7 +217,8 @@ class StepGraphs:
         seconds, draft_seconds = forward_seconds + seconds_of(graph, self.device), 0.0
         if drafter is not None and (has_sources or drafter.drafts(kind.source)):
             draft_seconds = self._seconds_of_drafting(kind, draft, len(buffers.ids_T))
-        return StepGraph(kind, columns, forward, graph, seconds, draft_seconds)
+        begin = self._begin_of(kind.num_rows, buffers) if not kind.num_nodes else None
+        return StepGraph(kind, columns, forward, graph, seconds, draft_seconds, begin)
 
     def _seconds_of_drafting(
         self, kind: StepKind, draft: Callable[[Hidden], None], num_tokens: int
@@ -293,6 +250,14 @@ class StepGraphs:
             with self.target.timing:
                 self._forwards[size] = graph, seconds_of(graph, self.device)
         return self._forwards[size]
+
+    def _begin_of(self, num_rows: int, buffers: StepBuffers) -> Graph | None:
+        """The graph that packs these rows without nodes and runs no target; None: over ranks."""
+        if num_rows not in self._begins and self.lead is None:
+            packed = buffers.rows, 0, buffers.ids_T, buffers.attn
+            body = partial(pack, self.state, *packed)
+            self._begins[num_rows] = Graph(body, self.device, self.pool)
+        return self._begins.get(num_rows)
 
     def _states(self, num_tokens: int) -> Hidden:
         """States to time drafting with, whatever their values."""
@@ -381,19 +346,9 @@ class StepGraphs:
         return self._buffers[size]
 
 
-def bucket(num_rows: int) -> int:
-    """The number of rows a step is captured for: the next power of two."""
-    return 1 << (num_rows - 1).bit_length()
-
-
 def drafted_paths(state: RowState, rows: StepRows, num_nodes: int) -> Tensor:
     """For each root and node of a step, the drafted tokens that lead to it; -1 after the last."""
     num_rows = len(rows.ids_R)
     path_MP = rows.ids_R.new_empty(num_rows * (num_nodes + 1), num_nodes)
     draft_paths(rows.ids_R, rows.num_checked_R, state.draft_XG, state.parents_XG, -1, path_MP)
     return path_MP
-
-
-def best_size(num_best: int) -> int:
-    """The number of best tokens that a step is captured for."""
-    return next(size for size in SCORE_SIZES if size >= num_best)

@@ -55,7 +55,8 @@ from hunch.server.engine_process import Channel, Lines, Loop
 from hunch.step import upload
 from hunch.step.assemble import assemble
 from hunch.step.collector import without_collector
-from hunch.step.step_graphs import StepGraph, StepGraphs
+from hunch.step.step_graphs import StepGraphs
+from hunch.step.step_kinds import StepGraph
 
 METHODS = ("off", "ngram:num_nodes=3:adaptive=false", "ngram")
 LOADS = ("stay", "flow")
@@ -131,9 +132,11 @@ class EmptyDevice:
             line_W[: result_RC.size] = result_RC.reshape(-1)
             self.seconds += process_time() - began
 
-        forward, graph = Replayed(lambda: None), Replayed(finish)
+        hidden = Hidden(torch.zeros(form.num_rows, SPEC.width), ())
+        begin, forward = Replayed(lambda: None), Replayed(lambda: None, hidden)
         seconds = (PLAIN_NS + NODE_NS * form.num_nodes) / 1e9
-        return StepGraph(form, columns, cast(Any, forward), cast(Any, graph), seconds, 0.0)
+        graphs = cast(Any, (forward, Replayed(finish)))
+        return StepGraph(form, columns, *graphs, seconds, 0.0, cast(Any, begin))
 
     def update(self, *args: Any) -> None:
         began = process_time()
@@ -158,6 +161,7 @@ class Replayed:
     """In a graph's place."""
 
     replay: Callable[[], None]
+    outputs: Hidden | None = None
 
 
 def commit(

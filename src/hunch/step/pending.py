@@ -1,0 +1,91 @@
+"""Captured steps that were launched, and what comes back of them.
+
+Shape letters: R rows of the step, C columns of a result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+
+from hunch.step.batch import RowPart
+from hunch.types import DecodedRows, Request, RowResult, RowWork, StepResult
+
+if TYPE_CHECKING:  # needs Triton
+    from hunch.step.row_extras import CheckedResult, Group
+    from hunch.step.step_kinds import StepGraph
+
+T = TypeVar("T")
+
+
+class Received(NamedTuple):
+    """What a step did, and which of its requests are still in their rows."""
+
+    result_RC: np.ndarray  # valid until the buffer is used again
+    lines: list[list[int]]  # the same without scores, and without tokens that were taken back
+    seconds: float
+    since: float | None  # seconds since the last result; None: the device was idle meanwhile
+    reading: float  # seconds of prompts, and of steps that the host ran, meanwhile
+    here: list[Request | None]
+    checked: CheckedResult
+
+
+@dataclass(slots=True)
+class PendingStep:
+    """A captured step that was launched, and whose result was not applied yet."""
+
+    group: Group
+    requests: list[Request | None]
+    graph: StepGraph
+    buffer: int  # of the download, where its result will be
+    num_masked: dict[int, int]  # masks of each row that chooses before its grammar is asked
+    void: set[int]  # rows that began it after a token that was taken back
+    is_prompt: bool = False  # its pass was that of prompts, and it chose their first tokens
+    plan_id: int = 0
+    received: Received | None = None  # its result, once grammars have consumed its tokens
+    order: list[RowWork] | None = None  # all of the plan's work, if it is a part of it
+    others: StepResult | PendingPrompts | None = None  # the other part
+
+
+@dataclass(slots=True)
+class PendingPrompts:
+    """A pass over prompts that was launched, and the choice of what follows them."""
+
+    plan_id: int
+    work: list[RowWork]
+    parts: list[RowPart]
+    results: dict[int, RowResult]  # by row, of those that have not caught up
+    step: PendingStep
+    draft_seconds: float = 0.0
+
+
+def merge_results(
+    ids: list[int], order: list[RowWork], one: StepResult, other: StepResult
+) -> StepResult:
+    """The results of a captured step of the rows `ids` and of the host, in the plan's order."""
+    assert one.decoded is not None
+    place_of = {row: place for place, row in enumerate(ids)}
+    places = [place_of.get(work.row, -1) for work in order]
+    by_row = {row.row: row for row in (*one.rows, *other.rows)}
+
+    def spread(column: list[T] | None, other: T) -> list[T] | None:
+        return None if column is None else [other if at < 0 else column[at] for at in places]
+
+    decoded = one.decoded
+    return StepResult(
+        id=one.id,
+        rows=[by_row[work.row] for work in order if work.row in by_row],
+        decoded=DecodedRows(
+            tokens=spread(decoded.tokens, []) or [],
+            num_drafted=spread(decoded.num_drafted, 0),
+            methods=spread(decoded.methods, ""),
+            num_nodes=spread(decoded.num_nodes, 0),
+            computed=spread(decoded.computed, []),
+            logprobs=spread(decoded.logprobs, None),
+        ),
+        target_seconds=one.target_seconds + other.target_seconds,
+        draft_seconds=one.draft_seconds + other.draft_seconds,
+        plain_seconds=one.plain_seconds + other.plain_seconds,
+    )

@@ -1,0 +1,142 @@
+"""Prompts of rows that take captured steps after them: read without waiting for the device.
+
+The host packs the prompts' tokens, as for any step that it runs. What follows them is chosen by the
+`finish` graph of a captured step, with the states of each prompt's last token in the place of those
+that its own pass would have left. So the next step can be launched before the first tokens are
+known, and these come back as those of captured steps do.
+
+Shape letters: R rows of the step, T packed tokens, D model width.
+"""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from hunch.models.decoder import Hidden
+from hunch.step.batch import RowPart, pack
+from hunch.step.captured_step import CapturedSteps
+from hunch.step.host_step import HostStep
+from hunch.step.pending import PendingPrompts
+from hunch.step.row_extras import Group
+from hunch.step.step_kinds import MASKS, StepGraph
+from hunch.types import RowResult, RowWork, SamplingParams, StepPlan, StepResult
+
+
+class PromptSteps:
+    """Launches passes over prompts, and applies what came of them."""
+
+    def __init__(self, captured: CapturedSteps, host: HostStep) -> None:
+        self.captured, self.host, self.rows = captured, host, host.rows
+        self._is_led = captured.steps.lead is not None  # several ranks take part in each step
+        self._is_host_drafting = captured.capacity.max_nodes > 0 and captured.drafter is None
+
+    def takes(self, work: list[RowWork]) -> bool:
+        """Whether all of these rows can be read here."""
+        if self._is_led or any(item.is_apart for item in work):
+            return False
+        captured, rows = self.captured, [item.row for item in work]
+        if not captured.is_served[rows].all() or captured.is_decoding[rows].any():
+            return False
+        if np.any(captured.extras.extras_X[rows] & MASKS):
+            return False
+        for request in (self.rows.requests[row] for row in rows):
+            if request is not None and asks_for_states(request.params):
+                return False
+        return not (self._is_host_drafting if captured.drafter is None else captured.observes(rows))
+
+    def launch(self, plan: StepPlan) -> PendingPrompts | StepResult | None:
+        """Launch a pass over prompts; None: there is no memory to capture what follows it.
+
+        If it runs out of memory, nothing has changed on the host.
+        """
+        began, rows = perf_counter(), self.rows
+        batch = pack(rows, plan.work)
+        last = {part.row: part for part in batch.parts if part.is_caught_up}
+        first = self._prepare([work for work in plan.work if work.row in last]) if last else None
+        if last and first is None:
+            return None
+        if first is not None:
+            group, graph = first
+            self.captured.upload(group, graph)
+            assert graph.begin is not None
+            graph.begin.replay()
+        with torch.inference_mode():
+            hidden = self.host.forward(batch) if batch.parts else None
+            if hidden is not None and first is not None:
+                place(hidden, [last[row] for row in group.ids], graph)
+        results = {part.row: self._partial(part) for part in batch.parts if part.row not in last}
+        if first is None:
+            found = [results.get(work.row) or RowResult(row=work.row) for work in plan.work]
+            seconds = perf_counter() - began
+            return StepResult(id=plan.id, rows=found, target_seconds=seconds, plain_seconds=seconds)
+        graph.finish.replay()
+        step = self.captured.launched(group, graph, {}, set())
+        step.is_prompt = True
+        pending = PendingPrompts(plan.id, plan.work, list(last.values()), results, step)
+        self.captured.begin_decoding(group.ids)
+        pending.draft_seconds = self._catch_up(group.ids)
+        return pending
+
+    def _catch_up(self, rows: list[int]) -> float:
+        """Let a draft model read the prompts behind that, and first tokens that nobody knows yet.
+
+        Returns the seconds that launching it took.
+        """
+        captured, known, end = self.captured, self.rows.known, self.rows.end
+        ids = [row for row in rows if end[row] > known[row] + 1]  # else it ends with that token
+        if captured.catch_up is None or not ids:
+            return 0.0
+        began = perf_counter()
+        with torch.inference_mode():
+            captured.policy.catch_up(ids, captured.catch_up.run_ahead, captured.running())
+        captured.policy.sources.is_current[ids] &= self.rows.computed[-1, ids] > known[ids]
+        return perf_counter() - began
+
+    def _prepare(self, work: list[RowWork]) -> tuple[Group, StepGraph] | None:
+        """The rows that get their first token, and the step that chooses it."""
+        captured = self.captured
+        group = Group(work, captured.extras)
+        group.is_traced = [True] * len(work)  # each row gets a whole result
+        shape = captured.policy.launch(captured.first_shape, group.row_R)
+        graph = captured.graph(group, shape)
+        return None if graph is None else (group, graph)
+
+    def _partial(self, part: RowPart) -> RowResult:
+        """The result of a row that has not caught up; the next step may begin after it."""
+        known = part.start + part.num_known
+        self.rows.computed[0, part.row] = max(known, self.rows.computed[0, part.row])
+        computed = tuple(self.rows.computed[:, part.row].tolist())
+        return RowResult(row=part.row, num_processed=part.num_known, computed=computed)
+
+    def apply(self, pending: PendingPrompts) -> StepResult:
+        """Wait for the first tokens and apply them to the host's rows."""
+        result = self.captured.apply(pending.step)
+        by_row = {row.row: row for row in result.rows} | pending.results
+        for part in pending.parts:
+            found = by_row[part.row]
+            found.num_processed = part.num_known
+            self.captured.policy.load.add(bool(found.tokens))
+        return StepResult(
+            id=pending.plan_id,
+            rows=[by_row.get(work.row) or RowResult(row=work.row) for work in pending.work],
+            target_seconds=result.target_seconds,
+            draft_seconds=pending.draft_seconds,
+            plain_seconds=result.plain_seconds,
+        )
+
+
+def asks_for_states(params: SamplingParams) -> bool:
+    """Whether a request asks for more of its prompt than what follows it."""
+    return params.prompt_logprobs is not None or params.pooling is not None
+
+
+def place(hidden: Hidden, parts: list[RowPart], graph: StepGraph) -> None:
+    """Copy the states of each prompt's last token to where a step's `finish` reads them."""
+    left: Hidden = graph.forward.outputs
+    pairs = zip((hidden.last_TD, *hidden.features), (left.last_TD, *left.features), strict=False)
+    for all_TD, last_RD in pairs:
+        lines = [all_TD[part.root : part.root + 1] for part in parts]
+        last_RD[: len(parts)].copy_(lines[0] if len(lines) == 1 else torch.cat(lines))

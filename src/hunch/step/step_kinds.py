@@ -1,0 +1,76 @@
+"""What captured steps depend on: their rows, nodes and draft source, and what rows ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hunch.kernels.step import Draws
+from hunch.step.capture import Graph
+from hunch.step.results import NO_SCORES, Columns
+
+# What the rows of a step ask for beyond a choice of tokens.
+RULES = 1  # penalties, bias, bad words, allowed ids, min_tokens
+MASKS = 2  # a grammar's masks, which the host fills in while the forward graph runs
+DRAFTS = 4  # the new draft itself comes back to the host, for masks and traces
+SCORES = 8  # log-probabilities
+SOURCES = 16  # a method that the request names, or a prediction, drafts for the row
+MANY_SCORES = 32  # of more than the usual number of best tokens
+# Best tokens a captured step scores beside each chosen one; memory for more than the usual number
+# is allocated with the first step that scores them.
+SCORE_SIZES, USUAL_SCORES = (0, 5, 20, 50, 100, 200, 500, 1000), 20
+
+
+class StepKind(NamedTuple):
+    """What a captured step depends on: there is one for each kind."""
+
+    num_rows: int  # rows it has room for
+    num_nodes: int  # nodes it checks of each row
+    source: int  # who drafts at its end
+    draws: Draws  # how its rows' tokens are drawn
+    extras: int = 0  # what its rows ask for: RULES, MASKS and so on
+    num_best: int = NO_SCORES  # tokens scored beside each committed one
+
+
+@dataclass(slots=True)
+class StepGraph:
+    """A captured step: `forward` packs and runs the target, `finish` does everything after it."""
+
+    kind: StepKind
+    columns: Columns  # of its result
+    forward: Graph
+    finish: Graph
+    seconds: float  # of both, on the device
+    draft_seconds: float  # of these, for drafting
+    begin: Graph | None = None  # packs alone, for rows whose pass is that of a prompt
+
+    @property
+    def num_rows(self) -> int:
+        return self.kind.num_rows
+
+    @property
+    def num_nodes(self) -> int:
+        return self.kind.num_nodes
+
+    @property
+    def source(self) -> int:
+        return self.kind.source
+
+    @property
+    def extras(self) -> int:
+        return self.kind.extras
+
+    @property
+    def num_numbers(self) -> int:
+        """Of its result."""
+        return self.num_rows * self.columns.end
+
+
+def bucket(num_rows: int) -> int:
+    """The number of rows a step is captured for: the next power of two."""
+    return 1 << (num_rows - 1).bit_length()
+
+
+def best_size(num_best: int) -> int:
+    """The number of best tokens that a step is captured for."""
+    return next(size for size in SCORE_SIZES if size >= num_best)
