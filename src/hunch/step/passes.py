@@ -22,6 +22,7 @@ from hunch.models.decoder import Hidden
 from hunch.models.target import FusedTarget
 from hunch.step.batch import Batch, pack_known
 from hunch.step.capture import Graph
+from hunch.step.pass_inputs import PassInputs, aligned
 from hunch.step.rows import RowBuffers
 
 log = logging.getLogger("hunch")
@@ -55,7 +56,8 @@ class PassGraphs:
         self.target, self.kv, self.layers, self.pool = target, kv, layers, pool
         self.block_size = block_size
         self.device = target.device
-        self.table_XB = torch.zeros(size_XB, dtype=torch.int64, device=self.device)
+        self._max_seqs = size_XB[0] if kv.states is not None else 0
+        self._inputs = PassInputs(size_XB, sum(self._sizes(MAX_PASS)), self.device)
         self._passes: dict[tuple[int, int], tuple[Graph, Tensor, AttnInputs]] = {}
 
     def forward(self, batch: Batch, later: Sequence[tuple[int, Tensor]] = ()) -> Hidden:
@@ -70,10 +72,7 @@ class PassGraphs:
 
     def fit(self, batch: Batch) -> Fit | None:
         """The captured pass that has room for a batch; None: it is too large."""
-        num_tokens, attn = len(batch.ids_T), batch.attn
-        size = max(16, 1 << (num_tokens - 1).bit_length())
-        if size > 256:
-            size = -(-num_tokens // 256) * 256
+        size, attn = size_of(len(batch.ids_T)), batch.attn
         if size > MAX_PASS:
             return None
         tiles_I2 = tiles_of(attn.spans, self.target.tiler.block(size))
@@ -82,6 +81,11 @@ class PassGraphs:
         tree_TP = attn.tree_TP
         depth = 0 if tree_TP is None else 1 << (tree_TP.shape[1] - 1).bit_length()
         return Fit(size, depth, tiles_I2)
+
+    def graph(self, num_tokens: int) -> Graph | None:
+        """The captured pass over this many tokens, if there is one."""
+        found = self._passes.get((size_of(num_tokens), 0))
+        return None if found is None else found[0]
 
     def has(self, size: int, depth: int) -> bool:
         """Whether a pass of this size is captured."""
@@ -96,30 +100,39 @@ class PassGraphs:
             for at, token_1 in later:
                 batch.ids_T[at : at + 1].copy_(token_1)
             return self.target.forward(batch.ids_T, batch.attn, self.kv, self.layers)
-        (size, depth, tiles_I2), num_tokens, attn = fit, len(batch.ids_T), batch.attn
-        tree_TP = attn.tree_TP
-        graph, packed_5T, held = self._passes[size, depth]
-        columns = np.empty((5, size), dtype=np.int64)
-        columns[:, num_tokens:] = [[0], [0], [-1], [0], [1]]
-        for line, tensor in enumerate((batch.ids_T, attn.pos_T, attn.slot_T, attn.seq_T)):
-            columns[line, :num_tokens] = tensor.numpy()
-        columns[4, :num_tokens] = attn.base_T.numpy()
-        packed_5T.copy_(torch.from_numpy(columns))
+        graph, packed_5T, held = self._passes[fit.size, fit.depth]
+        attn = batch.attn
+        stop = max(span.start + span.last - span.first for span in attn.spans)
+        table_SB = attn.table_SB[:, : -(-stop // self.block_size)].numpy()
+        self._inputs.send(self._words(batch, fit), table_SB)
         for at, token_1 in later:
             packed_5T[0, at : at + 1].copy_(token_1)
-        rows, blocks = attn.table_SB.shape
-        self.table_XB[:rows, :blocks].copy_(attn.table_SB)
-        tiles = held.memo["tiling"].tiles_I2
-        tiles[: len(tiles_I2)].copy_(tiles_I2)
-        tiles[len(tiles_I2) :].zero_()
-        if tree_TP is not None and held.tree_TP is not None:
-            held.tree_TP[:num_tokens, : tree_TP.shape[1]].copy_(tree_TP)
-        if self.kv.states is not None:
-            seqs_S4, held_S4 = sequences(attn), held.memo[SEQUENCES]
-            held_S4[: len(seqs_S4)].copy_(seqs_S4)
-            held_S4[len(seqs_S4) :].zero_()
+        if (tree_TP := attn.tree_TP) is not None and held.tree_TP is not None:
+            held.tree_TP[: len(tree_TP), : tree_TP.shape[1]].copy_(tree_TP)
         hidden: Hidden = graph.replay()
         return hidden
+
+    def _words(self, batch: Batch, fit: Fit) -> np.ndarray:
+        """A pass's columns, tiles and sequences, with padding."""
+        size, num_tokens, attn = fit.size, len(batch.ids_T), batch.attn
+        num_columns, num_tiles, num_seqs = self._sizes(size)
+        words_W = np.zeros(num_columns + num_tiles + num_seqs, dtype=np.int64)
+        columns = words_W[:num_columns].reshape(5, size)
+        columns[2, num_tokens:], columns[4, num_tokens:] = -1, 1
+        lines = batch.ids_T, attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T
+        for line, tensor in enumerate(lines):
+            columns[line, :num_tokens] = tensor.numpy()
+        tiles = words_W[num_columns : num_columns + num_tiles].view(np.int32)
+        tiles[: fit.tiles_I2.numel()] = fit.tiles_I2.numpy().ravel()
+        if num_seqs:
+            seqs = sequences(attn).numpy().ravel()
+            words_W[num_columns + num_tiles :][: len(seqs)] = seqs
+        return words_W
+
+    def _sizes(self, size: int) -> tuple[int, int, int]:
+        """Words of a pass's columns, of its tiles and of its sequences."""
+        num_seqs = aligned(4 * min(size, self._max_seqs))
+        return 5 * size, aligned(self._max_tiles(size)), num_seqs
 
     def prepare(self, size: int, depth: int = 0) -> None:
         """Capture a pass of this size, unless that was done."""
@@ -139,18 +152,28 @@ class PassGraphs:
         return min(size, -(-size // block) + max(SPARE_TILES, size // 16))
 
     def _capture(self, size: int, depth: int) -> tuple[Graph, Tensor, AttnInputs]:
-        packed_5T = torch.zeros(5, size, dtype=torch.int64, device=self.device)
+        target, sizes, num_tiles = self.target, self._sizes(size), self._max_tiles(size)
+        words_W = self._inputs.before_table(sum(sizes))
+        words_W.zero_()  # there may be what the last pass has read
+        columns_W, tiles_W, seqs_W = words_W.split(sizes)
+        packed_5T = columns_W.view(5, size)
         packed_5T[2] = -1
-        target = self.target
-        attn = AttnInputs.over(packed_5T, self.table_XB, self.block_size, depth)
-        attn.memo["tiling"] = target.tiler.padded(self._max_tiles(size), size)
-        if self.kv.states is not None:
-            attn.memo[SEQUENCES] = packed_5T.new_zeros(min(size, len(self.table_XB)), 4)
+        attn = AttnInputs.over(packed_5T, self._inputs.table_XB, self.block_size, depth)
+        tiling = attn.memo["tiling"] = target.tiler.padded(num_tiles, size)
+        tiling.tiles_I2 = tiles_W.view(torch.int32).view(-1, 2)[:num_tiles]
+        if self._max_seqs:
+            attn.memo[SEQUENCES] = seqs_W.view(-1, 4)[: min(size, self._max_seqs)]
 
         def body() -> Hidden:
             return target.forward(packed_5T[0], attn, self.kv, self.layers)
 
         return Graph(body, self.device, self.pool), packed_5T, attn
+
+
+def size_of(num_tokens: int) -> int:
+    """Tokens of a pass with padding."""
+    size = max(16, 1 << (num_tokens - 1).bit_length())
+    return size if size <= 256 else -(-num_tokens // 256) * 256
 
 
 class CatchUp:

@@ -4,6 +4,10 @@ Two measurements of the same steady state. The device's own clock: what steps to
 first kernel's start to the last one's end, written with each result) against the time that passed
 while their results came. And torch's profiler, which names the gaps but makes the host slower with
 every kernel it records; what it finds is an upper bound.
+
+Then how long a request waits for its first token, by the length of its prompt, beside what the pass
+over the prompt takes on the device. The rest is the host's work, the choice of the token and, with
+a draft model, nothing more: it reads the prompt while the first token is on its way.
 """
 
 from __future__ import annotations
@@ -21,8 +25,11 @@ from hunch import LLM, SamplingParams
 from hunch.bench.parts import PartOptions
 from hunch.bench.parts.requests import encode, load
 from hunch.bench.readers import read_workloads
+from hunch.step.capture import seconds_of
 
 STEPS, WARM = 200, 20  # steps looked at, and steps before them
+LENGTHS, REQUESTS = (16, 64, 256, 1024), 20  # tokens of prompts, and requests of each length
+AFTER_FIRST = 4  # tokens of their answers
 LONG = 20.0  # microseconds: a gap worth naming
 
 
@@ -82,6 +89,26 @@ def by_profiler(llm: LLM, prompt: list[int]) -> dict[str, Any]:
     }
 
 
+def first_tokens(llm: LLM, num_prompt: int, count: int) -> tuple[float, float]:
+    """Seconds to the first token of a request alone, and of the pass over its prompt: medians."""
+    engine: Any = llm.engine
+    passes, num_ids = engine.runner.host.passes, engine.capacity.vocab_size
+    waited: list[float] = []
+    for number in range(count + 2):  # the first two compile and capture
+        ids = [(number * 7919 + place * 31) % num_ids for place in range(num_prompt)]
+        llm.reset_cache()
+        began = time.perf_counter()
+        engine.add(str(number), ids, params(AFTER_FIRST))
+        while not any(out.outputs[0].token_ids for out in engine.step()):
+            pass
+        waited.append(time.perf_counter() - began)
+        while engine.has_work():
+            engine.step()
+    graph = passes.graph(num_prompt)
+    seconds = 0.0 if graph is None else seconds_of(graph, engine.runner.target.device)
+    return statistics.median(waited[2:]), seconds
+
+
 def params(num_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
 
@@ -103,6 +130,13 @@ def main(words: Sequence[str] = ()) -> None:
             print(
                 f"{target:6} clock: a step takes {clock['step_us']:.1f} us, one came every "
                 f"{clock['passed_us']:.1f}: idle {clock['idle']:.2%}",
+                flush=True,
+            )
+        for length in LENGTHS:
+            first, seconds = first_tokens(llm, length, REQUESTS)
+            print(
+                f"{target:6} first token after {length:4} of a prompt: {1e6 * first:.0f} us, the "
+                f"pass {1e6 * seconds:.0f} of them",
                 flush=True,
             )
         by_profiler(llm, prompt)  # its first round is slower than those that follow
