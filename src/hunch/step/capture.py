@@ -82,6 +82,27 @@ def seconds_of(graph: Graph, device: torch.device) -> float:
     return float(min(first.elapsed_time(last) for first, last in pairwise(events))) / 1e3
 
 
+class StepTimer:
+    """Seconds on the device from here to `end`, once both were passed; 0 without a GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._events: list[Any] = []
+        if device.type == "cuda":
+            self._events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+            self._events[0].record()
+
+    def end(self) -> None:
+        for event in self._events[1:]:
+            event.record()
+
+    def seconds(self) -> float:
+        if not self._events:
+            return 0.0
+        first, last = self._events
+        last.synchronize()
+        return float(first.elapsed_time(last)) / 1e3
+
+
 def new_pool(device: torch.device) -> Any:
     """A memory pool that all graphs share, as only one of them runs at a time."""
     return torch.cuda.graph_pool_handle() if device.type == "cuda" else None

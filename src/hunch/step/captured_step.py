@@ -81,8 +81,7 @@ class CapturedSteps:
             can_take_back=not parts.scores_processed and not capacity.has_states,
         )
         self._last: tuple[list[RowWork], Group] | None = None  # all work, and its captured part
-        # When the last result was received, if another step was pending then.
-        self._received_at: float | None = None
+        self._received_at: float | None = None  # the last result, if another step was pending
         self._host_seconds = self._prompt_seconds = 0.0  # since then: host's steps, and prompts
         self._num_pending = 0  # steps launched and not received
         self.capacity = replace(
@@ -325,6 +324,7 @@ class CapturedSteps:
         result_RC, seconds = self.steps.download.receive(
             pending.buffer, len(group.ids), columns.end, pending.graph.num_numbers
         )
+        seconds = seconds if pending.timer is None else pending.timer.seconds()
         if self.steps.lead is not None:
             self.steps.lead.check_alive()
         self._num_pending -= 1

@@ -155,8 +155,9 @@ class PassGraphs:
         target, sizes, num_tiles = self.target, self._sizes(size), self._max_tiles(size)
         words_W = self._inputs.before_table(sum(sizes))
         words_W.zero_()  # there may be what the last pass has read
-        columns_W, tiles_W, seqs_W = words_W.split(sizes)
-        packed_5T = columns_W.view(5, size)
+        rest_W = words_W[sizes[0] :]
+        tiles_W, seqs_W = rest_W[: sizes[1]], rest_W[sizes[1] :]
+        packed_5T = words_W[: sizes[0]].view(5, size)
         packed_5T[2] = -1
         attn = AttnInputs.over(packed_5T, self._inputs.table_XB, self.block_size, depth)
         tiling = attn.memo["tiling"] = target.tiler.padded(num_tiles, size)

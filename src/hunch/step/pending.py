@@ -14,6 +14,7 @@ from hunch.step.batch import RowPart
 from hunch.types import DecodedRows, Request, RowResult, RowWork, StepResult
 
 if TYPE_CHECKING:  # needs Triton
+    from hunch.step.capture import StepTimer
     from hunch.step.row_extras import CheckedResult, Group
     from hunch.step.step_kinds import StepGraph
 
@@ -42,11 +43,15 @@ class PendingStep:
     buffer: int  # of the download, where its result will be
     num_masked: dict[int, int]  # masks of each row that chooses before its grammar is asked
     void: set[int]  # rows that began it after a token that was taken back
-    is_prompt: bool = False  # its pass was that of prompts, and it chose their first tokens
+    timer: StepTimer | None = None  # of a pass over prompts, whose first tokens it chose
     plan_id: int = 0
     received: Received | None = None  # its result, once grammars have consumed its tokens
     order: list[RowWork] | None = None  # all of the plan's work, if it is a part of it
     others: StepResult | PendingPrompts | None = None  # the other part
+
+    @property
+    def is_prompt(self) -> bool:
+        return self.timer is not None
 
 
 @dataclass(slots=True)

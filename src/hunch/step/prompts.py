@@ -17,6 +17,7 @@ import torch
 
 from hunch.models.decoder import Hidden
 from hunch.step.batch import RowPart, pack
+from hunch.step.capture import StepTimer
 from hunch.step.captured_step import CapturedSteps
 from hunch.step.host_step import HostStep
 from hunch.step.pending import PendingPrompts
@@ -58,15 +59,13 @@ class PromptSteps:
         first = self._prepare([work for work in plan.work if work.row in last]) if last else None
         if last and first is None:
             return None
-        if first is not None:
-            group, graph = first
-            self.captured.upload(group, graph)
-            assert graph.begin is not None
-            graph.begin.replay()
+        timer = StepTimer(self.host.device)
         with torch.inference_mode():
             hidden = self.host.forward(batch) if batch.parts else None
-            if hidden is not None and first is not None:
-                place(hidden, [last[row] for row in group.ids], graph)
+        if hidden is not None and first is not None:
+            group, graph = first
+            self._begin(group, graph)
+            place(hidden, [last[row] for row in group.ids], graph)
         results = {part.row: self._partial(part) for part in batch.parts if part.row not in last}
         if first is None:
             found = [results.get(work.row) or RowResult(row=work.row) for work in plan.work]
@@ -74,7 +73,8 @@ class PromptSteps:
             return StepResult(id=plan.id, rows=found, target_seconds=seconds, plain_seconds=seconds)
         graph.finish.replay()
         step = self.captured.launched(group, graph, {}, set())
-        step.is_prompt = True
+        timer.end()
+        step.timer = timer
         pending = PendingPrompts(plan.id, plan.work, list(last.values()), results, step)
         self.captured.begin_decoding(group.ids)
         pending.draft_seconds = self._catch_up(group.ids)
@@ -94,6 +94,12 @@ class PromptSteps:
             captured.policy.catch_up(ids, captured.catch_up.run_ahead, captured.running())
         captured.policy.sources.is_current[ids] &= self.rows.computed[-1, ids] > known[ids]
         return perf_counter() - began
+
+    def _begin(self, group: Group, graph: StepGraph) -> None:
+        """While the pass runs: upload the rows, and pack them for what follows it."""
+        self.captured.upload(group, graph)
+        assert graph.begin is not None
+        graph.begin.replay()
 
     def _prepare(self, work: list[RowWork]) -> tuple[Group, StepGraph] | None:
         """The rows that get their first token, and the step that chooses it."""
@@ -137,6 +143,7 @@ def place(hidden: Hidden, parts: list[RowPart], graph: StepGraph) -> None:
     """Copy the states of each prompt's last token to where a step's `finish` reads them."""
     left: Hidden = graph.forward.outputs
     pairs = zip((hidden.last_TD, *hidden.features), (left.last_TD, *left.features), strict=False)
-    for all_TD, last_RD in pairs:
-        lines = [all_TD[part.root : part.root + 1] for part in parts]
-        last_RD[: len(parts)].copy_(lines[0] if len(lines) == 1 else torch.cat(lines))
+    with torch.inference_mode():
+        for all_TD, last_RD in pairs:
+            lines = [all_TD[part.root : part.root + 1] for part in parts]
+            last_RD[: len(parts)].copy_(lines[0] if len(lines) == 1 else torch.cat(lines))

@@ -19,7 +19,7 @@ from hunch.kernels.gpu_transfer import update
 from hunch.kernels.step import RowSources, RowState
 from hunch.step.rows import RowBuffers
 
-PINNED = 4096  # changes that fit the pinned buffers, which the device reads directly
+PINNED = 8192  # changes that fit the pinned buffers, which the device reads directly
 RING = 8  # buffers in turn, as a step may still read its own when later ones are written
 NUM_LENGTHS = 3  # of the places of `_fixed_places`: those that change when tokens are taken back
 MAX_EXPECTED = 16384  # tokens of a prediction that captured steps search

@@ -133,9 +133,9 @@ def main(words: Sequence[str] = ()) -> None:
                 flush=True,
             )
         for length in LENGTHS:
-            first, seconds = first_tokens(llm, length, REQUESTS)
+            waited, seconds = first_tokens(llm, length, REQUESTS)
             print(
-                f"{target:6} first token after {length:4} of a prompt: {1e6 * first:.0f} us, the "
+                f"{target:6} first token after {length:4} of a prompt: {1e6 * waited:.0f} us, the "
                 f"pass {1e6 * seconds:.0f} of them",
                 flush=True,
             )
