@@ -28,7 +28,11 @@ PARTS = {
     "fidelity": Part("fidelity", "any", "distance to float32, beside llama.cpp's or torch's"),
     "heads": Part("heads", "GPU", "a level of an EAGLE-3 head, and prompts it reads"),
     "host": Part("host", "any", "what a GPU's host does per step and row"),
-    "idle": Part("idle", "GPU", "how long the GPU waits while one request decodes"),
+    "idle": Part(
+        "idle",
+        "GPU",
+        "how long the GPU waits while one request decodes, and a request for its first token",
+    ),
     "kernels": Part("kernels", "GPU", "a decoder's pass alone, by rows"),
     "levels": Part("levels", "GPU", "a draft model's tree, by the form of its layers"),
     "loading": Part("loading", "any", "a large checkpoint loaded, beside reading its files"),
