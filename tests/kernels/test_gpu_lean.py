@@ -36,6 +36,7 @@ def some_rows(num_rows: int, width: int, *, is_normed: bool) -> Rows:
 @pytest.mark.parametrize(("has_heads", "has_units"), [(True, True), (True, False), (False, True)])
 @pytest.mark.parametrize("is_normed", [False, True])
 def test_heads_and_units_of_one_launch(has_heads: bool, has_units: bool, is_normed: bool) -> None:
+    """Where rows are normed, so are heads."""
     heads, kv, head, width, units = 3, 1, 24, 64, 40
     rows = some_rows(4, width, is_normed=is_normed)
     qkv, bias = rand((heads + 2 * kv) * head, width, scale=0.1), rand((heads + 2 * kv) * head)
@@ -43,8 +44,9 @@ def test_heads_and_units_of_one_launch(has_heads: bool, has_units: bool, is_norm
     table = torch.cat([angle.cos(), angle.sin()], -1)
     q, y = (torch.full((4, n), float("nan"), device=DEVICE) for n in (heads * head, units))
     pos, slot = (torch.tensor(some, device=DEVICE) for some in ([7, 0, 3, 9], [5, 2, -1, 0]))
+    norms = (rand(head, seed=6), rand(head, seed=7)) if is_normed else None
     to_heads, other = (
-        ToHeads(qkv, bias, q, *(rand(8, kv, head, seed=s) for s in (1, 2)), pos, slot, table)
+        ToHeads(qkv, bias, q, *(rand(8, kv, head, seed=s) for s in (1, 2)), pos, slot, table, norms)
         for _ in range(2)
     )
     to_units = ToUnits(up, y) if has_units else None
@@ -89,10 +91,11 @@ def test_scores_of_every_other_row() -> None:
             {"is_parallel": True, "has_mlp_norm": False, "num_layers": 2}, marks=pytest.mark.slow
         ),
         {"is_parallel": True, "has_mlp_norm": False, "num_layers": 1},
+        pytest.param({"has_qk_norm": True, "num_layers": 1}, marks=pytest.mark.slow),
     ],
 )
 def test_a_lean_pass_is_the_fused_pass(changes: dict[str, object]) -> None:
-    architecture = "Qwen2ForCausalLM" if "has_qkv_bias" in changes else "LlamaForCausalLM"
+    architecture = "Qwen3ForCausalLM" if "has_qk_norm" in changes else "Qwen2ForCausalLM"
     model = CudaDecoder(build(architecture, torch.float16, **changes))
     caches = model.new_kv(64), model.new_kv(64)
     lean = LeanDraft.of(model, caches[0])
@@ -137,7 +140,7 @@ def test_launches_of_a_pass(is_parallel: bool, per_layer: int, monkeypatch) -> N
 @pytest.mark.parametrize(
     "changes",
     [
-        {"has_qk_norm": True},
+        {"has_qk_norm": True, "is_qk_norm_whole": True},
         {"norm": "layer"},
         {"is_parallel": True},
         {"is_gated": False, "activation": "relu2"},
