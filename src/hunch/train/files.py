@@ -31,8 +31,9 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
         raise
 
 
-def write_json(path: Path, value: Any) -> None:
-    text = json.dumps(value, indent=1)
+def write_json(path: Path, value: Any, *, indent: int | None = 1) -> None:
+    """None: on one line, in a fourth of the time that millions of numbers take otherwise."""
+    text = json.dumps(value, indent=indent)
     write_whole(path, lambda part: part.write_text(text + "\n", encoding="utf-8"))
 
 

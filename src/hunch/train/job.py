@@ -206,14 +206,15 @@ def answer_prompts(
         if prompts is not None:
             room, count = room_for(answers, context), settings.job.held_out
             stored = split_prompts(llm, job.prompts, prompts, room, count, settings.loop.seed)
-            write_json(work / PROMPTS, stored)
+            write_json(work / PROMPTS, stored, indent=None)
         assert stored is not None
         store_text(llm, settings.pretrain, work, min(settings.loop.context, _TEXT))
         if seconds is None:
             regenerate(llm, stored["train"], work / "answers", answers, show)
         else:
-            keep = partial(write_json, work / PROMPTS, stored) if job.prompts == BUILTIN else None
-            answer_for(seconds, llm, stored, work, answers, context, show, keep)
+            keep = partial(write_json, work / PROMPTS, stored, indent=None)
+            keep_more = keep if job.prompts == BUILTIN else None
+            answer_for(seconds, llm, stored, work, answers, context, show, keep_more)
     return stored["train"], stored["held_out"]
 
 

@@ -92,7 +92,9 @@ class Source:
     def __init__(self, llm: LLM, answers: Texts, chance: random.Random) -> None:
         self.llm, self.answers, self.chance = llm, answers, chance
         self.tokenizer = llm.get_tokenizer()
-        self.words = whole_words(llm)
+        tokens = set(self.tokenizer.vocab().values()) - self.tokenizer.special_ids
+        self.tokens = [self.tokenizer.token_text(token) for token in sorted(tokens)]
+        self.words = whole_words(self.tokens)
 
     def _drawn(self, count: int) -> list[int]:
         """Numbers of answers, each once."""
@@ -158,19 +160,18 @@ class Source:
 
     def languages(self) -> list[str]:
         """Those whose words are tokens of the vocabulary."""
-        tokens = set(self.tokenizer.vocab().values()) - self.tokenizer.special_ids
-        texts = {self.tokenizer.token_text(token).strip() for token in tokens}
+        texts = {text.strip() for text in self.tokens}
         return [name for name, words in LANGUAGES.items() if texts.issuperset(words)]
 
 
-def whole_words(llm: LLM) -> list[str]:
+def whole_words(tokens: list[str]) -> list[str]:
     """Words that are one token of the vocabulary, in the order of their ids."""
-    tokenizer, found = llm.get_tokenizer(), dict[str, None]()
-    for token in sorted(set(tokenizer.vocab().values()) - tokenizer.special_ids):
-        text = tokenizer.token_text(token)
-        word = text.strip()
-        if text[:1] == " " and word.isalpha() and len(word) >= _MIN_LETTERS:
-            found[word] = None
+    stripped = ((text, text.strip()) for text in tokens)
+    found = dict.fromkeys(
+        word
+        for text, word in stripped
+        if text[:1] == " " and word.isalpha() and len(word) >= _MIN_LETTERS
+    )
     return list(found)
 
 

@@ -230,7 +230,8 @@ def smaller_of(stored: Mapping[str, Any]) -> str:
 def _measure(asked: Asked, serving: Serving, origin: Origin | None) -> dict[str, Any]:
     """The target's passes, a drafter's parts, and lookups in the engine: seconds, and facts."""
     engine, clock = engine_for_one(asked.target, asked.engine, context_of(asked)), serving.clock
-    with serving.engine(engine) as llm:
+    # The first start compiles kernels on all cores: also those of questions that are drawn later.
+    with serving.engine(engine, is_greedy=False) as llm:
         _check_loading(asked, clock)
         target = llm.engine.runner.target  # type: ignore[attr-defined]
         found = measure_costs(target, open_weights(find_files(asked.target)))
