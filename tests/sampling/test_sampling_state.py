@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import plain_sampling
 from hunch.sampling.state import SamplingState
@@ -247,3 +248,24 @@ def test_what_rows_ask_of_a_step_is_known_to_the_host():
     assert [state.has_rules(row) for row in range(4)] == [False, False, False, True]
     state.leave(3)
     assert not state.has_rules(3)
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies of single numbers: on a GPU each waits until all its work is done."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.copy_.default and args[0].dim() == 0
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["filters", "all"])
+def test_a_request_comes_and_goes_without_waiting_for_the_device(name):
+    state = SamplingState(2, VOCAB, dense=True)
+    with Copies() as copies:
+        state.start(1, request_of(CASES[name]), PROMPT)
+        state.leave(1)
+    assert copies.count == 0

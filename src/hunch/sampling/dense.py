@@ -105,8 +105,8 @@ class DeviceProcessors:
         if phrases:
             rules |= BAD_WORDS
             self._write_words(row, phrases, output)
-        self.tables.min_pos_X[row] = len(request.prompt_ids) + params.min_tokens
-        self.tables.rules_X[row] = rules
+        put(self.tables.min_pos_X, row, len(request.prompt_ids) + params.min_tokens)
+        put(self.tables.rules_X, row, rules)
 
     def _write_flags(self, row: int, request: Request) -> int:
         """Write what the request says of single tokens; returns the rules that it needs."""
@@ -149,7 +149,7 @@ class DeviceProcessors:
 
     def leave(self, row: int) -> None:
         if self._tables is not None:
-            self._tables.rules_X[row] = 0  # without rules, the tables are not read
+            put(self._tables.rules_X, row, 0)  # without rules, the tables are not read
 
     # --- steps ------------------------------------------------------------------------------------
 
@@ -202,6 +202,11 @@ class DeviceProcessors:
         sent = torch.empty(values.shape, dtype=torch.int64, device=self.device)
         self._write(sent, values)
         return sent
+
+
+def put(column_X: Tensor, row: int, value: float) -> None:
+    """Set a row's value. An assignment would copy it from the host, and wait for the device."""
+    column_X[row].fill_(value)
 
 
 class Stage:

@@ -29,7 +29,7 @@ from hunch.kernels.noise import (
     stream_at,
 )
 from hunch.kernels.step import Draws
-from hunch.sampling.dense import DeviceProcessors
+from hunch.sampling.dense import DeviceProcessors, put
 from hunch.sampling.filters import filter_ref, keep
 from hunch.sampling.processors import HostProcessors, needs_history
 from hunch.types import Request
@@ -80,12 +80,12 @@ class SamplingState:
         params = request.params
         is_sampled = params.temperature >= GREEDY_BELOW
         if is_sampled:  # a greedy row has temperature 0, and the rest is not read
-            self.temperature_X[row] = params.temperature
-            self.top_k_X[row] = params.top_k if params.top_k < self.vocab_size else 0
-            self.top_p_X[row] = params.top_p
-            self.log_min_p_X[row] = math.log(params.min_p) if params.min_p > 0 else -math.inf
-            self.seed_X[row] = request.seed
-            self.sample_X[row] = request.sample_index
+            put(self.temperature_X, row, params.temperature)
+            put(self.top_k_X, row, params.top_k if params.top_k < self.vocab_size else 0)
+            put(self.top_p_X, row, params.top_p)
+            put(self.log_min_p_X, row, math.log(params.min_p) if params.min_p > 0 else -math.inf)
+            put(self.seed_X, row, request.seed)
+            put(self.sample_X, row, request.sample_index)
         is_filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         flags = (SAMPLED | FILTERED * is_filtered) if is_sampled else 0
         if needs_history(request):
@@ -110,7 +110,7 @@ class SamplingState:
         if flags & HISTORY:
             self.processors.leave(row)
         if flags & SAMPLED:
-            self.temperature_X[row] = 0.0
+            put(self.temperature_X, row, 0.0)
         for copy in self.copies:
             copy.leave(row)
 
