@@ -175,6 +175,8 @@ def test_held_out_prompts_are_worded_unlike_those_that_are_learned_from(tmp_path
     llm: Any = Words()
     stored = split_prompts(llm, BUILTIN, read_prompts(BUILTIN), 1024, 32, 0)
     assert stored["categories"] == categories
+    few = split_prompts(llm, BUILTIN, read_prompts(BUILTIN), 1024, 5, 0)
+    assert few["categories"] == categories[:5]
     assert stored["held_out"] == [llm.encode_messages(one.messages()) for one in held]
     assert not {tuple(ids) for ids in stored["held_out"]} & {tuple(i) for i in stored["train"]}
     lines = [{"turns": [f"a {n}"], "category": f"c{n % 2}"} for n in range(12)]

@@ -83,7 +83,7 @@ def split_prompts(
     llm: LLM, file: str, prompts: Prompts, max_len: int, count: int, seed: int
 ) -> dict[str, list[Any]]:
     """The prompts to train on, those that a drafter is tried on, and the categories of these."""
-    if file == BUILTIN and (held := to_hold_out(llm, max_len)):
+    if file == BUILTIN and (held := to_hold_out(llm, max_len)[:count]):
         ids, categories = zip(*held, strict=True)
         found = prompts.encode(llm, max_len)
         return {"train": found, "held_out": list(ids), "categories": list(categories)}
