@@ -7,7 +7,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from hunch import LLM, AsyncEngineArgs, AsyncLLM, GuidedDecodingParams, SamplingParams
+from hunch import (
+    LLM,
+    AsyncEngineArgs,
+    AsyncLLM,
+    GuidedDecodingParams,
+    RequestOutputKind,
+    SamplingParams,
+)
 from hunch.arguments import Arguments
 from hunch.compat import known_arguments
 from hunch.errors import EngineError, RequestError
@@ -46,6 +53,24 @@ def test_requests_of_one_moment_get_the_answers_of_a_plain_llm(plain, llm):
         assert outputs[-1].outputs[0].token_ids == ids
         lengths = [len(output.outputs[0].token_ids) for output in outputs]
         assert lengths == sorted(lengths)
+
+
+def test_outputs_hold_what_is_new_or_come_at_the_end(llm):
+    asked = {"temperature": 0, "max_tokens": 12, "ignore_eos": True, "logprobs": 1, "n": 2}
+    kinds = RequestOutputKind
+    whole, news, last = (
+        asyncio.run(_read(llm, PROMPTS[1], SamplingParams(**asked, output_kind=kind)))
+        for kind in (kinds.CUMULATIVE, kinds.DELTA, kinds.FINAL_ONLY)
+    )
+    assert len(last) == 1 < min(len(whole), len(news))
+    for at, answer in enumerate(last[0].outputs):
+        assert answer.text == whole[-1].outputs[at].text
+        parts = [output.outputs[at] for output in news]
+        assert "".join(part.text for part in parts) == answer.text
+        assert [one for part in parts for one in part.token_ids] == answer.token_ids
+        assert sum(len(part.logprobs or ()) for part in parts) == len(answer.token_ids)
+    with pytest.raises(RequestError, match="RequestOutputKind"):
+        SamplingParams(output_kind=3)
 
 
 def test_leaving_the_loop_ends_the_request(llm):

@@ -339,6 +339,8 @@ def test_structured_outputs_take_vllms_other_fields() -> None:
         "from hunch.engine.async_llm_engine import AsyncLLMEngine",
         "from hunch.v1.engine.async_llm import AsyncLLM",
         "from hunch.entrypoints.llm import LLM",
+        "from hunch.sampling_params import RequestOutputKind",
+        "from hunch.distributed import cleanup_dist_env_and_memory",
     ],
 )
 def test_vllms_modules_have_the_names_of_hunch(line: str) -> None:
@@ -353,7 +355,9 @@ def test_vllms_modules_have_the_names_of_hunch(line: str) -> None:
     [
         ("from hunch.lora.request import LoRARequest", "merges an adapter into the weights"),
         ("from hunch.utils import FlexibleArgumentParser", "ArgumentParser reads a program's"),
-        ("from hunch.distributed import cleanup_dist_env_and_memory", "close"),
+        ("from hunch.distributed import destroy_model_parallel", "close"),
+        ("from hunch.sglang.srt.server_args import ServerArgs", r"Engine\(\.\.\.\)"),
+        ("from hunch.sglang.utils import stream_and_merge", "stream=True"),
         ("from hunch.sampling_params import Banana", "cannot import name 'Banana'"),
         ("import hunch.bananas", "No module named"),
     ],

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from hunch.beams import BeamSearchParams as BeamSearchParams
     from hunch.errors import HunchError as HunchError
     from hunch.llm import LLM as LLM
+    from hunch.offline import cleanup_dist_env_and_memory as cleanup_dist_env_and_memory
+    from hunch.outputs import RequestOutputKind as RequestOutputKind
     from hunch.pooling import EmbeddingRequestOutput as EmbeddingRequestOutput
     from hunch.prompts import TextPrompt as TextPrompt
     from hunch.prompts import TokensPrompt as TokensPrompt
@@ -48,6 +50,8 @@ _HOMES = {
     "HunchError": "hunch.errors",
     "EmbeddingRequestOutput": "hunch.pooling",
     "Logprob": "hunch.types",
+    "RequestOutputKind": "hunch.outputs",
+    "cleanup_dist_env_and_memory": "hunch.offline",
 }
 # vLLM's names of what has another one here.
 _ALIASES = {
@@ -64,8 +68,6 @@ _INSTEAD = {
     "ModelRegistry": "every family is a file in hunch/models/families",
     "PoolingParams": "LLM.embed gives texts as vectors",
     "PoolingRequestOutput": "LLM.embed gives hunch.EmbeddingRequestOutput",
-    "RequestOutputKind": "an output always holds the answer so far",
-    "cleanup_dist_env_and_memory": "LLM.close() gives a model's memory back",
     "destroy_model_parallel": "LLM.close() gives a model's memory back",
     "random_uuid": "AsyncLLM.generate finds an id itself; uuid.uuid4().hex is one",
 }

@@ -20,7 +20,7 @@ from hunch.llm import LLM
 from hunch.offline import check_process
 from hunch.prompts import Prompt, params_for, read_prompt
 from hunch.text.tokenizer import Tokenizer
-from hunch.types import RequestOutput, SamplingParams
+from hunch.types import RequestOutput, RequestOutputKind, SamplingParams
 
 log = logging.getLogger("hunch")
 
@@ -82,7 +82,8 @@ class AsyncLLM(VllmCalls):
         request_id: str | None = None,
         **others: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The answer as it grows, all of it so far each time; the last output is `finished`.
+        """The answer as it grows, all of it so far each time; the last output is `finished`. With
+        `output_kind` DELTA each output holds what is new; with FINAL_ONLY there is only the last.
 
         Who reads slowly misses outputs, never text. Leaving the loop, closing the generator or
         cancelling its task aborts the request.
@@ -103,12 +104,15 @@ class AsyncLLM(VllmCalls):
             self._streams[request_id] = stream
 
         self._orders.put(start)
-        is_over = False
+        is_over, before = False, None
         try:
             while not is_over:
                 output = await stream.get()
                 is_over = output.finished
-                yield output
+                if is_over or params.output_kind != RequestOutputKind.FINAL_ONLY:
+                    yield output.since(before)
+                if params.output_kind == RequestOutputKind.DELTA:
+                    before = output
         finally:
             if not is_over:
                 self._orders.put(lambda: self._abort(request_id))

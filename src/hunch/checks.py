@@ -35,7 +35,6 @@ VLLMS_SAMPLING: dict[str, tuple[tuple[Any, ...], str]] = {
     "logits_processors": ((None, ()), "logit_bias, bad_words, allowed_token_ids and "
                           "structured_outputs say what may be chosen"),
     "truncate_prompt_tokens": ((None,), "give the last tokens of the prompt alone"),
-    "output_kind": ((None, 0, 2), "an output always holds the answer so far"),
     "extra_args": ((None, {}), "speculation= and prediction= are hunch's own"),
     "flat_logprobs": ((False,), "logprobs are a dict for each token"),
     "thinking_token_budget": ((None,), "LLM.chat takes it"),
@@ -184,6 +183,7 @@ _IN_OUR_TYPES: dict[str, Callable[[Any], Any]] = {
     "stop_token_ids": lambda v: as_row(v or ()),
     "allowed_token_ids": as_row,
     "prediction": as_row,
+    "output_kind": lambda v: v or 0,
 }
 _SAMPLING_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "n": (lambda v: is_whole(v, 1), "a whole number, 1 or more"),
@@ -208,6 +208,7 @@ _SAMPLING_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "include_stop_str_in_output": (is_flag, "true or false"),
     "skip_special_tokens": (is_flag, "true or false"),
     "ignore_eos": (is_flag, "true or false"),
+    "output_kind": (lambda v: v in (0, 1, 2), "one of RequestOutputKind"),
     "pooling": (lambda v: v in (None, *POOLINGS), "one of " + ", ".join(POOLINGS)),
 }
 

@@ -3,6 +3,7 @@ fork."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import threading
@@ -15,6 +16,11 @@ from hunch.engine.engine import Engine
 from hunch.errors import EngineError, HunchError
 from hunch.prompts import Prompt, read_prompt
 from hunch.types import RequestOutput, SamplingParams, TextCodec
+
+
+def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
+    """vLLM's: models that no name leads to any more give their memory back now."""
+    gc.collect()
 
 
 class OfflineRequests:

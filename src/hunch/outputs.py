@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hunch.types import DraftTrace, Logprob
+
+
+class RequestOutputKind(IntEnum):
+    """What each output of a request that is streamed holds, by vLLM's names."""
+
+    CUMULATIVE = 0  # the answer so far
+    DELTA = 1  # what came since the output before
+    FINAL_ONLY = 2  # there is one output, at the end
 
 
 @dataclass(kw_only=True, slots=True)
@@ -79,3 +88,18 @@ class RequestOutput:
     embedding: list[float] | None = None  # with `pooling`: the prompt's states as one
     stats: dict[str, Any] = field(default_factory=dict)
     metrics: RequestMetrics | None = None  # once it is finished
+
+    def since(self, before: RequestOutput | None) -> RequestOutput:
+        """What came after `before`, an earlier output of the same request."""
+        if before is None:
+            return self
+        news = [
+            replace(
+                now,
+                text=now.text[len(then.text) :],
+                token_ids=now.token_ids[len(then.token_ids) :],
+                logprobs=now.logprobs and now.logprobs[len(then.logprobs or ()) :],
+            )
+            for now, then in zip(self.outputs, before.outputs, strict=True)
+        ]
+        return replace(self, outputs=news)

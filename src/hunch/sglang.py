@@ -15,6 +15,7 @@ from hunch.prompts import Prompt, list_prompts, params_for
 from hunch.types import RequestOutput, SamplingParams
 
 __all__ = ["Engine"]
+__path__: list[str] = []  # its submodules are those of vllm_modules.py
 
 _TEXT = "only text is read"
 _INSTEAD = {  # arguments of a call -> what to do in their place
@@ -204,10 +205,21 @@ def _answers(
     return answers[0] if is_one and len(answers) == 1 else answers
 
 
+_SERVER = "`hunch serve` starts a server, and GET /ready says when it answers"
+_SPOKEN = "write prompts as texts, Engine.generate"
+_STREAM = "generate(..., stream=True) gives the answer so far"
+_OTHERS = {  # SGLang's names of what is not here -> what to do instead
+    **dict.fromkeys(("function", "gen", "select", "user", "assistant", "system"), _SPOKEN),
+    "set_default_backend": _SPOKEN,
+    **dict.fromkeys(("Runtime", "RuntimeEndpoint", "launch_server"), _SERVER),
+    **dict.fromkeys(("execute_shell_command", "launch_server_cmd", "wait_for_server"), _SERVER),
+    **dict.fromkeys(("print_highlight", "terminate_process"), _SERVER),
+    "ServerArgs": f"give its fields to Engine(...); {_SERVER}",
+    **dict.fromkeys(("stream_and_merge", "async_stream_and_merge"), _STREAM),
+}
+
+
 def __getattr__(name: str) -> Any:
-    # `from hunch.sglang import NAME` shows no other error's words than an ImportError's.
-    if name in ("function", "gen", "select", "user", "assistant", "system", "set_default_backend"):
-        raise ImportError(f"hunch.sglang has no {name}: write prompts as texts, Engine.generate")
-    if name in ("Runtime", "RuntimeEndpoint", "launch_server", "ServerArgs"):
-        raise ImportError(f"hunch.sglang has no {name}: `hunch serve` starts a server")
+    if name in _OTHERS:  # `from hunch.sglang import NAME` shows no other error's words
+        raise ImportError(f"hunch.sglang has no {name}: {_OTHERS[name]}")
     raise AttributeError(f"module 'hunch.sglang' has no attribute {name!r}")

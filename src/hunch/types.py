@@ -23,6 +23,7 @@ from hunch.errors import RequestError
 from hunch.outputs import CompletionOutput as CompletionOutput
 from hunch.outputs import RequestMetrics as RequestMetrics
 from hunch.outputs import RequestOutput as RequestOutput
+from hunch.outputs import RequestOutputKind as RequestOutputKind
 
 
 def new_seed(base: int, number: int) -> int:
@@ -130,6 +131,7 @@ class SamplingParams:
     guided_decoding: InitVar[StructuredOutput | Mapping[str, Any] | None] = None  # its older name
     speculation: Speculation = field(default_factory=Speculation)  # also as a dict of its fields
     prediction: str | Sequence[int] | None = None  # the answer as expected: text, or token ids
+    output_kind: int = RequestOutputKind.CUMULATIVE  # of AsyncLLM.generate, by vLLM's numbers
     pooling: str | None = None  # last or mean: the prompt's states come back as one, see LLM.embed
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -1,6 +1,7 @@
 """vLLM's modules by their paths under `hunch`, so that only a program's `vllm` must be renamed.
 
-`from hunch.sampling_params import SamplingParams` is `from hunch import SamplingParams`.
+`from hunch.sampling_params import SamplingParams` is `from hunch import SamplingParams`. SGLang's
+modules, under `hunch.sglang`, say what to use in place of what they have.
 """
 
 from __future__ import annotations
@@ -30,6 +31,16 @@ _HOMES = {  # module -> the one that has its names
             "hunch.v1.metrics",
         ),
         "hunch",
+    ),
+    **dict.fromkeys(
+        (
+            "hunch.sglang.srt",
+            "hunch.sglang.srt.server_args",
+            "hunch.sglang.test",
+            "hunch.sglang.test.doc_patch",
+            "hunch.sglang.utils",
+        ),
+        "hunch.sglang",
     ),
     "hunch.beam_search": "hunch.beams",
     "hunch.v1.metrics.reader": "hunch.compat.metrics",

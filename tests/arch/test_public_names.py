@@ -67,5 +67,6 @@ def test_sampling_parameters() -> None:
         "structured_outputs",
         "speculation",
         "prediction",
+        "output_kind",
         "pooling",
     ]

@@ -45,7 +45,7 @@ KIND = "what it is: format, json_type, layer_type, category, class"
 KIND_NAMES = ("captured_step", "row_extras", "step_graphs", "step_kinds")
 KIND_FILES = {f"step/{name}.py" for name in KIND_NAMES}
 THEIR_NAMES = {("argsort", "kind"), ("accelerator_config", "kind")}  # numpy's and Ray's
-PHRASES = ("under_way",)  # in names, these are not taken apart
+PHRASES = ("under_way", "output_kind")  # in names, not taken apart; the second is vLLM's
 # In prose too, whatever the sentence.
 PROSE = re.compile(
     r"\b(aloft|gaits?|crew|judg(e|es|ed|ing)|in flight|flying steps?"
