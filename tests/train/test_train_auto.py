@@ -190,8 +190,6 @@ def test_drafts_to_be_timed_are_as_wide_as_those_that_are_trained() -> None:
     target = load_target(ModelConfig(), weights, torch.device("cpu"))
     cut = cut_draft(target, weights, [0], 64, 0.5, 2)
     assert (cut.spec.num_heads, cut.spec.ffn_width) == (2 * target.spec.num_heads, 512)
-    cut = cut_draft(target, weights, [0], 64, 0.5, 2, True)
-    assert cut.spec.is_parallel
     fewer = replace(costs, abreast_units=6e-6)
     assert fewer.of_node(2, 64, 0.5, 3) == pytest.approx(fewer.of_node(2, 64, 0.5) + 2.8e-5)
 
@@ -224,22 +222,6 @@ def test_one_layer_of_two_is_weighed_with_fewer_units() -> None:
     assert one.chance < beside.chance < after.chance
     assert after.chance - beside.chance < (after.chance - one.chance) / 3
     assert beside.node_seconds < (one.node_seconds + after.node_seconds) / 2
-
-
-def test_attention_stands_beside_the_mlp_where_that_saves_much() -> None:
-    spec = wide_spec(*FAMILIES[0])
-    for per_parallel, is_parallel in ((0.5 * COSTS.per_layer, True), (1e-9, False)):
-        costs = replace(COSTS, per_parallel=per_parallel)
-        sizes = sizes_for(spec, ["draft"], can_be_parallel=True)
-        ranked = rank(costs, spec, seconds=LONG, device="cuda", sizes=sizes)
-        assert ranked[0].size.is_parallel == is_parallel
-        assert ("beside the MLP" in ranked[0].size.text()) == is_parallel
-        plan = Plan(costs, 1.0, [replace(each, speedup=2.0) for each in ranked])
-        kinds = hunch.train.trials._candidates(plan)
-        assert set(kinds) == {"draft", "draft-parallel"}
-        asked = Asked("target", Path("out"), "")
-        jobs = {name: hunch.train.trials.job_for(asked, one.size) for name, one in kinds.items()}
-        assert [job.options.get("parallel") for job in jobs.values()].count("true") == 1
 
 
 def test_a_trial_that_went_better_than_expected_is_not_promised_everything() -> None:

@@ -13,7 +13,7 @@ a product that wrote the stream, C cache slots, M KV heads, H head width, L posi
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -56,7 +56,6 @@ class ToHeads(NamedTuple):
     pos_T: Tensor
     slot_T: Tensor
     table_LH: Tensor
-    norms: tuple[Tensor, Tensor] | None = None  # of heads of q and of k
 
 
 class ToUnits(NamedTuple):
@@ -83,7 +82,7 @@ def read_stream_ref(
     x_TD, q, y = normed_ref(rows, eps), None, None
     if heads is not None:
         qkv_ND, bias_N, _, *places = heads
-        q = rope_kv_ref(gemm_ref(x_TD, qkv_ND, bias_N), *places, eps=eps).flatten(1)
+        q = rope_kv_ref(gemm_ref(x_TD, qkv_ND, bias_N), *places).flatten(1)
     if units is not None:
         y = gated_ref(x_TD, units.up_2FD, units.activation)
     return q, y
@@ -104,28 +103,11 @@ def write_stream_ref(
 
 
 @triton.jit
-def _normed_heads(
-    a, b, q_norm_ptr, k_norm_ptr, head, offs_h, is_col, eps, HEAD: tl.constexpr,
-    NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
-):  # fmt: skip
-    """Both halves of a head of q or k, which this tile has as a whole, by its norm."""
-    if head < NUM_HEADS + NUM_KV:
-        norm_ptr = q_norm_ptr if head < NUM_HEADS else k_norm_ptr
-        a, b = tl.where(is_col[None, :], a, 0.0), tl.where(is_col[None, :], b, 0.0)
-        share = tl.math.rsqrt(tl.sum(a * a + b * b, axis=1) / HEAD + eps)[:, None]
-        a = a * share * tl.load(norm_ptr + offs_h).to(tl.float32)[None, :]
-        b = b * share * tl.load(norm_ptr + HEAD // 2 + offs_h).to(tl.float32)[None, :]
-    return a, b
-
-
-@triton.jit
 def _read_tile(
     pid, x_ptr, square_ptr, w_ptr, bias_ptr, y_ptr, pos_ptr, slot_ptr, rope_ptr, k_cache_ptr,
-    v_cache_ptr, q_norm_ptr, k_norm_ptr, M, N, K, x_stride, y_stride, square_stride,
-    row_stride, eps,
-    ENDING: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_NORMS: tl.constexpr,
-    NUM_SQUARES: tl.constexpr, SQUARES_PAD: tl.constexpr, HEAD: tl.constexpr,
-    NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
+    v_cache_ptr, M, N, K, x_stride, y_stride, square_stride, row_stride, eps,
+    ENDING: tl.constexpr, HAS_BIAS: tl.constexpr, NUM_SQUARES: tl.constexpr,
+    SQUARES_PAD: tl.constexpr, HEAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr,
     PREFETCH: tl.constexpr,
 ):  # fmt: skip
@@ -161,9 +143,6 @@ def _read_tile(
         a += tl.load(bias_ptr + offs_a).to(tl.float32)[None, :]
         if IS_DUAL:
             b += tl.load(bias_ptr + offs_b).to(tl.float32)[None, :]
-    if HAS_NORMS:
-        a, b = _normed_heads(a, b, q_norm_ptr, k_norm_ptr, head, offs_h, is_col, eps, HEAD,
-                             NUM_HEADS, NUM_KV)  # fmt: skip
     finish(a, b, y_ptr, y_ptr, k_cache_ptr, v_cache_ptr, slot, cos, sin, offs_m, offs_n, head,
            offs_h, is_row, is_col, M, y_stride, tl.program_id(1), ENDING, False, HEAD, NUM_HEADS,
            NUM_KV)  # fmt: skip
@@ -172,10 +151,9 @@ def _read_tile(
 @triton.jit(do_not_specialize=["M"])
 def _read_kernel(
     x_ptr, square_ptr, qkv_ptr, bias_ptr, q_ptr, pos_ptr, slot_ptr, rope_ptr, k_cache_ptr,
-    v_cache_ptr, q_norm_ptr, k_norm_ptr, up_ptr, y_ptr, M, N, K, x_stride, q_stride, y_stride,
-    square_stride, row_stride, eps, NUM_TURNED: tl.constexpr, UNITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_NORMS: tl.constexpr, NUM_SQUARES: tl.constexpr,
-    SQUARES_PAD: tl.constexpr, HEAD: tl.constexpr,
+    v_cache_ptr, up_ptr, y_ptr, M, N, K, x_stride, q_stride, y_stride, square_stride, row_stride,
+    eps, NUM_TURNED: tl.constexpr, UNITS: tl.constexpr, HAS_BIAS: tl.constexpr,
+    NUM_SQUARES: tl.constexpr, SQUARES_PAD: tl.constexpr, HEAD: tl.constexpr,
     NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
@@ -185,29 +163,27 @@ def _read_kernel(
     let_next_start()
     if NUM_TURNED > 0 and UNITS == "":
         _read_tile(pid, x_ptr, square_ptr, qkv_ptr, bias_ptr, q_ptr, pos_ptr, slot_ptr, rope_ptr,
-                   k_cache_ptr, v_cache_ptr, q_norm_ptr, k_norm_ptr, M, N, K, x_stride, q_stride,
-                   square_stride, row_stride, eps, "rope", HAS_BIAS, HAS_NORMS, NUM_SQUARES,
-                   SQUARES_PAD, HEAD, NUM_HEADS, NUM_KV, BLOCK_M, BLOCK_H, BLOCK_K, IS_EVEN,
-                   PREFETCH)  # fmt: skip
+                   k_cache_ptr, v_cache_ptr, M, N, K, x_stride, q_stride, square_stride, row_stride,
+                   eps, "rope", HAS_BIAS, NUM_SQUARES, SQUARES_PAD, HEAD, NUM_HEADS, NUM_KV,
+                   BLOCK_M, BLOCK_H, BLOCK_K, IS_EVEN, PREFETCH)  # fmt: skip
     elif NUM_TURNED == 0:
         _read_tile(pid, x_ptr, square_ptr, up_ptr, bias_ptr, y_ptr, pos_ptr, slot_ptr, rope_ptr,
-                   k_cache_ptr, v_cache_ptr, q_norm_ptr, k_norm_ptr, M, N, K, x_stride, y_stride,
-                   square_stride, row_stride, eps, UNITS, HAS_BIAS, False, NUM_SQUARES, SQUARES_PAD,
-                   HEAD, NUM_HEADS, NUM_KV, BLOCK_M, BLOCK_N, BLOCK_K, IS_EVEN,
-                   PREFETCH)  # fmt: skip
+                   k_cache_ptr, v_cache_ptr, M, N, K, x_stride, y_stride, square_stride, row_stride,
+                   eps, UNITS, HAS_BIAS, NUM_SQUARES, SQUARES_PAD, HEAD, NUM_HEADS, NUM_KV,
+                   BLOCK_M, BLOCK_N, BLOCK_K, IS_EVEN, PREFETCH)  # fmt: skip
     else:
         if pid < NUM_TURNED:
             _read_tile(pid, x_ptr, square_ptr, qkv_ptr, bias_ptr, q_ptr, pos_ptr, slot_ptr,
-                       rope_ptr, k_cache_ptr, v_cache_ptr, q_norm_ptr, k_norm_ptr, M, N, K,
-                       x_stride, q_stride, square_stride, row_stride, eps, "rope", HAS_BIAS,
-                       HAS_NORMS, NUM_SQUARES, SQUARES_PAD, HEAD, NUM_HEADS, NUM_KV, BLOCK_M,
-                       BLOCK_H, BLOCK_K, IS_EVEN, PREFETCH)  # fmt: skip
+                       rope_ptr, k_cache_ptr, v_cache_ptr, M, N, K, x_stride, q_stride,
+                       square_stride, row_stride, eps, "rope", HAS_BIAS, NUM_SQUARES, SQUARES_PAD,
+                       HEAD, NUM_HEADS, NUM_KV, BLOCK_M, BLOCK_H, BLOCK_K, IS_EVEN,
+                       PREFETCH)  # fmt: skip
         else:
             _read_tile(pid - NUM_TURNED, x_ptr, square_ptr, up_ptr, bias_ptr, y_ptr, pos_ptr,
-                       slot_ptr, rope_ptr, k_cache_ptr, v_cache_ptr, q_norm_ptr, k_norm_ptr, M, N,
-                       K, x_stride, y_stride, square_stride, row_stride, eps, UNITS, False, False,
-                       NUM_SQUARES, SQUARES_PAD, HEAD, NUM_HEADS, NUM_KV, BLOCK_M, BLOCK_N, BLOCK_K,
-                       IS_EVEN, PREFETCH)  # fmt: skip
+                       slot_ptr, rope_ptr, k_cache_ptr, v_cache_ptr, M, N, K, x_stride, y_stride,
+                       square_stride, row_stride, eps, UNITS, False, NUM_SQUARES, SQUARES_PAD,
+                       HEAD, NUM_HEADS, NUM_KV, BLOCK_M, BLOCK_N, BLOCK_K, IS_EVEN,
+                       PREFETCH)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -263,12 +239,9 @@ def read_stream(rows: Rows, eps: float, heads: ToHeads | None, units: ToUnits | 
         num_all = heads.qkv_ND.shape[0] // head
         num_heads = num_all - 2 * num_kv
         block_h = NARROW if num_outputs <= NUM_SMS * NARROW else tile.block_n
-        if heads.norms is not None:  # a program has whole heads
-            block_h = next_power_of_2(head // 2)
         block_h = max(NARROW, min(block_h, next_power_of_2(head // 2)))
         num_turned = num_all * cdiv(head // 2, block_h)
-    given = heads or (None, None, *(x_TD,) * 6, None)
-    ending = "" if units is None else units.activation
+    given, ending = heads or (None, None, *(x_TD,) * 6), "" if units is None else units.activation
     _launch_read(
         rows, eps, tile, num_turned + cdiv(num_units, tile.block_n), given,
         (None, None) if units is None else units[:2], num_units,
@@ -283,7 +256,7 @@ def read_logits(rows: Rows, eps: float, head_VD: Tensor, bias_V: Tensor | None =
     logits_TV = torch.empty(len(x_TD), num_columns, dtype=torch.float32, device=x_TD.device)
     tile = _tile(len(x_TD), num_columns, x_TD.shape[1], is_dual=False)
     _launch_read(
-        rows, eps, tile, cdiv(num_columns, tile.block_n), (None, bias_V, *(x_TD,) * 6, None),
+        rows, eps, tile, cdiv(num_columns, tile.block_n), (None, bias_V, *(x_TD,) * 6),
         (head_VD, logits_TV), num_columns,
         NUM_TURNED=0, UNITS="store", HEAD=2, NUM_HEADS=0, NUM_KV=0, BLOCK_H=NARROW,
     )  # fmt: skip
@@ -302,22 +275,20 @@ def _height(num_rows: int) -> int:
 
 
 def _launch_read(
-    rows: Rows, eps: float, tile: Tile, num_programs: int, heads: tuple[Any, ...],
+    rows: Rows, eps: float, tile: Tile, num_programs: int, heads: tuple[Tensor | None, ...],
     units: tuple[Tensor | None, ...], num_outputs: int, **known: object,
 ) -> None:  # fmt: skip
     (x_TD, squares_IT), (num_rows, width) = rows, rows.scaled_TD.shape
     assert x_TD.stride(1) == 1
-    (qkv, bias, q, k_cache, v_cache, pos, slot, table, norms), (up, y) = heads, units
+    (qkv, bias, q, k_cache, v_cache, pos, slot, table), (up, y) = heads, units
     weight = up if qkv is None else qkv
     squares = x_TD if squares_IT is None else squares_IT
     num_squares = 0 if squares_IT is None else len(squares_IT)
     _read_kernel[(num_programs,)](
         x_TD, squares, weight, weight if bias is None else bias, q, pos, slot, table, k_cache,
-        v_cache, *(norms or (weight, weight)), weight if up is None else up, q if y is None else y,
-        num_rows, num_outputs, width,
+        v_cache, weight if up is None else up, q if y is None else y, num_rows, num_outputs, width,
         x_TD.stride(0), q.stride(0), 0 if y is None else y.stride(0), squares.stride(0),
-        squares.stride(1), eps, HAS_BIAS=bias is not None, HAS_NORMS=norms is not None,
-        NUM_SQUARES=num_squares,
+        squares.stride(1), eps, HAS_BIAS=bias is not None, NUM_SQUARES=num_squares,
         SQUARES_PAD=next_power_of_2(max(num_squares, 1)), BLOCK_M=tile.block_m,
         BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, IS_EVEN=width % tile.block_k == 0,
         PREFETCH=tile.prefetch, **known, **options(tile.num_warps, tile.num_stages),

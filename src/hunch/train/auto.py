@@ -167,7 +167,7 @@ def _check(asked: Asked, work: Path) -> ModelSpec:
     """The target's shape; raises for what cannot work, before anything is made."""
     weights = open_weights(find_files(asked.target))
     spec = ModelSpec.from_config(weights.config)
-    for key in ("layers", "units", "abreast", "parallel", "draft_vocab", "minutes"):
+    for key in ("layers", "units", "abreast", "draft_vocab", "minutes"):
         if key in asked.options:
             raise ConfigError(f"{key}= belongs to a method: hunch train draft {key}=...")
     recipe = resolve(RECIPES, "draft")

@@ -1,9 +1,8 @@
 """What drafting costs beside a target on this device: a few products and passes, timed.
 
-A pass of the target is timed for several numbers of rows. A drafted node is timed for six cut
-drafts of one row, which gives what a layer costs, what of that its MLP's units cost, what it saves
-with attention beside them, what another layer beside it costs, what a thousand columns cost, and
-what is left when all are gone. Where no
+A pass of the target is timed for several numbers of rows. A drafted node is timed for five cut
+drafts of one row, which gives what a layer costs, what of that its MLP's units cost, what another
+layer beside it costs, what a thousand columns cost, and what is left when all are gone. Where no
 draft can be cut from the target, a layer is taken to cost what the target's do. Nothing here knows
 a model by its name.
 """
@@ -14,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 
@@ -35,17 +34,13 @@ from hunch.train.cut import (
 from hunch.train.kept import MEMORY_SHARE
 from hunch.train.student import unlike_llama
 
-if TYPE_CHECKING:
-    from hunch.models.cuda import CudaDecoder
-
 ROWS = (1, 2, 3, 5, 8, 12)
 MORE_ROWS = (16, 32, 45)  # those of trees, which only a GPU checks
 _FEW, _MANY = 4096, 32768  # columns of the timed drafts
 _ABREAST = 4  # layers side by side in that of the timed drafts which has several
 _FEW_UNITS = 0.25  # share of the units in that of them which has fewer
 _ROUNDS, _SECONDS = 20, 3.0  # of timings in turn, and what they may take together
-# Layers, columns, share of units, layers side by side, attention beside the MLP.
-_Size = tuple[int, int, float, int, bool]
+_Size = tuple[int, int, float, int]  # layers, columns, share of units, layers side by side
 _PRODUCT_ROWS = {"cuda": 16384, "cpu": 256}  # of the product that tells how fast training computes
 
 
@@ -62,7 +57,6 @@ class Costs:
     per_units: float = 0.0  # of a layer, what its MLP's units cost; 0: they cannot become fewer
     per_abreast: float = 0.0  # of a layer, one more beside it; 0: none can stand there
     abreast_units: float = 0.0  # of that, what its units cost
-    per_parallel: float = 0.0  # what a layer saves with attention beside its MLP; 0: it cannot
     room: float | None = None  # bytes in which what the target says can be kept; None: any
 
     def of_pass(self, num_rows: int) -> float:
@@ -76,24 +70,17 @@ class Costs:
             return least
         return least + (most - least) * (num_rows - low) / (high - low)
 
-    def of_layer(self, units: float = 1.0, abreast: int = 1, *, is_parallel: bool = False) -> float:
+    def of_layer(self, units: float = 1.0, abreast: int = 1) -> float:
         """Seconds of some of the target's layers abreast, each with a share of its units."""
         fewer = 1.0 - units
         beside = self.per_abreast - fewer * self.abreast_units
-        saved = fewer * self.per_units + is_parallel * self.per_parallel
-        return self.per_layer - saved + (abreast - 1) * beside
+        return self.per_layer - fewer * self.per_units + (abreast - 1) * beside
 
     def of_node(
-        self,
-        num_layers: float,
-        num_columns: int,
-        units: float = 1.0,
-        abreast: int = 1,
-        *,
-        is_parallel: bool = False,
+        self, num_layers: float, num_columns: int, units: float = 1.0, abreast: int = 1
     ) -> float:
         """Seconds of a drafted node, for a network with this many of the target's layers."""
-        layers = num_layers * self.of_layer(units, abreast, is_parallel=is_parallel)
+        layers = num_layers * self.of_layer(units, abreast)
         return self.node + layers + num_columns * self.per_column
 
 
@@ -103,10 +90,9 @@ def measure_costs(target: Target, weights: Weights, *, seconds: float = _SECONDS
     device, sizes = target.device, _timed_sizes(target.spec, weights, target.device)
     rows = (*ROWS, *MORE_ROWS) if device.type == "cuda" else ROWS
     bodies = [_pass_of(target, num_rows) for num_rows in rows]
-    for layers, columns, units, abreast, is_parallel in sizes:
-        form = columns, units, abreast, is_parallel
-        draft = cut_draft(target, weights, list(range(layers)), *form)
-        bodies.append(_node_of(draft))
+    for layers, num_columns, units, abreast in sizes:
+        draft = cut_draft(target, weights, list(range(layers)), num_columns, units, abreast)
+        bodies.append(_pass_of(draft, 1))
     found = timed([captured(body, device) for body in bodies], seconds)
     passes = found[: len(rows)]
     for at in reversed(range(len(rows) - 1)):  # more rows take no less: what says so is noise
@@ -127,10 +113,9 @@ def measure_cuts(
     """The same target's costs with drafts that are cut from another model."""
     spec, device = spec_of(weights), target.device
     sizes, bodies = _timed_sizes(spec, weights, device), []
-    for layers, columns, units, abreast, is_parallel in sizes:
-        form = columns, units, abreast, is_parallel
-        draft = cut_draft(target, weights, list(range(layers)), *form, other=spec)
-        bodies.append(_node_of(draft))
+    for layers, num_columns, units, abreast in sizes:
+        draft = cut_draft(target, weights, list(range(layers)), num_columns, units, abreast, spec)
+        bodies.append(_pass_of(draft, 1))
     found = timed([captured(body, device) for body in bodies], seconds)
     node = dict(zip(sizes, found, strict=True))
     parts = _parts(target, spec, node, costs.of_pass(1))
@@ -138,18 +123,16 @@ def measure_cuts(
 
 
 def _timed_sizes(spec: ModelSpec, weights: Weights, device: torch.device) -> list[_Size]:
-    """The form of each draft that is timed."""
+    """Layers, columns, share of units and layers side by side of each draft that is timed."""
     if spec.rope is None or any(unlike_llama(spec).values()):
         return []  # none can be cut from it
     few, many = min(_FEW, spec.vocab_size), min(_MANY, spec.vocab_size)
     deep = min(3, max(spec.num_layers - 1, 1))
-    plain = [(1, few), (deep, few), (1, many)]
-    sizes: list[_Size] = [(*size, 1.0, 1, False) for size in dict.fromkeys(plain)]
+    sizes = list(dict.fromkeys([(1, few, 1.0, 1), (deep, few, 1.0, 1), (1, many, 1.0, 1)]))
     if can_lose_units(spec, weights, resolve(MODELS, spec.architecture).names):
-        sizes.append((deep, few, _FEW_UNITS, 1, False))
+        sizes.append((deep, few, _FEW_UNITS, 1))
         if device.type == "cuda" and can_stand_abreast(spec):
-            sizes.append((deep, few, 1.0, _ABREAST, False))
-            sizes.append((deep, few, _FEW_UNITS, 1, True))
+            sizes.append((deep, few, 1.0, _ABREAST))
     return sizes
 
 
@@ -160,16 +143,14 @@ def _parts(
     few, many = min(_FEW, spec.vocab_size), min(_MANY, spec.vocab_size)
     deep = min(3, max(spec.num_layers - 1, 1))
     each = one_row / spec.num_layers  # about what a pass has of a layer
-    base = node.get((1, few, 1.0, 1, False), 2 * each)
-    whole = node.get((deep, few, 1.0, 1, False), 0.0)
+    base, whole = node.get((1, few, 1.0, 1), 2 * each), node.get((deep, few, 1.0, 1), 0.0)
     per_layer = max(whole - base, 0.0) / max(deep - 1, 1)
     if deep == 1 or not node:
         per_layer = min(base, each)
-    per_column = max(node.get((1, many, 1.0, 1, False), 0.0) - base, 0.0) / max(many - few, 1)
-    fewer = node.get((deep, few, _FEW_UNITS, 1, False), whole)
-    beside = node.get((deep, few, _FEW_UNITS, 1, True), fewer)
+    per_column = max(node.get((1, many, 1.0, 1), 0.0) - base, 0.0) / max(many - few, 1)
+    fewer = node.get((deep, few, _FEW_UNITS, 1), whole)
     per_units = max(whole - fewer, 0.0) / deep / (1 - _FEW_UNITS)
-    wide = node.get((deep, few, 1.0, _ABREAST, False))
+    wide = node.get((deep, few, 1.0, _ABREAST))
     # A product reads its weights, and not faster than three times as fast as the target's do.
     least = one_row / max(target.weight_bytes, 1) / 3
     least *= 1 if target.is_quantised else target.dtype.itemsize
@@ -177,18 +158,16 @@ def _parts(
     if wide is not None:
         per_abreast = max(wide - whole, 0.0) / deep / (_ABREAST - 1)
         per_abreast = max(per_abreast, least * layer_parameters(spec))
-    per_layer = max(per_layer, least * layer_parameters(spec))
     of_units = unit_parameters(spec) / layer_parameters(spec)
-    per_units = min(per_units, per_layer * of_units)
+    per_layer = max(per_layer, least * layer_parameters(spec))
     per_column = max(per_column, least * spec.width)
     return {
         "node": max(base - per_layer - few * per_column, 0.0),
         "per_layer": per_layer,
         "per_column": per_column,
-        "per_units": per_units,
+        "per_units": min(per_units, per_layer * of_units),
         "per_abreast": per_abreast,
         "abreast_units": per_abreast * of_units,  # it adds no launch, only bytes
-        "per_parallel": min(max(fewer - beside, 0.0) / deep, (per_layer - per_units) / 2),
     }
 
 
@@ -249,8 +228,6 @@ def cut_draft(
     num_columns: int,
     units: float = 1.0,
     abreast: int = 1,
-    is_parallel: bool = False,
-    *,
     other: ModelSpec | None = None,
 ) -> Target:
     """A draft of these layers beside the target, as the engine would hold it: the target's, or
@@ -259,7 +236,6 @@ def cut_draft(
     windows = tuple(spec.windows[layer] for layer in layers)
     cut = side_by_side(with_units(spec, units), abreast)
     cut = replace(cut, num_layers=len(layers), windows=windows)
-    cut = cut.in_parallel() if is_parallel else cut
     stored = CutWeights(weights, layers, resolve(MODELS, spec.architecture).names, cut, abreast)
     if other is not None:
         stored.config |= {CUT_FROM: str(weights.path), DRAFTS_FOR: ""}
@@ -269,27 +245,9 @@ def cut_draft(
 
 def _pass_of(model: Target, num_rows: int) -> Callable[[], Any]:
     """One request's next tokens through the model, to the best token of each."""
-    kv, attn = model.new_kv(64), _next_tokens(model, num_rows)
-    return lambda: model.logits(model.forward(attn.pos_T, attn, kv).last_TD).argmax(-1)
-
-
-def _node_of(draft: Target) -> Callable[[], Any]:
-    """One token through a draft, by the kernels that draft."""
-    kv, attn, lean = draft.new_kv(64), _next_tokens(draft, 1), None
-    if draft.backend.captures_steps:
-        from hunch.models.heads.lean import LeanDraft
-
-        lean = LeanDraft.of(cast("CudaDecoder", draft), kv)
-    if lean is None:
-        return _pass_of(draft, 1)
-    scores = lean.scores
-    return lambda: scores(attn.pos_T, attn, kv).argmax(-1)
-
-
-def _next_tokens(model: Target, num_rows: int) -> AttnInputs:
-    """The first tokens of a text."""
+    kv = model.new_kv(64)
     pos_T = torch.arange(num_rows, device=model.device)
-    return AttnInputs(
+    attn = AttnInputs(
         pos_T=pos_T,
         slot_T=pos_T,
         seq_T=torch.zeros_like(pos_T),
@@ -299,6 +257,7 @@ def _next_tokens(model: Target, num_rows: int) -> AttnInputs:
         block_size=16,
         spans=(Span(0, num_rows, 0, 0, num_rows),),
     )
+    return lambda: model.logits(model.forward(pos_T, attn, kv).last_TD).argmax(-1)
 
 
 def captured(body: Callable[[], Any], device: torch.device) -> Callable[[], Any]:

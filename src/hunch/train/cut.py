@@ -253,10 +253,6 @@ class CutWeights:
                     self.stored[names.layer.format(ours) + full.removeprefix(prefix)] = name
             if full.startswith(names.final_norm):
                 self.stored[full] = name
-        if spec is not None and spec.is_parallel:
-            self.config[PARALLEL_DRAFT] = True
-            unread = f".{names.mlp_norm}.weight"
-            self.stored = {ours: n for ours, n in self.stored.items() if not ours.endswith(unread)}
         self.nbytes = 0
 
     def names(self) -> list[str]:

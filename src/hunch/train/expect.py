@@ -37,8 +37,7 @@ from hunch.train.sizes import METHODS, Method, Size, Smaller, parts_of, sizes_fo
 from hunch.train.states import TOP
 
 FAMILIARITY = 4.3e6  # tokens seen after which a draft is half as good as it gets
-LOST = 0.04  # of its chance, what a guess loses with half of a layer's units,
-BESIDE = 0.03  # and with attention beside the MLP (assumed)
+LOST = 0.04  # of its chance, what a guess loses with half of a layer's units
 USELESS = 7  # layers side by side that are of no use, however many layers they are of
 TAUGHT = 0.7  # of what a smaller model misses by itself, what it misses once it is taught
 # Times over the same answers after which more teach little. The paper has 15, of models that learn
@@ -270,7 +269,6 @@ def expect(
     if coverage is not None:
         share = coverage(size.columns)
     best = method.best(layers_held(size)) * (1 + LOST * log2(size.units))
-    best *= 1 - BESIDE * size.is_parallel
     missed = 1 - found_beside(size, own.num_layers)
     best, begins = 1 - (1 - best) * missed, 0.0
     if smaller is not None and size.cut_from:
@@ -323,8 +321,7 @@ def node_seconds(costs: Costs, spec: ModelSpec, size: Size) -> float:
     method = METHODS[size.method]
     if method.is_sequential:
         num_layers = size.layers + method.extra
-        form = (size.units, size.abreast)
-        return costs.of_node(num_layers, size.columns, *form, is_parallel=size.is_parallel)
+        return costs.of_node(num_layers, size.columns, size.units, size.abreast)
     if size.method != "block":
         return costs.node + method.depth * (size.columns + spec.width) * costs.per_column
     # As many rows as the block has places, then a small product and a choice for each of them. Half

@@ -45,7 +45,6 @@ COUNTED = 0.7  # where answers are counted, and no network is trained
 # compared; for the best of them it follows from the speeds of answering and learning
 # (`answering_share`).
 ANSWERING = 0.42
-LONG = 600.0  # seconds of a job that has time for trials
 NUM_TRIED = 27  # prompts of a comparison, at most
 _MEASURING, _MEASURING_SHARE = 20.0, 0.04  # seconds, or share, for lookups in the engine
 _AGREEING = 48  # tokens of each answer that a smaller model is asked for
@@ -193,8 +192,6 @@ def _expected(
         possible(spec),
         can_lose_units=costs.per_units > 0,
         can_stand_abreast=costs.per_abreast > 0,
-        # What that loses is not known before a trial.
-        can_be_parallel=costs.per_parallel > 0 and clock.seconds >= LONG,
     )
     sizes += [] if smaller is None else sizes_from(smaller)
 

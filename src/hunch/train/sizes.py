@@ -73,7 +73,6 @@ class Size:
     columns: int
     units: float = 1.0  # share of the units that a layer keeps
     abreast: int = 1  # layers of the target that each holds side by side
-    is_parallel: bool = False  # attention and MLP of each read one norm
     cut_from: str = ""  # another model than the target
 
     def text(self) -> str:
@@ -85,7 +84,6 @@ class Size:
         if self.abreast > 1:
             whose = "its" if self.cut_from else "the target's"
             layers += f", each with {self.abreast} of {whose} side by side"
-        layers += ", attention beside the MLP" if self.is_parallel else ""
         return f"{self.method} of {layers}, guessing among {self.columns:,} tokens"
 
 
@@ -116,7 +114,6 @@ def sizes_for(
     *,
     can_lose_units: bool = False,
     can_stand_abreast: bool = False,
-    can_be_parallel: bool = False,
 ) -> list[Size]:
     """Every drafter that is weighed for a target."""
     columns = [*(c for c in COLUMNS if c < spec.vocab_size), spec.vocab_size]
@@ -125,21 +122,12 @@ def sizes_for(
     for method in methods:
         shares = UNITS if can_lose_units and method in ("draft", "block") else UNITS[:1]
         sides = ABREAST if can_stand_abreast and method == "draft" else ABREAST[:1]
-        orders = (False, True) if can_be_parallel and method == "draft" else (False,)
         found += [
-            Size(
-                method=method,
-                layers=layers,
-                columns=count,
-                units=units,
-                abreast=abreast,
-                is_parallel=is_parallel,
-            )
+            Size(method=method, layers=layers, columns=count, units=units, abreast=abreast)
             for layers in METHODS[method].layers
             for count in columns
             for units in shares
             for abreast in sides
-            for is_parallel in orders
             if layers <= most and layers * abreast < max(spec.num_layers, 2)
         ]
     return found

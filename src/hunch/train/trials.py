@@ -29,7 +29,7 @@ from hunch.train.job import Job, Settings, build_student, read_settings, write_s
 from hunch.train.kept import Kept
 from hunch.train.loop import CANDIDATE, LAST, Loop, restore
 from hunch.train.outcome import speculate_text
-from hunch.train.plan import LONG, NUM_TRIED, Asked, Plan, Say, context_of, device_of, trained_share
+from hunch.train.plan import NUM_TRIED, Asked, Plan, Say, context_of, device_of, trained_share
 from hunch.train.progress import Progress
 from hunch.train.regenerate import give_back
 from hunch.train.replay import Replay
@@ -42,13 +42,13 @@ TRIALS, COLUMNS = "trials.json", "columns.json"
 TRIED = ("draft", "block")  # kinds of drafters of which neither is the faster one everywhere
 SMALLER = "-smaller"  # a draft whose layers are those of a smaller model is a kind of its own
 CLOSE = 0.93  # of the best expected speed, to be tried beside it: what is further off stays behind
-TRIAL = 0.045  # of a job's seconds, what each trial is trained for
+LONG = 600.0  # seconds of a job that has time for trials,
+TRIAL = 0.045  # and the share of them that each is trained for
 LEAST = 0.15  # share of all minutes that answering, and training, get whatever was spent before
 
 
 def _name(size: Size) -> str:
     name = f"{size.method}-{size.layers}-{size.units}-{size.abreast}"
-    name += "-parallel" if size.is_parallel else ""
     return f"{name}-{size.cut_from}" if size.cut_from else name
 
 
@@ -60,8 +60,6 @@ def job_for(asked: Asked, size: Size) -> Job:
         options["units"] = str(size.units)
     if size.abreast > 1:
         options["abreast"] = str(size.abreast)
-    if size.is_parallel:
-        options["parallel"] = "true"
     if size.method == "medusa":
         options.pop("layers")
     return Job(size.method, asked.target, asked.prompts, asked.out, options, asked.engine)
@@ -125,8 +123,7 @@ def _candidates(plan: Plan) -> dict[str, Expected]:
     for one in plan.expected:
         if one.speedup > CLOSE * plan.best.speedup and one.size.method in TRIED:
             form = SMALLER if one.size.cut_from else ""
-            form += "-parallel" if one.size.is_parallel else ""
-            form += "-abreast" if one.size.abreast > 1 and not one.size.is_parallel else ""
+            form += "-abreast" if one.size.abreast > 1 else ""
             found.setdefault(one.size.method + form, one)
     return found
 
@@ -240,7 +237,6 @@ def train(
         columns=len(student.columns),
         units=float(job.options.get("units", "1")),
         abreast=int(job.options.get("abreast", "1")),
-        is_parallel=job.options.get("parallel", "false") == "true",
         cut_from=job.options.get("from", ""),
     )
 

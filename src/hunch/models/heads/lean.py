@@ -32,9 +32,9 @@ from hunch.models.cuda import CudaDecoder
 from hunch.models.decoder import finish_logits
 from hunch.models.fused import FusedLayers
 from hunch.models.fused_layer import Layer
+from hunch.parallel.group import SINGLE
 
 MAX_WIDTH = 4096  # of wider models a layer's bytes decide
-MAX_NORMED = 128  # width of heads with norms: wider ones leave a program no room
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,6 @@ class LeanLayer:
     down_DF: Tensor
     activation: str
     sinks_N: Tensor | None
-    head_norms: tuple[Tensor, Tensor] | None
     number: int  # of the cache's layer
 
     @staticmethod
@@ -62,17 +61,13 @@ class LeanLayer:
         has_norms = (layer.mlp_norm is None) if layer.is_parallel else mlp_norm_D is not None
         others = (
             layer.experts, layer.latent, layer.recurrent, layer.attn_gate, layer.inputs,
-            layer.attn_out_norm, layer.mlp_out_norm, layer.beside,
+            layer.head_norms, layer.attn_out_norm, layer.mlp_out_norm, layer.beside,
         )  # fmt: skip
         is_usual = layer.is_gated and not (layer.is_post_norm or layer.is_half)
         is_usual = is_usual and all(each is None for each in others) and has_norms
         is_usual = is_usual and layer.residual_scale == layer.stream_scale == 1.0
-        if not is_usual or layer.heads is None or layer.heads.is_reader or layer.is_v_normed:
+        if not is_usual or layer.heads is None or layer.heads.is_reader:
             return None
-        if layer.head_norms is not None:  # of a whole head, which one program has
-            head = layer.heads.head_dim
-            if len(layer.head_norms[0]) != head or head > MAX_NORMED:
-                return None
         if qkv is None or out is None or up is None or down is None or attn_norm_D is None:
             return None
         if not out[1] is up[1] is down[1] is None:
@@ -88,7 +83,6 @@ class LeanLayer:
             down_DF=down[0],
             activation=layer.activation,
             sinks_N=layer.sinks_N,
-            head_norms=layer.head_norms,
             number=layer.number,
         )
 
@@ -112,7 +106,7 @@ class LeanDraft:
         if not isinstance(fused, FusedLayers) or kv.scales is not None:
             return None
         decoder, head_CD = model.decoder, model.decoder.head.weight
-        is_known = decoder.group.size == 1 and decoder.embed_scale == 1.0
+        is_known = decoder.group is SINGLE and decoder.embed_scale == 1.0
         is_known = is_known and model.positions_LD is None and decoder.inputs is None
         is_known = is_known and len(fused.tables) == 1 and list(fused.tempers) == [None]
         is_known = is_known and model.spec.width <= MAX_WIDTH
@@ -155,7 +149,7 @@ class LeanDraft:
         heads, (k_CMH, v_CMH) = layer.heads, kv.layer(layer.number)
         q_TN = x_TD.new_empty(len(x_TD), heads.num_heads * heads.head_dim)
         y_TF = x_TD.new_empty(len(x_TD), layer.down_DF.shape[1])
-        where = (q_TN, k_CMH, v_CMH, attn.pos_T, attn.slot_T, self.table_LH, layer.head_norms)
+        where = (q_TN, k_CMH, v_CMH, attn.pos_T, attn.slot_T, self.table_LH)
         to_heads = ToHeads(layer.qkv_ND, layer.bias_N, *where)
         to_units = ToUnits(layer.up_2FD, y_TF, layer.activation)
         read_stream(rows, self.eps, to_heads, to_units if layer.mlp_norm_D is None else None)
