@@ -14,9 +14,8 @@ from train_setup import ENGINE, new_job
 
 from builders import tiny_config, tiny_model, tiny_weights
 from hunch import LLM, SamplingParams
-from hunch.errors import ConfigError, UnsupportedModelError
+from hunch.errors import UnsupportedModelError
 from hunch.models.load import load_decoder
-from hunch.models.spec import ModelSpec
 from hunch.registry import RECIPES, resolve
 from hunch.train.batches import Batch, Texts, batches
 from hunch.train.cut import UNITS, layers_text
@@ -33,7 +32,7 @@ from hunch.train.loop import CANDIDATE, LAST, Loop
 from hunch.train.progress import Progress
 from hunch.train.recipes.draft import choose_layers, read_layers
 from hunch.train.regenerate import read_answers
-from hunch.train.states import Dense, run_target
+from hunch.train.states import run_target
 from hunch.train.student import check_target
 from hunch.train.vocab import count_columns
 from tiny_families import write_family
@@ -184,36 +183,6 @@ def test_layers_side_by_side_add_what_each_writes() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM"])
-def test_a_parallel_layer_is_cut_with_both_norms_in_one(architecture: str) -> None:
-    weights = tiny_weights(tiny_config(architecture, num_hidden_layers=2, head_dim=16))
-    for name, tensor in weights.tensors.items():
-        if name.endswith("layernorm.weight"):
-            weights.tensors[name] = tensor + torch.linspace(-0.4, 0.8, len(tensor))
-    target = load_decoder(weights, dtype="float32", device="cpu")
-    columns = count_columns(np.ones(target.spec.vocab_size, dtype=np.int64), None)
-    ids_BL = torch.arange(24).view(1, 24) % target.spec.vocab_size
-    batch = Batch(ids_BL, torch.full((1,), 24), torch.full((1,), 4), np.arange(1))
-    outputs = run_target(target, batch, columns, ())
-    recipe = read_settings("draft", {"layers": "1,", "parallel": "true"}).recipe
-    student = resolve(RECIPES, "draft").student(recipe, target, columns, weights)
-    block, attend = target.layers[1], Dense(ids_BL, target.ropes, outputs.split)
-    x_TD = target.start(ids_BL.flatten(), torch.arange(24))
-    added_TD = block.attn(block.attn_norm(x_TD), attend) + block.mlp(block.mlp_norm(x_TD))
-    want_TD = target.final_norm(x_TD + added_TD)
-    assert torch.allclose(student.states(outputs), want_TD, rtol=1e-3, atol=1e-4)
-    written, tensors = student.files()
-    assert ModelSpec.from_config(written).is_parallel
-    assert not [name for name in tensors if "post_attention" in name]
-
-
-def test_a_whole_model_has_no_parallel_layers() -> None:
-    recipe, spec = resolve(RECIPES, "draft"), ModelSpec.from_config(tiny_config())
-    options = read_settings("draft", {"parallel": "true", "share_tables": "false"}).recipe
-    with pytest.raises(ConfigError, match="share_tables"):
-        recipe.check(options, spec)
-
-
 @pytest.mark.parametrize(
     ("method", "more"),
     [
@@ -221,7 +190,6 @@ def test_a_whole_model_has_no_parallel_layers() -> None:
         ("block", {"units": "0.5"}),
         ("draft", {"abreast": "2"}),
         ("draft", {"units": "0.5", "abreast": "2"}),
-        ("draft", {"units": "0.5", "abreast": "2", "parallel": "true"}),
     ],
 )
 def test_the_engine_drafts_with_layers_of_another_width(

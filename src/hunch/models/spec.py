@@ -26,7 +26,6 @@ from hunch.models.refused import REFUSED
 from hunch.registry import MODELS, resolve, unknown
 
 MAX_NODES = 32  # of a draft, where nobody says how many there may be
-PARALLEL_DRAFT = "parallel_draft"  # in a config.json: layers are those of `in_parallel`
 MAX_POSITIONS = 1 << 20  # of rotary tables: Llama 4 claims ten times as many, 5 GB for each table
 
 
@@ -160,15 +159,9 @@ class ModelSpec:
                 f"{name}: config.json asks for a part of each head to be turned "
                 "(partial_rotary_factor); the family turns whole heads"
             )
-        if recorded.get(PARALLEL_DRAFT):
-            spec = spec.in_parallel()
         if extra := recorded.unread():
             refuse_unread(config, extra, f"{name}: config.json")
         return spec
-
-    def in_parallel(self) -> ModelSpec:
-        """The same with layers whose attention and MLP read one norm, as a draft may have them."""
-        return replace(self, is_parallel=True, has_mlp_norm=False)
 
     def check(self) -> None:
         """Values that contradict each other."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from hunch.errors import ConfigError
 from hunch.models.build import Names
 from hunch.models.heads.draft_model import CUT_FROM, DRAFTS_FOR
-from hunch.models.spec import PARALLEL_DRAFT, ModelSpec
+from hunch.models.spec import ModelSpec
 from hunch.models.weights import Packed, Weights
 
 INNER, UNITS, ABREAST = "intermediate_size", "unit_share", "abreast"  # keys of config.json
@@ -37,8 +37,6 @@ def cut_options(config: Mapping[str, Any]) -> dict[str, str]:
         "units": str(config.get(UNITS, 1.0)),
         ABREAST: str(config.get(ABREAST, 1)),
     }
-    if config.get(PARALLEL_DRAFT):
-        options["parallel"] = "true"
     return options | ({"from": str(config[CUT_FROM])} if DRAFTS_FOR in config else {})
 
 
@@ -123,20 +121,6 @@ def _not_abreast(spec: ModelSpec) -> list[str]:
     return [name for name, is_there in problems.items() if is_there]
 
 
-def check_parallel(is_parallel: bool, spec: ModelSpec) -> None:
-    """Raise for layers of a target whose attention and MLP cannot read one norm."""
-    problems = {
-        "layer norms": spec.norm != "rms",
-        "no norms before attention and MLP": not spec.has_input_norms,
-        "norms of what is added": spec.has_branch_norms,
-        "attention and MLP side by side": spec.is_parallel,
-    }
-    found = [name for name, is_there in problems.items() if is_there]
-    if is_parallel and found:
-        words = f"{spec.architecture} has {', '.join(found)}"
-        raise ConfigError(f"parallel=true: {words}; leave it")
-
-
 def taken_together(
     weights: Weights,
     part: str,
@@ -144,14 +128,11 @@ def taken_together(
     names: Names,
     units: Mapping[int, Tensor],
     inner: int,
-    *,
-    is_parallel: bool = False,
 ) -> Tensor:
     """A tensor of a layer that holds some of the target's side by side.
 
     Each reads the same state, and what all of them write is added. They share their norms: what
-    the norms of each differ by from these goes into its matrices. In a parallel layer attention and
-    MLP share attention's norm.
+    the norms of each differ by from these goes into its matrices.
     """
     found = []
     for layer in group:
@@ -160,28 +141,21 @@ def taken_together(
             shape = tuple(inner if n == weights.config.get(INNER) else n for n in tensor.shape)
             tensor = fitted(tensor, shape, units[layer])
         found.append(tensor)
-    if len(group) == 1 and not is_parallel:
+    if len(group) == 1:
         return found[0]
     name, is_weight = part.removesuffix(".weight"), part.endswith(".weight")
     if name in (names.attn_norm, names.mlp_norm):
         return _common(torch.stack(found))
     if is_weight and name in (names.out, names.down):
         return torch.cat(found, dim=1)
-    if is_weight and name in (names.q, names.k, names.v, names.gate, names.up):
-        before = names.mlp_norm if name in (names.gate, names.up) else names.attn_norm
-        norms_GD = _norms(weights, group, names, before)
-        shared_GD = norms_GD
-        if is_parallel and before == names.mlp_norm:
-            shared_GD = _norms(weights, group, names, names.attn_norm)
-        own_GD = norms_GD / _common(shared_GD)
+    if is_weight:
+        before = names.attn_norm if name in (names.q, names.k, names.v) else names.mlp_norm
+        norms_GD = torch.stack(
+            [read(weights, f"{names.layer.format(layer)}{before}.weight") for layer in group]
+        )
+        own_GD = norms_GD / _common(norms_GD)
         found = [tensor * own_D for tensor, own_D in zip(found, own_GD, strict=True)]
     return torch.cat(found, dim=0)
-
-
-def _norms(weights: Weights, group: Sequence[int], names: Names, which: str) -> Tensor:
-    return torch.stack(
-        [read(weights, f"{names.layer.format(layer)}{which}.weight") for layer in group]
-    )
 
 
 def _common(norms_GD: Tensor) -> Tensor:

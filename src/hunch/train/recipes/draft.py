@@ -21,14 +21,13 @@ from hunch.models.decoder import Decoder
 from hunch.models.heads.draft_model import CUT_FROM, DRAFTS_FOR
 from hunch.models.load import spec_of, tensor_shapes
 from hunch.models.native import ID_MAP
-from hunch.models.spec import PARALLEL_DRAFT, ModelSpec
+from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights, open_weights
 from hunch.train.cut import (
     ABREAST,
     INNER,
     UNITS,
     check_abreast,
-    check_parallel,
     check_units,
     heads_config,
     in_groups,
@@ -54,7 +53,6 @@ class DraftOptions:
     layers: str = ""  # how many of its layers, or which: "0,1,15,29"; empty: 4, at most half
     units: float = 1.0  # share of the units that each layer's MLP keeps
     abreast: int = 1  # of these layers, how many each of the draft's holds side by side
-    parallel: bool = False  # attention and MLP read the same norm: fewer launches on a GPU
     loss: str = "ce"
     from_scratch: bool = False  # random layers instead of these; reads text=FILE first
     share_tables: bool = True  # layers alone, the tables stay where they are; false: a whole model
@@ -85,12 +83,11 @@ class DraftStudent(Student):
         self.layers = read_layers(
             options.layers, own.num_layers, options.abreast, is_target=self.origin is None
         )
-        self.abreast, self.is_parallel = options.abreast, options.parallel
+        self.abreast = options.abreast
         self.groups = in_groups(self.layers, self.abreast)
         windows = tuple(own.windows[group[0]] for group in self.groups)
         spec = with_units(own, options.units) if options.units < 1 else own
         spec = side_by_side(spec, self.abreast)
-        spec = spec.in_parallel() if self.is_parallel else spec
         self.spec = replace(spec, num_layers=len(self.groups), windows=windows)
         self.head_CD = self.model.head.weight_NK[columns.ids_C] * own.logits_scale
         self.config = dict(weights.config)
@@ -118,9 +115,7 @@ class DraftStudent(Student):
                 prefix = names.layer.format(ours)
                 if name.startswith(prefix):
                     part = name.removeprefix(prefix)
-                    found[name] = taken_together(
-                        weights, part, group, names, units, inner, is_parallel=self.is_parallel
-                    )
+                    found[name] = taken_together(weights, part, group, names, units, inner)
             if name not in found:
                 found[name] = read(weights, name)
             assert tuple(found[name].shape) == tuple(shape), name
@@ -164,8 +159,6 @@ class DraftStudent(Student):
             config |= {INNER: spec.ffn_width, UNITS: self.units}
         if self.abreast > 1:
             config |= {ABREAST: self.abreast, **heads_config(spec)}
-        if self.is_parallel:
-            config[PARALLEL_DRAFT] = True
         tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
         num_known = min(spec.vocab_size, self.target.spec.vocab_size)
         if self.share_tables or len(self.columns) < num_known:
@@ -227,12 +220,6 @@ def _check(options: DraftOptions, spec: ModelSpec) -> None:
     check_target(spec, "draft", options.from_)
     check_units(options.units, spec)
     check_abreast(options.abreast, spec)
-    check_parallel(options.parallel, spec)
-    if options.parallel and not options.share_tables:
-        raise ConfigError(
-            "parallel=true: a whole model of such layers is none of its family's; leave "
-            "share_tables=false"
-        )
     is_target = not options.from_
     read_layers(options.layers, spec.num_layers, options.abreast, is_target=is_target)
 
