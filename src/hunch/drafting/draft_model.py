@@ -290,12 +290,6 @@ class DeviceDraftModel(DeviceDrafter):
     max_len: int  # the longest text it can follow
     _tilings: dict[tuple[int, int], Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        from hunch.models.heads.lean import LeanDraft
-
-        super().__post_init__()
-        self.lean = LeanDraft.of(self.model, self.kv)
-
     @property
     def network(self) -> DeviceDraftModel:
         return self
@@ -353,8 +347,6 @@ class DeviceDraftModel(DeviceDrafter):
 
     def _scores(self, ids_T: Tensor, attn: AttnInputs, every: int = 1) -> Tensor:
         """Scores after every so many of these tokens."""
-        if self.lean is not None and self.lean.fits(len(ids_T)):
-            return self.lean.scores(ids_T, attn, self.kv, every)
         hidden_TD = self.model.forward(ids_T, attn, self.kv).last_TD
         return self.model.logits(hidden_TD[every - 1 :: every])
 

@@ -1,10 +1,8 @@
 """A draft model's tree on a GPU: what it takes as a whole, and what each level adds.
 
 Layers of random weights, of the shape that a draft cut from a target has: some of its layers with a
-share of their units, one after the other or side by side, and `parallel`, where attention and MLP
-read the same norm. A draft is captured as a step holds it: a pass over known tokens, then one for
-each further level, each with scores and the choice of nodes. By lean kernels, as drafts run, and by
-those of a target, which keep to an order of sums.
+share of their units, one after the other or side by side. A draft is captured as a step holds it: a
+pass over known tokens, then one for each further level, each with scores and the choice of nodes.
 """
 
 from __future__ import annotations
@@ -35,14 +33,9 @@ class Form(NamedTuple):
 
     layers: int
     abreast: int
-    is_parallel: bool
-
-    def text(self) -> str:
-        words = f"{self.layers} layers of {self.abreast}"
-        return f"{words}, parallel" if self.is_parallel else words
 
 
-FORMS = (Form(2, 1, False), Form(1, 2, False), Form(2, 1, True), Form(1, 2, True))
+FORMS = (Form(1, 1), Form(2, 1), Form(1, 2), Form(1, 4), Form(2, 2))
 
 
 def build(geometry: str, form: Form, units: float, columns: int) -> CudaDecoder:
@@ -52,8 +45,7 @@ def build(geometry: str, form: Form, units: float, columns: int) -> CudaDecoder:
         architecture="LlamaForCausalLM", vocab_size=columns, width=width, num_layers=form.layers,
         num_heads=form.abreast * heads, num_kv_heads=form.abreast * kv, head_dim=head,
         ffn_width=form.abreast * inner, max_len=MAX_LEN, rope=RopeSpec(), is_tied=True,
-        windows=(None,) * form.layers, is_parallel=form.is_parallel,
-        has_mlp_norm=not form.is_parallel,
+        windows=(None,) * form.layers,
     )  # fmt: skip
     torch.manual_seed(0)
     return CudaDecoder(resolve(MODELS, spec.architecture)(spec, RandomSource()))
@@ -105,13 +97,10 @@ def main(words: Sequence[str] = ()) -> None:
         model = build(asked.geometry, form, asked.units, asked.columns)
         whole = drafter(model, asked.width, asked.levels)
         one = replace(whole, num_levels=1, num_nodes=0)
-        for name, is_lean in (("lean", True), ("as a target", False)):
-            if not is_lean:
-                whole.lean = one.lean = None
-            all_of_it, first = (seconds(some, asked.context, asked.again) for some in (whole, one))
-            level = (all_of_it - first) / (asked.levels - 1)
-            print(
-                f"{form.text():24} {name:12} {1e6 * all_of_it:6.0f} us, the first level "
-                f"{1e6 * first:5.0f}, each further one {1e6 * level:5.0f}",
-                flush=True,
-            )
+        all_of_it, first = (seconds(some, asked.context, asked.again) for some in (whole, one))
+        level = (all_of_it - first) / (asked.levels - 1)
+        print(
+            f"layers: {form.layers}, in each: {form.abreast}; {1e6 * all_of_it:.0f} us, the first "
+            f"level {1e6 * first:.0f}, each further one {1e6 * level:.0f}",
+            flush=True,
+        )
