@@ -6,8 +6,8 @@ node leaves no trace, and there is one state per row, not one per node. Every to
 itself, in order: chunks and drafts do not change a bit.
 
 Shape letters: T packed tokens, S sequences of the step, X rows of the engine, L recurrent layers,
-G places of the ring, I inputs of a token, N heads, H width of a key, D width of a value, J taps of
-the convolution.
+G places of the ring, I inputs of a token, N heads, H width of a key, D width of a value, C channels
+of the convolution, J its taps.
 """
 
 from __future__ import annotations
@@ -49,6 +49,14 @@ class Recurrence(ABC):
     @abstractmethod
     def fold(self, weights: Any, window_JI: Tensor, state_NHD: Tensor) -> tuple[Tensor, Tensor]:
         """One token: the state after it, and what it reads, ND. The window ends with it."""
+
+
+def convolved(channels_JC: Tensor, conv_JC: Tensor) -> Tensor:
+    """The sum over the taps of a window, the oldest token's first."""
+    mixed_C = channels_JC[0] * conv_JC[0]
+    for tap in range(1, len(channels_JC)):
+        mixed_C = mixed_C + channels_JC[tap] * conv_JC[tap]
+    return mixed_C
 
 
 @dataclass(frozen=True, slots=True)

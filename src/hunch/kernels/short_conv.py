@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from hunch.kernels.recurrence import Recurrence
+from hunch.kernels.recurrence import Recurrence, convolved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,10 +33,7 @@ class ConvShape(Recurrence):
         self, weights: ConvWeights, window_JI: Tensor, state_NHD: Tensor
     ) -> tuple[Tensor, Tensor]:
         x_JD = window_JI[:, : self.width] * window_JI[:, self.width :]
-        mixed_D = x_JD[0] * weights.conv_JD[0]
-        for tap in range(1, self.num_taps):
-            mixed_D = mixed_D + x_JD[tap] * weights.conv_JD[tap]
-        return state_NHD, mixed_D[None]
+        return state_NHD, convolved(x_JD, weights.conv_JD)[None]
 
 
 @dataclass(slots=True)

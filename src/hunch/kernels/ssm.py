@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hunch.kernels.activation import sigmoid
-from hunch.kernels.recurrence import Recurrence
+from hunch.kernels.recurrence import Recurrence, convolved
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,10 +55,7 @@ class SsmShape(Recurrence):
         self, weights: SsmWeights, window_JI: Tensor, state_NHD: Tensor
     ) -> tuple[Tensor, Tensor]:
         size_N = functional.softplus(window_JI[-1, self.num_channels :] + weights.bias_N)
-        channels_JC = window_JI[:, : self.num_channels]
-        mixed_C = channels_JC[0] * weights.conv_JC[0]
-        for tap in range(1, self.num_taps):
-            mixed_C = mixed_C + channels_JC[tap] * weights.conv_JC[tap]
+        mixed_C = convolved(window_JI[:, : self.num_channels], weights.conv_JC)
         mixed_C = mixed_C + weights.conv_bias_C
         mixed_C = mixed_C * sigmoid(mixed_C)
         v, written, read = mixed_C.split_with_sizes(

@@ -22,7 +22,7 @@ from hunch.layers.latent import LatentShape
 from hunch.models.build import Names, head_order_of
 from hunch.models.experts import ExpertNames
 from hunch.models.spec import ModelSpec, RowFactors
-from hunch.models.weights.base import Packed, ReadsParts, Rows, Weights, WeightsOver
+from hunch.models.weights.base import Packed, Rows, Weights, WeightsOver, part_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,11 +320,8 @@ class Arranged(WeightsOver):
     ) -> Tensor:
         """[first, last) of a dimension; read alone where the file has the tensor as it is."""
         place = self._place(name)
-        is_plain = place.rows is None and not place.is_transposed and not place.shift
-        is_plain = is_plain and place.factor_N is None
-        is_plain = is_plain and place.expert is None and not place.is_stack
-        if is_plain and place.project is None and isinstance(self.weights, ReadsParts):
-            return self.weights.part(place.name, dim, part, dtype)
+        if place == Place(place.name):
+            return part_of(self.weights, place.name, dim, part, dtype)
         return self.tensor(name, dtype).narrow(dim, part[0], part[1] - part[0])
 
     def _whole(self, place: Place, dtype: torch.dtype) -> Tensor:
@@ -337,9 +334,8 @@ class Arranged(WeightsOver):
 
     def packed(self, name: str) -> Packed | None:
         place = self._place(name)
-        if place.is_transposed or place.shift or place.project is not None:
-            return None
-        if place.factor_N is not None:
+        is_changed = place.project is not None or place.factor_N is not None
+        if place.is_transposed or place.shift or is_changed:
             return None
         packed = self.weights.packed(place.name)
         if packed is not None and place.expert is not None:

@@ -31,7 +31,7 @@ log = logging.getLogger("hunch")
 
 
 class CudaDecoder:
-    """`Decoder.forward` and `logits` with fused kernels, over the same weights."""
+    """The interface of Decoder with fused kernels, over the same weights."""
 
     backend = TRITON
     is_quantised = False
@@ -74,7 +74,6 @@ class CudaDecoder:
         self.workspace, self.tiling = self.tiler.workspace, self.tiler.tiling
 
     def hold_kv(self, dtype: torch.dtype) -> None:
-        """Keys and values in another precision than the model's."""
         self.decoder.hold_kv(dtype)
         self.kv_dtype = dtype
 
@@ -99,7 +98,6 @@ class CudaDecoder:
         kv: KVCache,
         feature_layers: tuple[int, ...] = (),
     ) -> Hidden:
-        """One pass: writes each token's KV and returns its hidden state."""
         num_tokens, width = len(ids_T), self.spec.width
         size = (self.fused.num_rows(num_tokens), width)
         x_PD = torch.empty(size, dtype=self.dtype, device=self.device)
@@ -120,7 +118,6 @@ class CudaDecoder:
     def forward_stream(
         self, x_TD: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
     ) -> Hidden:
-        """The same where other layers stand before these, and left a residual stream."""
         num_tokens, width = x_TD.shape
         h_PD = x_TD.new_empty(self.fused.num_rows(num_tokens), width)
         h_TD, first_norm = h_PD[:num_tokens], self.layers[0].attn_norm
@@ -168,11 +165,9 @@ class CudaDecoder:
         return input_PX[: len(ids_T)].view(len(ids_T), -1, len(weight_H))
 
     def exchanges(self, num_tokens: int) -> list[Exchange]:
-        """What a pass over so many tokens exchanges with other ranks, in its order."""
         return self.fused.exchanges(num_tokens)
 
     def logit_exchange(self, num_rows: int) -> Exchange:
-        """The same of `logits` of so many states."""
         return Exchange(num_rows * max(self.decoder.head_sizes), torch.float32)
 
     def logits(self, hidden_MD: Tensor) -> Tensor:

@@ -172,7 +172,6 @@ class NativeDecoder:
         return self.head.rows(ids_C)
 
     def embed(self, ids_T: Tensor) -> Tensor:
-        """Token embeddings."""
         return self.embedding.rows(ids_T)
 
     def forward(
@@ -182,26 +181,21 @@ class NativeDecoder:
         kv: KVCache,
         feature_layers: tuple[int, ...] = (),
     ) -> Hidden:
-        """One pass: writes each token's KV and returns its hidden state."""
         return Hidden(*self.network.forward(ids_T.contiguous(), attn, kv, feature_layers))
 
     def forward_stream(
         self, x_TD: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
     ) -> Hidden:
-        """The same where other layers stand before these, and left a residual stream."""
         return Hidden(*self.network.forward(None, attn, kv, feature_layers, x_TD.contiguous()))
 
     def exchanges(self, num_tokens: int) -> list[Exchange]:
-        """What a pass over so many tokens exchanges with other ranks, in its order."""
         sum_of_rows = Exchange(num_tokens * self.spec.width, torch.float32)
         return [sum_of_rows] * (2 * len(self.network.layers))
 
     def logit_exchange(self, num_rows: int) -> Exchange:
-        """The same of `logits` of so many states."""
         return Exchange(num_rows * max(self.head_sizes), torch.float32)
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
-        """float32 scores of every token after each given hidden state."""
         return self.group.gather(self.network.logits(hidden_MD), self.head_sizes)
 
     def kv_shapes(self) -> tuple[tuple[int, int, int], ...]:
@@ -209,7 +203,6 @@ class NativeDecoder:
         return self.spec.kv_shapes(self.heads.num_kv_heads)
 
     def states_of(self, num_rows: int, max_nodes: int = MAX_NODES) -> StatesShape | None:
-        """What recurrent layers keep on this device; None: the model has none."""
         return self.spec.states_of(num_rows, max_nodes)
 
     def new_kv(self, num_slots: int, num_rows: int = 1) -> KVCache:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hunch.models.build import Names, head_rows, local_heads
 from hunch.models.spec import ModelSpec
-from hunch.models.weights.base import Packed, ReadsParts, Weights, WeightsOver
+from hunch.models.weights.base import Packed, Weights, WeightsOver, part_of
 from hunch.parallel.group import Group, Share, head_spans, span
 
 HEAD_SHARE = "head.share"  # this rank's rows of the output matrix, which may be the embedding's
@@ -67,10 +67,7 @@ class SharedWeights(WeightsOver):
         stored = self._stored(name)
         if name not in self._shares:
             return self.weights.tensor(stored, dtype)
-        dim, (first, last) = self._shares[name]
-        if isinstance(self.weights, ReadsParts):
-            return self.weights.part(stored, dim, (first, last), dtype)
-        return self.weights.tensor(stored, dtype).narrow(dim, first, last - first)
+        return part_of(self.weights, stored, *self._shares[name], dtype)
 
     def packed(self, name: str) -> Packed | None:
         packed = self.weights.packed(self._stored(name))

@@ -20,7 +20,7 @@ from hunch.kernels.quantise import quantise
 from hunch.layers.linear import Linear, RowLinear
 from hunch.layers.norm import LayerNorm, RMSNorm
 from hunch.models.staging import to_device
-from hunch.models.weights.base import ReadsParts, Weights
+from hunch.models.weights.base import Weights, part_of
 from hunch.parallel.group import SINGLE, Group, Share, span
 
 Shape = tuple[int, ...]
@@ -202,9 +202,7 @@ class FileSource(Source):
         return self.weights.tensor(self._checked(name, shape), dtype or self.dtype)
 
     def read_part(self, name: str, shape: Shape, dim: int, part: Share) -> Tensor:
-        if isinstance(self.weights, ReadsParts):
-            return self.weights.part(self._checked(name, shape), dim, part, self.dtype)
-        return super().read_part(name, shape, dim, part)
+        return part_of(self.weights, self._checked(name, shape), dim, part, self.dtype)
 
     def codes(self, name: str, shape: Shape) -> Codes | None:
         packed = self.weights.packed(self._checked(name, shape))

@@ -16,7 +16,7 @@ from hunch.errors import ConfigError, UnsupportedModelError
 from hunch.models.build import Names
 from hunch.models.source import bias_of
 from hunch.models.spec import ModelSpec
-from hunch.models.weights.base import Packed, ReadsParts, Weights, WeightsOver
+from hunch.models.weights.base import Packed, Weights, WeightsOver, part_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +128,7 @@ class StageWeights(WeightsOver):
         self, name: str, dim: int, part: tuple[int, int], dtype: torch.dtype = torch.float32
     ) -> Tensor:
         """[first, last) of a dimension."""
-        if isinstance(self.weights, ReadsParts):
-            return self.weights.part(self._stored[name], dim, part, dtype)
-        return self.tensor(name, dtype).narrow(dim, part[0], part[1] - part[0])
+        return part_of(self.weights, self._stored[name], dim, part, dtype)
 
     def packed(self, name: str) -> Packed | None:
         return self.weights.packed(self._stored[name])

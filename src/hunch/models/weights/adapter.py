@@ -86,12 +86,6 @@ class AdaptedWeights(WeightsOver):
         super().__init__(weights)
         self._added = read_adapter(Path(path), weights)
 
-    def names(self) -> list[str]:
-        return self.weights.names()
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.weights.shape(name)
-
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         added = self._added.get(name)
         if added is None:

@@ -85,6 +85,12 @@ class WeightsOver:
         self.metadata: Mapping[str, Any] = weights.metadata
         self.nbytes = weights.nbytes
 
+    def names(self) -> list[str]:
+        return self.weights.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.weights.shape(name)
+
 
 @runtime_checkable
 class ReadsParts(Protocol):
@@ -94,6 +100,15 @@ class ReadsParts(Protocol):
         self, name: str, dim: int, part: tuple[int, int], dtype: torch.dtype = torch.float32
     ) -> Tensor:
         """[first, last) of a dimension."""
+
+
+def part_of(
+    weights: Weights, name: str, dim: int, part: tuple[int, int], dtype: torch.dtype
+) -> Tensor:
+    """[first, last) of a dimension; read alone where the weights can."""
+    if isinstance(weights, ReadsParts):
+        return weights.part(name, dim, part, dtype)
+    return weights.tensor(name, dtype).narrow(dim, part[0], part[1] - part[0])
 
 
 def read_ahead(path: Path) -> int:
