@@ -92,55 +92,34 @@ def _by(*patterns: str) -> _Split:
 
 
 _GPT2 = _Split(steps=lambda: [_byte_level(True)])
-_OLD = _Split(  # what llama.cpp does with files older than the key
-    steps=lambda: [
-        _split(r"[\p{P}\$\+<=>\^~\|]+"),
-        _split(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"),
-        _split(r"\p{N}+"),
-        _split(r"[0-9][0-9][0-9]"),
-        _byte_level(False),
-    ]
+_OLD = _by(  # what llama.cpp does with files older than the key
+    r"[\p{P}\$\+<=>\^~\|]+",
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
+    r"\p{N}+",
+    r"[0-9][0-9][0-9]",
 )
 _DIGITS = _Split(steps=lambda: [pre_tokenizers.Digits(individual_digits=True), _byte_level(True)])
-_LLAMA3 = _Split(
-    steps=lambda: [_split(_WORDS + r"|\p{N}{1,3}" + _MARKS_AND_SPACE), _byte_level(False)],
-    has_bos=True,
-    ignore_merges=True,
-)
-_QWEN2 = _Split(
-    steps=lambda: [_split(_WORDS + r"|\p{N}" + _MARKS_AND_SPACE), _byte_level(False)],
-    is_nfc=True,
-)
-_THREE_DIGITS = replace(_LLAMA3, has_bos=False, ignore_merges=False)
+_THREE_DIGITS = _by(_WORDS + r"|\p{N}{1,3}" + _MARKS_AND_SPACE)
+_LLAMA3 = replace(_THREE_DIGITS, has_bos=True, ignore_merges=True)
+_ONE_DIGIT = _by(_WORDS + r"|\p{N}" + _MARKS_AND_SPACE)
+_QWEN2 = replace(_ONE_DIGIT, is_nfc=True)
 _SPLITS = {
     "default": _OLD,
     **dict.fromkeys(("gpt-2", "phi-2", "olmo", "exaone4", "mpt", "granite-docling"), _GPT2),
-    **dict.fromkeys(("command-r", "exaone"), _DIGITS),
-    **dict.fromkeys(("falcon3", "pixtral", "lfm2"), _LLAMA3),
-    **dict.fromkeys(("glm4", "chatglm-bpe"), _THREE_DIGITS),
-    **dict.fromkeys(("stablelm2", "hunyuan", "megrez"), replace(_QWEN2, is_nfc=False)),
+    **dict.fromkeys(("command-r", "exaone", "smollm", "starcoder", "refact"), _DIGITS),
+    **dict.fromkeys(("falcon3", "pixtral", "lfm2", "llama-bpe", "llama3", "llama-v3"), _LLAMA3),
+    **dict.fromkeys(("glm4", "chatglm-bpe", "dbrx"), _THREE_DIGITS),  # dbrx: Phi-4
+    **dict.fromkeys(("stablelm2", "hunyuan", "megrez"), _ONE_DIGIT),
     "deepseek-llm": _by(*_DEEPSEEK),
     "deepseek-coder": _by(*_DEEPSEEK_CODER),
     **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _by(*_DEEPSEEK3)),
     "falcon": _by(*_FALCON),
     "seed-coder": _by(_SEED),
-    "minimax-m2": _by(_O200K),
-    "smollm": _DIGITS,
-    "starcoder": _DIGITS,
-    "refact": _DIGITS,
-    "llama-bpe": _LLAMA3,
-    "llama3": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "dbrx": _THREE_DIGITS,  # Phi-4
-    **dict.fromkeys(("gpt-4o", "llama4"), _by(_O200K)),  # Phi-4-mini, gpt-oss
-    "qwen2": _QWEN2,
-    "deepseek-r1-qwen": _QWEN2,
-    "qwen35": replace(
-        _QWEN2, steps=lambda: [_split(_WORDS_AND_ACCENTS + r"|\s+(?!\S)|\s+"), _byte_level(False)]
-    ),
-    "tekken": _Split(
-        steps=lambda: [_split(_TEKKEN), _byte_level(False)], has_bos=True, ignore_merges=True
-    ),
+    # gpt-4o: Phi-4-mini, gpt-oss
+    **dict.fromkeys(("minimax-m2", "gpt-4o", "llama4"), _by(_O200K)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
+    "qwen35": replace(_by(_WORDS_AND_ACCENTS + r"|\s+(?!\S)|\s+"), is_nfc=True),
+    "tekken": replace(_by(_TEKKEN), has_bos=True, ignore_merges=True),
 }
 
 
