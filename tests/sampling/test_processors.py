@@ -24,7 +24,7 @@ def request_with(words: list[list[int]]) -> Request:
 @pytest.mark.parametrize("seed", range(40))
 def test_tables_are_the_hosts_rules_bit_for_bit(seed: int) -> None:
     rng = random.Random(seed)
-    host = HostProcessors(NUM_ROWS, VOCAB)
+    host = HostProcessors(VOCAB)
     dense = DeviceProcessors(NUM_ROWS, VOCAB, torch.device("cpu"))
     requests = [request_of(rng, VOCAB) for _ in range(NUM_ROWS)]
     outputs = [[token(rng, VOCAB) for _ in range(rng.randint(0, 9))] for _ in requests]

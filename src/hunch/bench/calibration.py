@@ -41,7 +41,11 @@ def calibrate(
     fitted = [_scaled(machine, target, passes, cost) for cost in TOKEN_COSTS]
     if all(one.tokens == 1 for one in passes):
         fitted = [_scaled(machine, target, passes, 1.0)]
-    best = min(fitted, key=lambda one: _distance(one, target, passes))
+
+    def distance(one: Machine) -> float:
+        return sum(abs(math.log(_ratio(one, target, some))) for some in passes)
+
+    best = min(fitted, key=distance)
     return best, _acceptance(report, has_draft)
 
 
@@ -138,10 +142,6 @@ def _ratio(machine: Machine, target: Size, one: _Pass) -> float:
     if one.num_reads:
         seconds += one.num_reads * machine.reading_seconds(target, one.read_tokens)
     return one.seconds / seconds
-
-
-def _distance(machine: Machine, target: Size, passes: Sequence[_Pass]) -> float:
-    return sum(abs(math.log(_ratio(machine, target, one))) for one in passes)
 
 
 def _acceptance(report: Report, has_draft: bool) -> float | None:

@@ -43,7 +43,6 @@ def compare(
     plain: Sequence[RequestOutput],
     speculative: Sequence[RequestOutput],
     plain_llm: LLM,
-    params: SamplingParams,
 ) -> MethodReport:
     """Every sample of every prompt, token by token."""
     report = MethodReport(num_prompts=len(ids))
@@ -57,20 +56,14 @@ def compare(
                 continue
             is_different = True
             if report.first_difference is None:
-                report.first_difference = _locate(
-                    name, prompt, one.token_ids, other.token_ids, plain_llm, params
-                )
+                both = one.token_ids, other.token_ids
+                report.first_difference = _locate(name, prompt, *both, plain_llm)
         report.num_different += is_different
     return report
 
 
 def _locate(
-    name: str,
-    prompt: list[int],
-    plain: list[int],
-    speculative: list[int],
-    plain_llm: LLM,
-    params: SamplingParams,
+    name: str, prompt: list[int], plain: list[int], speculative: list[int], plain_llm: LLM
 ) -> Difference:
     shared = 0
     while shared < min(len(plain), len(speculative)) and plain[shared] == speculative[shared]:

@@ -17,7 +17,7 @@ class MistralReader(ObjectReader):
     def __init__(self, specials: Iterable[str]) -> None:
         specials = {*specials, "[ARGS]", "[CALL_ID]"}
         super().__init__(("[TOOL_CALLS]",), (), specials)
-        self._by_name = NamedReader(("[TOOL_CALLS]",), (), (), _mistral_name)
+        self._by_name = NamedReader(("[TOOL_CALLS]",), (), (), self._name)
         self._is_named: bool | None = None
 
     def _enter(self, mark: str) -> None:
@@ -41,9 +41,9 @@ class MistralReader(ObjectReader):
     def _leave(self, held: str) -> list[Piece]:
         return self._by_name._leave(held) if self._is_named else super()._leave(held)
 
-
-def _mistral_name(text: str) -> str:
-    return re.split(r"\[|<", text)[0].strip()
+    @staticmethod
+    def _name(text: str) -> str:
+        return re.split(r"\[|<", text)[0].strip()
 
 
 class MistralForm(ObjectForm):

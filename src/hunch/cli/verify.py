@@ -161,7 +161,7 @@ class _Check:
             run.agreement = fit(llm, scorer, self.prompts, params, self.samples)
             return
         found = llm.generate(self.prompts, params)
-        run.equality = compare(self.ids, self.prompts, expected, found, plain, params)
+        run.equality = compare(self.ids, self.prompts, expected, found, plain)
 
     def _leave_out_long(self, room: int) -> None:
         """Prompts that leave no room for an answer in the model's context."""

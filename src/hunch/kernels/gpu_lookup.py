@@ -202,7 +202,7 @@ def _with_table(
 
 @triton.jit
 def _go_on(
-    row, known, most, is_asking, history_ptr, draft_ptr, parents_ptr, entries_ptr, bits,
+    known, most, is_asking, history_ptr, draft_ptr, parents_ptr, entries_ptr, bits,
     NUM_DRAFTED: tl.constexpr, MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr,
     MAX_ORDER: tl.constexpr, NUM_PLACES: tl.constexpr,
 ):  # fmt: skip
@@ -297,7 +297,7 @@ def _lookup_kernel(
         if is_open & (tl.load(count_ptr + row) == NUM_DRAFTED):
             most = tl.minimum(tl.minimum(tl.load(room_ptr + r), left), most_nodes).to(tl.int32)
             count = _go_on(
-                row, known, most, is_row, history_ptr, draft_ptr + row * draft_stride,
+                known, most, is_row, history_ptr, draft_ptr + row * draft_stride,
                 parents_ptr + row * draft_stride, entries_ptr, bits,
                 NUM_DRAFTED, MULTIPLIER, SHIFT, MAX_ORDER, NUM_PLACES,
             ).to(tl.int64)  # fmt: skip

@@ -149,7 +149,7 @@ class RowRules:
 class HostProcessors:
     """The rules of all rows, on a CPU."""
 
-    def __init__(self, max_rows: int, vocab_size: int) -> None:
+    def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self.rules: dict[int, RowRules] = {}
 

@@ -70,7 +70,7 @@ class SamplingState:
         self.processors: HostProcessors | DeviceProcessors = (
             DeviceProcessors(max_rows, vocab_size, self.device)
             if self.is_dense
-            else HostProcessors(max_rows, vocab_size)
+            else HostProcessors(vocab_size)
         )
 
     # --- rows come and go ---------------------------------------------------------------------

@@ -169,7 +169,11 @@ class PublishedWeights:
         module, _, last = name.rpartition(".")
         if f"{module}_blocks" in self._raw:
             return self._packed_experts(module, shape)
-        if last != "weight" or len(shape) != 2 or not self._is_quantised(module):
+        if (
+            last != "weight"
+            or len(shape) != 2
+            or not any(f"{module}.{mark}" in self._raw for mark in _MARKS)
+        ):
             return None
 
         @lru_cache(maxsize=1)  # a matrix is asked for a few rows at a time
@@ -196,9 +200,6 @@ class PublishedWeights:
         num_experts, num_out, num_in = shape
         size = (num_experts * num_out, num_in)
         return Coded(self.method, size, torch.empty(0), _nothing, read)
-
-    def _is_quantised(self, module: str) -> bool:
-        return any(f"{module}.{mark}" in self._raw for mark in _MARKS)
 
     def _experts(self, stem: str, dtype: torch.dtype) -> Tensor:
         """All experts' matrices, [E, N, K], one expert at a time."""

@@ -51,10 +51,8 @@ class SafetensorsWeights:
         self._homes |= dict.fromkeys(names, source)
 
     def names(self) -> list[str]:
-        return [name for name in self._homes if not self._is_scale(name)]
-
-    def _is_scale(self, name: str) -> bool:
-        return name.endswith(SCALE) and name.removesuffix(SCALE) in self._homes
+        scales = {name + SCALE for name in self._homes}
+        return [name for name in self._homes if name not in scales]
 
     def shape(self, name: str) -> tuple[int, ...]:
         self._home(name)
