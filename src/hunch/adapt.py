@@ -245,9 +245,9 @@ class Learner(Protocol):
 class NetworkAdapter(Adapter):
     """Lets a trained drafter go on learning while nothing is served, and swaps a better one in.
 
-    Better is what has more tokens per pass on answers that were held out. The process that trains
-    is stopped (by a signal) with the first step of a request and goes on when none was seen for a
-    while, so that it never computes beside one for longer than a step of its own takes to end.
+    Better is what has more tokens per pass on answers that were held out. A signal stops the
+    process that trains at the first step of a request, and another lets it go on once there were
+    no requests for a while. Beside a request it at most finishes the step it was in.
     """
 
     what = "the drafter could not go on learning"

@@ -312,9 +312,9 @@ class DecodedRows:
     """What a step did for rows that decode and go on, in columns with an entry for each row.
 
     Such a row had tokens before, processed the last of them, perhaps with a draft, and got more.
-    `RowResult` says what the columns mean. A column that is None is as there for every row, except
-    that without `computed` the target has computed all but the last token, and of other KV groups
-    nothing is said.
+    `RowResult` says what the columns mean. Where a column is None, every row has the default that
+    it has there. Only without `computed`, the target has computed all tokens but the last, and
+    nothing is said of other KV groups.
     """
 
     tokens: list[list[int]]  # []: the row's result is the next one of `StepResult.rows`

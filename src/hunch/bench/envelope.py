@@ -86,8 +86,8 @@ def envelope(report: Report) -> list[Envelope]:
 def open_methods(report: Report, point: Point) -> set[str]:
     """Methods of which another round could decide something at this point.
 
-    Those that `auto` is shown to be within the tolerance of need none, and where it is shown to be
-    slower than one, no other can change that.
+    A method needs no more rounds once `auto` is known to be within the tolerance of it. None does
+    once `auto` is known to be slower than one of them: that decides the point.
     """
     found = _at(report, point)
     if found is None:

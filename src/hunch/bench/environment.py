@@ -113,9 +113,9 @@ def _gpu() -> str | None:
 class BusyWatch:
     """The shares of this machine's CPUs that others used since its making, and that its host took.
 
-    Servers that are measured are no others, where their processes are known. What a virtual
-    machine's host takes away no process of it can see, and threads that wait for each other lose
-    far more by it than the share says.
+    Servers that are measured are not counted as others if their processes are known. No process
+    sees what the host of a virtual machine takes. Threads that wait for each other lose far more
+    by it than the share says.
     """
 
     def __init__(self, pids: Iterable[int] = ()) -> None:

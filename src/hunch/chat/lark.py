@@ -147,8 +147,8 @@ class Rules:
 def closed(schema: Any) -> Any:
     """The schema with objects that take no other properties than those they name.
 
-    A function called with an argument it does not know fails, so a tool's schema that is silent
-    about other properties means that there are none.
+    A function fails if it is called with an argument that it does not know. So a tool's schema
+    that says nothing of other properties allows none.
     """
     if isinstance(schema, Mapping):
         plain = {key: closed(value) for key, value in schema.items() if key != "x-guidance"}

@@ -171,7 +171,7 @@ class Scores:
     """Which log-probabilities an answer of SGLang's shows."""
 
     num_top: int = 0  # likeliest tokens per place
-    first: int = -1  # place of the prompt from which on its tokens have theirs; -1: none of them
+    first: int = -1  # the prompt's first token that has one; -1: none of them has
     has_text: bool = False  # tokens are written out
 
 

@@ -211,8 +211,8 @@ class Scheduler:
     ) -> Member | None:
         """`_fit` for a step that catches up on all known tokens, and so may check nodes and draft.
 
-        Slots are needed for the known tokens, the nodes checked now and, as a drafter may write
-        KV while it drafts, for the bonus token and the next draft.
+        Slots are needed for the known tokens and the nodes checked now. The bonus token and the
+        next draft need some too, as a drafter may write KV while it drafts.
         """
         pool = self.pool
         # What pending steps commit is not known yet: the runner cuts drafts at the row's end.

@@ -324,8 +324,8 @@ class Matcher:
     def can_wait(self) -> bool:
         """Whether a mask would most likely allow what is chosen without one.
 
-        That is so if the grammar forces a text that the sequence has written before, and if most
-        tokens may follow (where a mask also takes long).
+        It would if the grammar forces a text that the sequence has written before. It also would
+        where most tokens may follow; a mask takes long there.
         """
         if self._needs_mask or self._is_over:
             self._needs_mask = False

@@ -349,10 +349,10 @@ def rope_kv(
     """Head norms and rotation (if given) and the KV write, after a product that did not do them.
 
     A product may come as sums of its slices, [S, T, K] in float32. A cache of 8 bits has scales,
-    [C, M, 1], of keys and values. Norms are of a head each, or, where they have a weight for every
-    number of every head, of all heads of q and of k at once. With norms, heads of v may be divided
-    by their root mean square, and a reader has q alone. Queries are multiplied by `temper_L` at
-    their position.
+    [C, M, 1], of keys and values. Norms are of each head. Where they have a weight for every
+    number of every head, they are of all heads of q, and of k, at once. With norms, heads of v may
+    be divided by their root mean square, and a reader has q alone. Queries are multiplied by
+    `temper_L` at their position.
     """
     head, num_kv = k_CMH.shape[2], k_CMH.shape[1]
     num_tokens, width = qkv_TK.shape[-2:]

@@ -84,8 +84,8 @@ def parts_of(num_heads: int, num_kv_heads: int, head: int) -> int:
 
 
 def programs_for(num_tiles: int, num_kv_heads: int, max_len: int) -> int:
-    """Programs that share a row's splits: enough to fill the chip, and some for a long row among
-    short ones, which all would wait for."""
+    """Programs that share a row's splits: enough to fill the chip. There are always a few, as all
+    rows wait for the longest one."""
     num_rows = max(num_tiles * num_kv_heads, 1)
     least = 8 if num_rows < 3 * NUM_SMS else 4
     wanted = max(cdiv(2 * NUM_SMS, num_rows), least)

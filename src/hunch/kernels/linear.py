@@ -23,9 +23,8 @@ def linear_ref(x_TK: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
 def linear(x_TK: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:
     """On a CPU a row's bits are the same whatever rows are beside it; elsewhere torch's product.
 
-    torch takes another order of summation for every number of rows, which changes the text of a
-    model in 16 bits, and that of one in 32 now and then. What is trained goes through torch, as
-    gradients do.
+    torch adds in another order for every number of rows. That changes the text of a model in 16
+    bits, and now and then of one in 32. What is trained goes through torch, as gradients do.
     """
     tensors = (x_TK, w_NK) if b_N is None else (x_TK, w_NK, b_N)
     is_trained = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

@@ -53,7 +53,7 @@ class CudaDecoder:
             decoder.layers, tables, decoder.spec.norm_eps, group=decoder.group, tempers=tempers
         )
         self.layers = self.fused.layers
-        self.timing = self.fused.timing  # for steps that are timed with nobody in them
+        self.timing = self.fused.timing  # for steps without rows, which are timed
         self.fused.is_wide = decoder.device.type == "cuda" and self._check_wide()
         self.final_norm = row_norm(decoder.final_norm)
         self.positions_LD = decoder.positions_LD

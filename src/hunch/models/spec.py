@@ -74,7 +74,7 @@ class ModelSpec:
     is_qk_norm_centred: bool = False  # and that by a layer norm
     has_qk_norm_bias: bool = False  # of layer norms
     is_qk_norm_own: bool = False  # of layer norms: each head has weights of its own
-    unnormed: tuple[bool, ...] = ()  # per layer: q and k are not, in spite of it; (): none
+    unnormed: tuple[bool, ...] = ()  # per layer: q and k are not normed here; (): all are
     has_v_norm: bool = False  # each head of v is divided by its root mean square
     has_input_norms: bool = True  # of the stream, before attention and MLP read it
     has_branch_norms: bool = False  # what attention and MLP give is normed before it is added

@@ -53,8 +53,8 @@ class StatusLines:
     def _tell_speculation(
         self, gained: Mapping[str, float], accepted_at: Sequence[int], seconds: float
     ) -> None:
-        """vLLM's figures: of the drafts since the last line, the mean length accepted, its own
-        token included, and by position the share of all of them accepted so far."""
+        """vLLM's figures of the drafts since the last line: the mean number of tokens that a step
+        committed, and by position the share of drafts that were accepted up to there."""
         drafts = max(gained["num_drafts"], 1)
         rates = ", ".join(f"{number / drafts:.3f}" for number in accepted_at)
         length = 1 + gained["accepted"] / drafts

@@ -120,8 +120,8 @@ def inputs(num_rows: int) -> tuple[Tensor, AttnInputs]:
 class Disturbances:
     """What other programs, and other machines on this host, take from a rank while it works.
 
-    Linux says how long a thread that could run had to wait for a core, and how many hundredths of a
-    second the host gave this machine's cores to others. Elsewhere nothing counts as disturbed.
+    Linux says how long a thread waited for a core while it could run. It also says how long the
+    host gave this machine's cores to others. Elsewhere nothing counts as disturbed.
     """
 
     def __init__(self) -> None:

@@ -77,7 +77,7 @@ class Gemma4(Decoder):
         if not isinstance(ropes, Mapping) or not {SLIDING, FULL} <= set(ropes):
             raise ModelFormatError(f"rope_parameters must name {SLIDING} and {FULL}")
         common = read_common(Defaulted({"rope_parameters": ropes[SLIDING]}, config), architecture)
-        refuse(config, "use_bidirectional_attention", None, "vision")  # which text knows not of
+        refuse(config, "use_bidirectional_attention", None, "vision")  # of pictures alone
         is_full = tuple(layer_type == FULL for layer_type in types)
         heads = _full_heads(config, is_full, common["num_kv_heads"])
         full_rope = read_rope(config, heads.head_dim, ropes[FULL])

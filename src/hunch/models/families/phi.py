@@ -67,8 +67,8 @@ class Persimmon(Phi):
 
 
 class Phi3(Decoder):
-    """Its long-context files have two sets of rope factors: the one for the context that is served
-    is used at every length, so that a row's text does not depend on how long it will become."""
+    """Files for long contexts have two sets of rope factors. The set for the context that is served
+    is used at every length: a row's text may not depend on how long it will become."""
 
     turns_part = True
 

@@ -169,11 +169,8 @@ class PublishedWeights:
         module, _, last = name.rpartition(".")
         if f"{module}_blocks" in self._raw:
             return self._packed_experts(module, shape)
-        if (
-            last != "weight"
-            or len(shape) != 2
-            or not any(f"{module}.{mark}" in self._raw for mark in _MARKS)
-        ):
+        is_quantised = any(f"{module}.{mark}" in self._raw for mark in _MARKS)
+        if last != "weight" or len(shape) != 2 or not is_quantised:
             return None
 
         @lru_cache(maxsize=1)  # a matrix is asked for a few rows at a time
