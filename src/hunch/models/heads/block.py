@@ -154,26 +154,19 @@ class Selector(Part):
         return torch.full_like(logits_MC, -torch.inf).scatter(1, top.indices, scores_MB)
 
 
+@dataclass(eq=False, repr=False)
 class BlockBody(Part):
     """All that is learned: from states to context, from a block to what its places tell."""
 
-    def __init__(
-        self,
-        shape: BlockShape,
-        *,
-        fc: Linear,
-        hidden_norm: RMSNorm,
-        blocks: Sequence[Block | ConvBlock],
-        norm: RMSNorm,
-        markov: MarkovHead | None,
-        confidence: Linear | None,
-        selector: Selector | None,
-        mask_D: Tensor | None,
-    ) -> None:
-        self.shape = shape
-        self.fc, self.hidden_norm, self.blocks, self.norm = fc, hidden_norm, list(blocks), norm
-        self.markov, self.confidence, self.selector = markov, confidence, selector
-        self.mask_D = mask_D
+    shape: BlockShape
+    fc: Linear
+    hidden_norm: RMSNorm
+    blocks: list[Block | ConvBlock]
+    norm: RMSNorm
+    markov: MarkovHead | None
+    confidence: Linear | None
+    selector: Selector | None
+    mask_D: Tensor | None
 
     def context(self, features: Sequence[Tensor]) -> Tensor:
         """The target's states of some positions as every layer's attention takes them."""

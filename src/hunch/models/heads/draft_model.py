@@ -356,9 +356,7 @@ def compare(
 
 
 def _same_ids(draft_size: int, target_size: int) -> Columns:
-    if draft_size == target_size:
-        return Columns(target_size)
-    if draft_size > target_size:
+    if draft_size >= target_size:
         return Columns(target_size)
     # The target may choose tokens the draft has never heard of: it is fed its own last id.
     draft_id_V = torch.arange(target_size).clamp(max=draft_size - 1)
