@@ -249,7 +249,7 @@ class LLM(VllmCalls):
 
 
 @contextmanager
-def _no_room_on_gpu() -> Iterator[None]:
+def _no_room_on_gpu(what: str) -> Iterator[None]:
     """CUDA's out of memory as an error of ours, with what to do."""
     import torch
 
@@ -257,9 +257,8 @@ def _no_room_on_gpu() -> Iterator[None]:
         yield
     except torch.OutOfMemoryError as error:
         raise CapacityError(
-            "the GPU is out of memory: the model and its captured steps do not fit. Give a smaller "
-            "gpu_memory_utilization, max_num_batched_tokens, max_num_seqs or max_model_len, or a "
-            "smaller model"
+            f"the GPU is out of memory: {what}. Give a smaller gpu_memory_utilization, "
+            "max_num_batched_tokens, max_num_seqs or max_model_len, or a smaller model"
         ) from error
 
 
@@ -292,7 +291,7 @@ def build_engine(
         say_once(word)
     if device.startswith("cuda"):
         config = replace(config, schedule=config.schedule.for_gpu())
-    with _no_room_on_gpu():
+    with _no_room_on_gpu("the model and its captured steps do not fit"):
         load_target = load_target or _load_target
         runner = _build_runner(config, files, tokenizer, device, load_target)
     log.info("%s on %s; exact: %s", config.model.model, device, runner.capacity.exact)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 from collections.abc import AsyncGenerator, Mapping, MutableMapping
 from typing import Any
 
 from hunch.config import Config
-from hunch.errors import EngineError
-from hunch.server import logs
 from hunch.server.app import build_app
 from hunch.server.guard import App
 from hunch.server.run import (
@@ -21,6 +18,7 @@ from hunch.server.run import (
     load,
     new_engine,
     new_service,
+    started_again,
 )
 from hunch.server.settings import ServeConfig
 from hunch.server.text import Text
@@ -62,13 +60,8 @@ class KeptEngine:
     async def _keep(self) -> None:
         for _ in range(self.settings.engine_restarts):
             await self.engine.died.wait()
-            logs.event(logging.ERROR, f"the engine died: {self.engine.death}; it is started again")
-            try:
-                await self.engine.start()
-            except EngineError as error:
-                logs.event(logging.ERROR, f"the engine did not start again: {error}")
+            if not await started_again(self.engine):
                 return
-            logs.event(logging.WARNING, "the engine was started again", engine_pid=self.engine.pid)
 
 
 class Embedded(KeptEngine):

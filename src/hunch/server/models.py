@@ -21,7 +21,7 @@ from hunch.errors import HunchError
 from hunch.server import logs
 from hunch.server.guard import App, Receive, Scope, Send, replay
 from hunch.server.metrics import Family, adapters_family, joined
-from hunch.server.problems import ProblemError
+from hunch.server.problems import ProblemError, no_model
 from hunch.server.service import Service
 from hunch.server.settings import ServeConfig
 
@@ -128,13 +128,7 @@ class Switch:
     def _named(self, name: str) -> Model:
         found = self._by_name.get(name) or self._by_name.get(name.removesuffix(":latest"))
         if found is None:
-            known = ", ".join(self._by_name)
-            raise ProblemError(
-                404,
-                f"the model {name[:100]!r} does not exist here; this server has: {known}",
-                code="model_not_found",
-                param="model",
-            )
+            raise no_model(name, self._by_name)
         return found
 
     async def _ready(self, model: Model) -> App:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import JSONResponse
@@ -77,6 +77,11 @@ class ProblemError(HunchError):
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body(), status_code=self.status, headers=self.headers())
+
+
+def no_model(name: str, known: Iterable[str]) -> ProblemError:
+    message = f"the model {name[:100]!r} does not exist here; this server has: {', '.join(known)}"
+    return ProblemError(404, message, code="model_not_found", param="model")
 
 
 def at_most(param: str, value: int, limit: int, unit: str = "") -> None:

@@ -273,6 +273,18 @@ def _on_signals(act: Callable[[], object]) -> None:
         loop.add_signal_handler(number, act)
 
 
+async def started_again(engine: AnyEngine) -> bool:
+    """Whether an engine that died could be started another time; the log says what became of it."""
+    logs.event(logging.ERROR, f"the engine died: {engine.death}; it is started again")
+    try:
+        await engine.start()
+    except EngineError as error:
+        logs.event(logging.ERROR, f"the engine did not start again: {error}")
+        return False
+    logs.event(logging.WARNING, "the engine was started again", engine_pid=engine.pid)
+    return True
+
+
 class Keeper:
     """Decides when a server leaves, and how."""
 
@@ -325,15 +337,8 @@ class Keeper:
         """Until the engine has died for good."""
         for _ in range(self.service.settings.engine_restarts):
             await self._wait_dead(engine)
-            if self.service.is_draining:
+            if self.service.is_draining or not await started_again(engine):
                 break
-            logs.event(logging.ERROR, f"the engine died: {engine.death}; it is started again")
-            try:
-                await engine.start()
-            except EngineError as error:
-                logs.event(logging.ERROR, f"the engine did not start again: {error}")
-                break
-            logs.event(logging.WARNING, "the engine was started again", engine_pid=engine.pid)
         await self._wait_dead(engine)
 
     async def follow(self) -> None:

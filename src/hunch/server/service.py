@@ -26,7 +26,7 @@ from hunch.server.metrics import Metrics
 from hunch.server.middle import middle_of
 from hunch.server.origins import Painter
 from hunch.server.params import chat_params, completion_params, is_scoring, sampling_defaults
-from hunch.server.problems import ProblemError, at_most
+from hunch.server.problems import ProblemError, at_most, no_model
 from hunch.server.prompt_log import PromptLog
 from hunch.server.prompts import AnyEngine, Prompts, prompts_of
 from hunch.server.remote_stream import RemoteStream
@@ -106,13 +106,7 @@ class Service(Prompts):
 
     def check_model(self, name: str | None) -> None:
         if name is not None and name not in self.settings.served_model_names:
-            known = ", ".join(self.settings.served_model_names)
-            raise ProblemError(
-                404,
-                f"the model {name[:100]!r} does not exist here; this server has: {known}",
-                code="model_not_found",
-                param="model",
-            )
+            raise no_model(name, self.settings.served_model_names)
 
     def check_speculation(self, body: SamplingBody) -> None:
         methods = dict.fromkeys(("auto", "off", *self.engine.info.methods))
