@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hunch.chat.bodies import BodyReader
@@ -165,20 +165,13 @@ QWEN_CODER = KeyedForm(
         between="\n",
     ),
 )
-SEED_OSS = KeyedForm(
+SEED_OSS = replace(
+    QWEN_CODER,
     begin="<seed:tool_call>",
     end="</seed:tool_call>",
-    name=_pattern(r"\s*<function=([^>\n]+)>"),
+    bare=None,
     pair=_pattern(r"<parameter=(?P<key>[^>\n]+)>(?P<value>.*?)</parameter>"),
-    layout=Layout(
-        name="\n<function=",
-        after_name=">\n",
-        key="<parameter=",
-        after_key=">",
-        after_value="</parameter>\n",
-        last="</function>\n",
-        between="\n",
-    ),
+    layout=replace(QWEN_CODER.layout, after_key=">", after_value="</parameter>\n"),
 )
 
 
