@@ -15,43 +15,37 @@ from typing import Any
 
 from hunch.compat.flags_by_prefix import unused_flag
 from hunch.compat.llamacpp import from_llamacpp
-from hunch.compat.server_words import MANY, NOTHING, NOTHING_VALUED, REFUSED
+from hunch.compat.server_words import MANY, NOTHING, NOTHING_VALUED, REFUSED, by_flag
 from hunch.config import say_once
 from hunch.errors import ConfigError
 
-_RENAMED = {
-    "--data-parallel-size": "--replicas",
-    "-dp": "--replicas",
-    "--dp-size": "--replicas",
-    "--dp": "--replicas",
-    "--tp": "--tensor-parallel-size",
-    "--pp": "--pipeline-parallel-size",
-    "--api-server-count": "--workers",
-    "-asc": "--workers",
-    "--kv-cache-memory-bytes": "--kv-bytes",
-    "--num-gpu-blocks-override": "--num-blocks",
-    "-sc": "--speculative-config",
-    "--uvicorn-log-level": "--log-level",
-    "--max-queued-requests": "--max-queue",
-    "--model-path": "--model",
-    "--speculative-algo": "--speculative-algorithm",
-    "--speculative-draft-model": "--speculative-draft-model-path",
-    "--enable-log-requests": "--no-disable-log-requests",
-    "--no-enable-log-requests": "--disable-log-requests",
-    "--log-requests": "--no-disable-log-requests",
-    "--shutdown-timeout": "--drain-timeout",
-    "--watchdog-timeout": "--engine-timeout",
-    "--fastapi-root-path": "--root-path",
-    "--preferred-sampling-params": "--override-generation-config",
-    "--lora-paths": "--lora-modules",
-    "-q": "--quantization",
-    "--enable-force-include-usage": "--force-usage",
-    "--kv-cache-memory": "--kv-bytes",
-    "--stream-output": "--incremental-streaming-output",
-    "--device-memory-utilization": "--gpu-memory-utilization",
-    "--max-num-queued-reqs": "--max-queue",
-    "--stream-response-default-include-usage": "--force-usage",
-}
+_RENAMED = by_flag(
+    {
+        "--replicas": "--data-parallel-size -dp --dp-size --dp",
+        "--tensor-parallel-size": "--tp",
+        "--pipeline-parallel-size": "--pp",
+        "--workers": "--api-server-count -asc",
+        "--kv-bytes": "--kv-cache-memory-bytes --kv-cache-memory",
+        "--num-blocks": "--num-gpu-blocks-override",
+        "--speculative-config": "-sc",
+        "--log-level": "--uvicorn-log-level",
+        "--max-queue": "--max-queued-requests --max-num-queued-reqs",
+        "--model": "--model-path",
+        "--speculative-algorithm": "--speculative-algo",
+        "--speculative-draft-model-path": "--speculative-draft-model",
+        "--no-disable-log-requests": "--enable-log-requests --log-requests",
+        "--disable-log-requests": "--no-enable-log-requests",
+        "--drain-timeout": "--shutdown-timeout",
+        "--engine-timeout": "--watchdog-timeout",
+        "--root-path": "--fastapi-root-path",
+        "--override-generation-config": "--preferred-sampling-params",
+        "--lora-modules": "--lora-paths",
+        "--quantization": "-q",
+        "--force-usage": "--enable-force-include-usage --stream-response-default-include-usage",
+        "--incremental-streaming-output": "--stream-output",
+        "--gpu-memory-utilization": "--device-memory-utilization",
+    }
+)
 _BUNDLED = {
     "--spec-method": "--speculative-config.method",
     "--spec-model": "--speculative-config.model",
@@ -63,32 +57,31 @@ _ONLY = {  # flag -> values that ask for what is done anyway; others are refused
     "--scheduling-policy": ("fcfs", "priority"),  # a request's own is heeded always
     "--schedule-policy": ("fcfs", "lpm"),
     "--preemption-mode": ("recompute",),
-    "--stream-interval": ("1",),
-    "--nnodes": ("1",),
-    "--node-rank": ("0",),
-    "--base-gpu-id": ("0",),
-    "--gpu-id-step": ("1",),
     "--config-format": ("auto", "hf"),
     "--worker-cls": ("auto",),
-    "--decode-context-parallel-size": ("1",),
-    "--num-redundant-experts": ("0",),
-    "--ep-size": ("1",),
-    "--expert-parallel-size": ("1",),
-    "--ep": ("1",),
-    "--prefill-context-parallel-size": ("1",),
-    "--dcp-size": ("1",),
-    "--attn-cp-size": ("1",),
-    "--attention-context-parallel-size": ("1",),
-    "--moe-dp-size": ("1",),
-    "--moe-data-parallel-size": ("1",),
     "--return-hidden-states-mode": ("none",),
-    "--data-parallel-rank": ("0",),
-    "--data-parallel-start-rank": ("0",),
-    "--data-parallel-size-local": ("1",),
     "--kv-transfer-config": ("{}",),
     "--disaggregation-mode": ("null",),
-    "--speculative-accept-threshold-single": ("1", "1.0"),
-    "--speculative-accept-threshold-acc": ("1", "1.0"),
+    **dict.fromkeys(
+        (
+            *("--stream-interval", "--nnodes", "--gpu-id-step", "--decode-context-parallel-size"),
+            *("--ep-size", "--expert-parallel-size", "--ep", "--prefill-context-parallel-size"),
+            *("--dcp-size", "--attn-cp-size", "--attention-context-parallel-size"),
+            *("--moe-dp-size", "--moe-data-parallel-size", "--data-parallel-size-local"),
+        ),
+        ("1",),
+    ),
+    **dict.fromkeys(
+        (
+            *("--node-rank", "--base-gpu-id", "--num-redundant-experts", "--data-parallel-rank"),
+            "--data-parallel-start-rank",
+        ),
+        ("0",),
+    ),
+    **dict.fromkeys(
+        ("--speculative-accept-threshold-single", "--speculative-accept-threshold-acc"),
+        ("1", "1.0"),
+    ),
 }
 _OF_SERVERS = {  # that programs give to engines too
     "--served-model-name": "only a server has a name for its model",

@@ -41,40 +41,32 @@ HINTS = frozenset({
 
 # Only these values ask for nothing.
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "use_beam_search": (False,),
-    "length_penalty": (1,),
-    "early_stopping": (False,),
+    **dict.fromkeys(("length_penalty", "typical_p", "tfs_z", "best_of"), (1,)),
+    **dict.fromkeys(("separate_reasoning", "do_sample", "spaces_between_special_tokens"), (True,)),
+    **dict.fromkeys(
+        (
+            *("mirostat", "dynatemp_range", "top_a", "xtc_probability", "dry_multiplier"),
+            "n_probs",
+        ),
+        (0,),
+    ),
+    **dict.fromkeys(
+        (
+            *("use_beam_search", "early_stopping", "return_hidden_states"),
+            *("return_prompt_token_ids", "return_entropy", "watermarking", "return_token_offsets"),
+            *("return_prompt_text", "return_mm_kwargs", "return_sampling_mask"),
+            *("return_routed_experts", "enable_response_messages", "echo"),
+        ),
+        (False,),
+    ),
     "logits_processors": ([],),
     "custom_logit_processor": ("",),
-    "return_hidden_states": (False,),
-    "return_prompt_token_ids": (False,),
-    "return_entropy": (False,),
-    "watermarking": (False,),
-    "return_token_offsets": (False,),
-    "return_prompt_text": (False,),
-    "return_mm_kwargs": (False,),
     "truncation_side": ("left",),
-    "return_sampling_mask": (False,),
     "session_params": ({},),
-    "return_routed_experts": (False,),
-    "enable_response_messages": (False,),
-    "separate_reasoning": (True,),
     "reasoning_format": ("auto", "deepseek"),
     "lora_path": ("",),
-    "mirostat": (0,),
-    "dynatemp_range": (0,),
-    "typical_p": (1,),
-    "tfs_z": (1,),
-    "top_a": (0,),
     "top_n_sigma": (-1, 0),
-    "xtc_probability": (0,),
-    "dry_multiplier": (0,),
     "repeat_last_n": (-1,),
-    "n_probs": (0,),
-    "do_sample": (True,),
-    "spaces_between_special_tokens": (True,),
-    "echo": (False,),
-    "best_of": (1,),
     "add_special_tokens": (False,),  # of a chat: its template has them
 }
 
