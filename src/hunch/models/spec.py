@@ -344,6 +344,23 @@ def _not_known(config: Config, name: str) -> str:
     return f"{words} By its config it is nearest to {nearest}, {differs}"
 
 
+def read_sizes(
+    config: Config, architecture: str, width: int, num_layers: int, num_heads: int
+) -> dict[str, Any]:
+    """The fields of every decoder, whatever its keys for these sizes, as arguments of ModelSpec."""
+    return {
+        "architecture": architecture,
+        "vocab_size": read_int(config, "vocab_size"),
+        "width": width,
+        "num_layers": num_layers,
+        "num_heads": num_heads,
+        "num_kv_heads": num_heads,
+        "head_dim": width // num_heads,
+        "windows": (None,) * num_layers,
+        "dtype": config.get("torch_dtype") or config.get("dtype"),
+    }
+
+
 def read_common(config: Config, architecture: str) -> dict[str, Any]:
     """The fields that every family with Llama's keys shares, as arguments of ModelSpec."""
     width = read_int(config, "hidden_size")
@@ -361,12 +378,7 @@ def read_common(config: Config, architecture: str) -> dict[str, Any]:
         max_len = max(max_len, read_int(config, "max_sequence_length", max_len))
     elif rope.rope_type == "yarn":  # as vLLM has it: Qwen3's own number is between the two
         max_len = max(max_len, int(rope.original_len * rope.factor))
-    return {
-        "architecture": architecture,
-        "vocab_size": read_int(config, "vocab_size"),
-        "width": width,
-        "num_layers": num_layers,
-        "num_heads": num_heads,
+    return read_sizes(config, architecture, width, num_layers, num_heads) | {
         "num_kv_heads": read_int(config, "num_key_value_heads", num_heads),
         "head_dim": head_dim,
         "ffn_width": read_int(config, "intermediate_size"),
@@ -374,7 +386,5 @@ def read_common(config: Config, architecture: str) -> dict[str, Any]:
         "norm_eps": read_float(config, "rms_norm_eps", 1e-6),
         "activation": str(config.get("hidden_act", "silu")),
         "rope": rope,
-        "windows": (None,) * num_layers,
         "is_tied": bool(config.get("tie_word_embeddings", False)),
-        "dtype": config.get("torch_dtype") or config.get("dtype"),
     }

@@ -9,65 +9,52 @@ from hunch.errors import UnsupportedModelError
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.reading import FROM_GGUF, Config, gpt_layers, read_float, read_int, refuse
-from hunch.models.spec import ModelSpec
-
-_NAMES = {
-    "roots": ("transformer.", ""),
-    "embed": "transformer.wte.weight",
-    "positions": "transformer.wpe.weight",
-    "final_norm": "transformer.ln_f",
-    "layer": "transformer.h.{}.",
-    "attn_norm": "ln_1",
-    "q": "attn.q",
-    "k": "attn.k",
-    "v": "attn.v",
-    "qkv": "attn.c_attn",
-    "out": "attn.c_proj",
-    "mlp_norm": "ln_2",
-    "up": "mlp.c_fc",
-    "down": "mlp.c_proj",
-    "unread": r"\.attn\.(attention\.)?(masked_)?bias$",  # masks that old files hold as tensors
-}
+from hunch.models.spec import ModelSpec, read_sizes
 
 
 class Gpt2(Decoder):
     """Hugging Face's files hold every matrix transposed; GGUFs do not."""
 
-    names = Names(**_NAMES)  # type: ignore[arg-type]
+    names = Names(
+        roots=("transformer.", ""),
+        embed="transformer.wte.weight",
+        positions="transformer.wpe.weight",
+        final_norm="transformer.ln_f",
+        layer="transformer.h.{}.",
+        attn_norm="ln_1",
+        q="attn.q",
+        k="attn.k",
+        v="attn.v",
+        qkv="attn.c_attn",
+        out="attn.c_proj",
+        mlp_norm="ln_2",
+        up="mlp.c_fc",
+        down="mlp.c_proj",
+        unread=r"\.attn\.(attention\.)?(masked_)?bias$",  # masks that old files hold as tensors
+    )
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
             refuse(config, key, False)
         width, num_heads = read_int(config, "n_embd"), read_int(config, "n_head")
-        num_layers, head_dim = read_int(config, "n_layer"), width // num_heads
-        max_len = read_int(config, "n_positions", 1024)
+        sizes = read_sizes(config, architecture, width, read_int(config, "n_layer"), num_heads)
         config.get("n_ctx")  # an older name of n_positions
         return ModelSpec(
-            architecture=architecture,
-            vocab_size=read_int(config, "vocab_size"),
-            width=width,
-            num_layers=num_layers,
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_dim=head_dim,
+            **sizes,
             ffn_width=read_int(config, "n_inner", 4 * width),
-            max_len=max_len,
+            max_len=read_int(config, "n_positions", 1024),
             **gpt_layers(),
             norm_eps=read_float(config, "layer_norm_epsilon", 1e-5),
             activation=str(config.get("activation_function", "gelu_new")),
-            windows=(None,) * num_layers,
-            attn_scale=head_dim**-0.5 if config.get("scale_attn_weights", True) else 1.0,
+            attn_scale=0.0 if config.get("scale_attn_weights", True) else 1.0,
             is_tied=bool(config.get("tie_word_embeddings", True)),
             is_transposed=not config.get(FROM_GGUF, False),
-            dtype=config.get("torch_dtype") or config.get("dtype"),
         )
 
 
 class GptBigCode(Gpt2):
     """One head of k and v for all of q; matrices as every newer model has them."""
-
-    names = Names(**_NAMES)  # type: ignore[arg-type]
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
@@ -81,8 +68,8 @@ class GptBigCode(Gpt2):
 class GptNeo(Decoder):
     """Every second layer has a window; scores are not scaled."""
 
-    names = Names(
-        **{key: name for key, name in _NAMES.items() if key not in ("q", "k", "v", "qkv", "out")},  # type: ignore[arg-type]
+    names = replace(
+        Gpt2.names,
         q="attn.attention.q_proj",
         k="attn.attention.k_proj",
         v="attn.attention.v_proj",
@@ -92,29 +79,23 @@ class GptNeo(Decoder):
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         width, num_heads = read_int(config, "hidden_size"), read_int(config, "num_heads")
-        num_layers, window = read_int(config, "num_layers"), read_int(config, "window_size", 256)
+        sizes = read_sizes(config, architecture, width, read_int(config, "num_layers"), num_heads)
+        window = read_int(config, "window_size", 256)
+        sizes["windows"] = tuple(
+            window if kind == "local" else None for kind in _neo_layers(config)
+        )
         return ModelSpec(
-            architecture=architecture,
-            vocab_size=read_int(config, "vocab_size"),
-            width=width,
-            num_layers=num_layers,
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_dim=width // num_heads,
+            **sizes,
             ffn_width=read_int(config, "intermediate_size", 4 * width),
             max_len=read_int(config, "max_position_embeddings", 2048),
             norm="layer",
             norm_eps=read_float(config, "layer_norm_epsilon", 1e-5),
             activation=str(config.get("activation_function", "gelu_new")),
             is_gated=False,
-            windows=tuple(
-                window if layer_type == "local" else None for layer_type in _neo_layers(config)
-            ),
             attn_scale=1.0,
             has_out_bias=True,
             has_mlp_bias=True,
             is_tied=bool(config.get("tie_word_embeddings", True)),
-            dtype=config.get("torch_dtype") or config.get("dtype"),
         )
 
 

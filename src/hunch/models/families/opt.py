@@ -5,7 +5,7 @@ from __future__ import annotations
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.reading import Config, gpt_layers, read_int, refuse
-from hunch.models.spec import ModelSpec
+from hunch.models.spec import ModelSpec, read_sizes
 
 
 class Opt(Decoder):
@@ -31,16 +31,11 @@ class Opt(Decoder):
         refuse(config, "layer_norm_elementwise_affine", True)
         width, num_heads = read_int(config, "hidden_size"), read_int(config, "num_attention_heads")
         num_layers = read_int(config, "num_hidden_layers")
+        sizes = read_sizes(config, architecture, width, num_layers, num_heads)
         embed_width = read_int(config, "word_embed_proj_dim", width)
         is_pre_norm = bool(config.get("do_layer_norm_before", True))
         return ModelSpec(
-            architecture=architecture,
-            vocab_size=read_int(config, "vocab_size"),
-            width=width,
-            num_layers=num_layers,
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            head_dim=width // num_heads,
+            **sizes,
             ffn_width=read_int(config, "ffn_dim"),
             max_len=read_int(config, "max_position_embeddings", 2048),
             **gpt_layers(bool(config.get("enable_bias", True))),
@@ -48,10 +43,8 @@ class Opt(Decoder):
             is_post_norm=not is_pre_norm,
             has_final_norm=is_pre_norm and not config.get("_remove_final_layer_norm", False),
             activation=str(config.get("activation_function", "relu")),
-            windows=(None,) * num_layers,
             position_offset=2,
             embed_width=embed_width if embed_width != width else 0,
             # Projected, embedding and output matrix are no longer the same.
             is_tied=bool(config.get("tie_word_embeddings", True)) and embed_width == width,
-            dtype=config.get("torch_dtype") or config.get("dtype"),
         )
