@@ -37,18 +37,24 @@ FULL, LINEAR = "full_attention", "linear_attention"
 PARTS = ("in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z")
 
 
+def is_of_type(types: Any, other: str, num_layers: int) -> tuple[bool, ...]:
+    """Per layer of `layer_types`: whether it is one of these others; the rest attend."""
+    if not isinstance(types, Sequence) or set(types) - {FULL, other}:
+        raise UnsupportedModelError(f"layer_types={types!r}: only {FULL} and {other} are known")
+    if len(types) != num_layers:
+        raise ModelFormatError(
+            f"layer_types lists {len(types)} layers, num_hidden_layers={num_layers}"
+        )
+    return tuple(layer_type == other for layer_type in types)
+
+
 def read_delta(config: Config, num_layers: int) -> dict[str, Any]:
     """Shape and places of the recurrent layers, as arguments of ModelSpec."""
     types: Any = config.get("layer_types")
     every = read_int(config, "full_attention_interval", 4)
     if types is None:
         types = [LINEAR if (layer + 1) % every else FULL for layer in range(num_layers)]
-    if not isinstance(types, Sequence) or set(types) - {FULL, LINEAR}:
-        raise UnsupportedModelError(f"layer_types={types!r}: only {FULL} and {LINEAR} are known")
-    if len(types) != num_layers:
-        raise ModelFormatError(
-            f"layer_types lists {len(types)} layers, num_hidden_layers={num_layers}"
-        )
+    is_recurrent = is_of_type(types, LINEAR, num_layers)
     shape = DeltaShape(
         num_k_heads=read_int(config, "linear_num_key_heads", 16),
         num_v_heads=read_int(config, "linear_num_value_heads", 32),
@@ -62,10 +68,7 @@ def read_delta(config: Config, num_layers: int) -> dict[str, Any]:
             f"linear_num_value_heads={shape.num_v_heads} is not a multiple of "
             f"linear_num_key_heads={shape.num_k_heads}"
         )
-    return {
-        "recurrence": shape,
-        "is_recurrent": tuple(layer_type == LINEAR for layer_type in types),
-    }
+    return {"recurrence": shape, "is_recurrent": is_recurrent}
 
 
 def build_recurrent_block(

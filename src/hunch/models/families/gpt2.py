@@ -82,7 +82,7 @@ class GptNeo(Decoder):
         sizes = read_sizes(config, architecture, width, read_int(config, "num_layers"), num_heads)
         window = read_int(config, "window_size", 256)
         sizes["windows"] = tuple(
-            window if kind == "local" else None for kind in _neo_layers(config)
+            window if layer_type == "local" else None for layer_type in _neo_layers(config)
         )
         return ModelSpec(
             **sizes,

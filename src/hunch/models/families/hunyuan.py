@@ -13,13 +13,11 @@ from hunch.models.families.llama import Llama
 from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
 from hunch.models.spec import ModelSpec
 
-_NORMS = {"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.key_layernorm"}
-
 
 class HunYuan(Llama):
     """Ropes of type "dynamic" with an `alpha` have another theta, at every length."""
 
-    names = Names(**_NORMS)  # type: ignore[arg-type]
+    names = Names(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm")
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
@@ -47,9 +45,8 @@ class HunYuan(Llama):
 class HunYuanMoe(HunYuan):
     """Softmax over all experts, whose weights add up to one; an MLP beside them."""
 
-    names = Names(
-        **_NORMS,  # type: ignore[arg-type]
-        experts=ExpertNames(router="mlp.gate.wg", shared="mlp.shared_mlp."),
+    names = replace(
+        HunYuan.names, experts=ExpertNames(router="mlp.gate.wg", shared="mlp.shared_mlp.")
     )
 
     @classmethod

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.kernels.experts import Routing
 from hunch.kernels.short_conv import ConvShape
 from hunch.layers.experts import ExpertSpec
@@ -14,9 +12,10 @@ from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.experts import ExpertNames
 from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
+from hunch.models.recurrent import FULL, is_of_type
 from hunch.models.spec import ModelSpec, read_common
 
-_CONV, _FULL = "conv", "full_attention"
+_CONV = "conv"
 # Of the files' own words: said again elsewhere, or of how the weights were drawn at first.
 _PASSED_BY = (
     *("block_dim", "block_norm_eps", "conv_dim", "conv_dim_out", "num_heads", "theta"),
@@ -91,14 +90,8 @@ def _read_layer_types(config: Config, num_layers: int) -> tuple[bool, ...]:
     attending = range(num_layers) if attending is None else attending
     types: Any = config.get("layer_types")
     if types is None:
-        types = [_FULL if layer in attending else _CONV for layer in range(num_layers)]
-    if not isinstance(types, Sequence) or set(types) - {_FULL, _CONV}:
-        raise UnsupportedModelError(f"layer_types={types!r}: only {_FULL} and {_CONV} are known")
-    if len(types) != num_layers:
-        raise ModelFormatError(
-            f"layer_types lists {len(types)} layers, num_hidden_layers={num_layers}"
-        )
-    return tuple(layer_type == _CONV for layer_type in types)
+        types = [FULL if layer in attending else _CONV for layer in range(num_layers)]
+    return is_of_type(types, _CONV, num_layers)
 
 
 class Lfm2Moe(Lfm2):
