@@ -183,7 +183,7 @@ def _models(instead: Callable[..., None]) -> None:
 
 def _jobs(instead: Callable[..., None]) -> None:
     instead("hunch.train.job.run_job", Measured(1.0, 0.5, [0.5], 0.1, 9))
-    outcome = SimpleNamespace(pays=True, text="trained", to_json=dict)
+    outcome = SimpleNamespace(pays=True, text="trained", speeds=None, to_json=dict)
     instead("hunch.train.auto.train_best", outcome)
     found = SimpleNamespace(method="draft", trials=[], findings=[], to_json=dict)
     instead("hunch.train.diagnose.Doctor", SimpleNamespace(run=lambda: found))
