@@ -212,7 +212,7 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
         assert line[TOKENS] - 1 >= levels
     if walk == "merged":
         assert max(line[TOKENS] - 1 for line in merged) >= DEEP.num_levels
-    assert len(merged if walk == "merged" else chains) > 3
+    assert len(merged if walk == "merged" else chains) > 2
     assert trees or merged or walk == "a long hole"
 
 

@@ -5,7 +5,7 @@ commits tokens by a rule; its time is taken off, and what launching graphs costs
 figures. A GPU whose step takes less time than this waits for its host.
 
 With `stay`, requests go on for as long as is measured. With `flow`, each ends after --tokens, and
-another takes its place; with `--loads flow --tokens 1` first tokens alone are measured, a prompt for
+another takes its place; with `--loads flow --tokens 1` there are first tokens alone, a prompt for
 each. CPU seconds count, not the clock, so that other work on the machine matters less.
 """
 
