@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from hunch.server.schemas import CompletionBody
+from hunch.server.settings import Limits
+from hunch.server.structured import structured_output
+from hunch.types import StructuredOutput
 from server.fake_engine import expected_text
 from server.live_server import LiveServer, wait_for
 
@@ -29,6 +33,8 @@ def ask(server: LiveServer, **fields: Any) -> Any:
                 "json_schema": {"name": "a", "schema": {"type": "object"}, "strict": True},
             }
         },
+        {"response_format": {"type": "json_object", "schema": {"type": "object"}}},
+        {"response_format": {"type": "json_schema", "schema": {"type": "object"}}},
         {"guided_json": {"type": "object"}},
         {"guided_json": '{"type": "object"}'},
         {"guided_regex": "[ab]+"},
@@ -47,6 +53,7 @@ def ask(server: LiveServer, **fields: Any) -> Any:
             }
         },
         {"structural_tag": '{"format": {"type": "any_text"}}'},
+        {"post_sampling_probs": False},
     ],
 )
 def test_every_known_way_to_ask_is_taken(server: LiveServer, fields: dict[str, Any]) -> None:
@@ -54,9 +61,17 @@ def test_every_known_way_to_ask_is_taken(server: LiveServer, fields: dict[str, A
     assert answer.status_code == 200, answer.text
 
 
+@pytest.mark.parametrize("name", ["json_object", "json_schema"])
+def test_a_schema_in_llama_cpps_place_is_held_to(name: str) -> None:
+    given = {"response_format": {"type": name, "schema": {"type": "integer"}}, "prompt": "x"}
+    asked = structured_output(CompletionBody.model_validate(given), Limits())
+    assert asked == StructuredOutput(json='{"type": "integer"}')
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
+        ({"post_sampling_probs": True}, "post_sampling_probs"),
         ({"response_format": {"type": "json_schema"}}, "json_schema is missing"),
         ({"response_format": {"type": "yaml"}}, "response_format.type"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "only one of"),

@@ -55,7 +55,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
             *("use_beam_search", "early_stopping", "return_hidden_states"),
             *("return_prompt_token_ids", "return_entropy", "watermarking", "return_token_offsets"),
             *("return_prompt_text", "return_mm_kwargs", "return_sampling_mask"),
-            *("return_routed_experts", "enable_response_messages", "echo"),
+            *("return_routed_experts", "enable_response_messages", "echo", "post_sampling_probs"),
         ),
         (False,),
     ),

@@ -115,6 +115,7 @@ class ResponseFormat(Body):
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: SchemaBody | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None  # llama.cpp's form
     format: dict[str, Any] | None = None  # of a structural tag; in its older form the next two
     structures: Many[dict[str, Any]] | None = None
     triggers: Many[Text] | None = None

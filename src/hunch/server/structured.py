@@ -48,6 +48,8 @@ def check_tools(body: ChatBody, limits: Limits) -> None:
 
 
 def _from_format(asked: ResponseFormat) -> dict[str, Any]:
+    if asked.schema_ is not None and asked.json_schema is None and asked.type != "structural_tag":
+        return {"json": asked.schema_}
     if asked.type == "json_object":
         return {"json_object": True}
     if asked.type == "structural_tag":
