@@ -8,9 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from hunch import LLM
 from hunch.errors import ModelFormatError
-from hunch.step.host_step import HostStep
-from hunch.types import StepPlan, StepResult
-from stand_in import lead_by_host
+from stand_in import lead_by_host, lead_noted
 from step.test_captured_requests import PARAMS, PROMPTS, run, shown
 from tiny_models import write_llama
 
@@ -24,17 +22,10 @@ def test_as_by_the_host(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     with LLM(model, speculate="off", max_num_seqs=1, **GPU) as llm:
         lead_by_host(llm.engine.runner)
         plain = shown(run(llm, *PARAMS))
-    by_host: list[StepPlan] = []
-    lead = HostStep.run
-
-    def note(host: HostStep, plan: StepPlan) -> StepResult:
-        by_host.append(plan)
-        return lead(host, plan)
-
     if method == "draft":
         method = f"draft:{model}:num_nodes=3:adaptive=false"
     with LLM(model, speculate=method, **GPU) as llm:
-        monkeypatch.setattr(HostStep, "run", note)
+        by_host = lead_noted(monkeypatch)
         for name in PARAMS:
             place = len(PROMPTS) * list(PARAMS).index(name)
             assert shown(run(llm, name)) == plain[place : place + len(PROMPTS)], name
