@@ -179,6 +179,7 @@ class Replay:
     next_text: int = 0
     while_full: tuple[int, float] | None = None  # tokens and milliseconds until no text waited
     num_came: int = 0  # since the last step
+    pending: tuple[Any, ...] | None = None  # the step whose result was not read yet
 
     @property
     def has_lookup(self) -> bool:
@@ -186,7 +187,6 @@ class Replay:
 
     def run(self) -> float:
         """Tokens per millisecond."""
-        pending: tuple[Any, ...] | None = None
         while True:
             self._admit()
             if not self.place and self.next_text >= len(self.texts):
@@ -198,19 +198,21 @@ class Replay:
             row_R = np.array(sorted(self.place))
             shape = self.policy.choose(row_R)
             if not self.policy.is_ready(shape, row_R):
-                if pending is not None:
-                    self._learn(*pending)
-                    pending = None
+                self._learn_pending()
                 self._host_step(row_R)
                 continue
             if all(self.waits[row] == -1 for row in self.place):  # nothing is there to check
                 shape = StepShape(0, shape.source)
             shape = self.policy.launch(shape, row_R)
             done = self._step(shape, row_R)
-            if pending is not None:
-                self._learn(*pending)
-            pending = done
+            self._learn_pending()
+            self.pending = done
             self.policy.load.add(self.num_came)
+
+    def _learn_pending(self) -> None:
+        if self.pending is not None:
+            self._learn(*self.pending)
+            self.pending = None
 
     def _admit(self) -> None:
         free = [row for row in range(self.max_rows) if row not in self.place]
@@ -220,6 +222,7 @@ class Replay:
                 break
             if self.arrivals is not None and self.arrivals[self.next_text] > self.now:
                 break
+            self._learn_pending()  # a row is known to have ended before another request has it
             self.place[row], self.sits[row], self.waits[row] = 0, self.next_text, -1
             self.made[row] = 0
             length = len(self.texts[self.next_text])
