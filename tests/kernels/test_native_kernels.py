@@ -153,7 +153,8 @@ def test_small_matrices_lie_in_huge_pages_and_give_them_back():
     gc.collect()  # matrices that other tests left
     kept, x_MK = native.NativeMatrix.from_floats(random(256, 512), native.INT8), random(2, 512)
     product_MN, before = kept(x_MK), resident()
-    others = [native.NativeMatrix.from_floats(random(512, 512), native.INT8) for _ in range(64)]
+    # Many, as some lie in room that other tests' matrices left.
+    others = [native.NativeMatrix.from_floats(random(512, 512), native.INT8) for _ in range(256)]
     size = sum(matrix.nbytes for matrix in others) / 1024
     assert resident() - before > 0.8 * size
     others.clear()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import inf
 from time import perf_counter
 from typing import Any
@@ -40,6 +41,7 @@ _FEW, _MANY = 4096, 32768  # columns of the timed drafts
 _ABREAST = 4  # layers side by side in that of the timed drafts which has several
 _FEW_UNITS = 0.25  # share of the units in that of them which has fewer
 _ROUNDS, _SECONDS = 20, 3.0  # of timings in turn, and what they may take together
+_REPLAYS = 4  # of a captured graph, one behind the other, for a timing
 _Size = tuple[int, int, float, int]  # layers, columns, share of units, layers side by side
 _PRODUCT_ROWS = {"cuda": 16384, "cpu": 256}  # of the product that tells how fast training computes
 
@@ -260,35 +262,50 @@ def _pass_of(model: Target, num_rows: int) -> Callable[[], Any]:
     return lambda: model.logits(model.forward(pos_T, attn, kv).last_TD).argmax(-1)
 
 
-def captured(body: Callable[[], Any], device: torch.device) -> Callable[[], Any]:
-    """The body as the engine runs it: on a GPU as a captured graph, to its end."""
+def captured(body: Callable[[], Any], device: torch.device) -> Callable[[], float]:
+    """The body as the engine runs it, which returns the seconds of a run. On a GPU that is a
+    captured graph, timed by the device: a host that compiles kernels beside it would add to short
+    runs what it adds to none within a step."""
     if device.type != "cuda":
-        return body
+        return clocked(body)
     for _ in range(2):
         body()  # compiles kernels
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         body()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(_REPLAYS + 1)]  # type: ignore[no-untyped-call]
 
-    def replay() -> None:
-        graph.replay()
-        torch.cuda.synchronize(device)
+    def replay() -> float:
+        events[0].record()
+        for event in events[1:]:  # the next one waits behind it, so that the device does not
+            graph.replay()
+            event.record()
+        events[-1].synchronize()
+        return float(min(first.elapsed_time(last) for first, last in pairwise(events))) / 1e3
 
     return replay
 
 
-def timed(bodies: Sequence[Callable[[], Any]], seconds: float) -> list[float]:
+def clocked(body: Callable[[], Any]) -> Callable[[], float]:
+    """The body, which returns the seconds of a run."""
+
+    def run() -> float:
+        began = perf_counter()
+        body()
+        return perf_counter() - began
+
+    return run
+
+
+def timed(bodies: Sequence[Callable[[], float]], seconds: float) -> list[float]:
     """The shortest run of each, taken in turn: noise only ever adds."""
     found = [inf] * len(bodies)
     for body in bodies:
         body()  # warms caches
     ends = perf_counter() + seconds
     for _ in range(_ROUNDS):
-        for at, body in enumerate(bodies):
-            began = perf_counter()
-            body()
-            found[at] = min(found[at], perf_counter() - began)
+        found = [min(least, body()) for least, body in zip(found, bodies, strict=True)]
         if perf_counter() > ends:
             break
     return found
@@ -306,4 +323,4 @@ def _products(spec: ModelSpec, device: torch.device) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    return 2 * num_rows * w.numel() / timed([body], 0.2)[0]
+    return 2 * num_rows * w.numel() / timed([clocked(body)], 0.2)[0]
