@@ -45,6 +45,7 @@ COUNTED = 0.7  # where answers are counted, and no network is trained
 # compared; for the best of them it follows from the speeds of answering and learning
 # (`answering_share`).
 ANSWERING = 0.42
+LONG = 600.0  # seconds of a job that has time for trials
 NUM_TRIED = 27  # prompts of a comparison, at most
 _MEASURING, _MEASURING_SHARE = 20.0, 0.04  # seconds, or share, for lookups in the engine
 _AGREEING = 48  # tokens of each answer that a smaller model is asked for
@@ -191,7 +192,8 @@ def _expected(
         spec,
         possible(spec),
         can_lose_units=costs.per_units > 0,
-        can_stand_abreast=costs.per_abreast > 0,
+        # What layers lose side by side is known of few models: a trial must show it.
+        can_stand_abreast=costs.per_abreast > 0 and clock.seconds >= LONG,
     )
     sizes += [] if smaller is None else sizes_from(smaller)
 

@@ -29,7 +29,7 @@ from hunch.train.job import Job, Settings, build_student, read_settings, write_s
 from hunch.train.kept import Kept
 from hunch.train.loop import CANDIDATE, LAST, Loop, restore
 from hunch.train.outcome import speculate_text
-from hunch.train.plan import NUM_TRIED, Asked, Plan, Say, context_of, device_of, trained_share
+from hunch.train.plan import LONG, NUM_TRIED, Asked, Plan, Say, context_of, device_of, trained_share
 from hunch.train.progress import Progress
 from hunch.train.regenerate import give_back
 from hunch.train.replay import Replay
@@ -42,8 +42,7 @@ TRIALS, COLUMNS = "trials.json", "columns.json"
 TRIED = ("draft", "block")  # kinds of drafters of which neither is the faster one everywhere
 SMALLER = "-smaller"  # a draft whose layers are those of a smaller model is a kind of its own
 CLOSE = 0.93  # of the best expected speed, to be tried beside it: what is further off stays behind
-LONG = 600.0  # seconds of a job that has time for trials,
-TRIAL = 0.045  # and the share of them that each is trained for
+TRIAL = 0.045  # of a job's seconds, what each trial is trained for
 LEAST = 0.15  # share of all minutes that answering, and training, get whatever was spent before
 
 
