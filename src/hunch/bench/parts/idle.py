@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 from hunch import LLM, SamplingParams
@@ -93,10 +94,13 @@ def first_tokens(llm: LLM, num_prompt: int, count: int) -> tuple[float, float]:
     """Seconds to the first token of a request alone, and of the pass over its prompt: medians."""
     engine: Any = llm.engine
     passes, num_ids = engine.runner.host.passes, engine.capacity.vocab_size
+    device: torch.device = engine.runner.target.device
     waited: list[float] = []
     for number in range(count + 2):  # the first two compile and capture
         ids = [(number * 7919 + place * 31) % num_ids for place in range(num_prompt)]
         llm.reset_cache()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # a drafter may clear its tables there
         began = time.perf_counter()
         engine.add(str(number), ids, params(AFTER_FIRST))
         while not any(out.outputs[0].token_ids for out in engine.step()):
@@ -105,7 +109,7 @@ def first_tokens(llm: LLM, num_prompt: int, count: int) -> tuple[float, float]:
         while engine.has_work():
             engine.step()
     graph = passes.graph(num_prompt)
-    seconds = 0.0 if graph is None else seconds_of(graph, engine.runner.target.device)
+    seconds = 0.0 if graph is None else seconds_of(graph, device)
     return statistics.median(waited[2:]), seconds
 
 
