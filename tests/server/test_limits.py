@@ -337,6 +337,8 @@ def test_tokenize_and_detokenize(server: LiveServer) -> None:
     assert answer["tokens"] == list("né".encode())
     assert answer["count"] == 3
     assert answer["max_model_len"] == 512
+    for text in ("prompt", "content"):  # that no request could hold
+        assert server.post("/tokenize", {text: "ab " * 1000}).json()["count"] == 3000
     assert server.post("/detokenize", {"tokens": answer["tokens"]}).json()["prompt"] == "né"
     chat = server.post("/tokenize", {"messages": [{"role": "user", "content": "x"}]}).json()
     assert bytes(chat["tokens"]).decode() == "user: x\nassistant: "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from importlib.resources import files
@@ -36,6 +37,7 @@ from hunch.server.sglang import add_sglang
 from hunch.server.streaming import ClientGoneError
 from hunch.types import SamplingParams
 
+ALL = sys.maxsize  # tokens that /tokenize counts: a text need not fit into a request
 PAGE = {  # path -> file of hunch.web, media type
     "/": ("index.html", "text/html"),
     **{
@@ -192,9 +194,12 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
             )
             ids = (await service.open_turn(chat, SamplingParams())).prompt_ids
         elif body.content is not None:
-            ids = await service.encode(body.content, body.add_special) if body.content else []
+            ids = []
+            if body.content:
+                ids = await service.encode(body.content, body.add_special, most=ALL)
         else:
-            ids = await service.encode(body.prompt or "", body.add_special_tokens is not False)
+            is_special = body.add_special_tokens is not False
+            ids = await service.encode(body.prompt or "", is_special, most=ALL)
         found: dict[str, Any] = {"tokens": ids, "count": len(ids)}
         found["max_model_len"] = service.engine.info.max_len
         if body.return_token_strs or body.with_pieces:
