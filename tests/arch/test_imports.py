@@ -52,9 +52,10 @@ TABLE: dict[str, set[str]] = {
     "server": {"types", "config", "errors", "chat", "compat", "pooling", "step.collector"},
     "train": {
         "torch", "models", "layers", "kernels", "sampling", "config", "errors", "registry", "hunch",
-        "hub",
+        "hub", "step.capture",
     },
     "step.collector": set(),
+    "step.capture": {"torch"},
     "bench": {"torch", "hunch", "errors", "types", "step.collector"},
     # What measures a part alone, or makes a target of another cost, reaches inside.
     "bench.device": {
@@ -64,11 +65,11 @@ TABLE: dict[str, set[str]] = {
     "bench.parts": {
         "torch", "hunch", "errors", "types", "hub", "models", "kernels", "step", "layers",
         "registry", "config", "engine", "text", "server", "parallel", "parallel.group", "llm",
-        "step.collector", "train", "grammar", "drafting", "sampling",
+        "step.collector", "step.capture", "train", "grammar", "drafting", "sampling",
     },
     "parallel": {
         "torch", "types", "draft", "errors", "config", "kernels", "models", "step",
-        "parallel.group",
+        "parallel.group", "step.capture",
     },
     "web": set(),
     "drafters": set(),
@@ -104,7 +105,14 @@ def room_of(module: str) -> str:
     if len(parts) == 1:
         return "hunch"
     name = ".".join(parts[1:])
-    for room in ("parallel.group", "step.collector", "bench.device", "bench.parts", "cli.doctor"):
+    for room in (
+        "parallel.group",
+        "step.collector",
+        "step.capture",
+        "bench.device",
+        "bench.parts",
+        "cli.doctor",
+    ):
         if name == room or name.startswith(room + "."):
             return room
     return parts[1]

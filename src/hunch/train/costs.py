@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from functools import partial
 from math import inf
 from time import perf_counter
 from typing import Any
@@ -25,6 +25,7 @@ from hunch.models.spec import ModelSpec
 from hunch.models.target import Target
 from hunch.models.weights import Weights
 from hunch.registry import MODELS, resolve
+from hunch.step.capture import Graph, new_pool, seconds_of
 from hunch.train.cut import (
     CutWeights,
     can_lose_units,
@@ -41,7 +42,6 @@ _FEW, _MANY = 4096, 32768  # columns of the timed drafts
 _ABREAST = 4  # layers side by side in that of the timed drafts which has several
 _FEW_UNITS = 0.25  # share of the units in that of them which has fewer
 _ROUNDS, _SECONDS = 20, 3.0  # of timings in turn, and what they may take together
-_REPLAYS = 4  # of a captured graph, one behind the other, for a timing
 _Size = tuple[int, int, float, int]  # layers, columns, share of units, layers side by side
 _PRODUCT_ROWS = {"cuda": 16384, "cpu": 256}  # of the product that tells how fast training computes
 
@@ -268,23 +268,7 @@ def captured(body: Callable[[], Any], device: torch.device) -> Callable[[], floa
     runs what it adds to none within a step."""
     if device.type != "cuda":
         return clocked(body)
-    for _ in range(2):
-        body()  # compiles kernels
-    torch.cuda.synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        body()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(_REPLAYS + 1)]  # type: ignore[no-untyped-call]
-
-    def replay() -> float:
-        events[0].record()
-        for event in events[1:]:  # the next one waits behind it, so that the device does not
-            graph.replay()
-            event.record()
-        events[-1].synchronize()
-        return float(min(first.elapsed_time(last) for first, last in pairwise(events))) / 1e3
-
-    return replay
+    return partial(seconds_of, Graph(body, device, new_pool(device)), device)
 
 
 def clocked(body: Callable[[], Any]) -> Callable[[], float]:
