@@ -1,7 +1,9 @@
 """Arguments that vLLM's and SGLang's users already have in their scripts."""
 
+import argparse
 import copy
 import pickle
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -15,7 +17,8 @@ from hunch.compat import (
     sampling_from_sglang,
     wishes_of,
 )
-from hunch.config import say_once
+from hunch.config import DEFAULT_MODEL, say_once
+from hunch.engine_args import ServerArgs, arguments_of
 from hunch.errors import ConfigError, RequestError
 
 
@@ -284,8 +287,7 @@ def test_structured_outputs_do_not_change() -> None:
 
 
 def test_names_of_vllm_that_are_missing_say_what_to_do() -> None:
-    assert hunch.EngineArgs is hunch.AsyncEngineArgs
-    for name in ("LLMEngine", "LoRARequest", "PoolingParams"):
+    for name in ("LoRARequest", "ModelRegistry", "PoolingParams"):
         with pytest.raises(ImportError, match=f"hunch has no {name}: \\w+"):
             getattr(hunch, name)
     assert not hasattr(hunch, "Banana")
@@ -337,6 +339,9 @@ def test_structured_outputs_take_vllms_other_fields() -> None:
         "from hunch.outputs import CompletionOutput, RequestOutput",
         "from hunch.engine.arg_utils import AsyncEngineArgs, EngineArgs",
         "from hunch.engine.async_llm_engine import AsyncLLMEngine",
+        "from hunch.engine.llm_engine import LLMEngine",
+        "from hunch.utils import FlexibleArgumentParser, random_uuid",
+        "from hunch.usage.usage_lib import UsageContext",
         "from hunch.v1.engine.async_llm import AsyncLLM",
         "from hunch.entrypoints.llm import LLM",
         "from hunch.sampling_params import RequestOutputKind",
@@ -354,10 +359,8 @@ def test_vllms_modules_have_the_names_of_hunch(line: str) -> None:
     ("line", "words"),
     [
         ("from hunch.lora.request import LoRARequest", "merges an adapter into the weights"),
-        ("from hunch.utils import FlexibleArgumentParser", "ArgumentParser reads a program's"),
         ("from hunch.distributed import destroy_model_parallel", "close"),
-        ("from hunch.sglang.srt.server_args import ServerArgs", r"Engine\(\.\.\.\)"),
-        ("from hunch.sglang.utils import stream_and_merge", "stream=True"),
+        ("from hunch.sglang.utils import print_highlight", "hunch serve"),
         ("from hunch.sampling_params import Banana", "cannot import name 'Banana'"),
         ("import hunch.bananas", "No module named"),
     ],
@@ -368,11 +371,45 @@ def test_what_vllms_modules_have_and_hunch_has_not(line: str, words: str) -> Non
 
 
 def test_engine_arguments_are_attributes() -> None:
-    given = hunch.EngineArgs(model="m", max_model_len=99)
-    assert vars(given) == {"model": "m", "max_model_len": 99}
-    assert given.max_model_len == 99
-    with pytest.raises(ConfigError, match=r"parser\.add_argument"):
-        hunch.EngineArgs.add_cli_args(None)
+    args = hunch.EngineArgs(model="m", max_model_len=99, kv_cache_memory_bytes="1K")
+    given = {name: value for name, value in asdict(args).items() if value is not None}
+    assert given == args.given() == {"model": "m", "max_model_len": 99, "kv_bytes": 1024}
+    assert (args.max_model_len, args.tensor_parallel_size) == (99, None)
+    assert config_from_vllm(**asdict(args)).model.max_model_len == 99
+    with pytest.raises(ConfigError, match="did you mean 'max_model_len'"):
+        hunch.EngineArgs(max_model_length=99)
+
+
+@pytest.mark.parametrize("make", [hunch.EngineArgs, hunch.AsyncEngineArgs])
+def test_a_program_has_the_flags_of_engine_arguments(make: Any) -> None:
+    parser = make.add_cli_args(hunch.FlexibleArgumentParser())
+    parser.add_argument("--max-tokens", type=int)
+    assert make.from_cli_args(parser.parse_args([])).given() == {"model": DEFAULT_MODEL}
+    words = "--model m --max_model_len=64 -tp 1 --enforce-eager --max-tokens 5"
+    words += " --speculative-config.method ngram --speculative-config.num-speculative-tokens 3"
+    args = parser.parse_args(words.split())
+    assert args.max_tokens == 5
+    taken = make.from_cli_args(args).given()
+    assert taken.pop("speculative_config") == {"method": "ngram", "num_speculative_tokens": 3}
+    assert taken == {
+        "model": "m",
+        "max_model_len": 64,
+        "tensor_parallel_size": 1,
+        "enforce_eager": True,
+    }
+    rest = {name: value for name, value in vars(args).items() if name != "max_tokens"}
+    assert config_from_vllm(**rest).spec.method == "ngram"  # as vLLM's examples call LLM(**args)
+
+
+def test_sglangs_server_arguments() -> None:
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    words = "--model-path m --tp 1 --mem-fraction-static 0.5 --disable-radix-cache"
+    args = ServerArgs.from_cli_args(parser.parse_args(words.split()))
+    config = config_from_sglang(**asdict(args))
+    assert (config.model.model, config.cache.gpu_memory_utilization) == ("m", 0.5)
+    assert not config.cache.enable_prefix_caching
+    assert arguments_of({"server_args": args, "log_level": "error"})["model_path"] == "m"
 
 
 def test_mistakes_say_where_an_argument_goes() -> None:

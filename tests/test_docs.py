@@ -20,7 +20,8 @@ import typer
 
 from hunch.bench.parts import main_of
 from hunch.cli import app
-from hunch.cli.flags import dashed, make_parser
+from hunch.cli.flags import make_parser
+from hunch.compat import dashed
 from tiny_models import write_llama
 from train.train_setup import OPTIONS, write_prompts, write_target
 

@@ -69,11 +69,14 @@ def test_a_bare_string(llm: LLM) -> None:
 
 
 def test_sglangs_example(model: Path) -> None:
-    engine = sgl.Engine(model_path=str(model), speculative_algorithm="NGRAM", **SMALL)
+    args = sgl.ServerArgs(model_path=str(model), speculative_algorithm="NGRAM")
+    engine = sgl.Engine(server_args=args, **SMALL)
     answers = engine.generate(["a b a b", "c"], {"temperature": 0, "max_new_tokens": 30})
     assert [set(answer) >= {"text", "meta_info"} for answer in answers] == [True, True]
-    alone = engine.generate("a b a b", {"temperature": 0, "max_new_tokens": 30})
+    sampling = {"temperature": 0, "max_new_tokens": 30}
+    alone = engine.generate("a b a b", sampling)
     assert alone["text"] == answers[0]["text"]
+    assert sgl.stream_and_merge(engine, "a b a b", sampling) == alone["text"]
     plain = {"temperature": 0, "max_new_tokens": 2}
     engine.generate("c", plain, rid="mine", image_data=None)
     for name, word in (("image_data", "only text"), ("lora_path", "lora=PATH"), ("x", "not known")):
@@ -90,6 +93,12 @@ def test_sglangs_example(model: Path) -> None:
     asyncio.run(engine.async_generate("c", plain))  # from now on in a thread of its own
     (after,) = engine.chat(chat, one, chat_template="{{ messages[0].content }}")
     assert after.outputs[0].token_ids == before.outputs[0].token_ids
+
+    async def merged() -> str:
+        news = sgl.async_stream_and_merge(engine, "a b a b", sampling)
+        return "".join([text async for text in news])
+
+    assert asyncio.run(merged()) == alone["text"]
     engine.flush_cache()
     assert engine.get_server_info()["steps"] > 0
     with pytest.raises(ImportError, match="write prompts as texts"):

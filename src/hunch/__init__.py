@@ -8,12 +8,17 @@ from typing import TYPE_CHECKING, Any
 from hunch.vllm_modules import VllmModules
 
 if TYPE_CHECKING:
-    from hunch.async_llm import AsyncEngineArgs as AsyncEngineArgs
     from hunch.async_llm import AsyncLLM as AsyncLLM
     from hunch.beams import BeamSearchParams as BeamSearchParams
+    from hunch.engine_args import AsyncEngineArgs as AsyncEngineArgs
+    from hunch.engine_args import EngineArgs as EngineArgs
+    from hunch.engine_args import FlexibleArgumentParser as FlexibleArgumentParser
+    from hunch.engine_args import UsageContext as UsageContext
     from hunch.errors import HunchError as HunchError
     from hunch.llm import LLM as LLM
+    from hunch.llm_engine import LLMEngine as LLMEngine
     from hunch.offline import cleanup_dist_env_and_memory as cleanup_dist_env_and_memory
+    from hunch.offline import random_uuid as random_uuid
     from hunch.outputs import RequestOutputKind as RequestOutputKind
     from hunch.pooling import EmbeddingRequestOutput as EmbeddingRequestOutput
     from hunch.prompts import TextPrompt as TextPrompt
@@ -26,7 +31,6 @@ if TYPE_CHECKING:
     from hunch.types import StructuredOutput as StructuredOutput
 
     AsyncLLMEngine = AsyncLLM
-    EngineArgs = AsyncEngineArgs
     GuidedDecodingParams = StructuredOutput
     StructuredOutputsParams = StructuredOutput
 
@@ -36,10 +40,14 @@ if not any(isinstance(finder, VllmModules) for finder in sys.meta_path):
     sys.meta_path.append(VllmModules())  # asked for modules that nobody else has
 
 _HOMES = {
-    "AsyncEngineArgs": "hunch.async_llm",
+    "AsyncEngineArgs": "hunch.engine_args",
     "AsyncLLM": "hunch.async_llm",
     "BeamSearchParams": "hunch.beams",
+    "EngineArgs": "hunch.engine_args",
+    "FlexibleArgumentParser": "hunch.engine_args",
     "LLM": "hunch.llm",
+    "LLMEngine": "hunch.llm_engine",
+    "UsageContext": "hunch.engine_args",
     "SamplingParams": "hunch.types",
     "Speculation": "hunch.types",
     "StructuredOutput": "hunch.types",
@@ -52,24 +60,21 @@ _HOMES = {
     "Logprob": "hunch.types",
     "RequestOutputKind": "hunch.outputs",
     "cleanup_dist_env_and_memory": "hunch.offline",
+    "random_uuid": "hunch.offline",
 }
 # vLLM's names of what has another one here.
 _ALIASES = {
     "AsyncLLMEngine": "AsyncLLM",
-    "EngineArgs": "AsyncEngineArgs",
     "GuidedDecodingParams": "StructuredOutput",
     "StructuredOutputsParams": "StructuredOutput",
 }
 # vLLM's names of what is not here, and what to do instead.
 _INSTEAD = {
-    "FlexibleArgumentParser": "argparse.ArgumentParser reads a program's flags",
-    "LLMEngine": "LLM answers batches, AsyncLLM requests as they come",
     "LoRARequest": "LLM(lora=PATH) merges an adapter into the weights",
     "ModelRegistry": "every family is a file in hunch/models/families",
     "PoolingParams": "LLM.embed gives texts as vectors",
     "PoolingRequestOutput": "LLM.embed gives hunch.EmbeddingRequestOutput",
     "destroy_model_parallel": "LLM.close() gives a model's memory back",
-    "random_uuid": "AsyncLLM.generate finds an id itself; uuid.uuid4().hex is one",
 }
 __all__ = [
     "LLM",

@@ -15,7 +15,8 @@ from typing import Any, Self, Unpack
 from hunch.arguments import Arguments
 from hunch.compat import VllmCalls, wishes_of
 from hunch.config import DEFAULT_MODEL
-from hunch.errors import ConfigError, EngineError, HunchError
+from hunch.engine_args import EngineArgs, UsageContext, check_plain
+from hunch.errors import EngineError, HunchError
 from hunch.llm import LLM
 from hunch.offline import check_process
 from hunch.prompts import Prompt, params_for, read_prompt
@@ -23,21 +24,6 @@ from hunch.text.tokenizer import Tokenizer
 from hunch.types import RequestOutput, RequestOutputKind, SamplingParams
 
 log = logging.getLogger("hunch")
-
-
-class AsyncEngineArgs:
-    """Arguments of an `AsyncLLM`, kept for `from_engine_args`, as attributes."""
-
-    def __init__(self, model: str = DEFAULT_MODEL, **arguments: Unpack[Arguments]) -> None:
-        self.__dict__.update(arguments, model=model)
-
-    @classmethod
-    def add_cli_args(cls, parser: Any) -> Any:
-        """vLLM's, which is not here: it would give a program hundreds of flags."""
-        raise ConfigError(
-            "EngineArgs.add_cli_args is not covered: give the parser the flags that your program "
-            "needs (parser.add_argument), and their values to LLM(...)"
-        )
 
 
 class AsyncLLM(VllmCalls):
@@ -65,8 +51,16 @@ class AsyncLLM(VllmCalls):
         atexit.register(self.shutdown)
 
     @classmethod
-    def from_engine_args(cls, engine_args: AsyncEngineArgs) -> Self:
-        return cls(**vars(engine_args))
+    def from_engine_args(
+        cls,
+        engine_args: EngineArgs,
+        usage_context: UsageContext | None = None,
+        stat_loggers: Any = None,
+        start_engine_loop: bool = True,
+    ) -> Self:
+        """vLLM's further arguments, which mean nothing here, are taken at their usual values."""
+        check_plain(stat_loggers, start_engine_loop)
+        return cls(**engine_args.given())
 
     @classmethod
     def from_llm(cls, llm: LLM) -> Self:

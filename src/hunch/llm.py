@@ -22,6 +22,7 @@ from hunch.drafter_files import find_files
 from hunch.engine.engine import Engine
 from hunch.errors import CapacityError, ConfigError, ModelError, ModelFormatError
 from hunch.hub import ModelFiles, resolve
+from hunch.llm_engine import LLMEngine
 from hunch.offline import OfflineRequests
 from hunch.pooling import EmbeddingRequestOutput, embedding_of, pooling_params
 from hunch.prompts import Params, Prompt, list_chats, list_prompts, params_for, progress
@@ -73,6 +74,7 @@ class LLM(VllmCalls):
         self.tokenizer = tokenizer or load_text(config)
         self.engine = build_engine(config, self.tokenizer, load_target)
         self._requests = OfflineRequests(self.engine, self.tokenizer, lock)
+        self.llm_engine = LLMEngine(config, self.engine, self._requests, self.tokenizer)
 
     def sibling(self, speculate: str, **arguments: Any) -> Self:
         """Another engine over the same copy of the weights that drafts in another way.
@@ -81,11 +83,10 @@ class LLM(VllmCalls):
 
         It has a KV cache of its own. In several threads the two take turns, step by step.
         """
-        target = self.engine.runner.target  # type: ignore[attr-defined]
+        target, lock = self.engine.runner.target, self._requests.lock  # type: ignore[attr-defined]
         spec = spec_from_vllm(speculate=speculate, **arguments)
         other = type(self).__new__(type(self))
-        config, lock = replace(self.config, spec=spec), self._requests.lock
-        other._open(config, self.tokenizer, lambda *_: target, lock)
+        other._open(replace(self.config, spec=spec), self.tokenizer, lambda *_: target, lock)
         return other
 
     @classmethod
@@ -292,8 +293,7 @@ def build_engine(
     if device.startswith("cuda"):
         config = replace(config, schedule=config.schedule.for_gpu())
     with _no_room_on_gpu("the model and its captured steps do not fit"):
-        load_target = load_target or _load_target
-        runner = _build_runner(config, files, tokenizer, device, load_target)
+        runner = _build_runner(config, files, tokenizer, device, load_target or _load_target)
     log.info("%s on %s; exact: %s", config.model.model, device, runner.capacity.exact)
     if bits := runner.capacity.activation_bits:
         other = "14 are nearer to float32" if bits == 8 else "8 are faster, less near to float32"

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import threading
+import uuid
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
@@ -21,6 +22,11 @@ from hunch.types import RequestOutput, SamplingParams, TextCodec
 def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
     """vLLM's: models that no name leads to any more give their memory back now."""
     gc.collect()
+
+
+def random_uuid() -> str:
+    """vLLM's: an id for a request."""
+    return uuid.uuid4().hex
 
 
 class OfflineRequests:
@@ -43,15 +49,21 @@ class OfflineRequests:
         self._reason = "a step was broken off in the middle"
 
     def add(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams], *, stream: bool
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        *,
+        stream: bool,
+        names: Sequence[str] | None = None,
     ) -> list[str]:
-        """Queue requests, all or none; returns their ids."""
+        """Queue requests, all or none; returns their ids: `names`, or new ones."""
         check_process(self._process)
         ids: list[str] = []
+        given = (str(one) for one in self._ids) if names is None else iter(names)
         try:
             for prompt, one in zip(prompts, params, strict=True):
                 text, token_ids = read_prompt(prompt, self._codec)
-                request_id = str(next(self._ids))
+                request_id = next(given)
                 asked = self._engine.check(request_id, token_ids, one, prompt=text, stream=stream)
                 with held_interrupts(), self._turn():
                     self._engine.check_queue(0)
@@ -75,6 +87,14 @@ class OfflineRequests:
                     yield output
         finally:
             self.end(waiting)
+
+    def step(self, waiting: Collection[str]) -> list[RequestOutput]:
+        """What came for these requests meanwhile, or with one step, which may be nothing."""
+        check_process(self._process)
+        with held_interrupts(), self._turn():
+            found = self._step(waiting)
+            self._open.difference_update(one.request_id for one in found if one.finished)
+        return found
 
     def _next(self, waiting: Collection[str]) -> list[RequestOutput]:
         """What came for these requests meanwhile, or with the first step that brings something.

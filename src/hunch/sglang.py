@@ -9,12 +9,13 @@ from typing import Any, Self
 
 from hunch.async_llm import AsyncLLM
 from hunch.compat import Scores, answer_of, config_from_sglang, sampling_from_sglang
+from hunch.engine_args import ServerArgs, arguments_of
 from hunch.errors import RequestError
 from hunch.llm import LLM
 from hunch.prompts import Prompt, list_prompts, params_for
 from hunch.types import RequestOutput, SamplingParams
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "ServerArgs", "async_stream_and_merge", "stream_and_merge"]
 __path__: list[str] = []  # its submodules are those of vllm_modules.py
 
 _TEXT = "only text is read"
@@ -37,7 +38,7 @@ class Engine(LLM):
 
     def __init__(self, **arguments: Any) -> None:
         self._async: AsyncLLM | None = None
-        self._open(config_from_sglang(**arguments))
+        self._open(config_from_sglang(**arguments_of(arguments)))
 
     def flush_cache(self) -> None:
         self.reset_cache()
@@ -205,17 +206,31 @@ def _answers(
     return answers[0] if is_one and len(answers) == 1 else answers
 
 
+def stream_and_merge(engine: Engine, prompt: str, sampling_params: Sampling = None) -> str:
+    """SGLang's: the whole text of an answer that was streamed."""
+    chunks: Any = engine.generate(prompt, sampling_params, stream=True)
+    return str([chunk["text"] for chunk in chunks][-1])
+
+
+async def async_stream_and_merge(
+    engine: Engine, prompt: str, sampling_params: Sampling = None
+) -> AsyncIterator[str]:
+    """SGLang's: what is new of the text, each time."""
+    chunks: Any = await engine.async_generate(prompt, sampling_params, stream=True)
+    length = 0
+    async for chunk in chunks:
+        yield chunk["text"][length:]
+        length = len(chunk["text"])
+
+
 _SERVER = "`hunch serve` starts a server, and GET /ready says when it answers"
 _SPOKEN = "write prompts as texts, Engine.generate"
-_STREAM = "generate(..., stream=True) gives the answer so far"
 _OTHERS = {  # SGLang's names of what is not here -> what to do instead
     **dict.fromkeys(("function", "gen", "select", "user", "assistant", "system"), _SPOKEN),
     "set_default_backend": _SPOKEN,
     **dict.fromkeys(("Runtime", "RuntimeEndpoint", "launch_server"), _SERVER),
     **dict.fromkeys(("execute_shell_command", "launch_server_cmd", "wait_for_server"), _SERVER),
     **dict.fromkeys(("print_highlight", "terminate_process"), _SERVER),
-    "ServerArgs": f"give its fields to Engine(...); {_SERVER}",
-    **dict.fromkeys(("stream_and_merge", "async_stream_and_merge"), _STREAM),
 }
 
 

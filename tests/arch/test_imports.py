@@ -85,10 +85,15 @@ TABLE: dict[str, set[str]] = {
         "kernels", "cli", "bench.device", "drafters",
     },
     "integrations": {"compat", "config", "errors", "hub", "llm", "server", "types"},
-    "sglang": {"async_llm", "compat", "errors", "llm", "prompts", "types"},
+    "engine_args": {"arguments", "compat", "config", "errors"},
+    "llm_engine": {
+        "compat", "config", "engine", "engine_args", "llm", "offline", "prompts", "text", "types",
+    },
+    "sglang": {"async_llm", "compat", "engine_args", "errors", "llm", "prompts", "types"},
     "offline": {"engine", "errors", "prompts", "types"},
     "async_llm": {
-        "compat", "arguments", "config", "errors", "llm", "offline", "prompts", "text", "types",
+        "compat", "arguments", "config", "engine_args", "errors", "llm", "offline", "prompts",
+        "text", "types",
     },
     "entrypoints": {"cli", "server", "compat", "errors", "llm", "config"},
     "launch_server": {"cli"},

@@ -14,7 +14,6 @@ from hunch.cli.bench import app as bench_app
 from hunch.cli.chat import chat
 from hunch.cli.doctor import doctor
 from hunch.cli.drafters import drafters
-from hunch.cli.flags import dashed
 from hunch.cli.generate import generate
 from hunch.cli.models import models, pull
 from hunch.cli.options import Command, Group
@@ -23,7 +22,7 @@ from hunch.cli.serve import CONTEXT as SERVE_CONTEXT
 from hunch.cli.serve import serve
 from hunch.cli.train import train
 from hunch.cli.verify import verify
-from hunch.compat import from_llama_cli
+from hunch.compat import dashed, from_llama_cli
 from hunch.errors import ConfigError, HunchError
 
 app = typer.Typer(

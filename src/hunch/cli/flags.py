@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import Any, get_type_hints
 
-from hunch.compat import known_arguments, without_effect, words_of_sglang
-from hunch.compat.server_flags import json_or_text
+from hunch.compat import json_or_text, known_arguments, without_effect, words_of_sglang
 from hunch.config import (
     DEFAULT_MODEL,
     CacheConfig,
@@ -183,14 +182,6 @@ _OWN = (
     "hides_guesses",
     "version",
 )
-
-
-def dashed(word: str) -> str:
-    """A flag with '-' where it has '_'; any other word as it is."""
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    return name.replace("_", "-") + equals + value
 
 
 def parse_flags(words: Sequence[str]) -> dict[str, Any]:

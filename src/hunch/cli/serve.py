@@ -12,8 +12,8 @@ from typing import Any
 
 import typer
 
-from hunch.cli.flags import dashed, parse_flags
-from hunch.compat import config_from_sglang, translate_flags
+from hunch.cli.flags import parse_flags
+from hunch.compat import config_from_sglang, dashed, translate_flags
 from hunch.config import DEFAULT_MODEL, Config
 from hunch.errors import ConfigError, readable
 

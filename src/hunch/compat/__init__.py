@@ -2,7 +2,7 @@
 
 from hunch.compat.calls import VllmCalls, wishes_of
 from hunch.compat.llama_cli import from_llama_cli
-from hunch.compat.server_flags import translate_flags
+from hunch.compat.server_flags import dashed, json_or_text, translate_flags
 from hunch.compat.sglang import (
     Scores,
     answer_of,
@@ -14,6 +14,7 @@ from hunch.compat.sglang import (
 from hunch.compat.vllm import (
     config_from_vllm,
     known_arguments,
+    known_names,
     spec_from_vllm,
     unused_arguments,
     without_effect,
@@ -25,8 +26,11 @@ __all__ = [
     "answer_of",
     "config_from_sglang",
     "config_from_vllm",
+    "dashed",
     "from_llama_cli",
+    "json_or_text",
     "known_arguments",
+    "known_names",
     "known_to_sglang",
     "sampling_from_sglang",
     "spec_from_vllm",

@@ -20,7 +20,6 @@ _METHODS = {
     "classify": _TASKS,
     "score": _TASKS,
     "reward": _TASKS,
-    "llm_engine": "LLM has get_tokenizer(), stats() and config itself",
     **dict.fromkeys(("engine_core", "add_request", "enqueue", "step"), _REQUESTS),
     **dict.fromkeys(("model_config", "get_model_config", "get_vllm_config"), _CONFIG),
     "do_log_stats": "stats() has the totals, under hunch's names",

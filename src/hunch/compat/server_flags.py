@@ -260,3 +260,11 @@ def json_or_text(text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError:
         return text
+
+
+def dashed(word: str) -> str:
+    """A flag with '-' where it has '_'; any other word as it is."""
+    if not word.startswith("--"):
+        return word
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value
