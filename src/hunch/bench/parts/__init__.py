@@ -26,7 +26,6 @@ PARTS = {
     "exactness": Part("exactness", "GPU", "what products in a fixed order cost"),
     "experts": Part("experts", "GPU", "a decode step of a 30B mixture of experts"),
     "fidelity": Part("fidelity", "any", "distance to float32, beside llama.cpp's or torch's"),
-    "heads": Part("heads", "GPU", "a level of an EAGLE-3 head, and prompts it reads"),
     "host": Part("host", "any", "what a GPU's host does per step and row"),
     "idle": Part(
         "idle",
@@ -34,7 +33,6 @@ PARTS = {
         "how long the GPU waits while one request decodes, and a request for its first token",
     ),
     "kernels": Part("kernels", "GPU", "a decoder's pass alone, by rows"),
-    "levels": Part("levels", "GPU", "a draft model's tree, by the form of its layers"),
     "loading": Part("loading", "any", "a large checkpoint loaded, beside reading its files"),
     "masks": Part("masks", "CPU", "what a grammar's masks take, by place in an answer"),
     "merged": Part("merged", "any", "tokens per pass of merged drafts and of their parts"),
