@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import cache
 from operator import is_
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,20 +27,14 @@ from hunch.kernels.native_structs import (
     KVPlaces,
     LayerStruct,
     NativePart,
-    NativeShape,
-    NativeTable,
+    NetworkStruct,
     Reduce,
     _address,
     _Pass,
-    _Spec,
     _States,
     kv_places,
 )
 from hunch.kernels.recurrence import RowStates, sequences_of
-
-if TYPE_CHECKING:
-    from hunch.kernels.native_draft import NativeJoin
-
 
 INT4, INT8, FLOAT, INT5, K4, K5, K6 = range(7)  # formats of a matrix
 ROUNDED = (INT4, INT8, FLOAT)  # those that floats can become; the others hold a file's blocks
@@ -226,64 +220,37 @@ class NativeNetwork:
 
     def __init__(
         self,
-        shape: NativeShape,
         layers: Sequence[NativePart],
         *,
-        embedding: NativeMatrix,
         head: NativeMatrix,
-        final_norm: Tensor | None,
-        rope_LH: Tensor | None,
-        final_norm_bias: Tensor | None = None,
-        positions_LD: Tensor | None = None,  # of position 0 on
         kv_dtype: torch.dtype,
         num_threads: int | None = None,
-        join: NativeJoin | None = None,
-        is_fine: bool = False,
         reduce: Callable[[Tensor], Tensor] | None = None,
-        table: NativeTable | None = None,
-        head_bias: Tensor | None = None,
         reach: Sequence[Callable[[int], None]] = (),
+        **values: Any,
     ) -> None:
         """`reduce`: from this process's part of a sum to the sum, where others hold the rest.
-        `reach`: fill tables of positions that are not whole yet for this many."""
-        self.shape, self.layers, self.kv_dtype = shape, tuple(layers), kv_dtype
+        `reach`: fill tables of positions that are not whole yet for this many. `values` are those
+        of NetworkStruct."""
+        self.layers, self.kv_dtype = tuple(layers), kv_dtype
         self.team = team(num_threads)
         self._reduce = None if reduce is None else Reduce(reduce)
         self._structs = (LayerStruct * len(layers))(*(layer.struct for layer in layers))
-        self._keep = (
-            embedding,
-            head,
-            final_norm,
-            final_norm_bias,
-            rope_LH,
-            positions_LD,
-            join,
-            table,
-            head_bias,
-        )
-        self.num_out = head.num_out
+        self.width, self.num_out = int(values["width"]), head.num_out
         self._reach, self._num_positions = tuple(reach), 0
         self._kv: KVCache | None = None
         self._kv_places: KVPlaces = ()
         self._passes: dict[int, tuple[tuple[Tensor, ...], _Pass]] = {}  # the last of each size
-        spec = _Spec(
-            **{name: getattr(shape, name) for name in shape.__slots__},
+        self._part = NativePart(
+            NetworkStruct,
+            head=head,
             num_layers=len(layers),
-            is_fine=is_fine,
-            embedding=embedding.handle,
-            head=head.handle,
-            final_norm=_address(final_norm),
-            final_norm_bias=_address(final_norm_bias),
-            rope=_address(rope_LH),
-            positions=_address(positions_LD),
-            head_bias=_address(head_bias),
             layers=ctypes.addressof(self._structs),
-            **(join.fields() if join else {}),
-            **(table.fields() if table else {}),
+            **values,
         )
         if self._reduce is not None:
-            spec.reduce = self._reduce.function
-        self.handle = _lib().hunch_decoder_new(ctypes.addressof(spec))
+            self._part.struct.reduce = self._reduce.function
+        self.handle = _lib().hunch_decoder_new(ctypes.addressof(self._part.struct))
 
     def reach(self, num_positions: int) -> None:
         """Passes come to this many positions."""
@@ -304,7 +271,7 @@ class NativeNetwork:
         """Hidden states after the final norm, and the stream after each layer asked for."""
         tokens = ids_T if ids_T is not None else embedded_TD
         assert tokens is not None
-        num_rows, width = tokens.shape[0], self.shape.width
+        num_rows, width = tokens.shape[0], self.width
         state_TD = None if state_TD is None else _floats(state_TD)
         tree_TP = attn.tree_TP
         if tree_TP is not None and tree_TP.stride(1) != 1:

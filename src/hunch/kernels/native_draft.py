@@ -1,5 +1,4 @@
-"""What drafters ask of the C++ kernels: how their networks begin, a whole chain in one call, the
-best few tokens of each row.
+"""What drafters ask of the C++ kernels: a whole chain in one call, the best few tokens of each row.
 
 Shape letters: M rows, C columns of logits, B best ones, D width.
 """
@@ -7,14 +6,12 @@ Shape letters: M rows, C columns of logits, B best ones, D width.
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.native import (
-    NativeMatrix,
     NativeNetwork,
     _address,
     _lib,
@@ -23,34 +20,10 @@ from hunch.kernels.native import (
 from hunch.kernels.native_structs import (
     _F32,
     _I64,
-    _JOINS,
     _POINTER,
     _Pass,
     kv_places,
 )
-
-
-@dataclass(kw_only=True, slots=True)
-class NativeJoin:
-    """How a drafter's network takes a token and a state: normed, side by side, projected."""
-
-    project: NativeMatrix | None  # None: the first layer's attention takes both as they are
-    project_bias: Tensor | None = None
-    token_norm: Tensor | None = None
-    state_norm: Tensor | None = None
-    logits_norm: Tensor | None = None  # of the state before the head
-    is_state_first: bool = False
-    is_first_masked: bool = False  # position 0 has no token
-    is_residual_normed: bool = False  # without a projection: which state the layers add to
-
-    def fields(self) -> dict[str, int | None]:
-        norms = ("project_bias", "token_norm", "state_norm", "logits_norm")
-        return {
-            "joins": 1,
-            "project": None if self.project is None else self.project.handle,
-            **{name: _address(getattr(self, name)) for name in norms},
-            **{name: int(getattr(self, name)) for name in _JOINS[1:]},
-        }
 
 
 class _Choice(ctypes.Structure):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -126,7 +125,11 @@ class ExpertsStruct(ctypes.Structure):
 REDUCE = ctypes.CFUNCTYPE(None, _POINTER, _I64)  # numbers and their count, summed in place
 
 
-class _Spec(ctypes.Structure):
+class NetworkStruct(ctypes.Structure):
+    """The numbers, matrices and vectors of a network; names as in a model's spec. `other` heads are
+    of layers whose heads have another shape. One that joins takes a token and a state: normed, side
+    by side, projected. The table tells each layer something of each token."""
+
     _fields_ = (
         *(
             (name, _I32)
@@ -247,52 +250,6 @@ def _handed(value: Any) -> Any:
     if isinstance(value, NativePart):
         return ctypes.addressof(value.struct)
     return getattr(value, "handle", value)
-
-
-@dataclass(kw_only=True, slots=True)
-class NativeTable:
-    """What layers read of tokens beside the stream: a table, a projection of their embedding."""
-
-    width: int  # numbers per layer
-    scale: float  # of the table's
-    table: NativeMatrix
-    project: NativeMatrix
-    norm: Tensor
-
-    def fields(self) -> dict[str, int | float | None]:
-        return {
-            "table_width": self.width,
-            "table_scale": self.scale,
-            "input_table": self.table.handle,
-            "input_project": self.project.handle,
-            "input_norm": self.norm.data_ptr(),
-        }
-
-
-@dataclass(kw_only=True, slots=True)
-class NativeShape:
-    """The numbers a pass needs; names as in the model's spec."""
-
-    width: int
-    ffn_width: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    max_len: int
-    norm_eps: float
-    scale: float
-    is_layer_norm: bool = False
-    is_post_norm: bool = False
-    is_parallel: bool = False
-    is_qk_norm_whole: bool = False
-    activation: int = 0  # its place in _ACTIVATIONS
-    embed_scale: float = 1.0
-    residual_scale: float = 1.0
-    logits_scale: float = 1.0
-    attn_cap: float = 0.0
-    logits_cap: float = 0.0
-    other_kv_heads: int = 0  # of layers whose heads are of another shape; 0: there are none
-    other_head_dim: int = 0
 
 
 class Reduce:

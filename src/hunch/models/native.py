@@ -19,7 +19,7 @@ from hunch.kernels.native import (
     is_available,
     new_team,
 )
-from hunch.kernels.native_structs import NativeShape, activation_number
+from hunch.kernels.native_structs import activation_number
 from hunch.kernels.recurrence import StatesShape
 from hunch.layers.attention import Heads
 from hunch.layers.experts import ExpertSpec
@@ -98,7 +98,7 @@ class NativeDecoder:
         self.embedding, self.head = tables or self._tables(reader)
         held = [self.head] if tables else [self.embedding, self.head]
         held += [matrix for layer in layers for matrix in layer.matrices()]
-        held += [] if table is None else [table.table, table.project]
+        held += [value for value in table.values() if isinstance(value, NativeMatrix)]
         self.weight_bytes = sum({id(matrix): matrix.nbytes for matrix in held}.values())
         is_float = all(matrix.format == FLOAT for matrix in held)
         self.is_quantised = not is_float
@@ -106,20 +106,20 @@ class NativeDecoder:
         self.activation_bits = None if is_float else 14 if is_fine else 8
         norm_D, norm_bias_D, positions_LD, head_bias_V = self._vectors(reader)
         self.network = NativeNetwork(
-            _shape(local, self.heads),
             layers,
+            **_numbers(local, self.heads),
+            **table,
             embedding=self.embedding,
             head=self.head,
             final_norm=norm_D,
             final_norm_bias=norm_bias_D,
-            positions_LD=positions_LD,
-            rope_LH=ropes[0].table_LH if ropes else None,
+            positions=positions_LD,
+            rope=ropes[0].table_LH if ropes else None,
             reach=[rope.reach for rope in ropes],
             kv_dtype=self.kv_dtype,
             num_threads=num_threads,
             is_fine=is_fine,
             reduce=group.all_reduce if group.size > 1 else None,
-            table=table,
             head_bias=head_bias_V,
         )
 
@@ -287,27 +287,19 @@ def _are_whole(shape: LatentShape) -> bool:
     return all(width % _LANES == 0 for width in (*widths, shape.q_latent_dim or 0))
 
 
-def _shape(spec: ModelSpec, heads: Heads) -> NativeShape:
-    other = spec.other_heads
-    return NativeShape(
-        width=spec.width,
-        ffn_width=spec.ffn_width,
-        num_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
-        head_dim=spec.head_dim,
-        max_len=spec.max_len,
-        norm_eps=spec.norm_eps,
-        scale=heads.scale,
-        is_layer_norm=spec.norm == "layer",
-        is_post_norm=spec.is_post_norm,
-        is_parallel=spec.is_parallel,
-        is_qk_norm_whole=spec.is_qk_norm_whole,
-        activation=activation_number(spec.activation),
-        embed_scale=1.0 if spec.takes_stream else spec.embed_scale,
-        residual_scale=spec.residual_scale,
-        logits_scale=spec.logits_scale,
-        attn_cap=spec.attn_cap,
-        logits_cap=spec.logits_cap,
-        other_kv_heads=0 if other is None else other.num_kv_heads,
-        other_head_dim=0 if other is None else other.head_dim,
+def _numbers(spec: ModelSpec, heads: Heads) -> dict[str, float]:
+    """The numbers a pass needs."""
+    same = (
+        *("width", "ffn_width", "num_heads", "num_kv_heads", "head_dim", "max_len", "norm_eps"),
+        *("is_post_norm", "is_parallel", "is_qk_norm_whole", "residual_scale", "logits_scale"),
+        *("attn_cap", "logits_cap"),
     )
+    other = spec.other_heads
+    return {name: getattr(spec, name) for name in same} | {
+        "scale": heads.scale,
+        "is_layer_norm": spec.norm == "layer",
+        "activation": activation_number(spec.activation),
+        "embed_scale": 1.0 if spec.takes_stream else spec.embed_scale,
+        "other_kv_heads": 0 if other is None else other.num_kv_heads,
+        "other_head_dim": 0 if other is None else other.head_dim,
+    }

@@ -21,7 +21,6 @@ from hunch.kernels.native_structs import (
     LatentStruct,
     LayerStruct,
     NativePart,
-    NativeTable,
     activation_number,
 )
 from hunch.layers.latent import LatentShape
@@ -222,16 +221,17 @@ def _inputs(spec: ModelSpec, reader: Reader, prefix: str, names: Names) -> Nativ
     )
 
 
-def build_native_table(spec: ModelSpec, reader: Reader, names: Names) -> NativeTable | None:
+def build_native_table(spec: ModelSpec, reader: Reader, names: Names) -> dict[str, Any]:
+    """What layers read of tokens beside the stream, as values of NetworkStruct."""
     if spec.inputs is None:
-        return None
-    return NativeTable(
-        width=spec.inputs.width,
-        scale=spec.inputs.width**0.5,
-        table=reader.matrix(names.table, is_table=True),
-        project=reader.matrix(f"{names.table_project}.weight"),
-        norm=reader.tensor(f"{names.table_norm}.weight"),
-    )
+        return {}
+    return {
+        "table_width": spec.inputs.width,
+        "table_scale": spec.inputs.width**0.5,
+        "input_table": reader.matrix(names.table, is_table=True),
+        "input_project": reader.matrix(f"{names.table_project}.weight"),
+        "input_norm": reader.tensor(f"{names.table_norm}.weight"),
+    }
 
 
 def _matrices(

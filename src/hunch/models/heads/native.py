@@ -18,8 +18,7 @@ from hunch.kernels.native import (
     NativeNetwork,
     is_available,
 )
-from hunch.kernels.native_draft import NativeJoin
-from hunch.kernels.native_structs import LayerStruct, NativePart, NativeShape, activation_number
+from hunch.kernels.native_structs import LayerStruct, NativePart, activation_number
 from hunch.layers.block import Block
 from hunch.layers.experts import Experts
 from hunch.layers.linear import Linear
@@ -64,7 +63,8 @@ def build_network(
         for name, part in join.items()
     }
     heads = blocks[0].attn.heads
-    shape = NativeShape(
+    return NativeNetwork(
+        [_layer(block, place) for place, block in enumerate(blocks)],
         width=spec.width,
         ffn_width=spec.ffn_width,
         num_heads=heads.num_heads,
@@ -74,23 +74,20 @@ def build_network(
         norm_eps=spec.norm_eps,
         scale=heads.scale,
         activation=activation_number(spec.activation),
+        embed_scale=1.0,
         residual_scale=spec.residual_scale,
+        logits_scale=1.0,
         attn_cap=heads.cap,
-    )
-    return NativeNetwork(
-        shape,
-        [_layer(block, place) for place, block in enumerate(blocks)],
         embedding=table,
         head=lm_head.matrix if isinstance(lm_head, NativeLinear) else target.head,
         final_norm=None if final_norm is None else _floats(final_norm.weight_D),
-        rope_LH=net.rope.table_LH.contiguous(),
+        rope=net.rope.table_LH.contiguous(),
         kv_dtype=net.kv_dtype,
         num_threads=torch.get_num_threads(),
-        join=NativeJoin(
-            project=project.matrix if isinstance(project, NativeLinear) else None,
-            project_bias=None if project is None else _floats(project.bias_N),
-            **weights,
-        ),
+        joins=1,
+        project=project.matrix if isinstance(project, NativeLinear) else None,
+        project_bias=None if project is None else _floats(project.bias_N),
+        **weights,
     )
 
 
