@@ -362,9 +362,8 @@ def _load_runner(
         target = target.with_draft_size(config.spec.draft_tensor_parallel_size)
     load_drafter(config.spec.method)
     spec = find_files(config.spec, files, device.type, config.model.download_dir)
-    runner = assemble(
-        replace(config, spec=spec), target, device, tokenizer.vocab(), tokenizer, load_tokenizer
-    )
+    config = replace(config, spec=spec)
+    runner = assemble(config, target, device, tokenizer.vocab(), tokenizer, load_tokenizer)
     runner.capacity, runner.load_seconds = _with_sizes(runner, device), seconds
     if load_target is _load_target and isinstance(target, OverProcesses):
         runner.on_close = target.close
@@ -372,11 +371,12 @@ def _load_runner(
 
 
 def _with_sizes(runner: Runner, device: torch.device) -> Capacity:
-    """What the drafter takes; on a CPU memory for KV is taken only as it is used."""
-    weights, capacity = runner.drafter.needs.weight_bytes, runner.capacity
+    """What the models take; on a CPU memory for KV is taken only as it is used."""
+    weights, target, capacity = runner.drafter.needs.weight_bytes, runner.target, runner.capacity
     num_bytes = capacity.drafter_bytes if device.type == "cuda" else weights
-    share = weights / max(runner.target.weight_bytes, 1)
-    return replace(capacity, drafter_bytes=num_bytes, drafter_share=share)
+    share = weights / max(target.weight_bytes, 1)
+    about = {"architecture": target.spec.architecture, "bytes": target.weight_bytes}
+    return replace(capacity, drafter_bytes=num_bytes, drafter_share=share, model=about)
 
 
 def _load_target(

@@ -225,6 +225,7 @@ class Capacity:
     methods: Mapping[str, int] = field(default_factory=dict)  # name -> most nodes; default first
     groups: tuple[GroupInfo, ...] = (GroupInfo(name="target"),)
     window: int | None = None  # most positions that a layer sees, its own included; None: all
+    model: Mapping[str, Any] = field(default_factory=dict)  # "architecture" and "bytes" of weights
 
 
 @dataclass(kw_only=True, slots=True)

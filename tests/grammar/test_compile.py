@@ -233,3 +233,10 @@ def test_ends_that_the_vocabulary_has_not_are_left_out(tmp_path):
     assert size + 3 in codec.eos_ids
     grammar = GrammarCompiler(codec)(StructuredOutput(regex="[0-9]{3}"))
     assert grammar.eos_ids == {size - 1}
+
+
+def test_a_schema_inside_of_a_grammar_is_named_without_the_grammar(compile_grammar):
+    asked = StructuredOutput(grammar='start: "a" b\nb: %json {"type": "objekt"}')
+    with pytest.raises(GrammarError) as caught:
+        compile_grammar(asked)
+    assert str(caught.value) == "the grammar cannot be compiled: Invalid type: objekt"

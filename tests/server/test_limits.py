@@ -189,9 +189,23 @@ def test_who_sends_too_much_gets_the_answer_and_no_broken_connection(small: Live
 def test_a_prompt_longer_than_the_context_is_refused(server: LiveServer) -> None:
     ok = server.post(COMPLETE, {"prompt": "x" * 511, "max_tokens": 1})
     assert ok.status_code == 200
-    answer = server.post(COMPLETE, {"prompt": "x" * 512, "max_tokens": 1})
-    assert answer.status_code == 400
-    assert answer.json()["error"]["code"] == "context_length_exceeded"
+    message = {"role": "user", "content": "x" * 512}
+    for path, field, value in (
+        (COMPLETE, "prompt", "x" * 512),
+        (CHAT, "messages", [message]),
+        ("/v1/responses", "input", "x" * 512),
+        ("/v1/embeddings", "input", "x" * 512),
+    ):
+        answer = server.post(path, {"model": "bytes", field: value})
+        assert answer.status_code == 400
+        error = answer.json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", field)
+
+
+def test_token_ids_that_are_unknown_name_their_field(server: LiveServer) -> None:
+    for path, field in ((COMPLETE, "prompt"), ("/v1/embeddings", "input")):
+        error = server.post(path, {"model": "bytes", field: [10**6]}).json()["error"]
+        assert error["param"] == field
 
 
 GET = ["/v1/models", "/v1/models/bytes", "/version", "/metrics", "/stats"]

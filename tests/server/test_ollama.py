@@ -76,6 +76,9 @@ def test_generate(thinker: LiveServer) -> None:
         ("/api/chat", {"model": "bytes", "messages": 3}, "messages: "),
         ("/api/pull", {"model": "llama3.2"}, "hunch pull"),
         ("/api/generate", {"model": "bytes", "prompt": "x", "logprobs": True}, "/v1/completions"),
+        ("/api/generate", {"model": "bytes", "prompt": "x", "context": [1]}, "/api/chat"),
+        ("/api/generate", {"model": "bytes", "prompt": "x", "template": "{{.Prompt}}"}, "raw"),
+        ("/api/generate", {"model": "bytes", "prompt": "x", "images": ["AA"]}, "reads text"),
     ],
 )
 def test_errors_are_sentences(
@@ -110,6 +113,8 @@ def test_what_there_is(thinker: LiveServer) -> None:
     assert [m["name"] for m in thinker.get("/api/tags").json()["models"]] == ["bytes", "alias"]
     shown = thinker.post("/api/show", {"model": "bytes"}).json()
     assert shown["capabilities"] == ["completion", "tools", "thinking"]
+    about = shown["model_info"]
+    assert about[f"{about['general.architecture']}.context_length"] == 4096
     assert thinker.post("/api/show", {"model": "nobody"}).status_code == 404
     running = thinker.get("/api/ps").json()["models"]
     assert [m["name"] for m in running] == ["bytes", "alias"]

@@ -84,9 +84,10 @@ def test_chat_streamed_and_not(client: openai.OpenAI) -> None:
 
 
 def test_without_max_tokens_a_chat_goes_on_to_the_context(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=CHAT, seed=1)
-    assert answer.usage is not None
-    assert answer.usage.total_tokens == 512
+    for most in (None, 1_000_000):  # clients ask for more than a model has
+        answer = client.chat.completions.create(model=MODEL, messages=CHAT, seed=1, max_tokens=most)
+        assert answer.usage is not None
+        assert answer.usage.total_tokens == 512
 
 
 def test_several_answers_each_have_their_own_text(client: openai.OpenAI) -> None:

@@ -132,7 +132,7 @@ def test_a_conversation_by_the_id_of_its_last_response(
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(stateless.id)
     client.responses.delete(first.id)
-    with pytest.raises(openai.NotFoundError, match="there is no response"):
+    with pytest.raises(openai.BadRequestError, match="there is no response"):
         client.responses.create(model="bytes", input="x", previous_response_id=first.id)
 
 

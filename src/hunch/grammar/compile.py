@@ -209,5 +209,7 @@ def _start(work: Any) -> threading.Thread:
 
 
 def _short(message: str) -> str:
+    _, mark, fault = message.partition("failed to compile JSON schema: ")
+    message = fault.splitlines()[0] if mark else message  # the rest is a grammar that we wrote
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     return " ".join(lines)[:300]

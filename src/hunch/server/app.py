@@ -38,6 +38,12 @@ from hunch.server.streaming import ClientGoneError
 from hunch.types import SamplingParams
 
 ALL = sys.maxsize  # tokens that /tokenize counts: a text need not fit into a request
+PROMPT_FIELDS = {  # path -> the field that holds what is read
+    "/v1/chat/completions": "messages",
+    "/v1/completions": "prompt",
+    "/v1/responses": "input",
+    "/v1/embeddings": "input",
+}
 PAGE = {  # path -> file of hunch.web, media type
     "/": ("index.html", "text/html"),
     **{
@@ -281,6 +287,8 @@ def _add_faults(app: FastAPI, service: Service) -> None:
         if isinstance(error, ClientGoneError):
             return Response(status_code=499)
         problem = from_error(error, retry_after=service.retry_after())
+        if problem.code == "context_length_exceeded":
+            problem.param = problem.param or PROMPT_FIELDS.get(request.url.path)
         if request.method == "POST":
             service.metrics.refused(problem.code or "invalid_request")
         return respond(request, problem)

@@ -53,7 +53,8 @@ class EmbeddingBody(PooledBody):
 
 
 class OllamaEmbedBody(PooledBody):
-    """POST /api/embed. A text that is too long is cut unless `truncate` is false."""
+    """POST /api/embed. Of a text that is too long the start is read, unless `truncate` is
+    false."""
 
     model: str
     input: str | Some[str]
@@ -104,7 +105,7 @@ def add_embeddings(app: FastAPI, service: Service) -> None:
         inputs: list[Input] = [body.input] if isinstance(body.input, str) else list(body.input)
         most = -1 if body.truncate else None
         began = time.monotonic()
-        work = partial(_embed, service, body, inputs, most, True)
+        work = partial(_embed, service, body, inputs, most, True, keeps_start=True)
         outputs, vectors = await service.run(body.timeout, request, work)
         return JSONResponse(
             {
@@ -119,7 +120,7 @@ def add_embeddings(app: FastAPI, service: Service) -> None:
     @app.post("/api/embeddings", response_class=Response, responses=OLLAMA_FAULTS)
     async def embed_one(body: OllamaOneBody, request: Request) -> Response:
         name_of(service, body.model)
-        work = partial(_embed, service, body, [body.prompt], -1, True)
+        work = partial(_embed, service, body, [body.prompt], -1, True, keeps_start=True)
         _, vectors = await service.run(body.timeout, request, work)
         return JSONResponse({"embedding": vectors[0]})
 
@@ -131,10 +132,13 @@ async def _embed(
     most: int | None,
     add_special_tokens: bool,
     deadline: float,
+    *,
+    keeps_start: bool = False,
 ) -> tuple[list[RequestOutput], list[list[float]]]:
     """The texts as they were read, and their vectors."""
     at_most("input", len(inputs), service.settings.limits.max_inputs, "texts")
-    ids = [await service.encode(one, add_special_tokens, "input", most) for one in inputs]
+    how = partial(service.encode, add_special_tokens=add_special_tokens, param="input", most=most)
+    ids = [await how(one, keeps_start=keeps_start) for one in inputs]
     outputs = await _run(service, ids, body.pooling)
     vectors = [output.embedding or [] for output in outputs]
     width = len(vectors[0])

@@ -330,6 +330,7 @@ def _info(capacity: Capacity, config: wire.Message) -> wire.Message:
     num_slots = capacity.num_blocks * capacity.block_size
     max_len = min(config["model"]["max_model_len"] or capacity.max_len, capacity.max_len)
     info |= {"max_len": min(max_len, num_slots), "methods": list(capacity.methods)}
+    info["model"] = dict(capacity.model)
     return info | {"pid": os.getpid()}
 
 

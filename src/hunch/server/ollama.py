@@ -27,6 +27,11 @@ from hunch.server.service import Service
 from hunch.server.summary import Json
 from hunch.types import RequestOutput
 
+REFUSED = {  # of /api/generate
+    "images": "images cannot be used: this model reads text",
+    "template": "the model's own chat template is used; raw: true uses none",
+    "context": "send the conversation to /api/chat: what was read before is found in the cache",
+}
 NEVER = "9999-12-31T23:59:59Z"  # when a model is unloaded
 LOGPROBS = ("logprobs", "top_logprobs")
 OPTIONS = {  # Ollama's names for what a request may ask of sampling
@@ -135,12 +140,13 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     @app.post("/api/generate", response_class=Response, responses=OLLAMA_FAULTS)
     async def generate(body: GenerateBody, request: Request) -> Response:
         model = name_of(service, body.model)
+        for field_name, reason in REFUSED.items():
+            if getattr(body, field_name):
+                raise ProblemError(400, f"{field_name}: {reason}", param=field_name)
         if not body.prompt:
             return JSONResponse(
                 {**_head(model), "response": "", "done": True, "done_reason": "load"}
             )
-        if body.images:
-            raise ProblemError(400, "images cannot be used: this model reads text", param="images")
         common = {"model": model, **_common(body)}
         if body.raw or body.suffix:
             fields = {"max_tokens": -1, **common, "prompt": body.prompt, "suffix": body.suffix}
@@ -156,16 +162,22 @@ def _add_answers(app: FastAPI, service: Service) -> None:
 
 
 def _add_lists(app: FastAPI, service: Service) -> None:
+    def about() -> Json:
+        return dict(service.engine.info.model)
+
     def details() -> Json:
-        return {"format": "", "family": "", "parameter_size": "", "quantization_level": ""}
+        family = _family(about())
+        families = [family] if family else []
+        return {"parent_model": "", "format": "", "family": family, "families": families,
+                "parameter_size": "", "quantization_level": ""}  # fmt: skip
 
     @app.get("/api/tags", responses=OLLAMA_FAULTS)
     async def tags() -> dict[str, Any]:
         made = datetime.fromtimestamp(service.started, UTC).isoformat()
         return {
             "models": [
-                {"name": name, "model": name, "modified_at": made, "size": 0, "digest": "",
-                 "details": details()}
+                {"name": name, "model": name, "modified_at": made,
+                 "size": about().get("bytes", 0), "digest": "", "details": details()}
                 for name in service.settings.served_model_names
             ]
         }  # fmt: skip
@@ -173,7 +185,8 @@ def _add_lists(app: FastAPI, service: Service) -> None:
     @app.get("/api/ps", responses=OLLAMA_FAULTS)
     async def running() -> dict[str, Any]:
         known = (await tags())["models"]
-        return {"models": [{**one, "expires_at": NEVER, "size_vram": 0} for one in known]}
+        more = {"expires_at": NEVER, "size_vram": 0, "context_length": service.engine.info.max_len}
+        return {"models": [{**one, **more} for one in known]}
 
     @app.post("/api/show", responses=OLLAMA_FAULTS)
     async def show(body: ShowBody) -> dict[str, Any]:
@@ -186,13 +199,23 @@ def _add_lists(app: FastAPI, service: Service) -> None:
             "parameters": "",
             "template": service.chat_template or service.text.chat_template or "",
             "details": details(),
-            "model_info": {"general.context_length": service.engine.info.max_len},
+            "model_info": {
+                "general.architecture": (name := _family(about()) or "general"),
+                f"{name}.context_length": service.engine.info.max_len,
+            },
             "capabilities": abilities,
+            "modified_at": datetime.fromtimestamp(service.started, UTC).isoformat(),
         }
 
     @app.get("/api/version", responses=OLLAMA_FAULTS)
     async def version() -> dict[str, str]:
         return {"version": service.settings.version}
+
+
+def _family(about: Json) -> str:
+    """Llama's is llama."""
+    name, _, _ = str(about.get("architecture", "")).partition("For")
+    return name.removesuffix("LMHeadModel").lower()
 
 
 def _shape(model: str, is_chat: bool, turn: Turn | None) -> OllamaShape:

@@ -104,14 +104,16 @@ def _params(
     stop = [body.stop] if isinstance(body.stop, str) else list(body.stop or ())
     check_limits(body, limits, stop, logprobs)
     at_most("n", n, limits.max_n)
-    most_tokens = limits.max_tokens or max_len
     if max_tokens is None:
         max_tokens = defaults.get("max_tokens")
-        max_tokens = min(max_tokens, most_tokens) if max_tokens else limits.max_tokens
+        most = limits.max_tokens or max_len
+        max_tokens = min(max_tokens, most) if max_tokens else limits.max_tokens
     elif max_tokens == -1:
         max_tokens = limits.max_tokens
+    elif limits.max_tokens is None:
+        max_tokens = min(max_tokens, max_len)  # an answer ends with the context anyway
     else:
-        at_most("max_tokens", max_tokens, most_tokens)
+        at_most("max_tokens", max_tokens, limits.max_tokens)
     if body.prompt_logprobs is not None:
         counts = (prompt_logprobs or 0, body.prompt_logprobs)
         prompt_logprobs = ALL_TOKENS if ALL_TOKENS in counts else max(counts)

@@ -35,16 +35,18 @@ class Prompts:
         add_special_tokens: bool = True,
         param: str = "prompt",
         most: int | None = None,
+        *,
+        keeps_start: bool = False,
     ) -> list[int]:
-        """Token ids of a prompt, or its end (see `truncated`); ids are checked instead."""
+        """Token ids of a prompt, or a part of it (see `truncated`); ids are checked instead."""
         if isinstance(prompt, str):
             ids = await self._encode(prompt, add_special_tokens, most is None)
         else:
-            self.check_ids(prompt)
+            self.check_ids(prompt, param)
             ids = prompt
         if not ids:
             raise ProblemError(400, f"the {param} is empty", param=param)
-        return self.truncated(ids, most)
+        return self.truncated(ids, most, keeps_start=keeps_start)
 
     async def _encode(
         self, text: str, add_special_tokens: bool, must_fit: bool = True
@@ -58,15 +60,17 @@ class Prompts:
             max_tokens=self.engine.info.max_len if must_fit else None,
         )
 
-    def truncated(self, ids: list[int], most: int | None) -> list[int]:
-        """The prompt's end, where somebody says how much of it is enough; -1: what fits."""
+    def truncated(
+        self, ids: list[int], most: int | None, *, keeps_start: bool = False
+    ) -> list[int]:
+        """The prompt's end, or start, where somebody says how much is enough; -1: what fits."""
         if most is None:
             return ids
         if most == 0:
             message = "truncate_prompt_tokens must be -1 (what fits) or 1 and more"
             raise ProblemError(400, message, param="truncate_prompt_tokens")
         most = self.engine.info.max_len - 1 if most == -1 else most
-        return ids[-most:]
+        return ids[:most] if keeps_start else ids[-most:]
 
     async def with_prediction(
         self, params: SamplingParams, prediction: PredictionBody | None
@@ -85,11 +89,10 @@ class Prompts:
         except UnicodeDecodeError:
             return list(data)
 
-    def check_ids(self, ids: Sequence[int]) -> None:
+    def check_ids(self, ids: Sequence[int], param: str | None = None) -> None:
         if ids and max(ids) >= self.text.vocab_size:
-            raise ProblemError(
-                400, f"token ids must be below {self.text.vocab_size}, the vocabulary's size"
-            )
+            message = f"token ids must be below {self.text.vocab_size}, the vocabulary's size"
+            raise ProblemError(400, message, param=param)
 
 
 def prompts_of(body: CompletionBody) -> list[str | list[int]]:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from hunch.config import Config
@@ -37,6 +37,7 @@ class EngineInfo:
     methods: list[str]  # that a request may name
     pid: int
     index: int = 0  # of this process among those that share the engine
+    model: Mapping[str, Any] = field(default_factory=dict)  # "architecture" and "bytes"
 
 
 class Watcher(Protocol):

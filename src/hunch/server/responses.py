@@ -120,9 +120,6 @@ class Stored:
         while len(self._kept) > MAX_STORED or self._num_bytes > MAX_STORED_BYTES:
             self._num_bytes -= self._kept.popitem(last=False)[1][2]
 
-    def conversation(self, response_id: str) -> list[Json]:
-        return self._find(response_id)[1]
-
     def response(self, response_id: str) -> Json:
         return self._find(response_id)[0]
 
@@ -130,11 +127,19 @@ class Stored:
         self._num_bytes -= self._find(response_id)[2]
         del self._kept[response_id]
 
+    def conversation(self, response_id: str) -> list[Json]:
+        """What a request goes on with."""
+        if response_id not in self._kept:
+            message = f"there is no response {response_id[:80]!r} here; older ones are forgotten"
+            code = "previous_response_not_found"
+            raise ProblemError(400, message, code=code, param="previous_response_id")
+        return self._find(response_id)[1]
+
     def _find(self, response_id: str) -> tuple[Json, list[Json], int]:
         found = self._kept.get(response_id)
         if found is None:
             message = f"there is no response {response_id[:80]!r} here; older ones are forgotten"
-            raise ProblemError(404, message, code="response_not_found")
+            raise ProblemError(404, message, code="response_not_found", param="response_id")
         self._kept.move_to_end(response_id)
         return found
 
