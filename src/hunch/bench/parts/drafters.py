@@ -178,18 +178,23 @@ def in_engine(job: Job, methods: dict[str, str], prompts: list[list[int]]) -> Sp
         return compare_speeds(llm, methods, prompts, seconds=COMPARING)
 
 
-def print_taught(taught: Sequence[Taught], num_tokens: int, seconds: float) -> None:
+def print_heading(num_tokens: int, seconds: float) -> None:
     print(f"\n{num_tokens:,} tokens of answers, {seconds:g} s of learning each\n")
     print(
         "| drafter | parameters | steps | ms a step | tokens/s | tokens per pass | by place |\n"
-        "|---|---|---|---|---|---|---|"
+        "|---|---|---|---|---|---|---|",
+        flush=True,
     )
-    for one in taught:
-        places = " ".join(f"{share:.2f}" for share in one.per_position)
-        print(
-            f"| {one.name} | {one.num_parameters / 1e6:.1f}M | {one.steps} | {one.step_ms:.1f} | "
-            f"{one.tokens_per_second:,.0f} | {one.tokens_per_pass:.3f} | {places} |"
-        )
+
+
+def print_taught(one: Taught) -> None:
+    """A line as soon as a drafter has learned: the next one takes minutes."""
+    places = " ".join(f"{share:.2f}" for share in one.per_position)
+    print(
+        f"| {one.name} | {one.num_parameters / 1e6:.1f}M | {one.steps} | {one.step_ms:.1f} | "
+        f"{one.tokens_per_second:,.0f} | {one.tokens_per_pass:.3f} | {places} |",
+        flush=True,
+    )
 
 
 def print_speeds(speeds: Speeds) -> None:
@@ -231,12 +236,13 @@ def main(words: Sequence[str] = ()) -> None:
         job = Job("draft", args.target, BUILTIN, out, {}, {"device": args.device})
         texts, held_out = answers_of(job, args.answering)
         teaching = Teaching(job, texts, args.seconds, folder)
-        taught = []
+        taught: list[Taught] = []
+        print_heading(len(texts.tokens), args.seconds)
         for number, one in enumerate(wanted):
             taught.append(teaching.teach(one, f"{number}-{one.method}"))
+            print_taught(taught[-1])
             give_back()
         teaching.release()
-        print_taught(taught, len(texts.tokens), args.seconds)
         report: dict[str, Any] = {"taught": [asdict(one) for one in taught]}
         if forms:
             methods = {LOOKUPS: WITHOUT}
