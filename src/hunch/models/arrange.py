@@ -130,6 +130,7 @@ class Arranged(WeightsOver):
                 self._places[f"{prefix}{ours}.weight"] = place
         both = self._places.pop(f"{prefix}kv_b_proj.weight", None)
         if both is not None:
+            self._check_rows(both.name, spec.num_heads * (flat + values))
             rows = torch.arange(spec.num_heads * (flat + values)).view(spec.num_heads, -1)
             self._places[f"{prefix}k_up.weight"] = Place(both.name, rows[:, :flat].flatten())
             self._places[f"{prefix}v_up.weight"] = Place(both.name, rows[:, flat:].flatten())
@@ -237,12 +238,15 @@ class Arranged(WeightsOver):
     def _check_rows(self, name: str, num_rows: int) -> None:
         """Raise where a fused tensor has other rows than its parts: some would be taken for others,
         or left unread."""
-        shape = tuple(self.weights.shape(name))
-        if shape[-1 if self._is_transposed else 0] != num_rows:
+        if self._num_rows(name) != num_rows:
             raise ModelFormatError(
-                f"tensors whose shape contradicts the config: {name} {shape}, of which the config "
-                f"accounts for {num_rows} rows"
+                f"tensors whose shape contradicts the config: {name} "
+                f"{tuple(self.weights.shape(name))}, of which the config accounts for {num_rows} "
+                "rows"
             )
+
+    def _num_rows(self, name: str) -> int:
+        return tuple(self.weights.shape(name))[-1 if self._is_transposed else 0]
 
     def _order(self, name: str, order: list[int], num_heads: int) -> None:
         """Every head's rows in another order."""
@@ -253,6 +257,8 @@ class Arranged(WeightsOver):
             head_dim = len(order)
             heads = torch.arange(num_heads)[:, None] * head_dim
             rows = (heads + torch.tensor(order)).flatten()
+            if place.rows is None and len(rows) != self._num_rows(place.name):
+                continue  # whoever reads it will say what is wrong
             if isinstance(place.rows, slice):
                 rows = rows + place.rows.start
             elif place.rows is not None:

@@ -189,7 +189,6 @@ class HeadSource(Source):
         self._weights = weights or open_weights(path)
         self._stored: dict[str, str] = {}  # name without prefixes -> name in the file
         self._used: set[str] = set()
-        self.row_orders: dict[str, list[int]] = {}  # of tensors whose rows are wanted otherwise
         for stored in self._weights.names():
             name = stored
             for prefix in prefixes:
@@ -213,8 +212,7 @@ class HeadSource(Source):
 
     def read(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
         self._check(name, shape)
-        tensor = self._weights.tensor(self._find(name), dtype or self.dtype)
-        return tensor[self.row_orders[name]] if name in self.row_orders else tensor
+        return self._weights.tensor(self._find(name), dtype or self.dtype)
 
     def ids(self, name: str, size: int) -> Tensor:
         """A tensor of token ids."""
@@ -298,17 +296,12 @@ def tell_unread(source: HeadSource, *spare: str) -> None:
         )
 
 
-def read_geometry(
-    config: Mapping[str, Any], where: str, *, is_part_turned: bool = False, **more: Any
-) -> ModelSpec:
-    """The shape of a head's layers, from a config with Llama's keys.
-
-    `is_part_turned`: the caller puts rows in order where positions turn a part of a head alone.
-    """
+def read_geometry(config: Mapping[str, Any], where: str, **more: Any) -> ModelSpec:
+    """The shape of a head's layers, from a config with Llama's keys."""
     try:
         spec = ModelSpec(**{**read_common(config, "head"), **more})
         spec.check()
-        if spec.rope is not None and spec.rope.dim and not is_part_turned:
+        if spec.rope is not None and spec.rope.dim:
             raise UnsupportedModelError("partial_rotary_factor is not supported in a head; only 1")
     except ModelError as error:
         raise type(error)(f"{where}: {error}") from None

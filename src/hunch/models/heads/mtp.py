@@ -18,10 +18,9 @@ nothing else changes; only the first k positions, which layer k does not have, m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,30 +31,21 @@ from hunch.kernels.kv_store import KVCache
 from hunch.layers.attention import Attend, Paged
 from hunch.layers.block import Block
 from hunch.layers.experts import Experts
-from hunch.layers.latent import LatentBlock, LatentShape, TailPaged
+from hunch.layers.latent import LatentBlock, TailPaged
 from hunch.layers.linear import Linear
 from hunch.layers.norm import Norm, RMSNorm
 from hunch.layers.part import Part
-from hunch.models.build import LLAMA_NAMES, build_block
+from hunch.models.build import Names, build_block
 from hunch.models.heads.files import (
     HeadSource,
     Table,
     check_hidden,
     check_vocab,
     read_config,
-    read_geometry,
 )
-from hunch.models.heads.mtp_files import (
-    MTP_NAMES,
-    Form,
-    build_latent_block,
-    family_layers,
-    find_forms,
-    order_heads,
-    read_layer,
-    with_experts,
-)
+from hunch.models.heads.mtp_files import Form, arranged, find_forms, read_layers
 from hunch.models.heads.step import StepNet
+from hunch.models.latent import build_latent_block
 from hunch.models.spec import ModelSpec
 from hunch.models.target import Target
 from hunch.models.weights import open_weights
@@ -167,27 +157,12 @@ class MtpNet(StepNet):
 
 def load_mtp(path: str | Path, target: Target) -> MtpNet:
     config, weights = read_config(path), open_weights(path)
-    family = family_layers(weights)
-    source = HeadSource(path, target, weights=weights if family is None else family[1])
+    source = HeadSource(path, target, weights=weights)
     forms = find_forms(source, config)
     _refuse_scales(source, forms)
-    attn = f"{forms[0].layer}self_attn."
-    shape: LatentShape | None = None
-    if f"{attn}kv_a_proj_with_mqa.weight" in source:
-        spec, shape = read_layer(config, source.where)
-    elif family is not None:
-        spec = family[0]
-    else:
-        spec = read_geometry(
-            config,
-            source.where,
-            is_part_turned=True,
-            has_qkv_bias=f"{attn}q_proj.bias" in source,
-            has_out_bias=f"{attn}o_proj.bias" in source,
-            has_qk_norm=f"{attn}q_norm.weight" in source,
-        )
-        spec = with_experts(spec, source, config, forms)
-        order_heads(spec, source, forms)
+    spec, names = read_layers(source, config, weights, forms)
+    spec, weights = arranged(weights, spec, names, forms)
+    source = HeadSource(path, target, weights=weights)
     check_hidden(source.where, spec.width, target)
     check_vocab(source.where, spec.vocab_size, target.spec.vocab_size)
     embed = None
@@ -195,11 +170,11 @@ def load_mtp(path: str | Path, target: Target) -> MtpNet:
         embed = Table(source.take(forms[0].embed, spec.vocab_size, spec.width))
     stages: list[Stage] = []
     for form in forms:
-        stages.append(_stage(spec, shape, source, config, form, stages, target.spec.vocab_size))
+        stages.append(_stage(spec, names, source, form, stages, target.spec.vocab_size))
     if str(config.get("model_type", "")).startswith(_SHIFTED):
         for stage in stages:
-            _add_one(stage, has_whole=family is not None)
-    net = MtpNet(spec, target, embed, stages, None if shape is None else shape.rope_dim)
+            _add_one(stage, has_whole=spec.is_norm_shifted)
+    net = MtpNet(spec, target, embed, stages, spec.latent and spec.latent.rope_dim)
     net.matrix_bytes = source.matrix_bytes
     stage = stages[0]
     if not net.is_staged:
@@ -222,9 +197,8 @@ def load_mtp(path: str | Path, target: Target) -> MtpNet:
 
 def _stage(
     spec: ModelSpec,
-    shape: LatentShape | None,
+    names: Names,
     source: HeadSource,
-    config: Mapping[str, Any],
     form: Form,
     before: list[Stage],
     vocab_size: int,
@@ -238,13 +212,12 @@ def _stage(
     if form.head and form.head in source:
         lm_head = source.output(form.head, spec.vocab_size, width, vocab_size)
     block: Block | LatentBlock
-    if shape is not None:
-        block = build_latent_block(spec, shape, source, config, form.layer, number)
+    if spec.latent is not None:
+        block = build_latent_block(spec, source, form.layer, 0, names)
+        block.attn.k_up.is_exact = block.attn.v_up.is_exact = False  # a draft's bits may differ
     else:
-        is_qwen = f"{form.layer}mlp.shared_expert.gate_proj.weight" in source
-        names = LLAMA_NAMES if is_qwen else MTP_NAMES
         block = build_block(spec, source, form.layer, 0, names=names)
-        block.attn.layer = number
+    block.attn.layer = number
     return Stage(
         number,
         form,
