@@ -145,7 +145,9 @@ class Codes:
 
     def _some_numbers(self) -> Tensor:
         flat, num_in = self.flat(), self.shape[1]
-        value_NK = _values(self.format, self.code_NK) - float(self.offset)
+        value_NK = _values(self.format, self.code_NK)
+        if self.offset:
+            value_NK -= self.offset
         if flat.zero_NG is not None:
             value_NK -= _spread(flat.zero_NG, self.group, num_in)
         value_NK *= _spread(flat.scale_NG, self.group, num_in)

@@ -174,7 +174,7 @@ def load_mtp(path: str | Path, target: Target) -> MtpNet:
     if str(config.get("model_type", "")).startswith(_SHIFTED):
         for stage in stages:
             _add_one(stage, has_whole=spec.is_norm_shifted)
-    net = MtpNet(spec, target, embed, stages, spec.latent and spec.latent.rope_dim)
+    net = MtpNet(spec, target, embed, stages, spec.latent.rope_dim if spec.latent else None)
     net.matrix_bytes = source.matrix_bytes
     stage = stages[0]
     if not net.is_staged:
