@@ -73,6 +73,13 @@ CASES |= {
         PLAIN | MAMBA | {"mamba_d_ssm": 128, "mamba_rms_norm": True, "tie_word_embeddings": True},
     ),
     "nemotron h": ("NemotronH", HALVES | {"hybrid_override_pattern": "M-MM*-"}),
+    "nemotron h, experts": (
+        "NemotronH",
+        HALVES
+        | {"hybrid_override_pattern": "ME*EM", "n_routed_experts": 6, "num_experts_per_tok": 3}
+        | {"moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 32}
+        | {"routed_scaling_factor": 1.5, "n_group": 1, "topk_group": 1},
+    ),
     "nemotron h, other order": (
         "NemotronH",
         HALVES

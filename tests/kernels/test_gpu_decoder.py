@@ -85,6 +85,14 @@ MAMBA = {"recurrence": SSM, "is_recurrent": (True, False), "residual_scale": 0.3
 BOTH = {"recurrence": SSM, "is_recurrent": (True, True), "attends_too": True}
 HALVES = {"recurrence": SSM, "is_recurrent": (False, True, False), "is_mlp": (True, False, False)}
 HALVES |= {"num_layers": 3, "windows": (None,) * 3, "is_gated": False, "activation": "relu2"}
+SQUARES = ExpertSpec(
+    routing=Routing(num_experts=4, num_chosen=2, scores="sigmoid"),
+    width=16,
+    layers=(True, False, False),
+    has_choice_bias=True,
+    shared_width=16,
+)
+EXPERT_HALVES = HALVES | {"is_gated": True, "activation": "relu", "experts": SQUARES}
 CONV = {"recurrence": ConvShape(width=32, num_taps=3), "is_recurrent": (True, False)}
 RECURRENT |= {"has_qk_norm": True, "is_norm_shifted": True, "rope": RopeSpec(dim=8)}
 ONE = Routing(num_experts=4, num_chosen=1, scores="chosen_sigmoid", is_of_input=True)
@@ -117,6 +125,9 @@ AFTER = {"activation": "relu", "is_post_norm": True, "has_final_norm": False}
         pytest.param("BambaForCausalLM", MAMBA, id="mamba", marks=pytest.mark.slow),
         pytest.param("FalconH1ForCausalLM", BOTH, id="attention and mamba", marks=pytest.mark.slow),
         pytest.param("NemotronHForCausalLM", HALVES, id="halves", marks=pytest.mark.slow),
+        pytest.param(
+            "NemotronHForCausalLM", EXPERT_HALVES, id="halves, experts", marks=pytest.mark.slow
+        ),
         pytest.param("Lfm2ForCausalLM", CONV, id="convolution", marks=pytest.mark.slow),
     ],
 )

@@ -210,11 +210,11 @@ def write(path: Path, weights, architecture: str, block_format: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("case", FAMILIES)
-def test_numbers_are_those_of_the_hugging_face_file(case, tmp_path):
+@pytest.mark.parametrize(("case", "architecture"), [*FAMILIES.items(), ("qwen3-moe", "qwen3vlmoe")])
+def test_numbers_are_those_of_the_hugging_face_file(case, architecture, tmp_path):
     make(case, tmp_path)
     weights = open_weights(tmp_path)
-    file = open_weights(write(tmp_path / "model.gguf", weights, FAMILIES[case], "F32"))
+    file = open_weights(write(tmp_path / "model.gguf", weights, architecture, "F32"))
     ours, theirs = load_decoder(file), load_decoder(weights)
     if case == "qwen2-moe":
         assert file.config["shared_expert_intermediate_size"] == 48

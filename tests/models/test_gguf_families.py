@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from builders import DictWeights, plain_logits
+from hunch.errors import UnsupportedModelError
 from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
 from hunch.models.weights.base import unified_config
@@ -59,6 +60,8 @@ FAMILIES = {  # case -> architecture, what its converter writes besides
             "rope.scaling.attn_factor": float(np.sqrt(1 + np.log(4) / np.log(32))),
         },
     ),
+    "qwen2": ("qwen2vl", {"rope.dimension_sections": [1, 2, 1, 0]}),
+    "qwen3": ("qwen3vl", {"rope.dimension_sections": [2, 3, 3, 0], "n_deepstack_layers": 3}),
     "gpt-2": ("gpt2", {"feed_forward_length": 128}),
     "gpt-bigcode": ("starcoder", {}),
     "gemma": ("gemma", {}),
@@ -254,3 +257,18 @@ def test_minicpm_without_the_keys_of_its_scales(tmp_path: Path, monkeypatch) -> 
     config |= {"architectures": ["MiniCPMForCausalLM"], "scale_emb": 12, "scale_depth": 1.4}
     ours = load_decoder(DictWeights(unified_config(config | {"dim_model_base": 256}), tensors))
     torch.testing.assert_close(plain_logits(ours, IDS), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "words"),
+    [("gemma3n", "several streams"), ("nomic-bert", "as vectors"), ("clip", "in another one")],
+)
+def test_why_an_architecture_is_refused_is_said(architecture, words, tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
+    writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModelError, match=f"{architecture}' is not supported: .*{words}"):
+        open_weights(tmp_path / "m.gguf")

@@ -1,4 +1,4 @@
-"""LFM2 and Granite 4.0 H in GGUF files, as llama.cpp's converters arrange them."""
+"""LFM2, Granite 4.0 H and Nemotron-H in GGUF files, as llama.cpp's converters arrange them."""
 
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from hunch.models.weights import open_weights
 from recurrent_models import CASES, CLOSE, IDS, make
 
 ARCHITECTURES = {"Lfm2": "lfm2", "Lfm2Moe": "lfm2moe", "GraniteMoeHybrid": "granitehybrid"}
+ARCHITECTURES |= {"NemotronH": "nemotron_h"}
 KEYS = {
     "block_count": "num_hidden_layers", "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size", "feed_forward_length": "intermediate_size",
@@ -29,6 +30,12 @@ KEYS = {
     "residual_scale": "residual_multiplier", "attention.scale": "attention_multiplier",
     "logit_scale": "logits_scaling", "attention.key_length": "head_dim",
     "expert_weights_scale": "routed_scaling_factor",
+}  # fmt: skip
+NEMOTRON = {
+    "ssm.conv_kernel": "conv_kernel", "ssm.state_size": "ssm_state_size",
+    "ssm.group_count": "n_groups", "ssm.time_step_rank": "mamba_num_heads",
+    "expert_count": "n_routed_experts", "expert_group_count": "n_group",
+    "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
 }  # fmt: skip
 
 
@@ -45,6 +52,10 @@ def parts_of(name: str, x: torch.Tensor, config: Any) -> dict[str, torch.Tensor]
     if name.endswith(("experts.gate_up_proj", "moe.input_linear.weight")):
         gate, up = x.chunk(2, dim=1)
         return {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}
+    if name.endswith("mixer.experts.up_proj"):
+        return {f"blk.{layer}.ffn_up_exps.weight": x}
+    if name.endswith("e_score_correction_bias"):
+        return {f"blk.{layer}.exp_probs_b.bias": x}
     if name.endswith(("experts.down_proj", "moe.output_linear.weight")):
         return {f"blk.{layer}.ffn_down_exps.weight": x}
     if "block_sparse_moe.router" in name:
@@ -53,27 +64,34 @@ def parts_of(name: str, x: torch.Tensor, config: Any) -> dict[str, torch.Tensor]
         return {f"blk.{layer}.exp_probs_b.bias": x}
     if name.endswith("A_log"):
         return {f"blk.{layer}.ssm_a": -x.exp()[:, None]}
-    if name.endswith("mamba.D"):
+    if name.endswith(".D"):
         return {f"blk.{layer}.ssm_d": x[:, None]}
     if name.endswith("dt_bias"):
         return {f"blk.{layer}.ssm_dt.bias": x}
-    if name.endswith("mamba.norm.weight"):
-        return {f"blk.{layer}.ssm_norm.weight": x.view(config.mamba_n_groups, -1)}
+    if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        groups = config.mamba_n_groups if "mamba" in name else config.n_groups
+        return {f"blk.{layer}.ssm_norm.weight": x.view(groups, -1)}
     return {name: x.squeeze(1) if "conv" in name and x.dim() == 3 else x}
 
 
 def convert(path: Path, case: str, folder: Path, **more: bool) -> Any:
     theirs, arch = make(case, folder), ARCHITECTURES[CASES[case][0]]
     config = theirs.config
+    has_experts = "E" in getattr(config, "hybrid_override_pattern", "")
+    arch = "nemotron_h_moe" if has_experts else arch
     writer = gguf.GGUFWriter(path, arch)
-    for key, name in KEYS.items():
+    keys = KEYS | NEMOTRON if "nemotron" in arch else KEYS
+    if arch == "nemotron_h":
+        keys = {key: name for key, name in keys.items() if "expert" not in key}
+    for key, name in keys.items():
         value = getattr(config, name, None)
         if key == "expert_count" and value is None:
             value = getattr(config, "num_local_experts", None)
         if value is not None:
             add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
             add(f"{arch}.{key}", value)
-    eps = getattr(config, "norm_eps", None) or config.rms_norm_eps
+    eps = getattr(config, "norm_eps", None) or getattr(config, "rms_norm_eps", None)
+    eps = eps or config.layer_norm_epsilon
     writer.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", eps)
     attends = [layer_type == "full_attention" for layer_type in config.layer_types]
     writer.add_array(
@@ -82,6 +100,10 @@ def convert(path: Path, case: str, folder: Path, **more: bool) -> Any:
     if arch == "granitehybrid":
         writer.add_uint32(f"{arch}.ssm.inner_size", config.mamba_expand * config.hidden_size)
         writer.add_bool(f"{arch}.rope.scaling.finetuned", more.get("is_turned", False))
+    elif "nemotron" in arch:
+        inner = config.mamba_num_heads * config.mamba_head_dim
+        writer.add_uint32(f"{arch}.ssm.inner_size", inner)
+        writer.add_bool(f"{arch}.expert_weights_norm", config.norm_topk_prob)
     else:
         writer.add_float32(f"{arch}.rope.freq_base", config.rope_parameters["rope_theta"])
     number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
@@ -91,6 +113,8 @@ def convert(path: Path, case: str, folder: Path, **more: bool) -> Any:
             continue
         for name, x in parts_of(whole, tensor.float(), config).items():
             found = name
+            if "nemotron" in arch:  # as its published files name them
+                name = name.replace("model.", "backbone.")
             if not name.startswith("blk."):
                 found = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert found is not None, name
@@ -102,7 +126,13 @@ def convert(path: Path, case: str, folder: Path, **more: bool) -> Any:
     return theirs
 
 
-@pytest.mark.parametrize("case", ["lfm2", "lfm2-moe", "granite 4 h", "granite 4 h, experts"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *("lfm2", "lfm2-moe", "granite 4 h", "granite 4 h, experts"),
+        *("nemotron h", "nemotron h, other order", "nemotron h, experts"),
+    ],
+)
 @torch.no_grad()
 def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     theirs = convert(tmp_path / "m.gguf", case, tmp_path / "saved")

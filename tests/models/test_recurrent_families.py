@@ -1,11 +1,13 @@
 """Families with recurrent layers against transformers, and the independence of their rows."""
 
 import copy
+import json
 from statistics import median
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from builders import Seq, check_rows, pack, plain_logits, tables
 from hunch.errors import ConfigError
@@ -164,3 +166,25 @@ def test_what_is_not_split_over_processes_says_so(case, tmp_path):
     group = SimpleNamespace(rank=0, size=2)
     with pytest.raises(ConfigError, match=r"tensor_parallel_size=2: the recurrent layers of"):
         load_decoder(open_weights(tmp_path), group=group)
+
+
+@torch.no_grad()
+def test_nemotron_h_with_biases_of_attention(tmp_path):
+    """transformers has none whatever the config says: its products are given some here."""
+    theirs = make("nemotron h", tmp_path)
+    (tensors,) = (load_file(path) for path in tmp_path.glob("*.safetensors"))
+    for number, layer in enumerate(theirs.model.layers):
+        for part in ("q_proj", "k_proj", "v_proj", "o_proj"):
+            if product := getattr(layer.mixer, part, None):
+                product.bias = torch.nn.Parameter(torch.randn(product.out_features))
+                root = next(name for name in tensors if f"layers.{number}.mixer.{part}" in name)
+                tensors[root.replace("weight", "bias")] = product.bias.data.clone()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"attention_bias": True}))
+    expected = theirs(torch.tensor([IDS])).logits[0]
+    weights = open_weights(tmp_path)
+    torch.testing.assert_close(plain_logits(load_decoder(weights), IDS), expected, **CLOSE)
+    if native.is_available():
+        fast = load_native(weights, dtype="float32", num_threads=1)
+        torch.testing.assert_close(plain_logits(fast, IDS), expected, **CLOSE)

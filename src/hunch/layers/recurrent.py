@@ -20,6 +20,7 @@ from hunch.kernels.short_conv import ConvShape, ConvWeights
 from hunch.kernels.ssm import SsmShape, SsmWeights
 from hunch.layers.attention import Attend, Attention
 from hunch.layers.block import Block, PlainBlock
+from hunch.layers.experts import Experts
 from hunch.layers.linear import Linear
 from hunch.layers.mlp import MLP, GatedMLP, PlainMLP
 from hunch.layers.norm import RMSNorm
@@ -165,13 +166,13 @@ class BothBlock(Block):
 
 
 class HalfBlock(Part):
-    """x + half(norm(x)): a layer that attends, recurs, or is an MLP, alone."""
+    """x + half(norm(x)): a layer that attends, recurs, or is an MLP or experts, alone."""
 
-    def __init__(self, norm: RMSNorm, half: Attention | Recurrent | MLP) -> None:
+    def __init__(self, norm: RMSNorm, half: Attention | Recurrent | MLP | Experts) -> None:
         self.norm, self.half = norm, half
 
     def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
         h_TD = self.norm(x_TD)
-        if isinstance(self.half, GatedMLP | PlainMLP):
+        if isinstance(self.half, GatedMLP | PlainMLP | Experts):
             return x_TD + self.half(h_TD)
         return x_TD + self.half(h_TD, attend)

@@ -174,7 +174,9 @@ class Arranged(WeightsOver):
         """
         inner, all_up, all_down = experts.width, prefix + names.all_up, prefix + names.all_down
         halves: tuple[Rows, Rows] = (slice(0, inner), slice(inner, 2 * inner))
-        if names.is_interleaved:
+        if names.gate == names.up:
+            halves = (slice(0, inner),) * 2
+        elif names.is_interleaved:
             halves = (slice(0, 2 * inner, 2), slice(1, 2 * inner, 2))
         for stem, ending in ((".weight", "weight"), ("", "weight"), ("_bias", "bias")):
             up, down = (self._places.pop(name + stem, None) for name in (all_up, all_down))

@@ -35,6 +35,7 @@ class ExpertNames:
     up: str = "mlp.experts.{}.up_proj"
     down: str = "mlp.experts.{}.down_proj"
     shared: str = "mlp.shared_expert."  # before gate_proj, up_proj, down_proj
+    shared_first: str = "gate_proj"  # what the shared one has for that
     shared_gate: str = "mlp.shared_expert_gate"
     all_up: str = "mlp.experts.gate_up_proj"  # [expert, gate and up, in]
     all_down: str = "mlp.experts.down_proj"
@@ -161,7 +162,7 @@ def _shared(
     if not experts.shared_width:
         return None, None
     where, inner = prefix + names.shared, experts.shared_width
-    up_names = (f"{where}gate_proj", f"{where}up_proj")
+    up_names = (where + names.shared_first, f"{where}up_proj")
     mlp = GatedMLP(
         source.linear(up_names, (inner, inner), spec.width),
         source.row_linear(f"{where}down_proj", spec.width, inner, has_bias=False),

@@ -126,7 +126,9 @@ class FusedLayers:
             input_PE = input_PE if index == 0 else h_PD
             y_TD = torch.empty_like(x_TD) if index in kept else x_TD
             if layer.is_half:
-                if layer.gate_up is None:
+                if layer.experts is not None:
+                    parts_SPD = self._answer(x_TD, input_PE, layer, attn)
+                elif layer.gate_up is None:
                     parts_SPD = self._attend(input_PE, layer, attn, kv, tiling)
                 else:
                     parts_SPD = self._mlp(input_PE, layer, num_tokens)

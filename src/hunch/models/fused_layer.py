@@ -96,9 +96,19 @@ def _other_layer(block: LatentBlock | RecurrentBlock, timing: Timing) -> Layer:
     return layer
 
 
-def _half_layer(block: HalfBlock) -> Layer:
+def _half_layer(block: HalfBlock, timing: Timing) -> Layer:
     """Layers that are one half alone."""
     norm, half = row_norm(block.norm), block.half
+    if isinstance(half, Experts):
+        assert half.shared is not None
+        return Layer(
+            attn_norm=norm,
+            out=half.shared.down,
+            number=0,
+            activation=KERNEL_NAMES[half.activation],
+            experts=FusedExperts(half, timing),
+            is_half=True,
+        )
     if isinstance(half, GatedMLP | PlainMLP):
         return Layer(
             attn_norm=norm,
@@ -121,7 +131,7 @@ def _half_layer(block: HalfBlock) -> Layer:
 
 def layer_of(block: Block | LatentBlock | RecurrentBlock | HalfBlock, timing: Timing) -> Layer:
     if isinstance(block, HalfBlock):
-        return _half_layer(block)
+        return _half_layer(block, timing)
     if isinstance(block, LatentBlock | RecurrentBlock):
         return _other_layer(block, timing)
     attn, mlp = block.attn, block.mlp

@@ -294,7 +294,7 @@ def _experts(spec: ModelSpec, reader: Reader, prefix: str, names: ExpertNames) -
         router = router_weight(router, reader.tensor(prefix + names.router_scale))
         found["factor"] = reader.tensor(prefix + names.factor)
     if experts.shared_width:
-        found["shared_up"] = stack(f"{shared}gate_proj", f"{shared}up_proj")
+        found["shared_up"] = stack(shared + names.shared_first, f"{shared}up_proj")
         found["shared_down"] = reader.matrix(f"{shared}down_proj.weight")
     if experts.is_shared_gated:
         found["shared_gate"] = reader.floats(f"{prefix}{names.shared_gate}.weight")

@@ -13,7 +13,6 @@ from hunch.kernels.delta import DeltaShape
 from hunch.kernels.recurrence import Recurrence
 from hunch.kernels.short_conv import ConvShape
 from hunch.kernels.ssm import SsmShape
-from hunch.layers.experts import Experts
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
 from hunch.layers.recurrent import (
@@ -99,9 +98,7 @@ def build_half(spec: ModelSpec, source: Source, prefix: str, layer: int, names: 
         return HalfBlock(norm, build_recurrent(spec, source, prefix + names.recurrent, layer))
     if spec.has_mixer(layer):
         return HalfBlock(norm, build_attention(spec, source, prefix, layer, names=names))
-    mlp = build_mlp(spec, source, prefix, layer, names=names)
-    assert not isinstance(mlp, Experts)
-    return HalfBlock(norm, mlp)
+    return HalfBlock(norm, build_mlp(spec, source, prefix, layer, names=names))
 
 
 def build_recurrent(spec: ModelSpec, source: Source, prefix: str, layer: int) -> Recurrent:

@@ -19,7 +19,8 @@ from hunch.hub.gguf_file import GgufHeader, TensorPlace, read_header
 from hunch.kernels.activation import XIELU_BETA
 from hunch.models.weights.base import Packed
 from hunch.models.weights.dequant import PLAIN, dequantise
-from hunch.models.weights.gguf_config import INTERLEAVED, architecture, config_of, hf_name
+from hunch.models.weights.gguf_config import architecture, config_of, hf_name
+from hunch.models.weights.gguf_known import INTERLEAVED
 
 
 def _shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -28,7 +29,7 @@ def _shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (1, *shape[-1:])
     if name.endswith(("conv1d.weight", "conv.conv.weight")):
         return (shape[0], 1, *shape[-1:])
-    if name.endswith(("mamba.A_log", "mamba.D", "mamba.norm.weight")):
+    if name.endswith((".A_log", ".D", "mamba.norm.weight", "mixer.norm.weight")):
         return (prod(shape),)
     return shape
 

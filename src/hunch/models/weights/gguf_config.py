@@ -11,65 +11,7 @@ import numpy as np
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.hub.gguf_file import GgufHeader
 from hunch.models.weights import gguf_dense, gguf_experts, gguf_hybrid, gguf_layers
-
-ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
-    "llama": ("LlamaForCausalLM", "llama"),
-    "mistral": ("MistralForCausalLM", "mistral"),
-    "qwen2": ("Qwen2ForCausalLM", "qwen2"),
-    "qwen3": ("Qwen3ForCausalLM", "qwen3"),
-    "llama4": ("Llama4ForCausalLM", "llama4_text"),
-    "qwen3next": ("Qwen3NextForCausalLM", "qwen3_next"),
-    "qwen35": ("Qwen3_5ForCausalLM", "qwen3_5_text"),
-    "qwen35moe": ("Qwen3_5MoeForCausalLM", "qwen3_5_moe_text"),
-    "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe"),
-    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
-    "gpt-oss": ("GptOssForCausalLM", "gpt_oss"),
-    "glm4moe": ("Glm4MoeForCausalLM", "glm4_moe"),
-    "deepseek2": ("DeepseekV3ForCausalLM", "deepseek_v3"),  # V2 too; told apart by its router
-    "granite": ("GraniteForCausalLM", "granite"),
-    "granitemoe": ("GraniteMoeForCausalLM", "granitemoe"),
-    "granitehybrid": ("GraniteMoeHybridForCausalLM", "granitemoehybrid"),
-    "lfm2": ("Lfm2ForCausalLM", "lfm2"),
-    "lfm2moe": ("Lfm2MoeForCausalLM", "lfm2_moe"),
-    "phi3": ("Phi3ForCausalLM", "phi3"),
-    "gpt2": ("GPT2LMHeadModel", "gpt2"),
-    "starcoder": ("GPTBigCodeForCausalLM", "gpt_bigcode"),
-    "gemma": ("GemmaForCausalLM", "gemma"),
-    "gemma2": ("Gemma2ForCausalLM", "gemma2"),
-    "gemma3": ("Gemma3ForCausalLM", "gemma3_text"),
-    "gemma4": ("Gemma4ForCausalLM", "gemma4_text"),
-    "smollm3": ("SmolLM3ForCausalLM", "smollm3"),
-    "stablelm": ("StableLmForCausalLM", "stablelm"),
-    "starcoder2": ("Starcoder2ForCausalLM", "starcoder2"),
-    "arcee": ("ArceeForCausalLM", "arcee"),
-    "cohere2": ("Cohere2ForCausalLM", "cohere2"),
-    "command-r": ("CohereForCausalLM", "cohere"),
-    "ernie4_5": ("Ernie4_5ForCausalLM", "ernie4_5"),
-    "exaone4": ("Exaone4ForCausalLM", "exaone4"),
-    "falcon": ("FalconForCausalLM", "falcon"),
-    "glm4": ("Glm4ForCausalLM", "glm4"),
-    "gptneox": ("GPTNeoXForCausalLM", "gpt_neox"),
-    "minicpm": ("GraniteForCausalLM", "granite"),  # the same scales
-    "mistral3": ("Ministral3ForCausalLM", "ministral3"),
-    "nemotron": ("NemotronForCausalLM", "nemotron"),
-    "olmo2": ("Olmo2ForCausalLM", "olmo2"),  # 3 too, where there are windows
-    "olmoe": ("OlmoeForCausalLM", "olmoe"),
-    "phi2": ("PhiForCausalLM", "phi"),
-    "seed_oss": ("SeedOssForCausalLM", "seed_oss"),
-    "dots1": ("Dots1ForCausalLM", "dots1"),
-    "ernie4_5-moe": ("Ernie4_5_MoeForCausalLM", "ernie4_5_moe"),
-    "hunyuan-dense": ("HunYuanDenseV1ForCausalLM", "hunyuan_v1_dense"),
-    "minimax-m2": ("MiniMaxM2ForCausalLM", "minimax_m2"),
-    "olmo": ("OlmoForCausalLM", "olmo"),
-    "apertus": ("ApertusForCausalLM", "apertus"),
-    "bloom": ("BloomForCausalLM", "bloom"),
-    "hunyuan-moe": ("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe"),
-    "internlm2": ("LlamaForCausalLM", "llama"),  # its fused tensors come apart
-    "mpt": ("MptForCausalLM", "mpt"),
-}
-# Files of these store the rows of q and k so that rotary pairs are neighbours.
-_LLAMAS = ("llama", "mistral", "mistral3", "smollm3", "arcee")
-INTERLEAVED = (*_LLAMAS, "granite", "granitemoe", "minicpm", "olmo", "internlm2")
+from hunch.models.weights.gguf_known import ARCHITECTURES, REASONS
 
 _OUTER = {
     "token_embd": "model.embed_tokens",
@@ -170,6 +112,7 @@ _OWN = {  # what a family calls differently, or has besides
     "bloom": gguf_dense.BLOOM,
     "mpt": gguf_dense.MPT,
     "granitehybrid": gguf_hybrid.GRANITE,
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), gguf_hybrid.NEMOTRON),
     **dict.fromkeys(("lfm2", "lfm2moe"), gguf_hybrid.LFM2),
     "minimax-m2": {"exp_probs_b": "block_sparse_moe.e_score_correction_bias"},
 }
@@ -182,6 +125,10 @@ _DRAFTING = re.compile(r"blk\.(?P<layer>\d{1,5})\.nextn\.(?P<rest>[\w.]+)")  # o
 
 def architecture(header: GgufHeader) -> str:
     name = header.metadata.get("general.architecture")
+    if name in REASONS:
+        raise UnsupportedModelError(
+            f"{header.path}: architecture {name!r} is not supported: {REASONS[name]}"
+        )
     if name not in ARCHITECTURES:
         raise UnsupportedModelError(
             f"{header.path} holds a model of architecture {name!r}; "
@@ -344,9 +291,11 @@ _OWN_KEYS: dict[str, Callable[[Reader, dict[str, Any]], dict[str, Any]]] = {
     **gguf_dense.KEYS,
     "qwen2moe": gguf_experts.qwen,
     "qwen3moe": gguf_experts.qwen,
+    "qwen3vlmoe": gguf_experts.qwen,
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), gguf_layers.delta),
     **dict.fromkeys(("lfm2", "lfm2moe"), gguf_hybrid.lfm2),
     "granitehybrid": gguf_hybrid.granite,
+    **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), gguf_hybrid.nemotron),
     "gpt-oss": gguf_experts.gpt_oss,
     "deepseek2": gguf_experts.deepseek,
     "glm4moe": gguf_experts.glm,

@@ -41,9 +41,10 @@ def qwen(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
         ],
         "moe_intermediate_size": read.size("expert_feed_forward_length"),
     }
-    if read.prefix in ("qwen2moe", "qwen3moe"):
-        found["norm_topk_prob"] = read.prefix == "qwen3moe"
-    if read.prefix != "qwen3moe":
+    is_third = read.prefix in ("qwen3moe", "qwen3vlmoe")
+    if is_third or read.prefix == "qwen2moe":
+        found["norm_topk_prob"] = is_third
+    if not is_third:
         key = "expert_shared_feed_forward_length"
         found["shared_expert_intermediate_size"] = read.size(key)
     return found

@@ -10,7 +10,8 @@ from hunch.models.weights import gguf_dense, gguf_experts
 if TYPE_CHECKING:
     from hunch.models.weights.gguf_config import Reader
 
-PREFIXES = ("lfm2", "lfm2moe", "granitehybrid")  # their layers that do not attend have 0 KV heads
+# Their layers that do not attend have 0 KV heads.
+PREFIXES = ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe")
 LFM2 = {  # GGUF's names of tensors
     "token_embd_norm": "model.embedding_norm",  # of the last states, in spite of its name
     "output_norm": "model.embedding_norm",
@@ -27,19 +28,35 @@ LFM2 = {  # GGUF's names of tensors
     "ffn_down": "feed_forward.w2",
     "exp_probs_b": "feed_forward.expert_bias",
 }
+_MAMBA = {
+    "ssm_in": "in_proj",
+    "ssm_a": "A_log",  # stored as what it stands for, -e^x
+    "ssm_d": "D",
+    "ssm_dt": "dt_bias",
+    "ssm_conv1d": "conv1d",
+    "ssm_norm": "norm",
+    "ssm_out": "out_proj",
+}
 GRANITE = {
-    "ssm_in": "mamba.in_proj",
-    "ssm_a": "mamba.A_log",  # stored as what it stands for, -e^x
-    "ssm_d": "mamba.D",
-    "ssm_dt": "mamba.dt_bias",
-    "ssm_conv1d": "mamba.conv1d",
-    "ssm_norm": "mamba.norm",
-    "ssm_out": "mamba.out_proj",
+    **{theirs: f"mamba.{ours}" for theirs, ours in _MAMBA.items()},
     **{
         f"ffn_{part}{ending}": f"shared_mlp.{part}_proj"
         for part in ("gate", "up", "down")
         for ending in ("", "_shexp")
     },
+}
+NEMOTRON = {
+    **{theirs: f"mixer.{ours}" for theirs, ours in _MAMBA.items()},
+    **{f"attn_{part}": f"mixer.{part}_proj" for part in "qkv"},
+    "token_embd": "model.embeddings",
+    "output_norm": "model.norm_f",
+    "attn_norm": "norm",
+    "attn_output": "mixer.o_proj",
+    "ffn_up": "mixer.up_proj",
+    "ffn_down": "mixer.down_proj",
+    "ffn_up_shexp": "mixer.shared_experts.up_proj",
+    "ffn_down_shexp": "mixer.shared_experts.down_proj",
+    "exp_probs_b": "mixer.gate.e_score_correction_bias",
 }
 
 
@@ -90,3 +107,37 @@ def granite(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
         "mamba_expand": max(1, inner // config["hidden_size"]),
         "mamba_conv_bias": any("ssm_conv1d.bias" in name for name in tensors),
     }
+
+
+def nemotron(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    """What a layer is, its tensors tell."""
+    tensors, num_layers = read.header.tensors, config["num_hidden_layers"]
+    letters = {"ssm_in": "M", "attn_q": "*", "ffn_gate_inp": "E", "ffn_up": "-"}
+    heads = read.size("ssm.time_step_rank")
+    found = {
+        "hybrid_override_pattern": "".join(
+            letters[next(p for p in letters if f"blk.{at}.{p}.weight" in tensors)]
+            for at in range(num_layers)
+        ),
+        "layer_norm_epsilon": config["rms_norm_eps"],
+        "mamba_num_heads": heads,
+        "mamba_head_dim": max(1, read.size("ssm.inner_size") // heads),
+        "n_groups": read.size("ssm.group_count"),
+        "ssm_state_size": read.size("ssm.state_size"),
+        "conv_kernel": read.size("ssm.conv_kernel"),
+        "use_conv_bias": any("ssm_conv1d.bias" in name for name in tensors),
+        "attention_bias": any("attn_q.bias" in name for name in tensors),
+        "mlp_bias": any("ffn_up.bias" in name for name in tensors),
+    }
+    if read.number("expert_count", 0):
+        found |= {
+            "n_routed_experts": read.size("expert_count"),
+            "num_experts_per_tok": read.size("expert_used_count"),
+            "moe_intermediate_size": read.size("expert_feed_forward_length"),
+            "moe_shared_expert_intermediate_size": read.size("expert_shared_feed_forward_length"),
+            "routed_scaling_factor": read.real("expert_weights_scale", 1.0),
+            "norm_topk_prob": bool(read.header.metadata.get(f"{read.prefix}.expert_weights_norm")),
+            "n_group": read.size("expert_group_count", 1),
+            "topk_group": read.size("expert_group_used_count", 1),
+        }
+    return found
