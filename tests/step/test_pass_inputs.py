@@ -1,5 +1,6 @@
 """What a pass reads is sent in one copy; passes of all sizes share the memory it is sent to."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,7 @@ def test_words_and_blocks_of_every_pass(staged: int, monkeypatch: pytest.MonkeyP
     for number in range(2 * RING + 1):
         words_W = np.arange(number, number + (40, 7, 16)[number % 3])
         table_SB = np.arange(4 * (1 + number % 3)).reshape(-1, 4) + 100 * number
-        inputs.send(words_W, table_SB)
+        inputs.send(len(words_W), table_SB, partial(np.copyto, src=words_W))
         assert inputs.before_table(len(words_W)).tolist() == words_W.tolist()
         assert inputs.table_XB[: len(table_SB), :4].tolist() == table_SB.tolist()
 

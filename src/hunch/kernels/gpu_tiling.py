@@ -65,14 +65,29 @@ class Tiling:
 
 def tiles_of(spans: tuple[Span, ...], block_tokens: int, num_tiles: int = 0) -> Tensor:
     """Tiles of up to block_tokens tokens, none across two sequences, padded to num_tiles."""
-    firsts = [np.arange(span.first, span.last, block_tokens) for span in spans]
-    count = sum(map(len, firsts))
+    count = num_tiles_of(spans, block_tokens)
     tiles_I2 = np.zeros((max(count, num_tiles), 2), dtype=np.int32)
-    if count:
-        tiles_I2[:count, 0] = np.concatenate(firsts)
-        last_S = np.repeat([span.last for span in spans], [len(some) for some in firsts])
-        tiles_I2[:count, 1] = np.minimum(last_S - tiles_I2[:count, 0], block_tokens)
+    write_tiles(spans, block_tokens, tiles_I2)
     return torch.from_numpy(tiles_I2)
+
+
+def num_tiles_of(spans: tuple[Span, ...], block_tokens: int) -> int:
+    return sum([cdiv(span.last - span.first, block_tokens) for span in spans])
+
+
+def write_tiles(spans: tuple[Span, ...], block_tokens: int, tiles_I2: np.ndarray) -> None:
+    """Write the tiles of these spans to the first lines."""
+    firsts = [np.arange(span.first, span.last, block_tokens) for span in spans]
+    if len(spans) == 1:
+        first_I, last_I = firsts[0], spans[0].last
+    elif spans:
+        first_I = np.concatenate(firsts)
+        last_I = np.repeat([span.last for span in spans], [len(some) for some in firsts])
+    else:
+        return
+    here_I2 = tiles_I2[: len(first_I)]
+    here_I2[:, 0] = first_I
+    np.minimum(last_I - first_I, block_tokens, out=here_I2[:, 1], casting="same_kind")
 
 
 def parts_of(num_heads: int, num_kv_heads: int, head: int) -> int:

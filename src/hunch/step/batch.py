@@ -64,6 +64,17 @@ class Batch:
     ids_T: Tensor
     attn: AttnInputs
     parts: list[RowPart]  # in the order of the plan's work; rows with nothing to do are left out
+    # Ids, positions, slots, sequences and bases: the same memory as that of the tensors.
+    packed_5T: np.ndarray | None = None
+
+    @property
+    def columns(self) -> np.ndarray:
+        """`packed_5T`, from tensors on the host if it is not there."""
+        if self.packed_5T is not None:
+            return self.packed_5T
+        attn = self.attn
+        lines = self.ids_T, attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T
+        return np.stack([line.numpy() for line in lines])
 
     def to(self, device: torch.device) -> Batch:
         """The same batch with its tensors on the target's device."""
@@ -177,7 +188,7 @@ def _pack(rows: RowBuffers, parts: list[RowPart], num_tokens: int) -> Batch:
         spans=tuple(spans),
         row_S=torch.tensor([part.row for part in parts]) if rows.has_states else None,
     )
-    return Batch(ids, attn, parts)
+    return Batch(ids, attn, parts, stage.packed_5T)
 
 
 def _pack_chain(rows: RowBuffers, parts: list[RowPart], stage: Stage) -> Batch:
@@ -197,7 +208,7 @@ def _pack_chain(rows: RowBuffers, parts: list[RowPart], stage: Stage) -> Batch:
     table_1B = rows.tables_1B[row]
     row_1 = rows.rows_1[row] if rows.has_states else None
     attn = AttnInputs(pos, slot, seq, table_1B, base, None, rows.block_size, spans, row_1)
-    return Batch(ids, attn, parts)
+    return Batch(ids, attn, parts, stage.packed_5T)
 
 
 def _tables(rows: RowBuffers, parts: list[RowPart]) -> np.ndarray:

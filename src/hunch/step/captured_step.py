@@ -174,7 +174,8 @@ class CapturedSteps:
         """
         if self.drafter is None or not self.is_served[rows].all():
             return True
-        if self.policy.sources.is_dropped(rows).all():
+        sources = self.policy.sources
+        if sources.can_drop and sources.is_dropped(rows).all():
             return False
         return self.drafter.needs_host(self.rows.view(rows))
 

@@ -9,6 +9,7 @@ Shape letters: W words of memory, X rows of the engine, B blocks of a table, S s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,11 @@ class PassInputs:
         """The last words before the table."""
         return self._flat_W[self._first - num_words : self._first]
 
-    def send(self, words_W: np.ndarray, table_SB: np.ndarray) -> None:
-        """Fill the words before the table, and the first blocks of its first rows."""
-        num_words, (num_rows, num_blocks) = len(words_W), table_SB.shape
+    def send(
+        self, num_words: int, table_SB: np.ndarray, write: Callable[[np.ndarray], None]
+    ) -> None:
+        """Let `write` fill the words before the table; fill the first blocks of its first rows."""
+        num_rows, num_blocks = table_SB.shape
         size = num_words + (num_rows - 1) * self._num_blocks + num_blocks
         is_staged = size <= len(self._buffers[0][1])
         if is_staged:
@@ -59,7 +62,7 @@ class PassInputs:
         else:
             buffer_W = torch.zeros(size, dtype=torch.int64)
             held_W = buffer_W.numpy()
-        held_W[:num_words] = words_W
+        write(held_W[:num_words])
         for place, line_B in enumerate(table_SB):
             at = num_words + place * self._num_blocks
             held_W[at : at + num_blocks] = line_B

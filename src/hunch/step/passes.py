@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_recurrence import SEQUENCES, sequences
-from hunch.kernels.gpu_tiling import tiles_of
+from hunch.kernels.gpu_tiling import num_tiles_of, write_tiles
 from hunch.kernels.kv_store import KVCache
 from hunch.models.decoder import Hidden
 from hunch.models.target import FusedTarget
@@ -33,12 +33,15 @@ SMALL, LARGE = 512, 2048  # tokens of a pass that catches up; a large one only i
 PASSES = (16, 32, 64, 128, 256, SMALL, LARGE)  # captured at the start
 
 
+# Of ids, positions, slots, sequences and bases: tokens that are written nowhere.
+PADDING = np.array([[0], [0], [-1], [0], [1]])
+
+
 class Fit(NamedTuple):
     """The captured pass that has room for a batch."""
 
     size: int  # tokens with padding
     depth: int  # of trees
-    tiles_I2: Tensor
 
 
 class PassGraphs:
@@ -75,12 +78,11 @@ class PassGraphs:
         size, attn = size_of(len(batch.ids_T)), batch.attn
         if size > MAX_PASS:
             return None
-        tiles_I2 = tiles_of(attn.spans, self.target.tiler.block(size))
-        if len(tiles_I2) > self._max_tiles(size):
+        if num_tiles_of(attn.spans, self._block(size)) > self._max_tiles(size):
             return None
         tree_TP = attn.tree_TP
         depth = 0 if tree_TP is None else 1 << (tree_TP.shape[1] - 1).bit_length()
-        return Fit(size, depth, tiles_I2)
+        return Fit(size, depth)
 
     def graph(self, num_tokens: int) -> Graph | None:
         """The captured pass over this many tokens, if there is one."""
@@ -102,9 +104,9 @@ class PassGraphs:
             return self.target.forward(batch.ids_T, batch.attn, self.kv, self.layers)
         graph, packed_5T, held = self._passes[fit.size, fit.depth]
         attn = batch.attn
-        stop = max(span.start + span.last - span.first for span in attn.spans)
-        table_SB = attn.table_SB[:, : -(-stop // self.block_size)].numpy()
-        self._inputs.send(self._words(batch, fit), table_SB)
+        stop = max([span.start + span.last - span.first for span in attn.spans])
+        table_SB = attn.table_SB.numpy()[:, : -(-stop // self.block_size)]
+        self._inputs.send(sum(self._sizes(fit.size)), table_SB, partial(self._write, batch, fit))
         for at, token_1 in later:
             packed_5T[0, at : at + 1].copy_(token_1)
         if (tree_TP := attn.tree_TP) is not None and held.tree_TP is not None:
@@ -112,22 +114,19 @@ class PassGraphs:
         hidden: Hidden = graph.replay()
         return hidden
 
-    def _words(self, batch: Batch, fit: Fit) -> np.ndarray:
-        """A pass's columns, tiles and sequences, with padding."""
-        size, num_tokens, attn = fit.size, len(batch.ids_T), batch.attn
+    def _write(self, batch: Batch, fit: Fit, words_W: np.ndarray) -> None:
+        """Write a pass's columns, tiles and sequences, with padding."""
+        size, attn, packed_5T = fit.size, batch.attn, batch.columns
         num_columns, num_tiles, num_seqs = self._sizes(size)
-        words_W = np.zeros(num_columns + num_tiles + num_seqs, dtype=np.int64)
-        columns = words_W[:num_columns].reshape(5, size)
-        columns[2, num_tokens:], columns[4, num_tokens:] = -1, 1
-        lines = batch.ids_T, attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T
-        for line, tensor in enumerate(lines):
-            columns[line, :num_tokens] = tensor.numpy()
-        tiles = words_W[num_columns : num_columns + num_tiles].view(np.int32)
-        tiles[: fit.tiles_I2.numel()] = fit.tiles_I2.numpy().ravel()
+        columns, num_tokens = words_W[:num_columns].reshape(5, size), packed_5T.shape[1]
+        columns[:, :num_tokens] = packed_5T
+        columns[:, num_tokens:] = PADDING
+        rest_W = words_W[num_columns:]
+        rest_W[...] = 0
+        write_tiles(attn.spans, self._block(size), rest_W[:num_tiles].view(np.int32).reshape(-1, 2))
         if num_seqs:
             seqs = sequences(attn).numpy().ravel()
-            words_W[num_columns + num_tiles :][: len(seqs)] = seqs
-        return words_W
+            rest_W[num_tiles : num_tiles + len(seqs)] = seqs
 
     def _sizes(self, size: int) -> tuple[int, int, int]:
         """Words of a pass's columns, of its tiles and of its sequences."""
@@ -148,8 +147,11 @@ class PassGraphs:
         self._capture(size, 0)
 
     def _max_tiles(self, size: int) -> int:
-        block = self.target.tiler.block(size)
-        return min(size, -(-size // block) + max(SPARE_TILES, size // 16))
+        return min(size, -(-size // self._block(size)) + max(SPARE_TILES, size // 16))
+
+    def _block(self, size: int) -> int:
+        """Most tokens of a tile."""
+        return self.target.tiler.block(size)
 
     def _capture(self, size: int, depth: int) -> tuple[Graph, Tensor, AttnInputs]:
         target, sizes, num_tiles = self.target, self._sizes(size), self._max_tiles(size)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from time import perf_counter
 
-import numpy as np
 import torch
 
 from hunch.models.decoder import Hidden
@@ -36,38 +35,38 @@ class PromptSteps:
 
     def takes(self, work: list[RowWork]) -> bool:
         """Whether all of these rows can be read here."""
-        if self._is_led or any(item.is_apart for item in work):
+        captured, requests = self.captured, self.rows.requests
+        if self._is_led:
             return False
-        captured, rows = self.captured, [item.row for item in work]
-        if not captured.is_served[rows].all() or captured.is_decoding[rows].any():
-            return False
-        if np.any(captured.extras.extras_X[rows] & MASKS):
-            return False
-        for request in (self.rows.requests[row] for row in rows):
+        is_served, is_decoding = captured.is_served, captured.is_decoding
+        extras_X = captured.extras.extras_X
+        for item in work:
+            row, request = item.row, requests[item.row]
+            if item.is_apart or not is_served[row] or is_decoding[row] or extras_X[row] & MASKS:
+                return False
             if request is not None and asks_for_states(request.params):
                 return False
-        return not (self._is_host_drafting if captured.drafter is None else captured.observes(rows))
+        if captured.drafter is None:
+            return not self._is_host_drafting
+        return not captured.observes([item.row for item in work])
 
-    def launch(self, plan: StepPlan) -> PendingPrompts | StepResult | None:
-        """Launch a pass over prompts; None: there is no memory to capture what follows it.
+    def launch(self, plan: StepPlan) -> PendingPrompts | StepResult:
+        """Launch a pass over prompts, and before its end all that follows it.
 
         If it runs out of memory, nothing has changed on the host.
         """
         began, rows = perf_counter(), self.rows
         batch = pack(rows, plan.work)
         last = {part.row: part for part in batch.parts if part.is_caught_up}
-        first = self._prepare([work for work in plan.work if work.row in last]) if last else None
-        if last and first is None:
-            return None
         timer = StepTimer(self.host.device)
         with torch.inference_mode():
             hidden = self.host.forward(batch) if batch.parts else None
-        if hidden is not None and first is not None:
-            group, graph = first
+        if hidden is not None and last:
+            group, graph = self._prepare([work for work in plan.work if work.row in last])
             self._begin(group, graph)
             place(hidden, [last[row] for row in group.ids], graph)
         results = {part.row: self._partial(part) for part in batch.parts if part.row not in last}
-        if first is None:
+        if not last:
             found = [results.get(work.row) or RowResult(row=work.row) for work in plan.work]
             seconds = perf_counter() - began
             return StepResult(id=plan.id, rows=found, target_seconds=seconds, plain_seconds=seconds)
@@ -101,14 +100,16 @@ class PromptSteps:
         assert graph.begin is not None
         graph.begin.replay()
 
-    def _prepare(self, work: list[RowWork]) -> tuple[Group, StepGraph] | None:
+    def _prepare(self, work: list[RowWork]) -> tuple[Group, StepGraph]:
         """The rows that get their first token, and the step that chooses it."""
         captured = self.captured
         group = Group(work, captured.extras)
         group.is_traced = [True] * len(work)  # each row gets a whole result
         shape = captured.policy.launch(captured.first_shape, group.row_R)
         graph = captured.graph(group, shape)
-        return None if graph is None else (group, graph)
+        if graph is None:
+            raise torch.OutOfMemoryError("no GPU memory to capture what follows prompts")
+        return group, graph
 
     def _partial(self, part: RowPart) -> RowResult:
         """The result of a row that has not caught up; the next step may begin after it."""

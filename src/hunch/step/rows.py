@@ -68,7 +68,8 @@ class Stage:
     COLUMNS = 5  # ids, positions, slots, sequences, bases
 
     def __init__(self, num_tokens: int) -> None:
-        self.arrays = tuple(np.empty(num_tokens, dtype=np.int64) for _ in range(self.COLUMNS))
+        self.packed_5T = np.empty((self.COLUMNS, num_tokens), dtype=np.int64)
+        self.arrays = tuple(self.packed_5T)
         self.tensors = tuple(map(torch.from_numpy, self.arrays))
 
 
@@ -92,6 +93,7 @@ class RowBuffers:
         self.end, self.table = state.end_X.numpy(), state.table_XB.numpy()
         self.stops, self.is_done = state.stop_XS.numpy(), state.is_done_X.numpy()
         self.computed, self.max_draft = self.computed_GX.numpy(), self.max_draft_X.numpy()
+        self._prompt = self.prompt_X.numpy()
         self.num_blocks = [0] * num_rows
         self.requests: list[Request | None] = [None] * num_rows  # None: free, or finished
         self.drafts: list[Nodes | None] = [None] * num_rows
@@ -105,7 +107,7 @@ class RowBuffers:
         row, request, num_known = start.row, start.request, len(start.tokens)
         self.tokens[row, :num_known] = start.tokens
         self.known[row] = num_known
-        self.prompt_X[row] = len(request.prompt_ids)
+        self._prompt[row] = len(request.prompt_ids)
         self.end[row] = len(request.prompt_ids) + request.max_tokens
         stops = list(request.stop_ids)[:MAX_STOPS]  # the host looks for further ones
         self.stops[row, : len(stops)], self.stops[row, len(stops) :] = stops, -1

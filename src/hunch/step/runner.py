@@ -142,13 +142,12 @@ class Runner:
             return None
         try:
             launched = self.prompts.launch(plan)
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError:  # of the pass, or to capture what follows it
             log.warning("no GPU memory to read prompts: the host reads them, one by one")
             self.captured.steps.recount()
             self._apply_pending()
             return self._run(_apart(plan))
-        if launched is not None:
-            self._keep_states(plan)
+        self._keep_states(plan)
         return launched
 
     def _do_before_pass(self, pending: PendingStep, rest: list[RowWork]) -> None:
