@@ -354,6 +354,8 @@ class Runner(Protocol):
 
     def collect(self) -> StepResult: ...
 
+    def has_result(self) -> bool: ...  # `collect` would not wait for the device
+
     def reset(self) -> None:
         """Forget what is kept of requests that have ended."""
 
@@ -396,5 +398,4 @@ class StopMatcher(Protocol):
     def feed(self, text: str) -> tuple[str, str | None]:
         """Text that is safe to show now, and the stop string that ended it, if one did."""
 
-    def flush(self) -> str:
-        """What was held back, when no more text comes."""
+    def flush(self) -> str: ...  # what was held back, when no more text comes

@@ -92,6 +92,7 @@ class FakeRunner:
         window: int | None = None,
         num_snapshots: int | None = None,
         num_groups: int = 2,
+        is_late: bool = False,  # no result is there before it is collected
         loses: int = 0,  # one row in so many loses its state in a step; 0: none
     ) -> None:
         self.capacity = Capacity(
@@ -109,7 +110,7 @@ class FakeRunner:
         )
         self.states: dict[int, int] = {}  # those that were kept: what the last position held
         self.loses, self.num_works, self.num_lost = loses, 0, 0
-        self.depth, self.width, self.is_brief = depth, width, is_brief
+        self.depth, self.width, self.is_brief, self.is_late = depth, width, is_brief, is_late
         self.rows: dict[int, Row] = {}
         self.memory: list[dict[int, int]] = [{} for _ in GROUPS]  # slot to content
         self.num_shared = 0  # tokens taken from the prefix cache
@@ -168,6 +169,9 @@ class FakeRunner:
 
     def collect(self) -> StepResult:
         return self._results.popleft()[0]
+
+    def has_result(self) -> bool:
+        return not self.is_late
 
     def reset(self) -> None:
         """Keeps nothing of requests that left."""

@@ -41,6 +41,7 @@ class Setting:
     width: int = 1
     is_caching: bool = True
     is_brief: bool = False
+    is_late: bool = True
     max_draft_rows: int | None = None
     window: int | None = None
     num_snapshots: int | None = None  # None: rows have no recurrent states
@@ -71,6 +72,7 @@ def run(asks: list[Ask], setting: Setting) -> Run:
         depth=setting.depth,
         width=setting.width,
         is_brief=setting.is_brief,
+        is_late=setting.is_late,
         max_draft_rows=setting.max_draft_rows,
         window=setting.window,
         num_snapshots=setting.num_snapshots,
@@ -197,6 +199,7 @@ settings_of_a_run = st.builds(
     width=st.integers(1, 3),
     is_caching=st.booleans(),
     is_brief=st.booleans(),
+    is_late=st.booleans(),
     max_draft_rows=st.sampled_from([None, 1, 3]),
     window=st.sampled_from([None, None, 1, 6, 13]),
     num_snapshots=st.sampled_from([None, None, 0, 1, 2, 9]),

@@ -103,12 +103,33 @@ def test_no_step_is_wasted_on_what_must_have_finished(depth):
 
 
 def test_at_depth_1_a_step_is_submitted_before_the_last_one_was_read():
-    engine = make(depth=1, max_nodes=4)
+    engine = make(depth=1, max_nodes=4, is_late=True)
     ask(engine, "a", 3, 30)
     assert engine.step() == []
     assert [len(o.outputs[0].token_ids) for o in engine.step()] == [1]
     assert len(engine.runner.plans) == 2
     assert engine.runner.shares()[1] == [(1, 4)], "the draft's size is not known yet"
+
+
+def test_a_first_token_that_is_there_goes_out_before_the_next_step_is_planned():
+    engine = make(depth=1, budget=8)
+    ask(engine, "a", 10, 30)
+    assert engine.step() == engine.step() == [], "the prompt comes in two chunks"
+    assert [len(o.outputs[0].token_ids) for o in engine.step()] == [1]
+    assert len(engine.runner.plans) == 2
+    assert engine.step() == [], "no step was pending"
+    assert [len(o.outputs[0].token_ids) for o in engine.step()] == [2]
+    assert len(engine.runner.plans) == 4
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+def test_with_others_the_next_step_is_planned_before_a_first_token_goes_out(is_waiting):
+    engine = make(depth=1, max_rows=2 - is_waiting)
+    ask(engine, "a", 3, 30)
+    ask(engine, "b", 3, 30)
+    assert engine.step() == []
+    assert [len(o.outputs[0].token_ids) for o in engine.step()] == [1] * (2 - is_waiting)
+    assert len(engine.runner.plans) == 2
 
 
 @pytest.mark.parametrize(
@@ -202,7 +223,7 @@ def test_rows_that_fly_take_blocks_ahead_while_there_are_plenty(depth, num_block
 
 
 def test_blocks_of_an_aborted_row_wait_for_the_step_in_flight():
-    engine = make(depth=1, num_blocks=10)
+    engine = make(depth=1, num_blocks=10, is_late=True)
     ask(engine, "a", 8, 20)
     engine.step()
     engine.step()

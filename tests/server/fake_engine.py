@@ -292,6 +292,9 @@ class FakeRunner:
     def collect(self) -> StepResult:
         return self._results.popleft()
 
+    def has_result(self) -> bool:
+        return True
+
     def reset(self) -> None:
         """Nothing is kept of finished requests."""
 

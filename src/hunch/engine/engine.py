@@ -182,12 +182,14 @@ class Engine:
         started = self._clock()
         if self.adapter is not None:
             self.adapter.apply()
-        plan, members = self._scheduler.plan()
-        for member in members[len(members) - len(plan.starts) :]:
-            member.sequence.output.tally.start(started)
-        if members:
-            self.runner.submit(plan)
-            self._pending.append(members)
+        members: list[Member] = []
+        if not self._is_first_there():
+            plan, members = self._scheduler.plan()
+            for member in members[len(members) - len(plan.starts) :]:
+                member.sequence.output.tally.start(started)
+            if members:
+                self.runner.submit(plan)
+                self._pending.append(members)
         if self._pending and (len(self._pending) > self.runner.depth or not members):
             self._apply(self.runner.collect(), self._pending.popleft())
         outputs = [self._output(job) for job in self._changed.values()]
@@ -196,6 +198,15 @@ class Engine:
             self._events.flush()
         self._count_time(started)
         return outputs
+
+    def _is_first_there(self) -> bool:
+        """Whether the first token of the only request is there: it goes out before the next step is
+        planned. Other rows would have to wait for that; theirs go out after it."""
+        running, pending = self._scheduler.running, self._pending
+        if len(running) != 1 or len(pending) != 1 or self._scheduler.waiting:
+            return False
+        is_first = pending[0][0].is_deciding and not running[0].output.token_ids
+        return is_first and self.runner.has_result()
 
     def take_tokens(self) -> list[int]:
         """New tokens of requests with a handle, since the last call: handle, token, and so on.

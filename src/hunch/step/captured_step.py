@@ -174,8 +174,7 @@ class CapturedSteps:
         """
         if self.drafter is None or not self.is_served[rows].all():
             return True
-        sources = self.policy.sources
-        if sources.can_drop and sources.is_dropped(rows).all():
+        if (use := self.policy.sources).can_drop and use.is_dropped(rows).all():
             return False
         return self.drafter.needs_host(self.rows.view(rows))
 

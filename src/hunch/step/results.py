@@ -153,6 +153,10 @@ class Download:
             self._done[buffer].record()
         return buffer
 
+    def is_there(self, buffer: int) -> bool:
+        """Whether the step that fills this buffer is over."""
+        return self._done[buffer] is None or bool(self._done[buffer].query())
+
     def receive(
         self, buffer: int, num_rows: int, num_columns: int, num_numbers: int
     ) -> tuple[np.ndarray, float]:

@@ -288,6 +288,12 @@ class Runner:
         others = others if isinstance(others, StepResult) else self.prompts.apply(others)
         return merge_results(pending.group.ids, pending.order, result, others)
 
+    def has_result(self) -> bool:
+        pending = self._queue[0]
+        if isinstance(pending, PendingPrompts) and self.captured is not None:
+            return self.captured.steps.download.is_there(pending.step.buffer)
+        return isinstance(pending, StepResult)
+
     def _repeat(self, failed: BegunStep) -> StepResult:
         """Run the rows of a step that ran out of memory one by one, and steps begun after it again.
 

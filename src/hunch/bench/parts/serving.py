@@ -74,6 +74,9 @@ class EmptyRunner:
             time.sleep(self._seconds)
         return self._results.popleft()
 
+    def has_result(self) -> bool:
+        return not self._seconds
+
     def reset(self) -> None:
         pass
 
