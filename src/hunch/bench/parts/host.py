@@ -16,7 +16,7 @@ import pstats
 import socket
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from itertools import count
 from statistics import median
@@ -204,6 +204,7 @@ class Traffic:
         runner = assemble(config, cast(Any, EmptyTarget()), torch.device("cpu"), None)
         self.num_rows, self.device = num_rows, device
         ours, self._theirs = socket.socketpair()
+        self._theirs.setblocking(False)
         self._channel = Channel(ours)
         self.loop = Loop(Engine(config, runner, load_text(config)), Lines([self._channel]))
         self._numbers = count()
@@ -227,8 +228,13 @@ class Traffic:
         self.loop.lines.receive(0.0)
         self.loop._step()
         began = process_time()
-        self._theirs.recv(1 << 20)
+        self._read()
         self.device.seconds += process_time() - began
+
+    def _read(self) -> None:
+        """Take what the engine's process has sent, if anything."""
+        with suppress(BlockingIOError):
+            self._theirs.recv(1 << 20)
 
     def stop(self) -> None:
         """End what is running."""
@@ -236,7 +242,7 @@ class Traffic:
             self.loop._abort(request_id)
         while self.loop.engine.has_work():
             self.loop._step()
-            self._theirs.recv(1 << 20)
+            self._read()
 
     def close(self) -> None:
         lines = self.loop.lines
