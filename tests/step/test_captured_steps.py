@@ -214,6 +214,7 @@ def test_first_tokens_are_waited_for_after_the_next_step_was_launched(
         )
         monkeypatch.setattr(runner.prompts, "launch", lambda plan: did.append("read") or read(plan))
         monkeypatch.setattr(captured, "receive", note)
+        monkeypatch.setattr(captured.steps.download, "is_there", lambda buffer: False)
         tokens(llm, params)
     reads = [place for place, name in enumerate(did) if name == "read"]
     assert len(reads) == did.count("first token") > 2
