@@ -356,8 +356,7 @@ class Runner(Protocol):
 
     def has_result(self) -> bool: ...  # `collect` would not wait for the device
 
-    def reset(self) -> None:
-        """Forget what is kept of requests that have ended."""
+    def reset(self) -> None: ...  # forget what is kept of requests that have ended
 
     def check_alive(self) -> None:
         """Raise EngineError if a process that it needs has ended."""
