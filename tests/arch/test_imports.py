@@ -77,7 +77,7 @@ TABLE: dict[str, set[str]] = {
     "__main__": {"cli"},
     "cli": {
         "torch", "hunch", "bench", "config", "errors", "hub", "types", "text", "server", "compat",
-        "train", "drafters", "advice", "bench.parts",
+        "train", "drafters", "advice", "bench.parts", "bench.device",
     },
     # What looks at the machine asks which kernels it has.
     "cli.doctor": {

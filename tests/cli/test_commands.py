@@ -1,6 +1,7 @@
 """The command line, as a shell sees it: output, exit codes, messages."""
 
 import json
+import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -252,6 +253,18 @@ def test_a_plan_needs_numbers_above_zero(shell: Callable, words: tuple[str, str]
     code, _, said = shell("plan", *words)
     assert code == 2
     assert f"{words[0]} {words[1]} must be a number above 0" in said
+
+
+def test_a_plan_takes_a_model_for_its_size(shell: Callable, model: str, tmp_path: Path) -> None:
+    found = [json.loads(shell("plan", "--json", "--target", one)[1]) for one in (model, "1M")]
+    speeds = [one["by_load"][0]["plain_tokens_per_second"] for one in found]
+    assert found[0]["target"].endswith("M")
+    assert speeds[0] > 1.5 * speeds[1]  # its own layers, not those of a known model
+    shutil.copy(Path(model) / "config.json", tmp_path)  # the weights are not needed
+    assert json.loads(shell("plan", "--json", "--target", str(tmp_path))[1]) == found[0]
+    code, _, err = shell("plan", "--target", "8Bananas")
+    assert code != 0
+    assert "no model is known as '8Bananas'" in err
 
 
 def test_a_model_in_a_methods_place(shell: Callable, model: str) -> None:

@@ -25,12 +25,13 @@ Target = Annotated[
     typer.Option(
         "--target",
         "-t",
-        help="The target's parameters, say 70B; default: 8B, or the model of --from.",
+        help="The target's parameters, say 70B, or a model, whose config is read; default: 8B, or "
+        "the model of --from.",
     ),
 ]
 Drafter = Annotated[
     str | None,
-    typer.Option(help="The draft model's, say 1B; default: lookups, which cost nothing."),
+    typer.Option(help="The draft model's, likewise; default: lookups, which cost nothing."),
 ]
 GpuName = Annotated[
     str | None,
@@ -171,6 +172,7 @@ def _planner(
     report: Report | None,
 ) -> Planner:
     from hunch.bench.calibration import calibrate
+    from hunch.bench.device.named import size_from
     from hunch.bench.plan import (
         ACCEPTANCE,
         LOOKUP_ACCEPTANCE,
@@ -178,17 +180,16 @@ def _planner(
         Workload,
         size_of,
     )
-    from hunch.bench.roofline import Size
 
     known = None if report is None else size_of(report)
-    size = known if known is not None and target is None else Size.parse(target or "8B", dtype)
+    size = known if known is not None and target is None else size_from(target or "8B", dtype)
     size = replace(size, num_layers=layers or size.num_layers, kv_bytes=kv_bytes or size.kv_bytes)
     measured = None
     if report is not None:
         machine, measured = calibrate(report, machine, known or size, has_draft=draft is not None)
     usual = LOOKUP_ACCEPTANCE if draft is None else ACCEPTANCE
     chance = acceptance if acceptance is not None else (measured or usual)
-    drafter = None if draft is None else Size.parse(draft, dtype)
+    drafter = None if draft is None else size_from(draft, dtype)
     return Planner(machine, size, drafter, chance, Workload(*work))
 
 

@@ -53,6 +53,21 @@ def fetch_snapshot(
     return fetched
 
 
+def fetch_config(name: str) -> Path:
+    """A repository's config.json: from the cache, else fetched without the rest."""
+    from huggingface_hub import errors as hub
+    from huggingface_hub import hf_hub_download
+
+    with _explained(name, None):
+        try:
+            return Path(hf_hub_download(name, "config.json"))
+        except hub.LocalEntryNotFoundError:
+            raise  # the hub was not reached
+        except hub.EntryNotFoundError:
+            words = f"{name} on Hugging Face has no config.json; give the path of a .gguf file"
+            raise ModelNotFoundError(words) from None
+
+
 def fetch_gguf(
     name: str, quant: str, revision: str | None, progress: bool, directory: str | None = None
 ) -> Path:

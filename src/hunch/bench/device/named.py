@@ -1,0 +1,48 @@
+"""A named model's size, from its config alone: what `hunch plan` asks of a target or draft."""
+
+from __future__ import annotations
+
+import json
+import re
+from math import prod
+
+from hunch.bench.roofline import BYTES, Size
+from hunch.errors import ConfigError
+from hunch.hub.names import find_description
+from hunch.models.load import tensor_shapes
+from hunch.models.spec import ModelSpec
+from hunch.models.weights import open_weights
+from hunch.models.weights.base import unified_config
+
+_NUMBER = re.compile(r"\d+(\.\d*)?[mbt]?", re.IGNORECASE)
+KV_ITEM = 2  # bytes of a number in the cache
+
+
+def size_from(text: str, dtype: str) -> Size:
+    """Of '8B', '135M', or of a model by its name, directory, GGUF file or hub id."""
+    if _NUMBER.fullmatch(text):
+        return Size.parse(text, dtype)
+    if dtype not in BYTES:
+        raise ConfigError(f"--dtype {dtype!r} is not one of {', '.join(BYTES)}")
+    found, num_bytes = find_description(text), None
+    if found.suffix == ".json":
+        config = unified_config(json.loads(found.read_text(encoding="utf-8")))
+    else:
+        weights = open_weights(found)
+        config, num_bytes = weights.config, float(weights.nbytes)
+    spec = ModelSpec.from_config({k: v for k, v in config.items() if k != "quantization_config"})
+    shapes = tensor_shapes(spec)
+    params = float(sum(map(prod, shapes.values())))
+    if num_bytes is None or dtype != "bf16":  # a GGUF's weights are as the file has them
+        num_bytes = params * BYTES[dtype]
+    return Size(params, spec.num_layers, _kv_bytes(spec), num_bytes)
+
+
+def _kv_bytes(spec: ModelSpec) -> float:
+    """Of a token, in all layers that keep keys and values."""
+    if spec.latent is not None:
+        return float(
+            len(spec.kv_layers) * KV_ITEM * (spec.latent.latent_dim + spec.latent.rope_dim)
+        )
+    shapes = spec.kv_shapes(spec.num_kv_heads)
+    return float(sum(2 * layers * heads * width * KV_ITEM for layers, heads, width in shapes))
