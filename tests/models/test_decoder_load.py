@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from builders import plain_logits, tiny_config, tiny_model, tiny_spec, tiny_weights
-from hunch.config import ModelConfig
+from hunch.config import ModelConfig, say_once
 from hunch.errors import ConfigError, ModelFormatError
 from hunch.layers.linear import Linear
 from hunch.models.decoder import Decoder
@@ -55,6 +55,7 @@ def test_harmless_leftovers_are_ignored():
      "audio_tower.conv1.weight", "model.embed_vision.embedding.weight"],
 )  # fmt: skip
 def test_what_sees_or_hears_is_passed_by_with_a_word(name, caplog):
+    say_once.cache_clear()
     weights = tiny_weights()
     weights.tensors[name] = torch.ones(4)
     assert plain_logits(load_decoder(weights), IDS).equal(plain_logits(tiny_model(), IDS))

@@ -36,7 +36,8 @@ _IGNORED = re.compile(r"rotary_emb\.inv_freq$|(^|\.)mtp(_layers)?\.|masked_bias$
 # What sees or hears beside a model that writes, where a config says nothing of it.
 _OTHER_SENSES = re.compile(
     r"^(model\.)?(embed_)?(vision|visual|image|video|audio|speech|multi_?modal|mm_|vit\b|vpm\b|"
-    r"resampler\b|patch_merger\b|connector\b)"
+    r"resampler\b|patch_merger\b|connector\b|projector\b|merger\b|aligner\b|generation_|vqmodel\b|"
+    r"high_res_)"
 )
 
 

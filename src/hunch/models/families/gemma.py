@@ -84,7 +84,6 @@ class Gemma3(Gemma2):
     """Five layers with a window to one without; each kind turns its heads by its own theta."""
 
     caps: ClassVar[tuple[float | None, ...]] = (None, None)
-    names = replace(Gemma2.names, unread=r"(^|\.)(vision_tower|multi_modal_projector)\.")
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:

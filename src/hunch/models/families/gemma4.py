@@ -66,7 +66,6 @@ class Gemma4(Decoder):
             all_down="experts.down_proj",
             is_turned=False,
         ),
-        unread=r"(^|\.)(vision_tower|audio_tower|embed_vision|embed_audio)\.",
     )
 
     @classmethod

@@ -1,4 +1,5 @@
-"""GLM-4 (9B, 32B), and 4.5 and 4.6 with experts: Llama with a part of each head turned."""
+"""GLM-4 (9B, 32B), 4.5 and 4.6 with experts, and what writes in those that see: Llama with a part
+of each head turned."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from dataclasses import replace
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.experts import ExpertNames, first_dense, read_deepseek_experts
-from hunch.models.reading import Config, Defaulted, refuse
+from hunch.models.reading import Config, Defaulted, read_int, refuse, without_pictures
 from hunch.models.spec import ModelSpec, read_common
 
 _DEFAULTS = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-07}
@@ -39,6 +40,15 @@ class Glm4(Glm):
         return replace(super().read_config(config, architecture), has_branch_norms=True)
 
 
+class Glm4v(Glm4):
+    """What writes in GLM-4.1V and 4.6V-Flash."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        given = {"partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5}
+        return super().read_config(without_pictures(Defaulted(config, given)), architecture)
+
+
 class Glm4Moe(Decoder):
     """Its larger models norm the heads of q and k."""
 
@@ -57,6 +67,16 @@ class Glm4Moe(Decoder):
             has_qk_norm=bool(config.get("use_qk_norm", False)),
             has_qkv_bias=bool(config.get("attention_bias", False)),
         )
+
+
+class Glm4vMoe(Glm4Moe):
+    """What writes in GLM-4.5V and 4.6V."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        size = read_int(config, "hidden_size") // read_int(config, "num_attention_heads")
+        given = Defaulted(config, {"head_dim": size})
+        return super().read_config(without_pictures(given), architecture)
 
 
 class SolarOpen(Glm4Moe):

@@ -40,7 +40,6 @@ class Llama4(Decoder):
             all_up="feed_forward.experts.gate_up_proj",
             all_down="feed_forward.experts.down_proj",
         ),
-        unread=r"^(vision_model|multi_modal_projector)\.",
     )
 
     @classmethod

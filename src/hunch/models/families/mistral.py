@@ -37,8 +37,6 @@ class Ministral3(Mistral):
     """Queries may grow with their position. Some files also read pictures (Mistral Small
     3.1 and later, Ministral 3): only the text model is taken."""
 
-    names = Names(unread=r"^(model\.)?(vision_tower|multi_modal_projector)\.")
-
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"

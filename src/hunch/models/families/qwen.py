@@ -34,8 +34,6 @@ from hunch.models.spec import ModelSpec, read_common
 class Qwen2(Decoder):
     """The upper layers may have a sliding window, where the config switches it on."""
 
-    names = Names(unread=r"(^|\.)visual\.")
-
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         common = read_common(without_pictures(config), architecture)

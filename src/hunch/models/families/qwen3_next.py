@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.families.qwen import read_experts
 from hunch.models.reading import (
@@ -30,7 +29,6 @@ class Qwen35(Decoder):
     """Norms mean 1 + w, but for the one inside a gated delta net."""
 
     turns_part = True
-    names = Names(unread=r"(^|\.)visual\.")
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:

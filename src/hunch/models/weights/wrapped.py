@@ -10,9 +10,11 @@ from hunch.errors import UnsupportedModelError
 WRAPPERS = frozenset(
     f"{name}ForConditionalGeneration"
     for name in (
-        *("Exaone4_5_", "FastVlm", "GotOcr2", "HyperCLOVAXVisionV2", "Idefics2", "Idefics3"),
-        *("InternVL", "LightOnOcr", "Llava", "LlavaNext", "LlavaNextVideo", "LlavaOnevision"),
-        *("Ovis2", "SmolVLM", "VideoLlava", "VipLlava", "Voxtral"),
+        *("AyaVision", "Cohere2Vision", "DeepseekVL", "DeepseekVLHybrid", "Exaone4_5_", "FastVlm"),
+        *("GotOcr2", "HyperCLOVAXVisionV2", "Idefics2", "Idefics3", "InternVL", "Janus"),
+        *("KimiK25", "Kimi_K25", "Lfm2Vl", "LightOnOcr", "Llava", "LlavaNext", "LlavaNextVideo"),
+        *("LlavaOnevision", "MiniCPMV4_6", "MiniCPMV4_7", "Ovis2", "PerceptionLM", "QianfanOCR"),
+        *("SmolVLM", "VideoLlama3", "VideoLlava", "VipLlava", "Voxtral"),
     )
 )
 _SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
@@ -20,9 +22,13 @@ _QWEN = _SIZES | {"vocab_size": 151_936, "intermediate_size": 22_016}
 _QWEN |= {"num_key_value_heads": 32, "max_position_embeddings": 32_768}
 # model_type -> architecture, and what its files leave out where it is transformers' default.
 TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cohere2": ("Cohere2ForCausalLM", {}),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", {}),
     "exaone4": ("Exaone4ForCausalLM", {}),
     "gpt_oss": ("GptOssForCausalLM", {}),
     "hyperclovax": ("HyperCLOVAXForCausalLM", {}),
+    "kimi_k2": ("DeepseekV3ForCausalLM", {}),
+    "lfm2": ("Lfm2ForCausalLM", {}),
     "llama": ("LlamaForCausalLM", _SIZES | {"vocab_size": 32_000, "intermediate_size": 11_008}),
     "mistral": (
         "MistralForCausalLM",
@@ -32,6 +38,7 @@ TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2": ("Qwen2ForCausalLM", _QWEN),
     "qwen3": ("Qwen3ForCausalLM", _QWEN | {"head_dim": 128}),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", {}),
     "qwen3_moe": ("Qwen3MoeForCausalLM", {}),
 }
 _OF_BOTH = (
