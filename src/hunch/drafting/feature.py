@@ -96,8 +96,8 @@ class FeatureDrafter(StateFollower):
             self.state_XD[parts[0][0]] = state_TD[-1]
         else:
             ends = np.cumsum([b - a for _, a, b in parts]) - 1
-            row_P = [row for row, _, _ in parts]
-            self.state_XD[torch.tensor(row_P)] = state_TD[torch.from_numpy(ends)]
+            row_P = np.array([row for row, _, _ in parts])
+            self.state_XD[self.put(row_P)] = state_TD[self.put(ends)]
         self.covered(rows, parts)
 
     def propose(self, rows: Rows) -> Draft:

@@ -18,7 +18,7 @@ from hunch.draft import Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.options import GrowOptions, can_capture, device_shape
 from hunch.drafting.token_chooser import Array, TreeShape
-from hunch.drafting.window import MAX_PASS, KvWindow, RowArrays, covered, host
+from hunch.drafting.window import MAX_PASS, KvWindow, RowArrays, covered, host, put
 from hunch.kernels.kv_store import KVCache
 from hunch.sampling.state import SamplingState
 
@@ -141,7 +141,7 @@ class StateFollower:
         self.covered_X[rows] = -1
 
     def put(self, array: Array) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self.context.device)
+        return put(np.ascontiguousarray(array), self.context.device)
 
 
 @dataclass(kw_only=True)
@@ -149,7 +149,8 @@ class DeviceFollower(DeviceDrafter):
     """The device form: each step covers the positions that it committed.
 
     Such a network needs the target's states, not only tokens. So prompts are covered by the host's
-    drafter, while it has the states, and the host drafts for rows with a hole in their KV.
+    drafter, which is given their states on the device, and the host drafts for rows with a hole in
+    their KV.
     """
 
     has_trees: ClassVar[bool] = False  # it grows them too,

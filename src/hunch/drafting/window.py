@@ -34,6 +34,12 @@ def host(tensor: Tensor) -> Array:
     return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
 
 
+def put(array: Array, device: torch.device) -> Tensor:
+    """The values on a device, without waiting for what it does now; on a CPU the same memory."""
+    tensor = torch.from_numpy(array)
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
+
+
 class RowArrays:
     """The rows' tensors as arrays, kept as long as the view of the rows is the same."""
 
@@ -217,15 +223,15 @@ class KvWindow:
         return self.put(shifted_XB)
 
     def put(self, array: Array) -> Tensor:
-        tensor = torch.from_numpy(array)
-        device = self.context.device
-        return tensor if device.type == "cpu" else tensor.to(device)
+        return put(array, self.context.device)
 
     def table(self, rows: Rows, row_T: Array) -> Tensor:
         """Block tables for positions as the network counts them, indexed by row."""
         if self.first_X[row_T].any():
             return self._shifted(rows, row_T)
-        return rows.table_XB.to(self.context.device)
+        if self.context.device.type == "cpu":
+            return rows.table_XB
+        return self.put(host(rows.table_XB)[: int(row_T.max()) + 1])  # later rows are not read
 
 
 class ChainInputs:

@@ -121,16 +121,15 @@ class CapturedSteps:
         kinds, num_rows = list[StepKind](), 1
         while num_rows <= bucket(min(self.capacity.max_rows, MAX_PREPARED)):
             shapes = self.policy.shapes.to_capture(num_rows)
-            for shape in dict.fromkeys((*shapes, self.first_shape)):
+            for shape in dict.fromkeys((*shapes, self.first_shape([0]))):
                 kinds += [StepKind(num_rows, *shape, draws) for draws in all_draws]
             num_rows *= 2
         return kinds
 
-    @property
-    def first_shape(self) -> StepShape:
-        """Of steps that choose what follows prompts, which no network with KV has read yet."""
+    def first_shape(self, rows: list[int]) -> StepShape:
+        """Of steps that choose what follows prompts, which no draft model has read yet."""
         use, sources = self.policy.sources, {shape.source for shape in self.policy.shapes.all}
-        if use.can_drop:
+        if use.can_drop and use.is_dropped(rows).all():
             return StepShape(0, DraftSource.LOOKUP_ALONE)
         if DraftSource.LOOKUP in sources:
             return StepShape(0)

@@ -12,10 +12,13 @@ from __future__ import annotations
 
 from time import perf_counter
 
+import numpy as np
 import torch
 
+from hunch.draft import TargetStep
+from hunch.drafting.base import DeviceDrafter
 from hunch.models.decoder import Hidden
-from hunch.step.batch import RowPart, pack
+from hunch.step.batch import Batch, RowPart, pack
 from hunch.step.capture import StepTimer
 from hunch.step.captured_step import CapturedSteps
 from hunch.step.host_step import HostStep
@@ -32,6 +35,9 @@ class PromptSteps:
         self.captured, self.host, self.rows = captured, host, host.rows
         self._is_led = captured.steps.lead is not None  # several ranks take part in each step
         self._is_host_drafting = captured.capacity.max_nodes > 0 and captured.drafter is None
+        drafter, needs = captured.drafter, captured.host_drafter.needs
+        # A head that reads the target's states, and keeps KV of them.
+        self._has_head = drafter is not None and drafter.network is None and needs.kv is not None
 
     def takes(self, work: list[RowWork]) -> bool:
         """Whether all of these rows can be read here."""
@@ -48,7 +54,17 @@ class PromptSteps:
                 return False
         if captured.drafter is None:
             return not self._is_host_drafting
-        return not captured.observes([item.row for item in work])
+        rows = [item.row for item in work]
+        return not captured.observes(rows) or self._can_cover(rows, captured.drafter)
+
+    def _can_cover(self, rows: list[int], drafter: DeviceDrafter) -> bool:
+        """Whether a head can read these rows' states before their first tokens are known.
+
+        The host drafts for rows with a hole in the head's KV, or longer than the head can read.
+        """
+        computed = self.rows.computed
+        is_whole = self._has_head and bool((computed[1:, rows] >= computed[0, rows]).all())
+        return is_whole and drafter.can_follow(self.rows.view(rows))
 
     def launch(self, plan: StepPlan) -> PendingPrompts | StepResult:
         """Launch a pass over prompts, and before its end all that follows it.
@@ -61,6 +77,8 @@ class PromptSteps:
         timer = StepTimer(self.host.device)
         with torch.inference_mode():
             hidden = self.host.forward(batch) if batch.parts else None
+            if hidden is not None and self._has_head:
+                self._cover(batch, hidden)
         if hidden is not None and last:
             group, graph = self._prepare([work for work in plan.work if work.row in last])
             self._begin(group, graph)
@@ -94,6 +112,30 @@ class PromptSteps:
         captured.policy.sources.is_current[ids] &= self.rows.computed[-1, ids] > known[ids]
         return perf_counter() - began
 
+    def _cover(self, batch: Batch, hidden: Hidden) -> None:
+        """Let a head read the states of all prompts' tokens but the last ones.
+
+        It needs the token after each. What follows the pass lets it read the last ones too.
+        """
+        rows = [part.row for part in batch.parts]
+        if not self.captured.observes(rows):
+            return  # the head was dropped
+        start_R = np.array([part.start for part in batch.parts])
+        offset_R = np.array([part.first for part in batch.parts])
+        num_R = np.array([part.num_known for part in batch.parts])
+        num_tokens = int(num_R.sum())
+        self.captured.host_drafter.observe(
+            TargetStep(
+                rows=self.rows.view(rows),
+                start_R=torch.from_numpy(start_R),
+                known_R=torch.from_numpy(start_R + num_R),
+                offset_R=torch.from_numpy(offset_R),
+                hidden_TD=hidden.last_TD[:num_tokens],
+                features=tuple(feature_TD[:num_tokens] for feature_TD in hidden.features),
+                is_caught_up_R=torch.tensor([part.is_caught_up for part in batch.parts]),
+            )
+        )
+
     def _begin(self, group: Group, graph: StepGraph) -> None:
         """While the pass runs: upload the rows, and pack them for what follows it."""
         self.captured.upload(group, graph)
@@ -105,7 +147,7 @@ class PromptSteps:
         captured = self.captured
         group = Group(work, captured.extras)
         group.is_traced = [True] * len(work)  # each row gets a whole result
-        shape = captured.policy.launch(captured.first_shape, group.row_R)
+        shape = captured.policy.launch(captured.first_shape(group.ids), group.row_R)
         graph = captured.graph(group, shape)
         if graph is None:
             raise torch.OutOfMemoryError("no GPU memory to capture what follows prompts")
