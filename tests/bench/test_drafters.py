@@ -13,7 +13,7 @@ from hunch.errors import ConfigError
 def taught(method: str) -> Taught:
     return Taught(
         name=method, method=method, folder=Path("made"), num_parameters=1, steps=1, step_ms=1.0,
-        tokens_per_second=1.0, tokens_per_pass=1.0, per_position=[0.5],
+        tokens_per_second=1.0, tokens_per_pass=1.0, per_position=[0.5], unseen=None,
     )  # fmt: skip
 
 

@@ -91,12 +91,28 @@ def test_teaching_reaches_states_and_output_matrix() -> None:
     assert best.tolist() == (h @ w.T).argmax(-1).tolist()
 
 
-@pytest.mark.parametrize("shape", [(3, 6, 6), (2, 4, 9), (2, 9, 4)])
+@pytest.mark.parametrize("shape", [(3, 6, 6), (2, 4, 9)])
 def test_orthogonal_steps_move_every_direction_alike(shape: tuple[int, ...]) -> None:
     torch.manual_seed(1)
     sizes = torch.linalg.svdvals(orthogonal(torch.randn(shape)))
     assert sizes.min() > 0.3
     assert sizes.max() < 1.4
+
+
+def test_a_tall_matrix_moves_as_it_would_on_its_side() -> None:
+    torch.manual_seed(4)
+    start, slope = torch.randn(4, 9), torch.randn(4, 9)
+    moved = []
+    for tensors in ({"w": start}, {"w": start.mT.clone()}, {"w": start, "v": start.mT.clone()}):
+        leaves = {name: tensor.clone().requires_grad_() for name, tensor in tensors.items()}
+        optimiser = Optimiser(leaves)
+        for leaf in leaves.values():
+            leaf.grad = (slope if leaf.shape == slope.shape else slope.mT).clone()
+        optimiser.step(1e-2)
+        moved += [x.detach() if x.shape == start.shape else x.detach().mT for x in leaves.values()]
+    assert not torch.equal(moved[0], start)
+    for other in moved[1:]:
+        torch.testing.assert_close(other, moved[0])
 
 
 def test_the_optimiser_finds_a_matrix_and_its_norm() -> None:

@@ -31,11 +31,12 @@ class Optimiser:
         self.tensors = tensors
         self.num_steps = 0
         self.first = {name: torch.zeros_like(t) for name, t in tensors.items()}
+        # Matrices that go together: of one shape, once tall ones lie on their side.
         self.by_shape: dict[tuple[int, ...], list[str]] = {}
         self.plain: list[str] = []
         for name, tensor in tensors.items():
             if tensor.dim() == 2 and name not in plain:
-                self.by_shape.setdefault(tuple(tensor.shape), []).append(name)
+                self.by_shape.setdefault(tuple(sorted(tensor.shape)), []).append(name)
             else:
                 self.plain.append(name)
         self.second = {name: torch.zeros_like(tensors[name]) for name in self.plain}
@@ -79,9 +80,9 @@ class Optimiser:
         torch._foreach_mul_(first, _MOMENTUM)
         torch._foreach_add_(first, own)
         ahead = torch._foreach_add(own, first, alpha=_MOMENTUM)
-        update = orthogonal(torch.stack(ahead))
+        update = orthogonal(torch.stack([_flat(matrix) for matrix in ahead]))
         rate = -lr * _STEP_SIZE * math.sqrt(max(own[0].shape))
-        tensors = [self.tensors[name] for name in names]
+        tensors = [_flat(self.tensors[name]) for name in names]
         steps = list(update.to(tensors[0].dtype).unbind(0))
         torch._foreach_mul_(steps, [rate * self.scale[name] for name in names])
         torch._foreach_add_(tensors, steps)
@@ -102,15 +103,20 @@ def _scale(matrix: Tensor) -> float:
     return (size if size > _NOTHING else matrix.shape[1] ** -0.5) / _USUAL
 
 
+def _flat(matrix: Tensor) -> Tensor:
+    """The matrix, or what it is on its side, with no more rows than columns."""
+    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
+
+
 def orthogonal(g_NAB: Tensor, num_rounds: int = 5) -> Tensor:
-    """About the nearest matrices with orthonormal rows or columns: a Newton-Schulz iteration."""
+    """About the nearest matrices with orthonormal rows, of which there are no more than columns: a
+    Newton-Schulz iteration. Sums are part of the products: launches are what steps of a few
+    thousand tokens wait for."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x: Tensor = g_NAB.bfloat16() if g_NAB.is_cuda else g_NAB
-    is_tall = x.shape[1] > x.shape[2]
-    if is_tall:
-        x = x.mT
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
     for _ in range(num_rounds):
         gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.mT.contiguous() if is_tall else x
+        gram = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+        x = torch.baddbmm(x, gram, x, beta=a)
+    return x

@@ -24,6 +24,7 @@ from hunch import LLM
 from hunch.errors import ConfigError
 from hunch.models.decoder import Decoder
 from hunch.registry import RECIPES, resolve
+from hunch.train.answering import HELD
 from hunch.train.batches import Texts
 from hunch.train.job import (
     PROMPTS,
@@ -99,8 +100,9 @@ class Taught:
     steps: int
     step_ms: float
     tokens_per_second: float  # that it went over
-    tokens_per_pass: float  # on held-out answers, without an engine
+    tokens_per_pass: float  # on held-out answers of the same prompts' kind, without an engine
     per_position: list[float]
+    unseen: float | None  # the same on answers to written prompts, which nobody learns from
 
     def forms(self, wanted: Sequence[str]) -> dict[str, str]:
         """How the engine is told to draft with it; forms that its method lacks are left out."""
@@ -123,6 +125,7 @@ class Teaching:
     texts: Texts
     seconds: float
     folder: Path
+    unseen: Texts | None = None
     target: Decoder | None = None
     # What the target said of the texts, to the last kind of drafter: it is large.
     kept: dict[tuple[Any, ...], Kept] = field(default_factory=dict)
@@ -154,6 +157,7 @@ class Teaching:
             tokens_per_second=done.num_tokens / max(done.seconds, 1e-9),
             tokens_per_pass=replay.tokens_per_pass,
             per_position=replay.per_position,
+            unseen=None if self.unseen is None else loop.test(self.unseen).tokens_per_pass,
         )
 
     def release(self) -> None:
@@ -162,14 +166,16 @@ class Teaching:
         give_back()
 
 
-def answers_of(job: Job, seconds: float) -> tuple[Texts, list[list[int]]]:
-    """A job's answers, which are made first where there are none, and its held-out prompts."""
+def answers_of(job: Job, seconds: float) -> tuple[Texts, Texts | None, list[list[int]]]:
+    """A job's answers, which are made first where there are none, those to its held-out prompts,
+    where there are any, and these prompts."""
     work, settings = job.out / "work", read_settings(job.method, job.options)
     if not list((work / "answers").glob("shard-*.npz")):
         answer_prompts(job, settings, work, Progress(), seconds)
         give_back()
     held_out: list[list[int]] = json.loads((work / PROMPTS).read_text("utf-8"))["held_out"]
-    return read_answers(work / "answers"), held_out
+    unseen = read_answers(work / HELD) if list((work / HELD).glob("*.npz")) else None
+    return read_answers(work / "answers"), unseen, held_out
 
 
 def in_engine(job: Job, methods: dict[str, str], prompts: list[list[int]]) -> Speeds:
@@ -181,8 +187,8 @@ def in_engine(job: Job, methods: dict[str, str], prompts: list[list[int]]) -> Sp
 def print_heading(num_tokens: int, seconds: float) -> None:
     print(f"\n{num_tokens:,} tokens of answers, {seconds:g} s of learning each\n")
     print(
-        "| drafter | parameters | steps | ms a step | tokens/s | tokens per pass | by place |\n"
-        "|---|---|---|---|---|---|---|",
+        "| drafter | parameters | steps | ms a step | tokens/s | tokens per pass | by place | "
+        "on unseen prompts |\n|---|---|---|---|---|---|---|---|",
         flush=True,
     )
 
@@ -190,9 +196,11 @@ def print_heading(num_tokens: int, seconds: float) -> None:
 def print_taught(one: Taught) -> None:
     """A line as soon as a drafter has learned: the next one takes minutes."""
     places = " ".join(f"{share:.2f}" for share in one.per_position)
+    unseen = "" if one.unseen is None else f"{one.unseen:.3f}"
     print(
         f"| {one.name} | {one.num_parameters / 1e6:.1f}M | {one.steps} | {one.step_ms:.1f} | "
-        f"{one.tokens_per_second:,.0f} | {one.tokens_per_pass:.3f} | {places} |",
+        f"{one.tokens_per_second:,.0f} | {one.tokens_per_pass:.3f} | {places} | "
+        f"{unseen} |",
         flush=True,
     )
 
@@ -234,8 +242,8 @@ def main(words: Sequence[str] = ()) -> None:
         folder = Path(made)
         out = args.job or folder / "job"
         job = Job("draft", args.target, BUILTIN, out, {}, {"device": args.device})
-        texts, held_out = answers_of(job, args.answering)
-        teaching = Teaching(job, texts, args.seconds, folder)
+        texts, unseen, held_out = answers_of(job, args.answering)
+        teaching = Teaching(job, texts, args.seconds, folder, unseen)
         taught: list[Taught] = []
         print_heading(len(texts.tokens), args.seconds)
         for number, one in enumerate(wanted):
