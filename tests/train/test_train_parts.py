@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from hunch import LLM
 from hunch.errors import RequestError
 from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
+from hunch.step.capture import rehearsed
 from hunch.train.batches import Texts, collate
 from hunch.train.export import pack
 from hunch.train.loss import LOSSES, slope, teach
@@ -113,6 +115,24 @@ def test_a_tall_matrix_moves_as_it_would_on_its_side() -> None:
     assert not torch.equal(moved[0], start)
     for other in moved[1:]:
         torch.testing.assert_close(other, moved[0])
+
+
+@pytest.mark.gpu
+def test_captured_steps_are_the_steps_that_are_launched() -> None:
+    found = []
+    for run in (lambda body: body(), None):
+        torch.manual_seed(5)
+        shapes = {"w": (6, 16), "v": (16, 6), "n": (16,)}
+        tensors = {name: torch.randn(shape, device="cuda") for name, shape in shapes.items()}
+        leaves = {name: tensor.requires_grad_() for name, tensor in tensors.items()}
+        optimiser = Optimiser(leaves)
+        for step in range(6):
+            for name, leaf in leaves.items():
+                leaf.grad = None if name == "n" and step == 3 else torch.randn_like(leaf)
+            with nullcontext() if run is None else rehearsed(run):
+                optimiser.step(1e-2 / (step + 1), 1e-3)
+        found.append([leaf.detach() for leaf in leaves.values()])
+    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
 
 
 def test_the_optimiser_finds_a_matrix_and_its_norm() -> None:

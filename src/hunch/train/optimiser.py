@@ -17,20 +17,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hunch.step.capture import Graph, new_pool
+
 _MOMENTUM, _BETA2, _EPS = 0.95, 0.95, 1e-10
 _BETA1 = 0.9
 _STEP_SIZE = 0.2  # root mean square of Adam's usual step, in learning rates
 _USUAL = 0.19  # root mean square of the matrices that learning rates were tuned on
 _NOTHING = 1e-4  # below it a matrix starts from nothing
+_MAX_NORM = 1.0  # of Adam's gradient
 
 
 class Optimiser:
-    """Steps named leaf tensors in place."""
+    """Steps named leaf tensors in place.
+
+    A step is one graph on a GPU: its many small kernels would take longer to launch than to run.
+    """
 
     def __init__(self, tensors: dict[str, Tensor], plain: Collection[str] = ()) -> None:
         self.tensors = tensors
         self.num_steps = 0
         self.first = {name: torch.zeros_like(t) for name, t in tensors.items()}
+        self.grads = {name: torch.zeros_like(t) for name, t in tensors.items()}
         # Matrices that go together: of one shape, once tall ones lie on their side.
         self.by_shape: dict[tuple[int, ...], list[str]] = {}
         self.plain: list[str] = []
@@ -42,49 +49,65 @@ class Optimiser:
         self.second = {name: torch.zeros_like(tensors[name]) for name in self.plain}
         matrices = [name for names in self.by_shape.values() for name in names]
         self.scale = {name: _scale(tensors[name]) for name in matrices}
+        self.device = next(iter(tensors.values())).device
+        self._rate, self._plain_rate = (torch.zeros((), device=self.device) for _ in range(2))
+        self._graph: Graph | None = None
 
     @torch.no_grad()
-    def step(self, lr: float, plain_lr: float | None = None, max_norm: float = 1.0) -> None:
-        """One step along the gradients, which are dropped; `max_norm` bounds Adam's gradient."""
+    def step(self, lr: float, plain_lr: float | None = None) -> None:
+        """One step along the gradients, which are dropped."""
         self.num_steps += 1
-        grads = {
-            name: torch.zeros_like(t) if t.grad is None else t.grad
-            for name, t in self.tensors.items()
-        }
-        self._step_plain(grads, lr if plain_lr is None else plain_lr, max_norm)
-        for names in self.by_shape.values():
-            self._step_matrices(names, grads, lr)
+        for name, tensor in self.tensors.items():
+            if tensor.grad is None:
+                self.grads[name].zero_()
+        found = [name for name, tensor in self.tensors.items() if tensor.grad is not None]
+        if found:
+            new = [self.tensors[name].grad for name in found]
+            torch._foreach_copy_([self.grads[name] for name in found], new)  # type: ignore[arg-type]
         for tensor in self.tensors.values():
             tensor.grad = None
+        late = math.sqrt(1 - _BETA2**self.num_steps) / (1 - _BETA1**self.num_steps)
+        self._rate.fill_(-lr)
+        self._plain_rate.fill_(-(lr if plain_lr is None else plain_lr) * late)
+        if self._graph is None:
+            self._graph = Graph(self._move, self.device, new_pool(self.device))  # moves once, too
+        else:
+            self._graph.replay()
 
-    def _step_plain(self, grads: dict[str, Tensor], lr: float, max_norm: float) -> None:
-        if not self.plain:
-            return
-        own = [grads[name] for name in self.plain]
+    def _move(self) -> None:
+        """One step along `grads`, as long as the rates say."""
+        if self.plain:
+            self._move_plain()
+        for names in self.by_shape.values():
+            self._move_matrices(names)
+
+    def _move_plain(self) -> None:
+        own = [self.grads[name] for name in self.plain]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own)))
-        torch._foreach_mul_(own, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+        torch._foreach_mul_(own, (_MAX_NORM / (norm + 1e-6)).clamp(max=1.0))
         first = [self.first[name] for name in self.plain]
         second = [self.second[name] for name in self.plain]
         torch._foreach_lerp_(first, own, 1 - _BETA1)
         torch._foreach_mul_(second, _BETA2)
         torch._foreach_addcmul_(second, own, own, 1 - _BETA2)
-        scale = math.sqrt(1 - _BETA2**self.num_steps) / (1 - _BETA1**self.num_steps)
         size = torch._foreach_sqrt(second)
         torch._foreach_add_(size, _EPS)
-        tensors = [self.tensors[name] for name in self.plain]
-        torch._foreach_addcdiv_(tensors, first, size, -lr * scale)
+        steps = torch._foreach_div(first, size)
+        torch._foreach_mul_(steps, self._plain_rate)
+        torch._foreach_add_([self.tensors[name] for name in self.plain], steps)
 
-    def _step_matrices(self, names: list[str], grads: dict[str, Tensor], lr: float) -> None:
+    def _move_matrices(self, names: list[str]) -> None:
         first = [self.first[name] for name in names]
-        own = [grads[name] for name in names]
+        own = [self.grads[name] for name in names]
         torch._foreach_mul_(first, _MOMENTUM)
         torch._foreach_add_(first, own)
         ahead = torch._foreach_add(own, first, alpha=_MOMENTUM)
         update = orthogonal(torch.stack([_flat(matrix) for matrix in ahead]))
-        rate = -lr * _STEP_SIZE * math.sqrt(max(own[0].shape))
+        size = _STEP_SIZE * math.sqrt(max(own[0].shape))
         tensors = [_flat(self.tensors[name]) for name in names]
         steps = list(update.to(tensors[0].dtype).unbind(0))
-        torch._foreach_mul_(steps, [rate * self.scale[name] for name in names])
+        torch._foreach_mul_(steps, [size * self.scale[name] for name in names])
+        torch._foreach_mul_(steps, self._rate)
         torch._foreach_add_(tensors, steps)
 
     def state(self) -> dict[str, Any]:
