@@ -1,5 +1,6 @@
 """What writes in models that see too, against transformers, as it saves them."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ GLM_AXES = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 1e
 GLM_AXES |= {"partial_rotary_factor": 0.5}
 GLM_EYES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
 GLM_EYES |= {"out_hidden_size": 32, "image_size": 28}
+SMALL_EARS = {"d_model": 16, "encoder_layers": 1, "encoder_attention_heads": 2}
+SMALL_EARS |= {"encoder_ffn_dim": 16, "num_mel_bins": 8, "output_dim": 32}
 CASES: dict[str, Callable[[], Any]] = {
     "Llava": lambda: transformers.LlavaConfig(
         vision_config=EYES | {"model_type": "clip_vision_model"},
@@ -64,6 +67,16 @@ CASES: dict[str, Callable[[], Any]] = {
         text_config=EXPERTS | {"rope_parameters": AXES | {"rope_theta": 1e4}},
         vision_config={"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
         | {"out_hidden_size": 32, "deepstack_visual_indexes": [0]},
+    ),
+    "Qwen2_5OmniThinker": lambda: transformers.Qwen2_5OmniThinkerConfig(
+        text_config=GATED | {"rope_parameters": GLM_AXES | {"partial_rotary_factor": 1.0}},
+        vision_config=GLM_EYES | {"fullatt_block_indexes": [0]},
+        audio_config=SMALL_EARS,
+    ),
+    "Qwen3OmniMoeThinker": lambda: transformers.Qwen3OmniMoeThinkerConfig(
+        text_config=EXPERTS | {"rope_parameters": AXES | {"rope_theta": 1e4}},
+        vision_config=GLM_EYES | {"deepstack_visual_indexes": [0]},
+        audio_config=SMALL_EARS | {"downsample_hidden_size": 16},
     ),
     "AyaVision": lambda: transformers.AyaVisionConfig(
         vision_config=EYES | {"model_type": "siglip_vision_model"},
@@ -167,3 +180,23 @@ def test_sizes_that_a_text_config_leaves_out() -> None:
     assert (spec.width, spec.num_layers, spec.ffn_width) == (4096, 32, 11_008)
     with pytest.raises(UnsupportedModelError, match="model_type 'mamba' is not one of"):
         unified_config({**outer, "text_config": {"model_type": "mamba"}})
+
+
+@torch.no_grad()
+def test_what_thinks_in_a_model_that_speaks(tmp_path: Path) -> None:
+    """As Qwen2.5-Omni was published."""
+    theirs = transformers.Qwen2_5OmniThinkerForConditionalGeneration(CASES["Qwen2_5OmniThinker"]())
+    theirs.save_pretrained(tmp_path)
+    stored = open_weights(tmp_path)
+    tensors = {
+        "thinker." + name.replace("model.language_model.", "model.", 1): stored.tensor(name)
+        for name in stored.names()
+    }
+    tensors["talker.model.layers.0.mlp.up_proj.weight"] = torch.zeros(3)
+    tensors["token2wav.code2wav.layer.weight"] = torch.zeros(3)
+    thinker = json.loads((tmp_path / "config.json").read_text())
+    outer = {"architectures": ["Qwen2_5OmniModel"], "talker_config": {"hidden_size": 8}}
+    config = unified_config({**outer, "thinker_config": thinker, "token2wav_config": {}})
+    expected = theirs(input_ids=torch.tensor([IDS])).logits[0]
+    ours = plain_logits(load_decoder(DictWeights(config, tensors)), IDS)
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)

@@ -367,5 +367,5 @@ def _renamed(weights: Weights, names: Names) -> dict[str, str]:
         if name.startswith(root) and name != names.head:
             renamed[ours + name.removeprefix(root)] = name
         else:
-            renamed[name.removeprefix("language_model.")] = name
+            renamed[name.removeprefix("language_model.").removeprefix("thinker.")] = name
     return renamed

@@ -29,7 +29,7 @@ class Names:
     # Prefixes of all but the output matrix: ours, then those that wrapped or bare files have.
     roots: tuple[str, ...] = (
         *("model.", "model.language_model.", "language_model.model.", "model.text_model."),
-        "",
+        *("thinker.model.", ""),
     )
     embed: str = "model.embed_tokens.weight"
     positions: str = "model.embed_positions.weight"

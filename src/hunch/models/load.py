@@ -37,7 +37,7 @@ _IGNORED = re.compile(r"rotary_emb\.inv_freq$|(^|\.)mtp(_layers)?\.|masked_bias$
 _OTHER_SENSES = re.compile(
     r"^(model\.)?(embed_)?(vision|visual|image|video|audio|speech|multi_?modal|mm_|vit\b|vpm\b|"
     r"resampler\b|patch_merger\b|connector\b|projector\b|merger\b|aligner\b|generation_|vqmodel\b|"
-    r"high_res_)"
+    r"high_res_|talker\b|token2wav\b|code2wav\b)"
 )
 
 

@@ -162,6 +162,8 @@ def unified_config(raw: dict[str, Any]) -> dict[str, Any]:
     """
     config = dict(raw)
     text = config.pop("text_config", None)
+    if isinstance(thinker := config.pop("thinker_config", None), dict):  # beside one that speaks
+        text = thinker.get("text_config")
     if isinstance(text, dict) and WRAPPERS & {*(raw.get("architectures") or ())}:
         config = text_inside(config, text)
     elif isinstance(text, dict):  # a model of more than text: what reads text is inside

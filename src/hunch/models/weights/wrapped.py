@@ -14,9 +14,10 @@ WRAPPERS = frozenset(
         *("GotOcr2", "HyperCLOVAXVisionV2", "Idefics2", "Idefics3", "InternVL", "Janus"),
         *("KimiK25", "Kimi_K25", "Lfm2Vl", "LightOnOcr", "Llava", "LlavaNext", "LlavaNextVideo"),
         *("LlavaOnevision", "MiniCPMV4_6", "MiniCPMV4_7", "Ovis2", "PerceptionLM", "QianfanOCR"),
+        *("Qwen2_5Omni", "Qwen2_5OmniThinker", "Qwen3OmniMoe", "Qwen3OmniMoeThinker"),
         *("SmolVLM", "VideoLlama3", "VideoLlava", "VipLlava", "Voxtral"),
     )
-)
+) | {"Qwen2_5OmniModel"}
 _SIZES = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
 _QWEN = _SIZES | {"vocab_size": 151_936, "intermediate_size": 22_016}
 _QWEN |= {"num_key_value_heads": 32, "max_position_embeddings": 32_768}
@@ -37,9 +38,11 @@ TEXT_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"max_position_embeddings": 131_072, "sliding_window": 4096},
     ),
     "qwen2": ("Qwen2ForCausalLM", _QWEN),
+    "qwen2_5_omni_text": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", _QWEN | {"head_dim": 128}),
     "qwen3_5_text": ("Qwen3_5ForCausalLM", {}),
     "qwen3_moe": ("Qwen3MoeForCausalLM", {}),
+    "qwen3_omni_moe_text": ("Qwen3VLMoeForConditionalGeneration", {}),
 }
 _OF_BOTH = (
     *("transformers_version", "torch_dtype", "dtype", "auto_map", "quantization_config"),
