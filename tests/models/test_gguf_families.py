@@ -85,6 +85,8 @@ FAMILIES = {  # case -> architecture, what its converter writes besides
     ),
     "cohere": ("command-r", {"rope.freq_base": 5e5}),
     "cohere 2": ("cohere2", {}),
+    "glm": ("chatglm", {"rope.dimension_count": 8}),
+    "llama, grouped heads, tied": ("exaone", {}),
     "glm 4": ("glm4", {"rope.dimension_count": 8}),
     "seed-oss": ("seed_oss", {}),
     "ernie 4.5": ("ernie4_5", {"rope.freq_base": 5e5}),
@@ -186,6 +188,17 @@ def gguf_name(names: gguf.TensorNameMap, name: str) -> str:
     return str(found)
 
 
+def fused_qkv(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    for name, value in tensors.items():
+        if ".q_proj." in name:
+            parts = [tensors[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            found[name.replace("q_proj", "qkv_proj")] = torch.cat(parts)
+        elif ".k_proj." not in name and ".v_proj." not in name:
+            found[name] = value
+    return found
+
+
 def convert(path: Path, case: str) -> Any:
     """Write the case's model; returns transformers' own."""
     architecture, more = FAMILIES[case]
@@ -207,6 +220,8 @@ def convert(path: Path, case: str) -> Any:
             writer.add_array(f"xielu.{part}", values)
         factors = 1.2e7 ** -(np.arange(4) / 4) / theirs.model.rotary_emb.inv_freq.numpy()
         writer.add_tensor("rope_freqs.weight", factors.astype(np.float32))
+    if case == "glm":  # as THUDM's own files have it
+        tensors = fused_qkv(tensors)
     for name, tensor in tensors.items():
         if ".act_fn." in name:
             continue

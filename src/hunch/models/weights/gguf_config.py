@@ -98,6 +98,7 @@ _OWN = {  # what a family calls differently, or has besides
     "glm4moe": _SHARED | _AFTER,
     "exaone4": _BRANCHES,
     "falcon": gguf_dense.FALCON,
+    "chatglm": gguf_dense.GLM4,
     "glm4": gguf_dense.GLM4,
     "gptneox": gguf_dense.GPT_NEOX,
     "olmo2": _BRANCHES,

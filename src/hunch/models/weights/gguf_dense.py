@@ -69,6 +69,11 @@ def _eps(read: Reader) -> float:
     return read.real("attention.layer_norm_epsilon")
 
 
+def _chatglm(read: Reader, config: Found) -> Found:
+    has_fused = "blk.0.attn_qkv.bias" in read.header.tensors
+    return {"attention_bias": has_fused or config["attention_bias"]}
+
+
 def _granite(read: Reader, config: Found) -> Found:
     return {
         "embedding_multiplier": read.real("embedding_scale", 1.0),
@@ -203,6 +208,7 @@ def _ministral3(read: Reader, config: Found) -> Found:
 KEYS: dict[str, Callable[[Reader, Found], Found]] = {
     "apertus": lambda read, config: {"hidden_act": "xielu"},  # its learned numbers: see gguf.py
     "arcee": lambda read, config: {"hidden_act": "relu2"},
+    "chatglm": _chatglm,
     "bloom": _bloom,
     "cohere2": lambda read, config: (
         _cohere(read, config) | {"layer_types": layer_types(read, config, 4)}

@@ -42,6 +42,8 @@ ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "ernie4_5": ("Ernie4_5ForCausalLM", "ernie4_5"),
     "exaone4": ("Exaone4ForCausalLM", "exaone4"),
     "falcon": ("FalconForCausalLM", "falcon"),
+    "chatglm": ("GlmForCausalLM", "glm"),  # GLM-4 of 2024
+    "exaone": ("LlamaForCausalLM", "llama"),  # EXAONE 3, by Llama's names
     "glm4": ("Glm4ForCausalLM", "glm4"),
     "gptneox": ("GPTNeoXForCausalLM", "gpt_neox"),
     "minicpm": ("GraniteForCausalLM", "granite"),  # the same scales
