@@ -4,6 +4,7 @@
 // Registers: v0-7 sums of the rows, v8-15 integer sums, v16-23 weights (then p), v24-27 activations,
 // v28 d, v29 m, v30-31 scales of the rows.
 #pragma once
+#include "tile_eight.h"
 
 // Two rows' integer sums (s, t) over a group or a half of it; `at` is where the first row's
 // activations are.
@@ -141,12 +142,24 @@
     HUNCH_EACH##R(SCALE) HUNCH_EACH##R(HUNCH_ADD) HUNCH_ADD_##MINIMA(R)
 
 // A layout's coarse and fine tile; the one of K6 adds a group's halves one after the other.
-#define HUNCH_COARSE_BODY(R, LOAD, SPAN, MINIMA)                                              \
-    HUNCH_BODY(R, LOAD, HUNCH_DOTS##R(COARSE, SPAN), "256", HUNCH_OFFSET, HUNCH_SCALED, MINIMA)
+#define HUNCH_COARSE_BODY(R, LOAD, SPAN, MINIMA) HUNCH_BODY##R(LOAD, SPAN, MINIMA)
 #define HUNCH_FINE_BODY(R, LOAD, SPAN, MINIMA)                                                \
-    HUNCH_BODY(R, LOAD, HUNCH_PARTS##R(FINE, SPAN), "512", HUNCH_OFFSET, HUNCH_SCALED, MINIMA)
+    HUNCH_BODY(R, HUNCH_LOAD_##LOAD, HUNCH_PARTS##R(FINE, SPAN), "512", HUNCH_OFFSET,         \
+               HUNCH_SCALED, MINIMA)
 #define HUNCH_LARGE_BODY(R, LOAD, SPAN, MINIMA)                                               \
-    HUNCH_BODY(R, LOAD, HUNCH_PARTS##R(LARGE, SPAN), "512", HUNCH_CONVERT, HUNCH_TIMES, MINIMA)
+    HUNCH_BODY(R, HUNCH_LOAD_##LOAD, HUNCH_PARTS##R(LARGE, SPAN), "512", HUNCH_CONVERT,       \
+               HUNCH_TIMES, MINIMA)
+#define HUNCH_ROWS_BODY(R, LOAD, SPAN, MINIMA)                                                \
+    HUNCH_BODY(R, HUNCH_LOAD_##LOAD, HUNCH_DOTS##R(COARSE, SPAN), "256", HUNCH_OFFSET,        \
+               HUNCH_SCALED, MINIMA)
+#define HUNCH_BODY1(LOAD, SPAN, MINIMA) HUNCH_ROWS_BODY(1, LOAD, SPAN, MINIMA)
+#define HUNCH_BODY2(LOAD, SPAN, MINIMA) HUNCH_ROWS_BODY(2, LOAD, SPAN, MINIMA)
+#define HUNCH_BODY3(LOAD, SPAN, MINIMA) HUNCH_ROWS_BODY(3, LOAD, SPAN, MINIMA)
+#define HUNCH_BODY4(LOAD, SPAN, MINIMA) HUNCH_ROWS_BODY(4, LOAD, SPAN, MINIMA)
+#define HUNCH_BODY5(LOAD, SPAN, MINIMA) HUNCH_ROWS_BODY(5, LOAD, SPAN, MINIMA)
+#define HUNCH_BODY6(LOAD, SPAN, MINIMA) HUNCH_ROWS_BODY(6, LOAD, SPAN, MINIMA)
+#define HUNCH_BODY7(LOAD, SPAN, MINIMA) HUNCH_ROWS_BODY(7, LOAD, SPAN, MINIMA)
+#define HUNCH_BODY8(LOAD, SPAN, MINIMA) HUNCH_EIGHT_##SPAN(LOAD, MINIMA)
 
 // What a tile needs beside its sums, and the bytes of a group's scales.
 #define HUNCH_TILE_SPACE

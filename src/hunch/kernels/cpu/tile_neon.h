@@ -161,10 +161,10 @@ static_assert(tile_group_bytes(true) == (IN_PAIRS ? 640 : 576), "the offsets abo
                 HUNCH_FINE_BODY(R, LOAD, WHOLE, MINIMA))
 #define HUNCH_K6(R)                                                                           \
     HUNCH_PANEL(tile_k6_panel, HUNCH_K_ARGUMENTS, R, HUNCH_K6_OFFSET,                         \
-                HUNCH_COARSE_BODY(R, HUNCH_LOAD_K6, FIRST, NONE)                              \
-                HUNCH_COARSE_BODY(R, HUNCH_LOAD_K6, SECOND, NONE),                            \
-                HUNCH_LARGE_BODY(R, HUNCH_LOAD_K6, FIRST, NONE)                               \
-                HUNCH_LARGE_BODY(R, HUNCH_LOAD_K6, SECOND, NONE))
+                HUNCH_COARSE_BODY(R, K6, FIRST, NONE)                                         \
+                HUNCH_COARSE_BODY(R, K6, SECOND, NONE),                                       \
+                HUNCH_LARGE_BODY(R, K6, FIRST, NONE)                                          \
+                HUNCH_LARGE_BODY(R, K6, SECOND, NONE))
 
 template <int R, bool FINE> void tile_int4_panel(HUNCH_ARGUMENTS);
 template <int R, bool FINE> void tile_unpacked_panel(HUNCH_ARGUMENTS);
@@ -175,13 +175,12 @@ template <int R, bool FINE> void tile_k5_panel(HUNCH_K_ARGUMENTS);
 template <int R, bool FINE> void tile_k6_panel(HUNCH_K_ARGUMENTS);
 
 #define HUNCH_TILES(R)                                                                        \
-    HUNCH_PLAIN(tile_int4_panel, R, HUNCH_OWN_OFFSET, HUNCH_LOAD_INT4, FINE, MINIMA)          \
-    HUNCH_PLAIN(tile_unpacked_panel, R, HUNCH_PANEL_OFFSET, HUNCH_LOAD_UNPACKED, FINE,        \
-                MINIMA)                                                                       \
-    HUNCH_PLAIN(tile_int5_panel, R, HUNCH_OWN_OFFSET, HUNCH_LOAD_INT5, FINE, NONE)            \
-    HUNCH_PLAIN(tile_int8_panel, R, HUNCH_OWN_OFFSET, HUNCH_LOAD_INT8, LARGE, NONE)           \
-    HUNCH_K(tile_k4_panel, R, HUNCH_LOAD_K4)                                                  \
-    HUNCH_K(tile_k5_panel, R, HUNCH_LOAD_K5)                                                  \
+    HUNCH_PLAIN(tile_int4_panel, R, HUNCH_OWN_OFFSET, INT4, FINE, MINIMA)                     \
+    HUNCH_PLAIN(tile_unpacked_panel, R, HUNCH_PANEL_OFFSET, UNPACKED, FINE, MINIMA)           \
+    HUNCH_PLAIN(tile_int5_panel, R, HUNCH_OWN_OFFSET, INT5, FINE, NONE)                       \
+    HUNCH_PLAIN(tile_int8_panel, R, HUNCH_OWN_OFFSET, INT8, LARGE, NONE)                      \
+    HUNCH_K(tile_k4_panel, R, K4)                                                             \
+    HUNCH_K(tile_k5_panel, R, K5)                                                             \
     HUNCH_K6(R)
 
 HUNCH_TILES(1) HUNCH_TILES(2) HUNCH_TILES(3) HUNCH_TILES(4)
