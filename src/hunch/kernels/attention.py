@@ -63,6 +63,18 @@ class AttnInputs:
         )
 
     @staticmethod
+    def first(
+        count: int, block_size: int = 1, device: torch.device | str | None = None
+    ) -> AttnInputs:
+        """The inputs of a pass over the first tokens of one sequence, in the first blocks."""
+        pos_T = torch.arange(count, device=device)
+        table_SB = torch.arange(-(-count // block_size), device=device)[None]
+        spans = (Span(0, count, 0, 0, count),)
+        return AttnInputs(
+            pos_T, pos_T.clone(), pos_T * 0, table_SB, pos_T + 1, None, block_size, spans
+        )
+
+    @staticmethod
     def nobody(zero_T: Tensor, table_SB: Tensor, block_size: int) -> AttnInputs:
         """The inputs of a pass over padding: nothing is written, nothing is read."""
         spans = (Span(0, len(zero_T), 0, 0, len(zero_T)),)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hunch.config import ModelConfig
 from hunch.errors import ConfigError
-from hunch.kernels.attention import AttnInputs, Span
+from hunch.kernels.attention import AttnInputs
 from hunch.models.backends import Backend, output_of
 from hunch.models.spec import ModelSpec
 from hunch.models.target import Target
@@ -109,16 +109,7 @@ def pass_seconds(model: Target) -> float:
     kv, device, took = model.new_kv(1), model.device, []
     none_1 = torch.zeros(1, dtype=torch.int64, device=device)
     for _ in range(1 + TIMED):
-        attn = AttnInputs(
-            pos_T=none_1,
-            slot_T=none_1,
-            seq_T=none_1,
-            table_SB=none_1[None],
-            base_T=none_1 + 1,
-            tree_TP=None,
-            block_size=1,
-            spans=(Span(0, 1, 0, 0, 1),),
-        )
+        attn = AttnInputs.first(1, device=device)
         began = perf_counter()
         hidden = model.forward(none_1, attn, kv)
         model.logits(hidden.last_TD).argmax(-1).tolist()  # waits for a device

@@ -19,7 +19,7 @@ from torch import Tensor
 from hunch.bench import texts
 from hunch.errors import ConfigError
 from hunch.hub import resolve
-from hunch.kernels.attention import AttnInputs, Span
+from hunch.kernels.attention import AttnInputs
 from hunch.kernels.quant import Quantised
 from hunch.layers.linear import Linear
 from hunch.models.backends import TORCH, TRITON
@@ -108,19 +108,9 @@ def float32_bytes(model: str) -> int:
 def scores(target: Target, ids: Sequence[int]) -> Iterator[Tensor]:
     """What a model says after each token, part by part."""
     num, device = len(ids), target.device
-    ids_T = torch.tensor(ids, device=device)
-    num_blocks = -(-num // _BLOCK)
-    attn = AttnInputs(
-        pos_T=torch.arange(num, device=device),
-        slot_T=torch.arange(num, device=device),
-        seq_T=torch.zeros(num, dtype=torch.int64, device=device),
-        table_SB=torch.arange(num_blocks, device=device)[None],
-        base_T=torch.full((num,), num + 1, device=device),
-        tree_TP=None,
-        block_size=_BLOCK,
-        spans=(Span(0, num, 0, 0, num),),
-    )
-    hidden_TD = target.forward(ids_T, attn, target.new_kv(num_blocks * _BLOCK)).last_TD
+    attn = AttnInputs.first(num, _BLOCK, device)
+    kv = target.new_kv(attn.table_SB.numel() * _BLOCK)
+    hidden_TD = target.forward(torch.tensor(ids, device=device), attn, kv).last_TD
     for first in range(0, num, _ROWS):
         yield target.logits(hidden_TD[first : first + _ROWS])
 

@@ -32,7 +32,7 @@ from hunch.bench.parts import PartOptions
 from hunch.config import ModelConfig
 from hunch.errors import EngineError
 from hunch.hub import resolve
-from hunch.kernels.attention import AttnInputs, Span
+from hunch.kernels.attention import AttnInputs
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.parallel.executor import Ranks, memory_folder, start_ranks
@@ -103,18 +103,7 @@ class Recorder:
 
 
 def inputs(num_rows: int) -> tuple[Tensor, AttnInputs]:
-    pos_T = torch.arange(num_rows)
-    attn = AttnInputs(
-        pos_T=pos_T,
-        slot_T=pos_T.clone(),
-        seq_T=torch.zeros_like(pos_T),
-        table_SB=torch.arange(-(-num_rows // 16))[None],
-        base_T=pos_T + 1,
-        tree_TP=None,
-        block_size=16,
-        spans=(Span(0, num_rows, 0, 0, num_rows),),
-    )
-    return torch.full((num_rows,), 5), attn
+    return torch.full((num_rows,), 5), AttnInputs.first(num_rows, 16)
 
 
 class Disturbances:

@@ -10,26 +10,25 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import socket
-import subprocess
 import sys
 import time
+from array import array
 from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from hunch.bench.parts import PartOptions
+from hunch.bench.parts.streams import read_one, request_of
+from hunch.bench.peers import Peer, starting
 from hunch.config import Config, ModelConfig, ScheduleConfig
 from hunch.engine.engine import Engine
-from hunch.errors import EngineError
 from hunch.text.tokenizer import Tokenizer
 from hunch.types import Capacity, DecodedRows, RowResult, StepPlan, StepResult
 
 NAME = "hunch.bench.parts.serving"
-PROMPT = "Once upon a time, in a small town by the sea, there lived an old clockmaker who"
 
 
 class EmptyRunner:
@@ -115,30 +114,11 @@ def serve(port: int, workers: int, has_router: bool) -> int:
     )
 
 
-async def read_streams(port: int, num_streams: int, num_tokens: int) -> list[float]:
+async def read_streams(port: int, num_streams: int, num_tokens: int) -> array[float]:
     """Reads this many streams; the gaps between arrivals of the same stream."""
-    body = json.dumps(
-        {"prompt": PROMPT, "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
-    ).encode()
-    head = (
-        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    )
-    gaps: list[float] = []
-
-    async def one() -> None:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
-        writer.write(head.encode() + body)
-        tail, last = b"", 0.0
-        while data := await reader.read(1 << 16):
-            now = time.perf_counter()
-            if last:
-                gaps.append(now - last)
-            last, tail = now, (tail + data)[-100:]
-        assert b"[DONE]" in tail, "the stream broke off"
-        writer.close()
-
-    await asyncio.gather(*(one() for _ in range(num_streams)))
+    host, firsts, gaps = "127.0.0.1", array("d"), array("d")
+    requests = [request_of(host, number, num_tokens) for number in range(num_streams)]
+    await asyncio.gather(*(read_one(host, port, one, firsts, gaps) for one in requests))
     return gaps
 
 
@@ -157,20 +137,9 @@ def family(pid: int) -> dict[int, str]:
     return names
 
 
-def start(workers: int, *, has_router: bool = False) -> tuple[subprocess.Popen[bytes], int]:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = int(sock.getsockname()[1])
-    given = [str(port), str(workers), str(int(has_router))]
-    process = subprocess.Popen([sys.executable, "-m", NAME, *given])
-    for _ in range(600):
-        assert process.poll() is None, "the server left"
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return process, port
-        except OSError:
-            time.sleep(0.1)
-    raise EngineError("the server did not start")
+def server(workers: int, *, has_router: bool = False) -> Peer:
+    command = (sys.executable, "-m", NAME, "{port}", str(workers), str(int(has_router)))
+    return Peer("the server", command)
 
 
 def measure(pid: int, port: int, num_streams: int, num_tokens: int) -> dict[str, float]:
@@ -200,26 +169,24 @@ def main(words: Sequence[str] = ()) -> None:
         "--router", action="store_true", help="beside a server that routes to its one engine"
     )
     args = parser.parse_args(words)
-    servers = [start(args.workers)]
+    peers = [server(args.workers)]
     if args.router:
-        servers.append(start(1, has_router=True))
-    try:
+        peers.append(server(1, has_router=True))
+    with ExitStack() as stack:
+        servers = [stack.enter_context(starting(peer)) for peer in peers]
+        for one in servers:
+            one.wait()
         for num_streams in args.streams:
             found: list[list[dict[str, float]]] = [[] for _ in servers]
             for number in range(1 + args.rounds):  # the servers in turn; the first round warms up
-                for rounds, (process, port) in zip(found, servers, strict=True):
+                for rounds, one in zip(found, servers, strict=True):
                     num_tokens = args.tokens if number else 32
-                    rounds.append(measure(process.pid, port, num_streams, num_tokens))
+                    rounds.append(measure(one.process.pid, one.port, num_streams, num_tokens))
             for has_router, (_, *rounds) in enumerate(found):
                 line = {key: round(median(one[key] for one in rounds), 1) for key in rounds[0]}
                 how = {"router": bool(has_router)} if args.router else {}
                 print(json.dumps({"streams": num_streams, **how, **line}), flush=True)
-    finally:
-        for process, _ in servers:
-            process.send_signal(signal.SIGTERM)
-        for process, _ in servers:
-            process.wait(30)
 
 
-if __name__ == "__main__":  # a server that `start` begins
+if __name__ == "__main__":  # a server that `main` starts
     sys.exit(serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "1"))
