@@ -24,7 +24,7 @@ from hunch import LLM
 from hunch.errors import ConfigError
 from hunch.models.decoder import Decoder
 from hunch.registry import RECIPES, resolve
-from hunch.train.answering import HELD
+from hunch.train.answering import HELD, room_for
 from hunch.train.batches import Texts
 from hunch.train.job import (
     PROMPTS,
@@ -40,8 +40,15 @@ from hunch.train.loop import CONTEXT, Loop
 from hunch.train.outcome import is_beside, speculate_text
 from hunch.train.plan import NUM_TRIED, WITHOUT
 from hunch.train.progress import Progress
-from hunch.train.prompts import BUILTIN
-from hunch.train.regenerate import give_back, read_answers
+from hunch.train.prompts import BUILTIN, read_prompts
+from hunch.train.regenerate import (
+    AnswerOptions,
+    for_answers,
+    give_back,
+    read_answers,
+    regenerate,
+)
+from hunch.train.serving import Serving
 from hunch.train.speeds import Speeds, compare_speeds, engine_for_one
 
 NUM_HELD = 32  # answers that no drafter learns from
@@ -102,7 +109,7 @@ class Taught:
     tokens_per_second: float  # that it went over
     tokens_per_pass: float  # on held-out answers of the same prompts' kind, without an engine
     per_position: list[float]
-    unseen: float | None  # the same on answers to written prompts, which nobody learns from
+    unseen: float | None  # the same on answers to prompts that nobody learns from
 
     def forms(self, wanted: Sequence[str]) -> dict[str, str]:
         """How the engine is told to draft with it; forms that its method lacks are left out."""
@@ -166,15 +173,24 @@ class Teaching:
         give_back()
 
 
-def answers_of(job: Job, seconds: float) -> tuple[Texts, Texts | None, list[list[int]]]:
-    """A job's answers, which are made first where there are none, those to its held-out prompts,
-    where there are any, and these prompts."""
+def answers_of(
+    job: Job, seconds: float, file: Path | None, folder: Path
+) -> tuple[Texts, Texts | None, list[list[int]]]:
+    """A job's answers, which are made first where there are none; answers to prompts that nobody
+    learns from, those of a file or those held out; and the prompts held out."""
     work, settings = job.out / "work", read_settings(job.method, job.options)
     if not list((work / "answers").glob("shard-*.npz")):
         answer_prompts(job, settings, work, Progress(), seconds)
         give_back()
     held_out: list[list[int]] = json.loads((work / PROMPTS).read_text("utf-8"))["held_out"]
-    unseen = read_answers(work / HELD) if list((work / HELD).glob("*.npz")) else None
+    other = work / HELD
+    if file is not None:
+        other, options = folder / "unseen", AnswerOptions(max_tokens=128)
+        with Serving(job.target).engine(for_answers(job.target, job.engine, CONTEXT)) as llm:
+            prompts = read_prompts(file).encode(llm, room_for(options, CONTEXT))
+            regenerate(llm, prompts, other, options, Progress())
+        give_back()
+    unseen = read_answers(other) if list(other.glob("*.npz")) else None
     return read_answers(work / "answers"), unseen, held_out
 
 
@@ -228,6 +244,7 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--drafters", default="draft,block", help="METHOD[:KEY=VALUE]..., ...")
     parser.add_argument("--rates", default="1", help="learning rates, times the recipe's")
     parser.add_argument("--seconds", type=float, default=100.0, help="of learning, each")
+    parser.add_argument("--unseen", type=Path, help="prompts to test on; else those held out")
     parser.add_argument("--forms", default="chain,tree,auto", help="in the engine, or none")
     parser.add_argument("--prompts", type=int, default=NUM_TRIED, help="in the engine, held out")
     parser.add_argument("--device", default="auto")
@@ -242,7 +259,7 @@ def main(words: Sequence[str] = ()) -> None:
         folder = Path(made)
         out = args.job or folder / "job"
         job = Job("draft", args.target, BUILTIN, out, {}, {"device": args.device})
-        texts, unseen, held_out = answers_of(job, args.answering)
+        texts, unseen, held_out = answers_of(job, args.answering, args.unseen, folder)
         teaching = Teaching(job, texts, args.seconds, folder, unseen)
         taught: list[Taught] = []
         print_heading(len(texts.tokens), args.seconds)
