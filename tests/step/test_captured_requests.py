@@ -16,10 +16,12 @@ from hunch import LLM, RequestOutput, SamplingParams, Speculation
 from hunch.grammar.matcher import Grammar
 from hunch.step import grammars
 from hunch.step.captured_step import CapturedSteps, PendingStep
+from hunch.step.host_step import HostStep
 from hunch.step.row_extras import HELD, RowExtras
 from hunch.step.step_graphs import StepGraphs
 from hunch.step.step_kinds import MASKS, StepKind
 from hunch.text.tokenizer import load_tokenizer
+from hunch.types import StepPlan
 from stand_in import lead_by_host, lead_noted, stand_in
 from tiny_models import write_llama
 
@@ -105,6 +107,28 @@ def test_as_by_the_host(method: str, model: Path, monkeypatch: pytest.MonkeyPatc
         assert any(trace.tokens for trace in traces)
         for trace in traces:
             assert all(trace.parents[node] < node for node in trace.accepted)
+
+
+def test_nobody_waits_for_the_first_token_of_a_grammar(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its mask is written while the pass runs, unless a pending step still reads masks there."""
+    names = ("schema", "regex")
+    with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL) as llm:
+        lead_by_host(llm.engine.runner)
+        plain = shown(run(llm, *names))
+    with LLM(str(model), speculate=CHAIN, max_num_seqs=2, **SMALL) as llm:
+        run_by_host, by_host = HostStep.run, list[StepPlan]()
+        monkeypatch.setattr(
+            HostStep, "run", lambda own, plan: by_host.append(plan) or run_by_host(own, plan)
+        )
+        params = [PARAMS[name] for name in names for _ in PROMPTS]
+        pairs = zip(PROMPTS * 2, params, strict=True)
+        alone = [llm.generate(prompt, one)[0] for prompt, one in pairs]
+        assert shown(alone) == plain
+        assert not by_host
+        assert shown(run(llm, *names)) == plain
+        assert by_host
 
 
 def plain_of(model: Path, prompts: list[str], params: list[SamplingParams], **how: Any) -> Any:

@@ -30,7 +30,7 @@ from hunch.step.pending import PendingStep, Received
 from hunch.step.results import NO_SCORES, apply_rows, take_back
 from hunch.step.row_extras import Group, RowExtras, with_extras
 from hunch.step.step_graphs import StepGraphs
-from hunch.step.step_kinds import MASKS, SCORE_SIZES, StepGraph, StepKind, best_size, bucket
+from hunch.step.step_kinds import SCORE_SIZES, StepGraph, StepKind, best_size, bucket
 from hunch.step.upload import DeviceRows
 from hunch.types import Request, RowStart, RowWork, StepResult
 
@@ -83,7 +83,7 @@ class CapturedSteps:
         self._last: tuple[list[RowWork], Group] | None = None  # all work, and its captured part
         self._received_at: float | None = None  # the last result, if another step was pending
         self._host_seconds = self._prompt_seconds = 0.0  # since then: host's steps, and prompts
-        self._num_pending = 0  # steps launched and not received
+        self._num_pending = self.num_masked = 0  # steps not received, and those that read masks
         self.capacity = replace(
             capacity,
             max_draft_rows=self._max_draft_rows(capacity.max_rows),
@@ -240,10 +240,9 @@ class CapturedSteps:
         self.upload(group, graph)
         graph.forward.replay()
         num_masked, void = dict[int, int](), set[int]()
-        if group.extras & MASKS:
+        if group.has_masks:
             void = receive()
-            masks = self.steps.step_masks()
-            sizes = graph.num_rows, graph.num_nodes
+            sizes, masks = (graph.num_rows, graph.num_nodes), self.steps.step_masks()
             num_masked = self.extras.fill_masks(group, *sizes, masks, void)
         graph.finish.replay()
         return self.launched(group, graph, num_masked, void)
@@ -253,6 +252,7 @@ class CapturedSteps:
     ) -> PendingStep:
         """A step was launched."""
         self._num_pending += 1
+        self.num_masked += group.has_masks
         buffer = self.steps.download.next_buffer()
         requests = [self.rows.requests[row] for row in group.ids]
         return PendingStep(group, requests, graph, buffer, num_masked, void)
@@ -327,6 +327,7 @@ class CapturedSteps:
         if self.steps.lead is not None:
             self.steps.lead.check_alive()
         self._num_pending -= 1
+        self.num_masked -= group.has_masks
         here = [
             request if self.rows.requests[row] is request else None
             for row, request in zip(group.ids, pending.requests, strict=True)

@@ -126,6 +126,8 @@ class RowGrammars:
         void: Collection[int],  # rows whose choices will be dropped
         mask_MW: np.ndarray,
         is_masked_M: np.ndarray,
+        *,
+        is_first: bool = False,  # after prompts: a refused token could not be taken back
     ) -> dict[int, int]:
         """Write the masks of a captured step as words of bits, `num_k` masks per row.
 
@@ -142,7 +144,7 @@ class RowGrammars:
                 continue
             first = place * num_k
             if row in self._asked_later:
-                if matcher.can_wait():
+                if not is_first and matcher.can_wait():
                     num_masked[row] = 0
                 else:
                     num_masked[row] = 1

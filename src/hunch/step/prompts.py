@@ -43,15 +43,17 @@ class PromptSteps:
         """Whether all of these rows can be read here."""
         captured, requests = self.captured, self.rows.requests
         if self._is_led:
-            return False
+            return False  # other ranks are told of passes and of whole steps, of nothing between
         is_served, is_decoding = captured.is_served, captured.is_decoding
         extras_X = captured.extras.extras_X
         for item in work:
             row, request = item.row, requests[item.row]
-            if item.is_apart or not is_served[row] or is_decoding[row] or extras_X[row] & MASKS:
+            if item.is_apart or not is_served[row] or is_decoding[row]:
                 return False
+            if extras_X[row] & MASKS and captured.num_masked:
+                return False  # the masks would be written while a pending step reads its own
             if request is not None and asks_for_states(request.params):
-                return False
+                return False  # the host reads what the pass leaves of every token
         if captured.drafter is None:
             return not self._is_host_drafting
         rows = [item.row for item in work]
@@ -88,8 +90,9 @@ class PromptSteps:
             found = [results.get(work.row) or RowResult(row=work.row) for work in plan.work]
             seconds = perf_counter() - began
             return StepResult(id=plan.id, rows=found, target_seconds=seconds, plain_seconds=seconds)
+        num_masked = self._fill_masks(group, graph)
         graph.finish.replay()
-        step = self.captured.launched(group, graph, {}, set())
+        step = self.captured.launched(group, graph, num_masked, set())
         timer.end()
         step.timer = timer
         pending = PendingPrompts(plan.id, plan.work, list(last.values()), results, step)
@@ -111,6 +114,13 @@ class PromptSteps:
             captured.policy.catch_up(ids, captured.catch_up.run_ahead, captured.running())
         captured.policy.sources.is_current[ids] &= self.rows.computed[-1, ids] > known[ids]
         return perf_counter() - began
+
+    def _fill_masks(self, group: Group, graph: StepGraph) -> dict[int, int]:
+        """While the pass runs: fill in what grammars allow as first tokens."""
+        if not group.has_masks:
+            return {}
+        masks, extras = self.captured.steps.step_masks(), self.captured.extras
+        return extras.fill_masks(group, graph.num_rows, 0, masks, set(), is_first=True)
 
     def _cover(self, batch: Batch, hidden: Hidden) -> None:
         """Let a head read the states of all prompts' tokens but the last ones.

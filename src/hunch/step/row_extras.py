@@ -64,6 +64,7 @@ class Group:
         self.has_waiting = any(self.max_checked)
         self.is_drafting = self.has_waiting or any(self.max_draft)
         self.extras = int(np.bitwise_or.reduce(rows.extras_X[self.row_R]))
+        self.has_masks = bool(self.extras & MASKS)
         self.num_best_R = rows.num_best_X[self.row_R]
         self.num_best = int(self.num_best_R.max())
         self.is_scored = (self.num_best_R != NO_SCORES).tolist()
@@ -195,11 +196,18 @@ class RowExtras:
         return group.checked
 
     def fill_masks(
-        self, group: Group, num_rows: int, num_nodes: int, masks: StepMasks, void: set[int]
+        self,
+        group: Group,
+        num_rows: int,
+        num_nodes: int,
+        masks: StepMasks,
+        void: set[int],
+        *,
+        is_first: bool = False,
     ) -> dict[int, int]:
         """Fill in the masks of a step's roots and nodes; see `RowGrammars.fill`."""
         num_k, drafts = num_nodes + 1, (self._drafts, group.max_checked)
-        write = partial(self.grammars.fill, group.ids, *drafts, num_k, void)
+        write = partial(self.grammars.fill, group.ids, *drafts, num_k, void, is_first=is_first)
         return masks.fill(num_rows * num_k, write)
 
     def check_result(

@@ -325,9 +325,14 @@ class Runner:
         Returns the rows whose tokens were taken back.
         """
         rows: set[int] = set()
+        if self.captured is None:
+            return rows
         for item in self._queue:
-            if self.captured is not None and isinstance(item, PendingStep):
+            prompts = item.others if isinstance(item, PendingStep) else item
+            if isinstance(item, PendingStep):
                 rows |= self.captured.receive(item)
+            if isinstance(prompts, PendingPrompts) and prompts.step.group.has_masks:
+                rows |= self.captured.receive(prompts.step)
         return rows
 
     def _apply_pending(self) -> None:
