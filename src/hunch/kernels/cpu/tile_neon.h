@@ -73,18 +73,17 @@ alignas(16) constexpr TileConstants TILE_CONSTANTS = {
 // 20 bytes of a channel, nibbles and signs, to numbers of 5 bits: a byte's high half repeats its sign.
 #define HUNCH_FIVE_BITS                                     \
     "ldr q31, [%[w], #64]\n ldr q29, [%[constants], #48]\n" \
-    "ldp q8, q9, [%[constants], #112]\n ldp q10, q11, [%[constants], #144]\n" \
+    "ldp q16, q17, [%[constants], #112]\n ldp q18, q19, [%[constants], #144]\n" \
     "ldp q20, q21, [%[constants], #176]\n ldp q22, q23, [%[constants], #208]\n" \
-    "ldp q16, q17, [%[w]]\n ldp q18, q19, [%[w], #32]\n"    \
     "ldp q24, q25, [%[w]]\n ldp q26, q27, [%[w], #32]\n"    \
-    "cmtst v8.16b, v8.16b, v31.16b\n cmtst v20.16b, v20.16b, v31.16b\n" \
-    "cmtst v9.16b, v9.16b, v31.16b\n cmtst v21.16b, v21.16b, v31.16b\n" \
-    "cmtst v10.16b, v10.16b, v31.16b\n cmtst v22.16b, v22.16b, v31.16b\n" \
-    "cmtst v11.16b, v11.16b, v31.16b\n cmtst v23.16b, v23.16b, v31.16b\n" \
-    "bif v16.16b, v8.16b, v29.16b\n sri v20.16b, v24.16b, #4\n" \
-    "bif v17.16b, v9.16b, v29.16b\n sri v21.16b, v25.16b, #4\n" \
-    "bif v18.16b, v10.16b, v29.16b\n sri v22.16b, v26.16b, #4\n" \
-    "bif v19.16b, v11.16b, v29.16b\n sri v23.16b, v27.16b, #4\n" \
+    "cmtst v16.16b, v16.16b, v31.16b\n cmtst v20.16b, v20.16b, v31.16b\n" \
+    "cmtst v17.16b, v17.16b, v31.16b\n cmtst v21.16b, v21.16b, v31.16b\n" \
+    "cmtst v18.16b, v18.16b, v31.16b\n cmtst v22.16b, v22.16b, v31.16b\n" \
+    "cmtst v19.16b, v19.16b, v31.16b\n cmtst v23.16b, v23.16b, v31.16b\n" \
+    "bit v16.16b, v24.16b, v29.16b\n sri v20.16b, v24.16b, #4\n" \
+    "bit v17.16b, v25.16b, v29.16b\n sri v21.16b, v25.16b, #4\n" \
+    "bit v18.16b, v26.16b, v29.16b\n sri v22.16b, v26.16b, #4\n" \
+    "bit v19.16b, v27.16b, v29.16b\n sri v23.16b, v27.16b, #4\n" \
     "prfm pldl1keep, [%[w], #1280]\n prfm pldl1keep, [%[w], #1344]\n" \
     "add %[w], %[w], #80\n"
 #define HUNCH_LOAD_INT5                                     \
