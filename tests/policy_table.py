@@ -1,8 +1,13 @@
 """The policy beside the best fixed choice: targets, loads and drafters, replayed.
 
-    PYTHONPATH=src:tests python tests/policy_table.py [closed,7B]
+    PYTHONPATH=src:tests python tests/policy_table.py [closed,7B] [--before FILE]
 
 With another checkout's `src` in the path it is that checkout's policy.
+
+The last lines have the geometric mean of all figures, the worst of them, and the least speed over
+plain decoding's. FILE holds what an earlier run printed, with whose cells these are compared.
+A change is a gain if the mean rises, no cell falls by more than 2%, and none that falls is below
+0.98 of plain decoding.
 
 A figure is the policy's speed over that of the best fixed choice, on texts of every kind in turn.
 Closed: a row is refilled at once, and tokens per second count. Together: as many requests as rows,
@@ -15,9 +20,11 @@ they are held to the best choice of each stretch, as if changing it cost nothing
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
+import argparse
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
+from pathlib import Path
+from statistics import geometric_mean
 from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
@@ -348,10 +355,11 @@ class Case(NamedTuple):
             num_steps += 1
         return num_steps * replay.seconds(1, shape)
 
-    def best(self) -> tuple[float, StepShape]:
+    def best(self) -> tuple[float, StepShape, float]:
+        """The speed of the best fixed choice, that choice, and the speed of plain decoding."""
         found = [(self.speed(shape), shape) for shape in fixed_shapes(self.drafter)
                  if self.load == "open" or self.size * (1 + shape.num_nodes) <= 1024]  # fmt: skip
-        return max(found)
+        return *max(found), found[0][0]
 
 
 ROWS = (1, 8, 24, 64, 128, 256)
@@ -371,17 +379,67 @@ def cases() -> Iterator[Case]:
             yield Case(name, "trained", "phrases", rows)
 
 
-def print_table(only: set[str]) -> None:
-    """The lines that have all these words."""
+class Figures(NamedTuple):
+    of_best: float  # speed over that of the best fixed choice
+    of_plain: float
+
+
+def print_table(only: set[str], before: str | None = None) -> None:
+    """The lines that have all these words, and what they say together."""
+    found: dict[str, Figures] = {}
     for case in cases():
         if only <= {case.load, case.target, case.drafter, str(case.size)}:
-            most, shape = case.best()
+            most, shape, plain = case.best()
             best = f"{DraftSource(shape.source).name.lower()} {shape.num_nodes}"
             if case.load in ANSWERS and case.size == 1:
                 most, best = case.best_of_stretches(), f"the best of each stretch ({best})"
-            name = f"{case.load:9} {case.target:5} {case.drafter:8} {case.size:4}"
-            print(f"{name} {case.speed() / most:.3f} of {best}", flush=True)
+            name = f"{case.load:9} {case.target:7} {case.drafter:8} {case.size:4}"
+            speed = case.speed()
+            found[name] = Figures(speed / most, speed / plain)
+            print(f"{name} {speed / most:.4f} {speed / plain:.4f} of {best}", flush=True)
+    print_means(found)
+    if before is not None:
+        compare(read_figures(before), found)
+
+
+def print_means(found: Mapping[str, Figures]) -> None:
+    worst = min(found, key=lambda name: found[name].of_best)
+    least = min(found, key=lambda name: found[name].of_plain)
+    mean = geometric_mean(one.of_best for one in found.values())
+    print(
+        f"mean {mean:.4f} of the best fixed choice, at worst {found[worst].of_best:.3f} ({worst})"
+    )
+    print(f"at least {found[least].of_plain:.3f} of plain decoding ({least})")
+
+
+def read_figures(path: str) -> dict[str, Figures]:
+    """The figures of a printed table."""
+    found = {}
+    for line in Path(path).read_text().splitlines():
+        name, (of_best, of_plain) = line[:32], line[32:].split()[:2]
+        if not line.startswith(("mean", "at least", "fallen")):
+            found[name.rstrip()] = Figures(float(of_best), float(of_plain))
+    return found
+
+
+def compare(before: Mapping[str, Figures], now: Mapping[str, Figures]) -> None:
+    """Print the cells that fell too far, and whether the change is a gain."""
+    both = [name for name in now if name in before]
+    is_gain = True
+    for name in both:
+        was, (of_best, of_plain) = before[name], now[name]
+        change = of_best / was.of_best
+        if change < 0.98 or (change < 1.0 and of_plain < 0.98):
+            is_gain = False
+            print(f"fallen: {name} {was.of_best:.3f} -> {of_best:.3f}, {of_plain:.3f} of plain")
+    means = [geometric_mean(some[name].of_best for name in both) for some in (before, now)]
+    is_gain = is_gain and means[1] > means[0]
+    print(f"mean {means[0]:.4f} -> {means[1]:.4f}: {'a gain' if is_gain else 'no gain'}")
 
 
 if __name__ == "__main__":
-    print_table({word for given in sys.argv[1:] for word in given.split(",")})
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("words", nargs="*", help="of the lines to print, with commas between")
+    parser.add_argument("--before", metavar="FILE")
+    given = parser.parse_args()
+    print_table({word for some in given.words for word in some.split(",")}, given.before)
