@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from hunch.drafting.acceptance import NETWORK_PRIORS, NEW_MATCH, AcceptanceEstimate
 from hunch.drafting.captured_policy import CapturedPolicy
 from hunch.drafting.costs import CostCurve, FixedCurve
+from hunch.drafting.host_network import HostPolicy
 from hunch.drafting.lookup import DeviceLookup
-from hunch.drafting.policy import HostPolicy, best_count, best_rate, share_nodes
+from hunch.drafting.policy import best_count, best_rate, share_nodes
 from hunch.drafting.step_shapes import DraftSource, StepShape, chains_of
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 from policy_replay import (

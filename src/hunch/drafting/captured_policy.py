@@ -34,8 +34,7 @@ from hunch.drafting.costs import (
     step_key,
     target_seconds,
 )
-from hunch.drafting.draft_source import Drafted, Losses, RowLengths, SourceChoice
-from hunch.drafting.policy import best_rate, gain_of_rows
+from hunch.drafting.policy import Drafted, RowLengths, SourceChoice, best_rate, gain_of_rows
 from hunch.drafting.step_shapes import (
     SURE,
     CapturedStep,
@@ -98,7 +97,6 @@ class CapturedPolicy:
         self.flow, self.load = Flow(num_rows), PromptLoad()
         self.host: defaultdict[int, HostTime] = defaultdict(HostTime)  # by what rows ask for
         self.counts = StepCounts()
-        self.losses = Losses()
         self._num_learned = self._num_tokens = 0  # rows and tokens of the last result
         self._num_steps = 0  # with guesses, since requests came while none were running
         self._held: tuple[tuple[int, int, bool], StepShape] | None = None  # for which rows, and
@@ -201,7 +199,7 @@ class CapturedPolicy:
             if only is not None and (shape.source > 0) != only:
                 gain = 1.0
             if self._is_speculative(shape) and self.costs.is_measured:
-                gain /= self.losses.price(num_rows, self.sources.is_network(shape.source))
+                gain /= self.sources.losses.price(num_rows, self.sources.is_network(shape.source))
             counted[shape] = gain
         return counted
 
@@ -360,12 +358,12 @@ class CapturedPolicy:
         """Count the plain steps that a step's source lost, which brought so many tokens."""
         num_rows, shape, extras = key = step_key(graph)
         if not self._is_speculative(shape):
-            self.losses.add(num_rows, None)
+            self.sources.losses.add(num_rows, None)
             return
         is_network = self.sources.is_network(shape.source)
         plain = self._seconds((num_rows, self.shapes.all[0], extras), num_here)
         lost = self._seconds(key, num_here) / plain - num_tokens / num_here
-        self.losses.add(num_rows, is_network, lost)
+        self.sources.losses.add(num_rows, is_network, lost)
         self.counts.lost_steps["network" if is_network else "lookup"] += lost
 
     def _learn_lookup(self, row: int, line: list[int], weight: float, num_nodes: int) -> None:

@@ -1,4 +1,4 @@
-"""A network that drafts on the host, for the rows that the policy chooses."""
+"""A network that drafts on the host, and for which rows and how many levels it does."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from typing import NamedTuple
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.acceptance import AcceptanceEstimate
 from hunch.drafting.base import Drafter, DrafterContext, GrowsLevels
-from hunch.drafting.policy import HostPolicy
+from hunch.drafting.costs import CostCurve, Flow
+from hunch.drafting.policy import OF_OWN_NODES, best_rate, gain_of_rows
+from hunch.drafting.step_shapes import DraftSource
 
 READS = 4  # tokens that a network may catch up on for each one that the row can still get
 FEW = 16  # tokens that rows may have to catch up on in a pass that is timed
+HOST_PRIOR = (0.6, 0.7)  # chances of a network's first guess and of a further one
+FEW_TIMES = 4  # drafts before their times count: the first ones wait for memory
+NETWORK_MARGIN = 0.05  # share by which using a network must beat doing without it
 
 
 class Sent(NamedTuple):
@@ -62,6 +67,79 @@ class SentDrafts:
         self._met.difference_update(rows)
         for row in rows:
             self._sent.pop(row, None)
+
+
+class HostPolicy:
+    """Which rows a network on the host drafts for, and how many levels."""
+
+    def __init__(
+        self,
+        cost: CostCurve,
+        *,
+        num_rows: int,
+        max_nodes: int,
+        num_levels: int,
+        share: float,  # of a pass: the assumed cost of a level until it was timed
+        is_adaptive: bool,  # False: all levels, for all rows whose lookup does not promise more
+        flow: Flow | None = None,
+    ) -> None:
+        self.cost, self.share, self.is_adaptive = cost, share, is_adaptive
+        self.flow = Flow(num_rows) if flow is None else flow
+        is_chain = max_nodes == num_levels
+        # Sizes that may be drafted, as nodes and levels: chains of any length, or the whole tree.
+        whole = [(max_nodes, num_levels)]
+        self.sizes = [(n, n) for n in range(1, num_levels + 1)] if is_chain else whole
+        self.estimate = AcceptanceEstimate(
+            num_rows, {DraftSource.LOOKUP: HOST_PRIOR}, rate=0.1, num_levels=num_levels
+        )
+        self.level_cost = CostCurve()  # seconds of one level, by rows
+        self._num_timed = 0
+
+    def timed(self, num_rows: int, num_levels: int, seconds: float) -> None:
+        """Drafting `num_levels` levels for `num_rows` rows took this long."""
+        if self.cost.is_measured:
+            self._num_timed += 1
+            self.level_cost.record(num_rows, seconds / num_levels)
+
+    def plan(
+        self, ids: Sequence[int], limits: Sequence[int], others: Sequence[tuple[int, float]]
+    ) -> tuple[list[int], int]:
+        """The rows that the network drafts for, as places in `ids`, and how many levels.
+
+        limits: most nodes of each row; 0: the network does not draft for it.
+        others: what each row has without the network: nodes, and expected tokens.
+        """
+        levels = tuple(level for _, level in self.sizes)
+        places = [place for place, limit in enumerate(limits) if limit]
+        each = self.estimate.gains([ids[place] for place in places], levels)
+        gains = dict(zip(places, each, strict=True))
+        num_nodes, without = sum(n for n, _ in others), [gain for _, gain in others]
+        weight = 1.0 if self.flow.is_on else OF_OWN_NODES
+        choices: list[tuple[list[int], int]] = [([], 0)]
+        tokens = [1.0 + gain_of_rows(without, weight)]
+        seconds = [self.cost.seconds(len(ids) + num_nodes)]
+        for at, (size, num_levels) in enumerate(self.sizes):
+            asked, nodes, gained = [], num_nodes, without.copy()
+            for place, gain_of in gains.items():
+                own = min(size, limits[place])
+                gain = gain_of[min(at, own - 1)]
+                if gain > without[place]:
+                    asked.append(place)
+                    nodes += own - others[place][0]
+                    gained[place] = gain
+            if asked:
+                choices.append((asked, num_levels))
+                tokens.append(1.0 + gain_of_rows(gained, weight))
+                drafting = num_levels * self._level_seconds(len(asked))
+                seconds.append(self.cost.seconds(len(ids) + nodes) + drafting)
+        if not self.is_adaptive:
+            return choices[-1]
+        return choices[best_rate(tokens, seconds, NETWORK_MARGIN)]
+
+    def _level_seconds(self, num_rows: int) -> float:
+        if self._num_timed >= FEW_TIMES:
+            return self.level_cost.seconds(num_rows)
+        return self.share * self.cost.seconds(num_rows)
 
 
 class NetworkDrafts:

@@ -1,19 +1,26 @@
 """The choice of what to draft: the most expected tokens per second, zero nodes among the answers.
 
-Tokens come from an estimate (`acceptance`), seconds from what steps took (`costs`). Both kinds of
-steps choose by the functions at the top. Below them is what steps run by the host add, which check
-a number of nodes of each row; captured steps are in `captured_policy`.
+Tokens come from an estimate (`acceptance`), seconds from what steps took (`costs`). All steps
+choose by the functions at the top. Below them is how steps that the host runs share nodes among
+rows, and who drafts in captured steps: lookups or a network, chains or trees. `captured_policy`
+puts estimates and seconds of captured steps together.
+
+Figures of rules as in `captured_policy`. Shape letters: R rows of the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
-from math import inf
+from math import inf, log
+from typing import Any, NamedTuple, Protocol
 
-from hunch.drafting.acceptance import AcceptanceEstimate
-from hunch.drafting.costs import CostCurve, Flow
-from hunch.drafting.step_shapes import DraftSource
+import numpy as np
+
+from hunch.draft import Rows
+from hunch.drafting.base import DeviceDrafter
+from hunch.drafting.costs import CostCurve
+from hunch.drafting.step_shapes import DraftSource, StepShape, StepShapes
 
 # --- the choice -----------------------------------------------------------------------------------
 
@@ -93,79 +100,169 @@ def share_nodes(
     return counts
 
 
-HOST_PRIOR = (0.6, 0.7)  # chances of a network's first guess and of a further one
-FEW_TIMES = 4  # drafts before their times count: the first ones wait for memory
-NETWORK_MARGIN = 0.05  # share by which using a network must beat doing without it
+# --- the source of captured steps -----------------------------------------------------------------
+
+# Sources are compared by the logarithm of the ratio of their rates, averaged over recent steps with
+# LEAD_RATE as the weight of the newest (LEAD_RATE=1: a draft model 0.97). Another kind is taken if
+# it leads by CHANGE. A draft model is left if the others lead by LEAVE, as it has to catch up
+# later; a head is dropped if they lead by DROP, as that cannot be undone for the rows that are
+# running (DROP=99, never: a head 0.93).
+LEAD_RATE, CHANGE, LEAVE, DROP = 0.1, 0.02, 0.05, 0.12
+MAX_CATCH_UP = 32  # tokens that it may read for each one that its row can still get
+# Steps without a head that was dropped: the first time, doubled each time up to the second.
+FIRST_DROPPED, MAX_DROPPED = 100, 1600
+
+# A source that lost time must promise PER_STEP_LOST more for each step lost (PER_STEP_LOST=0: a
+# head 0.98, at worst 0.92). REPAID: the loss that is forgotten in a step without the source;
+# MOST_GAINED: the largest gain that is remembered.
+PER_STEP_LOST, REPAID, MOST_GAINED = 0.2, 0.005, 16.0
 
 
-class HostPolicy:
-    """Which rows a network on the host drafts for, and how many levels."""
+class RowLengths(Protocol):
+    """What the policy needs of the host's rows."""
 
-    def __init__(
-        self,
-        cost: CostCurve,
-        *,
-        num_rows: int,
-        max_nodes: int,
-        num_levels: int,
-        share: float,  # of a pass: the assumed cost of a level until it was timed
-        is_adaptive: bool,  # False: all levels, for all rows whose lookup does not promise more
-        flow: Flow | None = None,
-    ) -> None:
-        self.cost, self.share, self.is_adaptive = cost, share, is_adaptive
-        self.flow = Flow(num_rows) if flow is None else flow
-        is_chain = max_nodes == num_levels
-        # Sizes that may be drafted, as nodes and levels: chains of any length, or the whole tree.
-        whole = [(max_nodes, num_levels)]
-        self.sizes = [(n, n) for n in range(1, num_levels + 1)] if is_chain else whole
-        self.estimate = AcceptanceEstimate(
-            num_rows, {DraftSource.LOOKUP: HOST_PRIOR}, rate=0.1, num_levels=num_levels
-        )
-        self.level_cost = CostCurve()  # seconds of one level, by rows
-        self._num_timed = 0
+    known: np.ndarray
+    end: np.ndarray  # known length at which max_tokens is reached
+    computed: np.ndarray  # by KV group; the drafter's is the last
+    requests: list[Any]
 
-    def timed(self, num_rows: int, num_levels: int, seconds: float) -> None:
-        """Drafting `num_levels` levels for `num_rows` rows took this long."""
-        if self.cost.is_measured:
-            self._num_timed += 1
-            self.level_cost.record(num_rows, seconds / num_levels)
+    def view(self, rows: list[int]) -> Rows: ...
 
-    def plan(
-        self, ids: Sequence[int], limits: Sequence[int], others: Sequence[tuple[int, float]]
-    ) -> tuple[list[int], int]:
-        """The rows that the network drafts for, as places in `ids`, and how many levels.
 
-        limits: most nodes of each row; 0: the network does not draft for it.
-        others: what each row has without the network: nodes, and expected tokens.
+class Drafted(NamedTuple):
+    """Who made a row's waiting draft."""
+
+    source: int = 0
+    matched: int = 0  # tokens
+    num_nodes: int = 0  # that the step checked which drafted it
+
+
+class Losses:
+    """The plain steps that lookups and a network lost, by the rows of a step."""
+
+    def __init__(self) -> None:
+        self._lost: dict[tuple[int, bool], float] = {}
+
+    def add(self, num_rows: int, is_network: bool | None, lost: float = 0.0) -> None:
+        """A step of this source (None: a plain one) lost so many; below 0: it gained."""
+        for key in ((num_rows, False), (num_rows, True)):
+            before = self._lost.get(key, 0.0)
+            if key[1] == is_network:
+                self._lost[key] = max(before + lost, -MOST_GAINED)
+            elif before > 0.0:
+                self._lost[key] = max(before - REPAID, 0.0)
+
+    def price(self, num_rows: int, is_network: bool) -> float:
+        """How many times as much the source must promise."""
+        return 1.0 + PER_STEP_LOST * max(self._lost.get((num_rows, is_network), 0.0), 0.0)
+
+
+class SourceChoice:
+    """Chooses the source of each step, and knows which rows the network has seen all of.
+
+    A network can only draft for rows of which it has seen every token. A draft model does not see
+    the tokens of steps without it; before it drafts again, the host runs it over what it missed. A
+    head that reads the target's states follows every step until it is dropped. It cannot catch up,
+    so it does not draft again for the rows that were running then. A waiting tree can only be
+    checked as one. So changing the source costs time.
+    """
+
+    def __init__(self, drafter: DeviceDrafter | None, shapes: StepShapes, rows: RowLengths) -> None:
+        num_rows, sources = len(rows.known), shapes.network_sources
+        self.drafter, self.rows, self.losses = drafter, rows, Losses()
+        # A draft model: it misses the tokens of steps without it, and can catch up.
+        self.can_catch_up = drafter is not None and bool(sources) and drafter.network is not None
+        # A head: it follows every step until it is dropped.
+        self.can_drop = DraftSource.LOOKUP_ALONE in {shape.source for shape in shapes.all}
+        self.is_current = np.zeros(num_rows, dtype=np.bool_)  # the network has seen all of the row
+        self.waiting = np.full(num_rows, DraftSource.NOBODY)  # sources of the waiting drafts
+        self.dropped_steps = 0  # that are still to come without a dropped head
+        self._next_dropped_steps = FIRST_DROPPED
+        self._trees = {one for one in sources if drafter and drafter.depth(one) > 0}
+        # Leads by rows (as a logarithm) and by the first of the sources that they are of.
+        self._leads: dict[tuple[int, int], float] = {}
+
+    def start(self, ids: list[int], *, is_first: bool) -> None:
+        """Requests came into these rows; is_first: no others are running."""
+        self.is_current[ids] = self.can_drop and not self.dropped_steps
+        self.waiting[ids] = DraftSource.NOBODY
+        if is_first:
+            self._leads.clear()
+
+    def is_network(self, source: int) -> bool:
+        """Whether the network drafts in steps of this source or follows them."""
+        return source >= (0 if self.can_drop else 1)
+
+    def is_ready(self, shape: StepShape, row_R: np.ndarray) -> bool:
+        """Whether a step of these rows can have this shape without catching up first."""
+        return not (self.can_catch_up and shape.source > 0) or bool(self.is_current[row_R].all())
+
+    def is_dropped(self, ids: list[int]) -> np.ndarray:
+        """For which rows a head was dropped."""
+        return ~self.is_current[ids] & self.can_drop
+
+    def launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
+        """A step of this shape is launched; returns the shape without nodes if it drops trees."""
+        source = shape.source
+        if source not in self._trees and self._has_waiting(row_R, self._trees):
+            shape = StepShape(0, source)
+        self.waiting[row_R] = source
+        if source < 0 or (self.can_catch_up and not source):
+            self.is_current[row_R] = False  # the network misses its tokens
+        return shape
+
+    def _has_waiting(self, row_R: np.ndarray, sources: Collection[int]) -> bool:
+        return bool(sources) and bool(np.isin(self.waiting[row_R], list(sources)).any())
+
+    def choose(self, row_R: np.ndarray, rates: Mapping[int, float]) -> int:
+        """The source with the best rate, of those that it pays to change to or to stay with.
+
+        rates: the best expected tokens per second of each source.
         """
-        levels = tuple(level for _, level in self.sizes)
-        places = [place for place, limit in enumerate(limits) if limit]
-        each = self.estimate.gains([ids[place] for place in places], levels)
-        gains = dict(zip(places, each, strict=True))
-        num_nodes, without = sum(n for n, _ in others), [gain for _, gain in others]
-        weight = 1.0 if self.flow.is_on else OF_OWN_NODES
-        choices: list[tuple[list[int], int]] = [([], 0)]
-        tokens = [1.0 + gain_of_rows(without, weight)]
-        seconds = [self.cost.seconds(len(ids) + num_nodes)]
-        for at, (size, num_levels) in enumerate(self.sizes):
-            asked, nodes, gained = [], num_nodes, without.copy()
-            for place, gain_of in gains.items():
-                own = min(size, limits[place])
-                gain = gain_of[min(at, own - 1)]
-                if gain > without[place]:
-                    asked.append(place)
-                    nodes += own - others[place][0]
-                    gained[place] = gain
-            if asked:
-                choices.append((asked, num_levels))
-                tokens.append(1.0 + gain_of_rows(gained, weight))
-                drafting = num_levels * self._level_seconds(len(asked))
-                seconds.append(self.cost.seconds(len(ids) + nodes) + drafting)
-        if not self.is_adaptive:
-            return choices[-1]
-        return choices[best_rate(tokens, seconds, NETWORK_MARGIN)]
+        sources = set(rates)
+        with_network = {source for source in sources if self.is_network(source)}
+        if self.can_drop:
+            is_current_R = self.is_current[row_R]
+            if self.dropped_steps:
+                self.dropped_steps -= 1
+                return DraftSource.LOOKUP_ALONE
+            if not is_current_R.all():  # it goes on following some of the rows
+                return DraftSource.LOOKUP if is_current_R.any() else DraftSource.LOOKUP_ALONE
+            if self._lead(row_R, rates, with_network) < -DROP:
+                self.dropped_steps = self._next_dropped_steps
+                self._next_dropped_steps = min(2 * self._next_dropped_steps, MAX_DROPPED)
+                self._leads.clear()
+                return DraftSource.LOOKUP_ALONE
+            sources = with_network
+        elif self.can_catch_up and with_network and with_network != sources:
+            is_current = self.is_current[row_R].all()
+            is_used = self._lead(row_R, rates, with_network) > (-LEAVE if is_current else CHANGE)
+            is_used = is_used and (is_current or self._can_catch_up_on(row_R))
+            sources = with_network if is_used else sources - with_network
+        for some_sources in (self._trees, {DraftSource.MERGED}):
+            some = sources & some_sources
+            if some and some != sources:
+                is_waiting = self._has_waiting(row_R, some)
+                rates = {source: rates[source] for source in sources}
+                is_used = self._lead(row_R, rates, some) > (-CHANGE if is_waiting else CHANGE)
+                sources = some if is_used else sources - some
+        return max(sources, key=lambda source: rates[source])
 
-    def _level_seconds(self, num_rows: int) -> float:
-        if self._num_timed >= FEW_TIMES:
-            return self.level_cost.seconds(num_rows)
-        return self.share * self.cost.seconds(num_rows)
+    def _lead(self, row_R: np.ndarray, rates: Mapping[int, float], some: Collection[int]) -> float:
+        """How far the best of some sources leads the best of the others, of late."""
+        best = [max(rate for source, rate in rates.items() if (source in some) == which)
+                for which in (True, False)]  # fmt: skip
+        now, key = log(best[0] / best[1]), ((len(row_R) - 1).bit_length(), min(some))
+        lead = self._leads.get(key, now)
+        lead += (1.0 - (1.0 - LEAD_RATE) ** len(row_R)) * (now - lead)
+        self._leads[key] = lead
+        return lead
+
+    def _can_catch_up_on(self, row_R: np.ndarray) -> bool:
+        """Whether what these rows can still get is worth a draft model's catching up on them."""
+        assert self.drafter is not None
+        rows = self.rows
+        missing = (rows.known[row_R] - rows.computed[-1, row_R]).sum()
+        to_come = (rows.end[row_R] - rows.known[row_R]).sum()
+        is_short = self.drafter.can_follow(rows.view(row_R.tolist()))
+        return is_short and bool(missing <= MAX_CATCH_UP * to_come)
