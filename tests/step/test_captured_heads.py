@@ -106,7 +106,7 @@ def test_nobody_waits_for_a_prompt_that_a_head_reads(
             return pending
 
         def note_receive(pending: Any) -> Any:
-            if pending.is_prompt and pending.received is None:
+            if pending.follows_prompts and pending.received is None:
                 did.append("first token")
             return receive(pending)
 

@@ -205,7 +205,7 @@ def test_first_tokens_are_waited_for_after_the_next_step_was_launched(
         read = runner.prompts.launch
 
         def note(pending: PendingStep) -> set[int]:
-            if pending.is_prompt and pending.received is None:
+            if pending.follows_prompts and pending.received is None:
                 did.append("first token")
             return receive(pending)
 

@@ -166,7 +166,7 @@ PLACES = {
     "observe": (HostStep, "_target_step"),
     "pass": (PassGraphs, "forward"),
     "upload": (DeviceRows, "_send"),
-    "states": (prompts, "place"),  # of the prompts' last tokens
+    "states": (prompts, "copy_last_states"),  # of the prompts' last tokens
 }
 BY_HOST = ("move", "counts", "observe")  # these are not called in captured steps
 CASES = [("dense", place) for place in PLACES]

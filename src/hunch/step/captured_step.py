@@ -69,8 +69,8 @@ class CapturedSteps:
             assert isinstance(found.network.model, FusedTarget)
             model, kv = found.network.model, found.network.kv
             self.catch_up = CatchUp(model, kv, self.rows, self.device_rows.state.tokens_XL, pool)
-        self.is_served = np.zeros(capacity.max_rows, dtype=np.bool_)  # captured steps can
-        self.is_decoding = np.zeros(capacity.max_rows, dtype=np.bool_)  # its prompt is computed
+        # By row: captured steps do all that it asks for; its prompt was read, or is being read.
+        self.is_served, self.is_decoding = np.zeros((2, capacity.max_rows), dtype=np.bool_)
         self.extras = RowExtras(
             self.rows,
             parts.grammars,
@@ -127,7 +127,7 @@ class CapturedSteps:
         return kinds
 
     def first_shape(self, rows: list[int]) -> StepShape:
-        """Of steps that choose what follows prompts, which no draft model has read yet."""
+        """The shape of a step that chooses first tokens; no draft model has read the prompts."""
         use, sources = self.policy.sources, {shape.source for shape in self.policy.shapes.all}
         if use.can_drop and use.is_dropped(rows).all():
             return StepShape(0, DraftSource.LOOKUP_ALONE)
@@ -190,7 +190,7 @@ class CapturedSteps:
         return None if is_ready_R is None else is_ready_R | self.policy.sources.is_dropped(rows)
 
     def begin_decoding(self, rows: list[int]) -> None:
-        """What follows these rows' prompts is being chosen: captured steps come next."""
+        """The choice of these rows' first tokens was launched: captured steps come next."""
         self._last = None
         self.is_decoding[rows] = True
 
@@ -250,7 +250,7 @@ class CapturedSteps:
     def launched(
         self, group: Group, graph: StepGraph, num_masked: dict[int, int], void: set[int]
     ) -> PendingStep:
-        """A step was launched."""
+        """Keep account of a step that was launched, until its result is applied."""
         self._num_pending += 1
         self.num_masked += group.has_masks
         buffer = self.steps.download.next_buffer()
@@ -345,8 +345,8 @@ class CapturedSteps:
         return checked.taken_back
 
     def _times(self, pending: PendingStep, seconds: float) -> tuple[float | None, float]:
-        """Seconds since the last result of rows that decode, and of what else ran meanwhile."""
-        if pending.is_prompt:
+        """Seconds since the last result of rows that decode, and of what else ran in that time."""
+        if pending.follows_prompts:
             self._prompt_seconds += seconds if self._received_at is not None else 0.0
             return None, 0.0
         before, self._received_at = self._received_at, perf_counter()
@@ -388,7 +388,7 @@ class CapturedSteps:
         scores = graph.columns.scores(result_RC, group.num_best_R) if is_scored else None
         results = self.extras.complete(group, here, checked, scores, decoded, results)
         target_seconds = plain_seconds = seconds
-        if not pending.is_prompt:
+        if not pending.follows_prompts:
             target_seconds, plain_seconds = self.policy.timed(graph, seconds, since, reading)
         return StepResult(
             id=pending.plan_id,

@@ -29,7 +29,7 @@ log = logging.getLogger("hunch")
 
 
 class HostStep:
-    """Steps run by the host: on a GPU prompts, and what captured steps cannot do."""
+    """Steps run by the host: on a CPU all; on a GPU those that cannot be launched ahead."""
 
     def __init__(self, parts: RunnerParts) -> None:
         self.capacity, self.target, self.kv = parts.capacity, parts.target, parts.kv

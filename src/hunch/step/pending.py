@@ -1,4 +1,4 @@
-"""Captured steps that were launched, and what comes back of them.
+"""Pending steps: captured steps and passes over prompts that were launched, and their results.
 
 Shape letters: R rows of the step, C columns of a result.
 """
@@ -43,25 +43,26 @@ class PendingStep:
     buffer: int  # of the download, where its result will be
     num_masked: dict[int, int]  # masks of each row that chooses before its grammar is asked
     void: set[int]  # rows that began it after a token that was taken back
-    timer: StepTimer | None = None  # of a pass over prompts, whose first tokens it chose
+    timer: StepTimer | None = None  # of the pass over prompts, if it chose their first tokens
     plan_id: int = 0
     received: Received | None = None  # its result, once grammars have consumed its tokens
     order: list[RowWork] | None = None  # all of the plan's work, if it is a part of it
     others: StepResult | PendingPrompts | None = None  # the other part
 
     @property
-    def is_prompt(self) -> bool:
+    def follows_prompts(self) -> bool:
+        """Whether it chose the first tokens after prompts, and had no pass of its own."""
         return self.timer is not None
 
 
 @dataclass(slots=True)
 class PendingPrompts:
-    """A pass over prompts that was launched, and the choice of what follows them."""
+    """A pass over prompts that was launched, with the step that chooses their first tokens."""
 
     plan_id: int
     work: list[RowWork]
-    parts: list[RowPart]
-    results: dict[int, RowResult]  # by row, of those that have not caught up
+    parts: list[RowPart]  # prompts that it read to their end
+    results: dict[int, RowResult]  # of the others, by row
     step: PendingStep
     draft_seconds: float = 0.0
 
@@ -69,7 +70,7 @@ class PendingPrompts:
 def merge_results(
     ids: list[int], order: list[RowWork], one: StepResult, other: StepResult
 ) -> StepResult:
-    """The results of a captured step of the rows `ids` and of the host, in the plan's order."""
+    """The result of a plan: of a captured step of the rows `ids` (`one`), and of its other rows."""
     assert one.decoded is not None
     place_of = {row: place for place, row in enumerate(ids)}
     places = [place_of.get(work.row, -1) for work in order]

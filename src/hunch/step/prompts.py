@@ -1,9 +1,11 @@
 """Prompts of rows that take captured steps after them: read without waiting for the device.
 
-The host packs the prompts' tokens, as for any step that it runs. What follows them is chosen by the
-`finish` graph of a captured step, with the states of each prompt's last token in the place of those
-that its own pass would have left. So the next step can be launched before the first tokens are
-known, and these come back as those of captured steps do.
+The host packs the prompts' tokens, as for any step that it runs, and launches the target's pass.
+The first tokens are chosen by the `finish` graph of a captured step: the states of each prompt's
+last token are copied to where the step's own `forward` would have left them. So the next step can
+be launched before the first tokens are known, and these come back as those of captured steps do.
+
+The text of a preempted request counts as its prompt when it comes back.
 
 Shape letters: R rows of the step, T packed tokens, D model width.
 """
@@ -40,7 +42,7 @@ class PromptSteps:
         self._has_head = drafter is not None and drafter.network is None and needs.kv is not None
 
     def takes(self, work: list[RowWork]) -> bool:
-        """Whether all of these rows can be read here."""
+        """Whether all of these rows can be read here; if one cannot, the host runs them all."""
         captured, requests = self.captured, self.rows.requests
         if self._is_led:
             return False  # other ranks are told of passes and of whole steps, of nothing between
@@ -69,9 +71,10 @@ class PromptSteps:
         return is_whole and drafter.can_follow(self.rows.view(rows))
 
     def launch(self, plan: StepPlan) -> PendingPrompts | StepResult:
-        """Launch a pass over prompts, and before its end all that follows it.
+        """Launch a pass over prompts and, while it runs, all that follows it.
 
-        If it runs out of memory, nothing has changed on the host.
+        If it runs out of memory, nothing has changed on the host. If no prompt is read to its end,
+        there is nothing to wait for, and the result is returned at once.
         """
         began, rows = perf_counter(), self.rows
         batch = pack(rows, plan.work)
@@ -82,9 +85,9 @@ class PromptSteps:
             if hidden is not None and self._has_head:
                 self._cover(batch, hidden)
         if hidden is not None and last:
-            group, graph = self._prepare([work for work in plan.work if work.row in last])
-            self._begin(group, graph)
-            place(hidden, [last[row] for row in group.ids], graph)
+            group, graph = self._first_step([work for work in plan.work if work.row in last])
+            self._upload_and_pack(group, graph)
+            copy_last_states(hidden, [last[row] for row in group.ids], graph)
         results = {part.row: self._partial(part) for part in batch.parts if part.row not in last}
         if not last:
             found = [results.get(work.row) or RowResult(row=work.row) for work in plan.work]
@@ -101,9 +104,9 @@ class PromptSteps:
         return pending
 
     def _catch_up(self, rows: list[int]) -> float:
-        """Let a draft model read the prompts behind that, and first tokens that nobody knows yet.
+        """Let a draft model read the prompts, and first tokens that the host does not know yet.
 
-        Returns the seconds that launching it took.
+        It runs after the target's pass. Returns the seconds that launching it took.
         """
         captured, known, end = self.captured, self.rows.known, self.rows.end
         ids = [row for row in rows if end[row] > known[row] + 1]  # else it ends with that token
@@ -123,9 +126,10 @@ class PromptSteps:
         return extras.fill_masks(group, graph.num_rows, 0, masks, set(), is_first=True)
 
     def _cover(self, batch: Batch, hidden: Hidden) -> None:
-        """Let a head read the states of all prompts' tokens but the last ones.
+        """Let a head read the states of each prompt's tokens but the last.
 
-        It needs the token after each. What follows the pass lets it read the last ones too.
+        It needs the token after each of them. After the last one that is the first token, so the
+        `finish` graph lets the head read that state.
         """
         rows = [part.row for part in batch.parts]
         if not self.captured.observes(rows):
@@ -146,13 +150,13 @@ class PromptSteps:
             )
         )
 
-    def _begin(self, group: Group, graph: StepGraph) -> None:
-        """While the pass runs: upload the rows, and pack them for what follows it."""
+    def _upload_and_pack(self, group: Group, graph: StepGraph) -> None:
+        """While the pass runs: upload the rows, and pack them for `finish`."""
         self.captured.upload(group, graph)
-        assert graph.begin is not None
-        graph.begin.replay()
+        assert graph.pack is not None
+        graph.pack.replay()
 
-    def _prepare(self, work: list[RowWork]) -> tuple[Group, StepGraph]:
+    def _first_step(self, work: list[RowWork]) -> tuple[Group, StepGraph]:
         """The rows that get their first token, and the step that chooses it."""
         captured = self.captured
         group = Group(work, captured.extras)
@@ -192,7 +196,7 @@ def asks_for_states(params: SamplingParams) -> bool:
     return params.prompt_logprobs is not None or params.pooling is not None
 
 
-def place(hidden: Hidden, parts: list[RowPart], graph: StepGraph) -> None:
+def copy_last_states(hidden: Hidden, parts: list[RowPart], graph: StepGraph) -> None:
     """Copy the states of each prompt's last token to where a step's `finish` reads them."""
     left: Hidden = graph.forward.outputs
     pairs = zip((hidden.last_TD, *hidden.features), (left.last_TD, *left.features), strict=False)

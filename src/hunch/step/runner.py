@@ -1,7 +1,8 @@
 """The runner: takes the engine's plans, runs their steps, and returns the results.
 
-On a GPU the rows that decode take captured steps, whose results the host reads one step late; the
-host runs all other work beside them. On a CPU the host runs every step.
+On a GPU the rows that decode take captured steps, and most prompts are read without waiting for
+the device: the host reads the results of both one step late. It runs all other steps itself. On a
+CPU it runs every step.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ class Runner:
                 log.warning("no GPU memory to launch a step: the host runs it, row by row")
                 self.captured.steps.recount()
                 plan = _apart(plan)
-        if pending is None and (begun := self._read(plan)) is not None:
-            self._queue.append(begun)
+        if pending is None and (prompts := self._launch_prompts(plan)) is not None:
+            self._queue.append(prompts)
             return
         if pending is None:
             # The host goes on with rows that took captured steps, and must know their tokens.
@@ -130,14 +131,17 @@ class Runner:
         if len(pending.group.work) < len(plan.work):
             taken = set(pending.group.ids)
             rest = replace(plan, work=[work for work in plan.work if work.row not in taken])
-            pending.order, pending.others = plan.work, self._read(rest)
+            pending.order, pending.others = plan.work, self._launch_prompts(rest)
             if pending.others is None:
                 self._do_before_pass(pending, rest.work)
                 pending.others = self._run(rest)
         self._queue.append(pending)
 
-    def _read(self, plan: StepPlan) -> PendingPrompts | StepResult | None:
-        """Launch a pass over prompts, and what follows it; None: the host must run these rows."""
+    def _launch_prompts(self, plan: StepPlan) -> PendingPrompts | StepResult | None:
+        """Launch a pass over prompts, and what follows it; None: the host must run these rows.
+
+        The result is there at once if no prompt was read to its end, or memory was short.
+        """
         if self.captured is None or self.prompts is None or not self.prompts.takes(plan.work):
             return None
         try:
@@ -151,7 +155,7 @@ class Runner:
         return launched
 
     def _do_before_pass(self, pending: PendingStep, rest: list[RowWork]) -> None:
-        """Work while the device is busy: after the pass over the `rest` it would have to wait."""
+        """Before the host runs the `rest`: do what the device would have to wait for after that."""
         assert self.captured is not None
         self._apply_pending()
         running = [row for row in pending.group.ids if self.rows.requests[row] is not None]
@@ -289,6 +293,7 @@ class Runner:
         return merge_results(pending.group.ids, pending.order, result, others)
 
     def has_result(self) -> bool:
+        """Whether the next result is there: of the host, or the first tokens after prompts."""
         pending = self._queue[0]
         if isinstance(pending, PendingPrompts) and self.captured is not None:
             return self.captured.steps.download.is_there(pending.step.buffer)

@@ -108,7 +108,7 @@ class StepGraphs:
         self.sources: StepSources | None = None  # made with the first request that names one
         self._buffers: dict[tuple[int, int, int], StepBuffers] = {}
         self._forwards: dict[tuple[int, int, int], tuple[Graph, float]] = {}
-        self._begins: dict[int, Graph] = {}  # by rows
+        self._packs: dict[int, Graph] = {}  # by rows
         self._drafting: dict[StepKind, float] = {}  # seconds
         self._steps: dict[tuple[StepKind, int], StepGraph] = {}
 
@@ -116,7 +116,7 @@ class StepGraphs:
         """A copy with nothing captured, for rehearsals; its extras take no memory of the GPU."""
         other = copy(self)
         other._results, other._buffers, other._forwards = {}, {}, {}
-        other._begins, other._drafting, other._steps = {}, {}, {}
+        other._packs, other._drafting, other._steps = {}, {}, {}
         other.masks = self._new_masks(torch.device("cpu"))
         other.sources = self._new_sources(torch.device("meta"))
         return other
@@ -217,8 +217,8 @@ class StepGraphs:
         seconds, draft_seconds = forward_seconds + seconds_of(graph, self.device), 0.0
         if drafter is not None and (has_sources or drafter.drafts(kind.source)):
             draft_seconds = self._seconds_of_drafting(kind, draft, len(buffers.ids_T))
-        begin = self._begin_of(kind.num_rows, buffers) if not kind.num_nodes else None
-        return StepGraph(kind, columns, forward, graph, seconds, draft_seconds, begin)
+        packing = self._pack_of(kind.num_rows, buffers) if not kind.num_nodes else None
+        return StepGraph(kind, columns, forward, graph, seconds, draft_seconds, packing)
 
     def _seconds_of_drafting(
         self, kind: StepKind, draft: Callable[[Hidden], None], num_tokens: int
@@ -251,13 +251,16 @@ class StepGraphs:
                 self._forwards[size] = graph, seconds_of(graph, self.device)
         return self._forwards[size]
 
-    def _begin_of(self, num_rows: int, buffers: StepBuffers) -> Graph | None:
-        """The graph that packs these rows without nodes and runs no target; None: over ranks."""
-        if num_rows not in self._begins and self.lead is None:
+    def _pack_of(self, num_rows: int, buffers: StepBuffers) -> Graph | None:
+        """The graph that packs rows without nodes, for a step that follows prompts.
+
+        None: the target is over ranks.
+        """
+        if num_rows not in self._packs and self.lead is None:
             packed = buffers.rows, 0, buffers.ids_T, buffers.attn
             body = partial(pack, self.state, *packed)
-            self._begins[num_rows] = Graph(body, self.device, self.pool)
-        return self._begins.get(num_rows)
+            self._packs[num_rows] = Graph(body, self.device, self.pool)
+        return self._packs.get(num_rows)
 
     def _states(self, num_tokens: int) -> Hidden:
         """States to time drafting with, whatever their values."""

@@ -9,7 +9,7 @@ from hunch.kernels.step import Draws
 from hunch.step.capture import Graph
 from hunch.step.results import NO_SCORES, Columns
 
-# What the rows of a step ask for beyond a choice of tokens.
+# What the rows of a step ask for besides tokens: its *extras*.
 RULES = 1  # penalties, bias, bad words, allowed ids, min_tokens
 MASKS = 2  # a grammar's masks, which the host fills in while the forward graph runs
 DRAFTS = 4  # the new draft itself comes back to the host, for masks and traces
@@ -42,7 +42,8 @@ class StepGraph:
     finish: Graph
     seconds: float  # of both, on the device
     draft_seconds: float  # of these, for drafting
-    begin: Graph | None = None  # packs alone, for rows whose pass is that of a prompt
+    # Packs and does not run the target: for `finish` after a pass over prompts.
+    pack: Graph | None = None
 
     @property
     def num_rows(self) -> int:

@@ -60,7 +60,7 @@ class DeviceRows:
         self._cut.add(row)
 
     def is_known(self, row: int) -> bool:
-        """Whether the host knows all of the row's tokens, as it is stale or cut."""
+        """Whether the host knows all of the row's tokens, as it changed the row last."""
         return row in self._stale or row in self._cut
 
     def update(
@@ -160,8 +160,8 @@ def _fixed_places(state: RowState) -> np.ndarray:
 class StepMasks:
     """The tokens that may follow each root and node: written by the host, read by `finish`.
 
-    The device reads them in the host's memory: few are used, and copies would take longer. The host
-    writes a step's masks after it has received the step before.
+    The device reads them in the host's memory: few are used, and copies would take longer. All
+    steps share them, so the host writes only after it has received every step that reads them.
     """
 
     def __init__(self, num_logits: int, vocab_size: int, device: torch.device) -> None:
