@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 from hunch.kernels import draft, gpu_synthetic
 from hunch.kernels import step as columns
-from hunch.kernels.step import Remembered
+from hunch.kernels.draft import LENGTH_OF, STRIDE, Remembered
 from row_states import DEVICE, cells_of, step_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
@@ -64,13 +64,13 @@ def test_what_is_drafted_is_right_as_far_as_the_turn_says() -> None:
         counts[name] for name in names[: names.index("ended")]
     ]
     known = len(texts[0])
-    run = runs[known * columns.STRIDE % len(runs)]
+    run = runs[known * STRIDE % len(runs)]
     drafted = draft_XG[0, :NUM_NODES].tolist()
     assert drafted[:run] == ANSWER[4 : 4 + run]
     assert all(
         token != right for token, right in zip(drafted[run:], ANSWER[4 + run : 9], strict=True)
     )
-    is_left = dict(zip(names, (about_XA[:, columns.LENGTH_OF] > 0).tolist(), strict=True))
+    is_left = dict(zip(names, (about_XA[:, LENGTH_OF] > 0).tolist(), strict=True))
     assert not any(is_left[name] for name in ("departs", "departed and came back", "past its end"))
     assert draft_XG.max() < VOCAB
 

@@ -90,7 +90,7 @@ class CapturedPolicy:
             num_levels={s: self._levels(s, shapes.largest(s)) for s in shapes.network_sources},
         )
         self.sources = SourceChoice(drafter, shapes, rows)
-        self.drafted = [Drafted()] * num_rows  # the same, once received
+        self.drafted = [Drafted()] * num_rows  # waiting drafts, as of the last result received
         self.guesses: list[list[int]] = [[]] * num_rows  # of lookups, to be compared with tokens
         # Whether a row's request names a network or a lookup; None: it names neither.
         self.by_network: list[bool | None] = [None] * num_rows
@@ -99,8 +99,9 @@ class CapturedPolicy:
         self.counts = StepCounts()
         self._num_learned = self._num_tokens = 0  # rows and tokens of the last result
         self._num_steps = 0  # with guesses, since requests came while none were running
-        self._held: tuple[tuple[int, int, bool], StepShape] | None = None  # for which rows, and
-        self._num_held = 0  # the steps that may still take it
+        # The last shape chosen, with the rows that it is for, and how many steps may still take it.
+        self._held: tuple[tuple[int, int, bool], StepShape] | None = None
+        self._num_held = 0
 
     def drafts_at(self, num_rows: int) -> bool:
         """Whether steps of this many rows run the drafter, to draft or to keep up its KV."""
@@ -302,7 +303,7 @@ class CapturedPolicy:
         """A step was timed; returns the target's seconds, and those of a plain step instead.
 
         since: seconds since the last result, if this step was already running then.
-        reading: seconds of what the host ran beside it, mostly prompts.
+        reading: seconds of prompts, and of steps that the host ran, beside it.
         """
         if self.drafter is None:  # all steps are plain: there is nothing to choose
             return seconds, seconds

@@ -108,9 +108,7 @@ class FixedCurve(CostCurve):
         pass
 
 
-StepKey = tuple[
-    int, StepShape, int
-]  # of a captured step: its rows, its shape, what its rows ask for
+StepKey = tuple[int, StepShape, int]  # of a captured step: rows, shape, what its rows ask for
 
 
 class StepCosts:

@@ -148,9 +148,8 @@ class StateFollower:
 class DeviceFollower(DeviceDrafter):
     """The device form: each step covers the positions that it committed.
 
-    Such a network needs the target's states, not only tokens. So prompts are covered by the host's
-    drafter, which is given their states on the device, and the host drafts for rows with a hole in
-    their KV.
+    Such a network needs the target's states, not only tokens. So the host has prompts covered, by
+    a pass that reads their states on the device, and it drafts for rows with a hole in their KV.
     """
 
     has_trees: ClassVar[bool] = False  # it grows them too,

@@ -1,4 +1,4 @@
-"""A network that drafts on the host, and for which rows and how many levels it does."""
+"""Networks that draft in steps run by the host: which rows they draft for, and how many levels."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class SentDrafts:
     def __init__(self, estimate: AcceptanceEstimate) -> None:
         self.estimate = estimate
         self._sent: dict[int, Sent] = {}
-        self._met: set[int] = set()
+        self._met: set[int] = set()  # rows whose requests the estimate was told of
 
     def add(self, row: int, sent: Sent) -> None:
         self._sent[row] = sent
 
     def compare(self, rows: Rows, *, fades: bool = False) -> None:
-        """Learn from what the target decided; `fades`: rows without a draft fade."""
+        """Learn from what the target decided; `fades`: of rows without a draft, forget a little."""
         ids: list[int] = rows.ids_R.tolist()
         for row in ids:
             if row not in self._met:

@@ -2,10 +2,11 @@
 
 Tokens come from an estimate (`acceptance`), seconds from what steps took (`costs`). All steps
 choose by the functions at the top. Below them is how steps that the host runs share nodes among
-rows, and who drafts in captured steps: lookups or a network, chains or trees. `captured_policy`
-puts estimates and seconds of captured steps together.
+rows, and the source of captured steps, which is who drafts in them: lookups or a network, chains
+or trees. `captured_policy` puts estimates and seconds of captured steps together.
 
-Figures of rules as in `captured_policy`. Shape letters: R rows of the step.
+`captured_policy` also says what comments such as (LEAD_RATE=1: a draft model 0.97) mean. Shape
+letters: R rows of the step.
 """
 
 from __future__ import annotations
@@ -133,8 +134,8 @@ class Drafted(NamedTuple):
     """Who made a row's waiting draft."""
 
     source: int = 0
-    matched: int = 0  # tokens
-    num_nodes: int = 0  # that the step checked which drafted it
+    matched: int = 0  # tokens of the match behind it
+    num_nodes: int = 0  # nodes that the step checked in which it was drafted
 
 
 class Losses:
@@ -144,7 +145,7 @@ class Losses:
         self._lost: dict[tuple[int, bool], float] = {}
 
     def add(self, num_rows: int, is_network: bool | None, lost: float = 0.0) -> None:
-        """A step of this source (None: a plain one) lost so many; below 0: it gained."""
+        """A step of a network or a lookup (None: a plain one) lost so many; below 0: it gained."""
         for key in ((num_rows, False), (num_rows, True)):
             before = self._lost.get(key, 0.0)
             if key[1] == is_network:
@@ -175,7 +176,8 @@ class SourceChoice:
         # A head: it follows every step until it is dropped.
         self.can_drop = DraftSource.LOOKUP_ALONE in {shape.source for shape in shapes.all}
         self.is_current = np.zeros(num_rows, dtype=np.bool_)  # the network has seen all of the row
-        self.waiting = np.full(num_rows, DraftSource.NOBODY)  # sources of the waiting drafts
+        # Of each row's waiting draft, as of the last step launched.
+        self.waiting = np.full(num_rows, DraftSource.NOBODY)
         self.dropped_steps = 0  # that are still to come without a dropped head
         self._next_dropped_steps = FIRST_DROPPED
         self._trees = {one for one in sources if drafter and drafter.depth(one) > 0}

@@ -19,7 +19,10 @@ BEGINNING = 7  # levels drafted after a step that checked none
 
 
 class DraftSource(IntEnum):
-    """Who drafts in a captured step."""
+    """Who drafts in a captured step, for the step after it.
+
+    The `RowSource` of a row is something else: the method that its request names.
+    """
 
     LOOKUP_ALONE = -2  # and a head does not follow the target's states: it was dropped
     NOBODY = -1
@@ -170,7 +173,7 @@ class StepCounts:
 
     def __init__(self) -> None:
         self.shapes: defaultdict[tuple[int, StepShape], ShapeCounts] = defaultdict(ShapeCounts)
-        self.prompt_seconds = 0.0  # of what the host ran beside steps
+        self.prompt_seconds = 0.0  # of prompts and the host's own steps, beside captured steps
         self.num_read, self.read_seconds = 0, 0.0  # rows that a network caught up on, and seconds
         self.num_changes = 0  # steps that the host ran to let a network catch up
         self.lost_steps = {"lookup": 0.0, "network": 0.0}  # plain ones, by source; < 0: gained

@@ -25,7 +25,7 @@ from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.step_shapes import DraftSource, StepShape, lookups_of
 from hunch.errors import ConfigError
-from hunch.kernels.step import STRIDE, Remembered
+from hunch.kernels.draft import STRIDE, Remembered
 from hunch.models.decoder import Hidden
 from hunch.types import Request
 

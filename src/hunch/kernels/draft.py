@@ -4,11 +4,14 @@
 `gpu_synthetic` from its answer to the same request before; `gpu_draft` and `gpu_grow` prepare a
 network's passes and make a level of nodes from its scores.
 
-Shape letters: as in `step`; W nodes of a level, T packed nodes, C columns of a network's logits.
+Shape letters: as in `step`; W nodes of a level, T packed nodes, C columns of a network's logits, A
+columns of what is remembered, E tokens of an answer, U turns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +27,6 @@ from hunch.kernels.step import (
     MATCHED,
     TOKENS,
     Draws,
-    Remembered,
     RowState,
     StepRows,
     path_of,
@@ -174,6 +176,36 @@ def expect_ref(state: RowState, step: StepRows, num_nodes: int) -> None:
         write_chain(state, step, r, guesses)
 
 
+# Columns of Remembered.about_XA: tokens of the answer (0: none, or the row has departed from it),
+# tokens of the prompt, and where among `runs_U` the row begins.
+LENGTH_OF, PROMPT_OF, TURN_OF = range(3)
+STRIDE = 2654435761  # of positions, to spread them over `runs_U`
+
+
+@dataclass(slots=True)
+class Remembered:
+    """Answers to earlier requests, which rows with the same requests are drafted from."""
+
+    about_XA: Tensor
+    tokens_XE: Tensor  # int32
+    runs_U: Tensor  # how many guesses of a draft are right, in turn
+
+    @staticmethod
+    def create(num_rows: int, room: int, runs: list[int], device: torch.device | str) -> Remembered:
+        return Remembered(
+            torch.zeros(num_rows, TURN_OF + 1, dtype=torch.int64, device=device),
+            torch.zeros(num_rows, room, dtype=torch.int32, device=device),
+            torch.tensor(runs, dtype=torch.int64, device=device),
+        )
+
+    def put(self, row: int, answer: Sequence[int], num_prompt: int, turn: int) -> None:
+        """A request came into the row, with this answer the last time (empty: none is known)."""
+        answer = answer[: self.tokens_XE.shape[1]]
+        self.about_XA[row] = torch.tensor((len(answer), num_prompt, turn), dtype=torch.int64)
+        if answer:
+            self.tokens_XE[row, : len(answer)] = torch.tensor(answer, dtype=torch.int32)
+
+
 def remembered_ref(
     state: RowState, step: StepRows, num_nodes: int, answers: Remembered, vocab_size: int
 ) -> None:
@@ -191,9 +223,9 @@ def remembered_ref(
         first = max(place - num_nodes - 2, 0)
         was: list[int] = answers.tokens_XE[row, first : min(place, length)].tolist()
         if was != state.tokens_XL[row, num_prompt + first : known].tolist():
-            length = answers.about_XA[row, at.LENGTH_OF] = 0
+            length = answers.about_XA[row, LENGTH_OF] = 0
         right: list[int] = answers.tokens_XE[row, place : min(place + num_nodes, length)].tolist()
-        run = int(answers.runs_U[(known * at.STRIDE + turn) % len(answers.runs_U)])
+        run = int(answers.runs_U[(known * STRIDE + turn) % len(answers.runs_U)])
         guesses = right[:run] + [(token + 1) % vocab_size for token in right[run:]]
         step.result_RC[r, MATCHED] = 0
         write_guesses(step, r, guesses, num_nodes)
@@ -230,10 +262,10 @@ def committed_inputs_ref(
         count = int(step.result_RC[r, TOKENS]) if int(step.num_checked_R[r]) >= 0 else 0
         last_R[r] = r * width + max(count - 1, 0)
         for place in range(count):
-            at, where = r * width + place, int(state.known_X[row]) - count + place
-            ids_T[at] = state.tokens_XL[row, where]
-            attn.pos_T[at], attn.base_T[at] = where - 1, where
-            attn.slot_T[at] = slot_of(state, row, where - 1)
+            packed, where = r * width + place, int(state.known_X[row]) - count + place
+            ids_T[packed] = state.tokens_XL[row, where]
+            attn.pos_T[packed], attn.base_T[packed] = where - 1, where
+            attn.slot_T[packed] = slot_of(state, row, where - 1)
 
 
 def level_inputs_ref(
@@ -251,18 +283,18 @@ def level_inputs_ref(
         known = int(state.known_X[row])
         room, is_past = int(step.max_draft_R[r]), depth > int(state.end_X[row]) - known
         for place in range(width):
-            at, node = r * width + place, first_node + place
+            packed, node = r * width + place, first_node + place
             where = known - sees_next + node if depth else known - width + place
             if where < 0 or (depth and (node >= room or is_past)):
                 continue
-            ids_T[at] = state.draft_XG[row, node] if depth else state.tokens_XL[row, where]
-            attn.pos_T[at] = known - sees_next + depth - 1 if depth else where
-            attn.base_T[at] = int(attn.pos_T[at]) + 1
-            attn.slot_T[at] = slot_of(state, row, where)
+            ids_T[packed] = state.draft_XG[row, node] if depth else state.tokens_XL[row, where]
+            attn.pos_T[packed] = known - sees_next + depth - 1 if depth else where
+            attn.base_T[packed] = int(attn.pos_T[packed]) + 1
+            attn.slot_T[packed] = slot_of(state, row, where)
             if depth and attn.tree_TP is not None:
-                attn.base_T[at] = known - sees_next
+                attn.base_T[packed] = known - sees_next
                 for i, above in enumerate(path_of(state, row, node)):
-                    attn.tree_TP[at, i] = slot_of(state, row, known - sees_next + above)
+                    attn.tree_TP[packed, i] = slot_of(state, row, known - sees_next + above)
 
 
 def add_nodes_ref(

@@ -8,10 +8,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hunch.kernels import step as at
+from hunch.kernels import draft as at
+from hunch.kernels.draft import Remembered
 from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
 from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED
-from hunch.kernels.step import Remembered, RowState, StepRows
+from hunch.kernels.step import RowState, StepRows
 
 A_LENGTH, A_PROMPT, A_TURN = (
     tl.constexpr(at.LENGTH_OF),

@@ -10,13 +10,11 @@ the match behind the next draft, nodes of that draft, known length, then the tok
 Shape letters: R rows of the step, X rows of the engine, N nodes of a step's draft, G nodes a draft
 can have, K tokens one step can commit (N + 1), M rows of logits (R times K), L longest sequence, B
 blocks of a table, S stop ids, P tree depth, T packed tokens (R times K), C columns of a result, W
-room of a buffer, columns of rules, Q buffers for results on the host, E tokens of a prediction or a
-remembered answer, U turns.
+room of a buffer, columns of rules, Q buffers for results on the host, E tokens of a prediction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -53,8 +51,8 @@ AS_OTHERS, NEVER = -1, 1 << 20
 class RowState:
     """Per-request state in one buffer, so that one scatter can update any of it.
 
-    It is on the device that runs the steps. On a GPU the host has a copy, which is ahead while the
-    prompt is computed, and one step behind while the row decodes.
+    It is on the device that runs the steps. On a GPU the host has one too (`RowBuffers.state`): it
+    is written first when a request comes, and is one step behind while the row decodes.
     """
 
     flat: Tensor
@@ -102,36 +100,6 @@ class RowSources:
         rules_XW = torch.zeros(num_rows, SHIFT + 1, dtype=torch.int64, device=device)
         rules_XW[:, SURE] = AS_OTHERS
         return RowSources(rules_XW, torch.zeros(num_rows, room, dtype=torch.int32, device=device))
-
-
-# Columns of Remembered.about_XA: tokens of the answer (0: none, or the row has departed from it),
-# tokens of the prompt, and where among `runs_U` the row begins.
-LENGTH_OF, PROMPT_OF, TURN_OF = range(3)
-STRIDE = 2654435761  # of positions, to spread them over `runs_U`
-
-
-@dataclass(slots=True)
-class Remembered:
-    """Answers to earlier requests, which rows with the same requests are drafted from."""
-
-    about_XA: Tensor
-    tokens_XE: Tensor  # int32
-    runs_U: Tensor  # how many guesses of a draft are right, in turn
-
-    @staticmethod
-    def create(num_rows: int, room: int, runs: list[int], device: torch.device | str) -> Remembered:
-        return Remembered(
-            torch.zeros(num_rows, TURN_OF + 1, dtype=torch.int64, device=device),
-            torch.zeros(num_rows, room, dtype=torch.int32, device=device),
-            torch.tensor(runs, dtype=torch.int64, device=device),
-        )
-
-    def put(self, row: int, answer: Sequence[int], num_prompt: int, turn: int) -> None:
-        """A request came into the row, with this answer the last time (empty: none is known)."""
-        answer = answer[: self.tokens_XE.shape[1]]
-        self.about_XA[row] = torch.tensor((len(answer), num_prompt, turn), dtype=torch.int64)
-        if answer:
-            self.tokens_XE[row, : len(answer)] = torch.tensor(answer, dtype=torch.int32)
 
 
 @dataclass(slots=True)
