@@ -157,8 +157,8 @@ def test_interleaving_is_what_rotary_files_do() -> None:
 
 
 def test_an_unknown_architecture_names_the_known_ones(tmp_path):
-    path = write_gguf(tmp_path / "m.gguf", random_tensors(), architecture="mamba")
-    with pytest.raises(UnsupportedModelError, match=r"'mamba'.*llama, mistral, qwen2, qwen3"):
+    path = write_gguf(tmp_path / "m.gguf", random_tensors(), architecture="unheard")
+    with pytest.raises(UnsupportedModelError, match=r"'unheard'.*llama, mistral, qwen2, qwen3"):
         open_weights(path)
 
 

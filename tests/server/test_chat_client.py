@@ -41,8 +41,8 @@ def test_a_server_that_is_not_there_is_named(
 def test_the_servers_complaint_is_shown(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert talk(monkeypatch, "Hello\n", "--server", server.url, "--max-tokens", "9999") == 2
-    assert "allows at most 512" in capsys.readouterr().err
+    assert talk(monkeypatch, "Hello " * 400 + "\n", "--server", server.url) == 2
+    assert "the prompt has more than 512 tokens" in capsys.readouterr().err
 
 
 def test_the_address_may_end_as_openais_clients_want_it(
