@@ -203,7 +203,7 @@ class Replay:
                 continue
             if all(self.waits[row] == -1 for row in self.place):  # nothing is there to check
                 shape = StepShape(0, shape.source)
-            shape = self.policy.launch(shape, row_R)
+            shape = self.policy.note_launch(shape, row_R)
             done = self._step(shape, row_R)
             self._learn_pending()
             self.pending = done
@@ -326,7 +326,7 @@ class Fixed:
     def is_ready(self, shape: Any, row_R: np.ndarray) -> bool:
         return True
 
-    def launch(self, shape: Any, row_R: np.ndarray) -> Any:
+    def note_launch(self, shape: Any, row_R: np.ndarray) -> Any:
         return shape
 
     def start(self, ids: list[int]) -> None: ...

@@ -225,15 +225,15 @@ def test_a_tree_that_waits_is_not_dropped_for_what_is_better_for_a_moment() -> N
         )
 
     assert choose(2.0) == DraftSource.TREE
-    assert policy.launch(TREE, rows) == TREE
+    assert policy.note_launch(TREE, rows) == TREE
     assert choose(3.3) == DraftSource.TREE
     steps = 1
     while choose(3.3) == DraftSource.TREE:
         steps += 1
     assert 3 < steps < 30
-    assert policy.launch(CHAINS[1], rows) == StepShape(0, chain)  # what waited is lost
+    assert policy.note_launch(CHAINS[1], rows) == StepShape(0, chain)  # what waited is lost
     assert choose(2.98) == chain
-    assert policy.launch(CHAINS[1], rows) == CHAINS[1]
+    assert policy.note_launch(CHAINS[1], rows) == CHAINS[1]
 
 
 def test_a_merged_tree_is_not_checked_without_its_lookup_for_a_moment() -> None:
@@ -243,7 +243,7 @@ def test_a_merged_tree_is_not_checked_without_its_lookup_for_a_moment() -> None:
     def choose(tree: float) -> int:
         rates = {DraftSource.LOOKUP: 1.0, DraftSource.TREE: tree, DraftSource.MERGED: 3.0}
         source = policy.sources.choose(rows, rates)
-        policy.launch(StepShape(15, source), rows)
+        policy.note_launch(StepShape(15, source), rows)
         return source
 
     assert choose(2.0) == DraftSource.MERGED

@@ -251,11 +251,11 @@ class CapturedPolicy:
         self.counts.num_changes += not is_ready
         return is_ready
 
-    def launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
-        """A step of this shape is launched; returns the shape without nodes if it drops trees."""
-        return self.sources.launch(shape, row_R) if self.network.priors else shape
+    def note_launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
+        """Note that such a step comes next; returns its shape, without nodes if it drops trees."""
+        return self.sources.note_launch(shape, row_R) if self.network.priors else shape
 
-    def expect(self, ids: list[int], running: Sequence[int]) -> None:
+    def choose_ahead(self, ids: list[int], running: Sequence[int]) -> None:
         """Choose now for a step of the `running` rows and these, whose prompts are being read.
 
         The host has time for it while the device reads them, and none after that.

@@ -203,8 +203,8 @@ class SourceChoice:
         """For which rows a head was dropped."""
         return ~self.is_current[ids] & self.can_drop
 
-    def launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
-        """A step of this shape is launched; returns the shape without nodes if it drops trees."""
+    def note_launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
+        """Note that such a step comes next; returns its shape, without nodes if it drops trees."""
         source = shape.source
         if source not in self._trees and self._has_waiting(row_R, self._trees):
             shape = StepShape(0, source)

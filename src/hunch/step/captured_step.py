@@ -231,7 +231,7 @@ class CapturedSteps:
         shape = None if group is None else self._shape(group)
         if group is None or shape is None:
             return None
-        shape = self.policy.launch(
+        shape = self.policy.note_launch(
             shape if group.has_waiting else StepShape(0, shape.source), group.row_R
         )
         graph = group.graphs.get(shape) or self.graph(group, shape)
@@ -270,7 +270,7 @@ class CapturedSteps:
         return self._last[1]
 
     def _ready(self, group: Group, drafter: DeviceDrafter) -> Group | None:
-        """The rows that the drafter is ready for; None: wait for the results of the others."""
+        """The rows that the drafter is ready for; None: no row, or others have pending results."""
         is_ready_R = self._is_ready(group.ids, drafter)
         if is_ready_R is None or is_ready_R.all():
             return group

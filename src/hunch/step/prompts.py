@@ -62,7 +62,7 @@ class PromptSteps:
         return not captured.observes(rows) or self._can_cover(rows, captured.drafter)
 
     def _can_cover(self, rows: list[int], drafter: DeviceDrafter) -> bool:
-        """Whether a head can read these rows' states before their first tokens are known.
+        """Whether a head can cover these rows before their first tokens are known.
 
         The host drafts for rows with a hole in the head's KV, or longer than the head can read.
         """
@@ -103,33 +103,11 @@ class PromptSteps:
         pending.draft_seconds = self._catch_up(group.ids)
         return pending
 
-    def _catch_up(self, rows: list[int]) -> float:
-        """Let a draft model read the prompts, and first tokens that the host does not know yet.
-
-        It runs after the target's pass. Returns the seconds that launching it took.
-        """
-        captured, known, end = self.captured, self.rows.known, self.rows.end
-        ids = [row for row in rows if end[row] > known[row] + 1]  # else it ends with that token
-        if captured.catch_up is None or not ids:
-            return 0.0
-        began = perf_counter()
-        with torch.inference_mode():
-            captured.policy.catch_up(ids, captured.catch_up.run_ahead, captured.running())
-        captured.policy.sources.is_current[ids] &= self.rows.computed[-1, ids] > known[ids]
-        return perf_counter() - began
-
-    def _fill_masks(self, group: Group, graph: StepGraph) -> dict[int, int]:
-        """While the pass runs: fill in what grammars allow as first tokens."""
-        if not group.has_masks:
-            return {}
-        masks, extras = self.captured.steps.step_masks(), self.captured.extras
-        return extras.fill_masks(group, graph.num_rows, 0, masks, set(), is_first=True)
-
     def _cover(self, batch: Batch, hidden: Hidden) -> None:
-        """Let a head read the states of each prompt's tokens but the last.
+        """Let a head cover the prompts: compute its KV of their tokens but the last.
 
-        It needs the token after each of them. After the last one that is the first token, so the
-        `finish` graph lets the head read that state.
+        It reads the target's states, and the token after each. After the last one that is the first
+        token, so the `finish` graph covers that.
         """
         rows = [part.row for part in batch.parts]
         if not self.captured.observes(rows):
@@ -150,22 +128,22 @@ class PromptSteps:
             )
         )
 
-    def _upload_and_pack(self, group: Group, graph: StepGraph) -> None:
-        """While the pass runs: upload the rows, and pack them for `finish`."""
-        self.captured.upload(group, graph)
-        assert graph.pack is not None
-        graph.pack.replay()
-
     def _first_step(self, work: list[RowWork]) -> tuple[Group, StepGraph]:
         """The rows that get their first token, and the step that chooses it."""
         captured = self.captured
         group = Group(work, captured.extras)
         group.is_traced = [True] * len(work)  # each row gets a whole result
-        shape = captured.policy.launch(captured.first_shape(group.ids), group.row_R)
+        shape = captured.policy.note_launch(captured.first_shape(group.ids), group.row_R)
         graph = captured.graph(group, shape)
         if graph is None:
             raise torch.OutOfMemoryError("no GPU memory to capture what follows prompts")
         return group, graph
+
+    def _upload_and_pack(self, group: Group, graph: StepGraph) -> None:
+        """While the pass runs: upload the rows, and pack them for `finish`."""
+        self.captured.upload(group, graph)
+        assert graph.pack is not None
+        graph.pack.replay()
 
     def _partial(self, part: RowPart) -> RowResult:
         """The result of a row that has not caught up; the next step may begin after it."""
@@ -173,6 +151,28 @@ class PromptSteps:
         self.rows.computed[0, part.row] = max(known, self.rows.computed[0, part.row])
         computed = tuple(self.rows.computed[:, part.row].tolist())
         return RowResult(row=part.row, num_processed=part.num_known, computed=computed)
+
+    def _fill_masks(self, group: Group, graph: StepGraph) -> dict[int, int]:
+        """While the pass runs: fill in what grammars allow as first tokens."""
+        if not group.has_masks:
+            return {}
+        masks, extras = self.captured.steps.step_masks(), self.captured.extras
+        return extras.fill_masks(group, graph.num_rows, 0, masks, set(), is_first=True)
+
+    def _catch_up(self, rows: list[int]) -> float:
+        """Let a draft model read the prompts, and first tokens that the host does not know yet.
+
+        It runs after the target's pass. Returns the seconds that launching it took.
+        """
+        captured, known, end = self.captured, self.rows.known, self.rows.end
+        ids = [row for row in rows if end[row] > known[row] + 1]  # else it ends with that token
+        if captured.catch_up is None or not ids:
+            return 0.0
+        began = perf_counter()
+        with torch.inference_mode():
+            captured.policy.catch_up(ids, captured.catch_up.run_ahead, captured.running())
+        captured.policy.sources.is_current[ids] &= self.rows.computed[-1, ids] > known[ids]
+        return perf_counter() - began
 
     def apply(self, pending: PendingPrompts) -> StepResult:
         """Wait for the first tokens and apply them to the host's rows."""

@@ -107,6 +107,7 @@ class Runner:
     # --- the engine's side ------------------------------------------------------------------------
 
     def submit(self, plan: StepPlan) -> None:
+        """Launch the captured step of a plan and its prompts, or run what cannot be launched."""
         if self.host.has_stages:
             self._begin(plan)
             return
@@ -159,7 +160,7 @@ class Runner:
         assert self.captured is not None
         self._apply_pending()
         running = [row for row in pending.group.ids if self.rows.requests[row] is not None]
-        self.captured.policy.expect([work.row for work in rest], running)
+        self.captured.policy.choose_ahead([work.row for work in rest], running)
 
     def _begin(self, plan: StepPlan) -> None:
         """Start the pass of a target with pipeline stages; `collect` does the rest of the step."""
@@ -273,6 +274,7 @@ class Runner:
         return RowResult(row=work.row, finish="abort", problem=NO_MEMORY, computed=computed)
 
     def collect(self) -> StepResult:
+        """Apply the oldest result that was not collected; wait for the device if need be."""
         pending = self._queue.popleft()
         if isinstance(pending, StepResult):
             return pending

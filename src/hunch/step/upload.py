@@ -33,7 +33,7 @@ class DeviceRows:
         self.state = rows.state.copy_to(device)
         self._host_state = rows.state.flat.numpy()
         num_rows = len(rows.known)
-        self._stale = set(range(num_rows))
+        self._stale = set(range(num_rows))  # rows to be uploaded again, all of each
         self._cut: set[int] = set()  # rows whose last tokens the host took back
         self._num_blocks = [0] * num_rows  # of each row's table, on the device
         self._fixed_XF = _fixed_places(rows.state)
@@ -102,9 +102,9 @@ class DeviceRows:
         return places
 
     def _fixed(self, rows: list[int], count: int) -> list[np.ndarray]:
-        """The first places of each row; rows without a request ended, and say no more than that.
+        """The first `count` fixed places of each row; without a request, that it has ended.
 
-        The engine may not know yet that they did.
+        The engine may not know yet that it did.
         """
         requests = self.rows.requests
         here = [row for row in rows if requests[row] is not None]
