@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -331,3 +331,16 @@ def exchanges_of(patch: pytest.MonkeyPatch) -> list[tuple[int, torch.dtype]]:
 
         patch.setattr(NearGroup, name, noted)
     return made
+
+
+def test_ranks_have_left_before_their_line_breaks() -> None:
+    """What rank 0 sent ahead may be on its way when it closes."""
+    ranks = start_ranks(2, "cpu", 1)
+    ranks.link.is_ahead = True
+    (process,) = ranks._processes
+    pipe, codes = process.stdin, list[int | None]()
+    process.stdin = cast(Any, SimpleNamespace(close=lambda: codes.append(process.poll())))
+    ranks.close()
+    assert pipe is not None
+    pipe.close()
+    assert codes == [0]

@@ -31,6 +31,7 @@ from hunch.parallel.whole import NoMemory
 
 BLAME_SECONDS = 10.0  # after a broken line, until the rank that broke it must be known
 LEAVE_SECONDS = 5.0  # that a rank has to leave when it is told to
+HEAR_SECONDS = 3.0  # that it has to hear of it
 MEMORY_FOLDER = "/dev/shm"  # whose files are in memory
 FOLLOWER = "hunch.parallel.follower"  # what other ranks run
 
@@ -157,6 +158,9 @@ class Ranks:
         if self._broken is None and not self._deaths:
             with contextlib.suppress(RuntimeError):
                 self.send(order(Op.CLOSE))
+                # The order may be on its way: a line that breaks under it can leave a thread of
+                # gloo's waiting forever, and this process with it.
+                self._wait(HEAR_SECONDS)
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.close()  # which ends it, should it hang
@@ -175,6 +179,13 @@ class Ranks:
         self.link.close()
         if self._folder is not None:
             self._folder.cleanup()
+
+    def _wait(self, seconds: float) -> None:
+        """Until all other ranks have left, for so long at most."""
+        end = time.monotonic() + seconds
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            for process in self._processes:
+                process.wait(max(0.0, end - time.monotonic()))
 
     def __del__(self) -> None:
         if not getattr(self, "_is_closing", True):
