@@ -466,6 +466,9 @@ def test_a_drafter_that_does_not_pay_is_said_so(
     code, text, _ = run(capsys, "train", *given)
     found = json.loads(text)
     assert {"train", "compare", "capture"} <= found["seconds"].keys()
+    learning = found["learning"]
+    assert learning["steps"] > 0 < learning["tokens_a_step"]
+    assert learning["tokens_per_second"] > 0 < learning["read_per_second"]
     speeds = found["speeds"]["speedup"]
     for name, words in (("drafter", "the drafter"), ("lookups", "lookups alone")):
         assert f"{words} {speeds[name]:.2f}x" in found["text"]

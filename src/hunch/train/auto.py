@@ -8,6 +8,7 @@ engine against plain decoding and against lookups alone, and `auto` takes it onl
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from hunch.errors import ConfigError, TrainingError
 from hunch.hub import resolve as find_files
@@ -107,7 +108,7 @@ def _train(asked: Asked, spec: ModelSpec, serving: Serving, show: Progress, say:
     if not (has_table or (table / FILE).is_file()):
         seconds = clock.until(ends if is_training else COUNTS_UNTIL)
         count = PhraseCount(texts, spec.vocab_size, seconds)
-    methods, promise = {LOOKUPS: WITHOUT}, None
+    methods, promise, learning = {LOOKUPS: WITHOUT}, None, dict[str, Any]()
     try:
         if is_training:
             run = Run(asked, plan, spec, work, texts, test_ids, serving, held=_held(work))
@@ -117,7 +118,7 @@ def _train(asked: Asked, spec: ModelSpec, serving: Serving, show: Progress, say:
             say(f"trains {chosen.size.text()}: {expectation(chosen)}")
             with clock.stage("train"):
                 student, replay = train(job, settings, run, work / "train", show, before)
-            promise = promised(run, chosen.size, replay)
+            promise, learning = promised(run, chosen.size, replay), run.learning
             run.release()
             with clock.stage(WRITE):
                 write_student(job, settings, student, work / "select" / "last")
@@ -142,7 +143,9 @@ def _train(asked: Asked, spec: ModelSpec, serving: Serving, show: Progress, say:
         checkpoint = work / "train" / CANDIDATE.format(0)
         with clock.stage(WRITE):
             publish(job, settings, student, checkpoint, measured, num_prompts)
-    return outcome_of(asked, job, plan, speeds, measured, promise)
+    outcome = outcome_of(asked, job, plan, speeds, measured, promise)
+    outcome.learning = learning
+    return outcome
 
 
 def _build_kernels(asked: Asked) -> None:

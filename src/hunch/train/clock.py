@@ -12,6 +12,7 @@ from hunch.train.files import read_json, write_json
 # Parts of stages, by what they are called in the account of a job's time.
 LOAD, CAPTURE, READ, REPLAY, WRITE = "load", "capture", "read", "replay", "write"
 OTHER = "other"  # what belongs to no stage
+_TIMED = 5.0  # seconds of the target's passes that are timed
 
 
 def in_words(minutes: float) -> str:
@@ -103,3 +104,38 @@ class Clock:
             name = key.split("/")[-1]
             found[name] = found.get(name, 0.0) + seconds
         return dict(sorted(found.items(), key=lambda pair: -pair[1]))
+
+
+class Rates:
+    """How fast the target went over texts it had not seen, and what is no step of the student."""
+
+    def __init__(self) -> None:
+        self.num_tokens, self.seconds = 0, 0.0
+        self.num_read = 0  # tokens of all passes, timed or not
+        self.looking = 0.0  # seconds of looks at held-out answers
+        self.saving = 0.0  # of checkpoints
+
+    @property
+    def is_known(self) -> bool:
+        """Long enough timed: to wait for a device at every step costs a little."""
+        return self.seconds > _TIMED
+
+    @property
+    def per_second(self) -> float:
+        return self.num_tokens / max(self.seconds, 1e-9)
+
+    def target(self, num_tokens: int, seconds: float | None) -> None:
+        """A pass over so many tokens; None: it was launched, and nobody waited for it."""
+        self.num_read += num_tokens
+        if seconds is not None:
+            self.num_tokens += num_tokens
+            self.seconds += seconds
+
+    @property
+    def reading(self) -> float:
+        """Seconds of all passes, by the speed of the timed ones."""
+        return self.num_read / self.per_second if self.num_tokens else 0.0
+
+    def beside(self) -> dict[str, float]:
+        """Seconds of what was no step of the student."""
+        return {READ: self.reading, REPLAY: self.looking, WRITE: self.saving}

@@ -14,7 +14,7 @@ import torch
 from hunch.errors import ConfigError, TrainingError
 from hunch.models.decoder import Decoder
 from hunch.train.batches import Batch, Texts, batches
-from hunch.train.clock import READ, REPLAY, WRITE, in_words
+from hunch.train.clock import Rates, in_words
 from hunch.train.files import write_whole
 from hunch.train.kept import Kept, bytes_of, has_room
 from hunch.train.optimiser import Optimiser
@@ -29,7 +29,6 @@ CANDIDATE = "candidate-{}.pt"
 _MARKS = (0.7, 0.85, 1.0)  # shares of the time after which the student is put aside for selection
 _WARM_UP = 0.02
 _FIRST = 3  # steps of a trial that are not timed
-_TIMED = 5.0  # seconds of the target's passes that are timed
 _SETTLE = 0.8  # share of the time at which a flat curve is taken to stand: the rest cools down
 _BATCH = {"cuda": 32768, "cpu": 2048}
 # Of a wide target a GPU's step over fewer tokens is shorter, and steps are what teaches. A draft
@@ -79,41 +78,6 @@ class Place:
     num_candidates: int = 0
     num_tokens: int = 0  # gone over so far
     total: float = 0.0  # seconds it shall take in all; 0: as many as its options say
-
-
-class Rates:
-    """How fast the target went over texts it had not seen, and what is no step of the student."""
-
-    def __init__(self) -> None:
-        self.num_tokens, self.seconds = 0, 0.0
-        self.num_read = 0  # tokens of all passes, timed or not
-        self.looking = 0.0  # seconds of looks at held-out answers
-        self.saving = 0.0  # of checkpoints
-
-    @property
-    def is_known(self) -> bool:
-        """Long enough timed: to wait for a device at every step costs a little."""
-        return self.seconds > _TIMED
-
-    @property
-    def per_second(self) -> float:
-        return self.num_tokens / max(self.seconds, 1e-9)
-
-    def target(self, batch: Batch, seconds: float | None) -> None:
-        """A pass over a batch; None: it was launched, and nobody waited for it."""
-        self.num_read += batch.num_tokens
-        if seconds is not None:
-            self.num_tokens += batch.num_tokens
-            self.seconds += seconds
-
-    @property
-    def reading(self) -> float:
-        """Seconds of all passes, by the speed of the timed ones."""
-        return self.num_read / self.per_second if self.num_tokens else 0.0
-
-    def beside(self) -> dict[str, float]:
-        """Seconds of what was no step of the student."""
-        return {READ: self.reading, REPLAY: self.looking, WRITE: self.saving}
 
 
 class Loop:
@@ -232,12 +196,29 @@ class Loop:
     def rate_text(self, peak: float | None = None) -> str:
         """Tokens per second of the student's steps and of the target's passes before them, and how
         much of the device's peak the student's products reach."""
+        student, used = self._speed(peak)
+        share = "" if used is None else f", {used:.0%} of the device's peak"
+        return f"{student:,.0f} tok/s{share} (target {self.rates.per_second:,.0f})"
+
+    def _speed(self, peak: float | None) -> tuple[float, float | None]:
+        """Tokens per second of the student's steps, and the share of the peak, if that is known."""
         others = self._began + self.rates.looking
         others += 0.0 if self.is_trial else self.rates.reading
         seconds = max(self.place.seconds - others, 1e-9)
-        share = "" if peak is None else f", {self.flops / seconds / peak:.0%} of the device's peak"
-        student = (self.place.num_tokens - self._num_before) / seconds
-        return f"{student:,.0f} tok/s{share} (target {self.rates.per_second:,.0f})"
+        used = None if peak is None else self.flops / seconds / peak
+        return (self.place.num_tokens - self._num_before) / seconds, used
+
+    def to_json(self, peak: float | None = None) -> dict[str, Any]:
+        """What became of the time, for whoever compares jobs."""
+        student, used = self._speed(peak)
+        return {
+            "steps": self.place.step,
+            "tokens_a_step": self.batch,
+            "tokens_per_second": round(student),
+            "share_of_peak": None if used is None else round(used, 3),
+            "read_per_second": round(self.rates.per_second),
+            "curve": [[round(at, 1), round(value, 3)] for at, value in self.curve.points],
+        }
 
     def _check_length(self) -> None:
         """A student of a handful of steps is no drafter, and must not be called one."""
@@ -297,7 +278,7 @@ class Loop:
         is_timed, columns = self._is_timed, self.student.columns
         began = self._now() if is_timed else 0.0
         found = run_target(self.target, batch, columns, self.student.feature_layers, **words)
-        self.rates.target(batch, self._now() - began if is_timed else None)
+        self.rates.target(batch.num_tokens, self._now() - began if is_timed else None)
         return found
 
     def _new_kept(self, texts: Texts) -> Kept | None:

@@ -27,6 +27,7 @@ class Outcome:
     speeds: Speeds | None = None  # None: nothing was trained
     measured: Measured | None = None
     seconds: dict[str, float] = field(default_factory=dict)  # what they went to
+    learning: dict[str, Any] = field(default_factory=dict)  # steps, speeds, tokens per pass by time
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -37,6 +38,7 @@ class Outcome:
             "measured": None if self.measured is None else self.measured.to_json(),
             "text": self.text,
             "seconds": {name: round(seconds, 2) for name, seconds in self.seconds.items()},
+            "learning": self.learning,
         }
 
 

@@ -79,6 +79,7 @@ class Run:
     target: Decoder | None = None
     kept: dict[tuple[Any, ...], Kept] = field(default_factory=dict)
     held: Texts | None = None  # answers to prompts that are not learned from; None: some of texts
+    learning: dict[str, Any] = field(default_factory=dict)  # of the last student
 
     @property
     def clock(self) -> Clock:
@@ -255,6 +256,7 @@ def train(
         num_held = min(max(len(run.texts) // 10, 1), 32)
         learn, held = run.texts.split(num_held, settings.loop.seed)
     loop.run(learn, held, show)
+    run.learning = {"answered_tokens": len(learn.tokens), **loop.to_json(show.peak)}
     if loop.kept is not None:
         run.kept[asks] = loop.kept
     for part, seconds in loop.rates.beside().items():
