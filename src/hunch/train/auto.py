@@ -143,9 +143,7 @@ def _train(asked: Asked, spec: ModelSpec, serving: Serving, show: Progress, say:
         checkpoint = work / "train" / CANDIDATE.format(0)
         with clock.stage(WRITE):
             publish(job, settings, student, checkpoint, measured, num_prompts)
-    outcome = outcome_of(asked, job, plan, speeds, measured, promise)
-    outcome.learning = learning
-    return outcome
+    return outcome_of(asked, job, plan, speeds, measured, promise, learning)
 
 
 def _build_kernels(asked: Asked) -> None:

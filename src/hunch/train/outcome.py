@@ -78,6 +78,7 @@ def outcome_of(
     speeds: Speeds,
     measured: Measured | None,
     promise: Draft | None = None,  # what training expected of the drafter by held-out answers
+    learning: dict[str, Any] | None = None,  # what became of the training's time
 ) -> Outcome:
     """What is best by the clock, and on the list if it is new."""
     found = speeds.speedup
@@ -98,7 +99,8 @@ def outcome_of(
     new = [name for name in (DRAFTER, PHRASES) if name in found]
     best = max(new, key=lambda name: found[name], default=LOOKUPS)
     if found[best] < PAYS * max(found[LOOKUPS], 1.0) or found[best] < found.get(BEFORE, 0.0):
-        return Outcome(False, plan, f"{facts} {_remedy(asked, job)}", speeds, measured)
+        text = f"{facts} {_remedy(asked, job)}"
+        return Outcome(False, plan, text, speeds, measured, learning=learning or {})
     names = [PHRASES] if best == PHRASES else [name for name in new if name != PHRASES]
     if best == DRAFTER and PHRASES in new and is_beside(job.method):
         names.append(PHRASES)
@@ -111,7 +113,7 @@ def outcome_of(
             _list(asked, job, name, speeds)
         text = f"{facts} {what} pays: auto takes it from now on for {asked.target}, without an "
         text += "option (hunch drafters lists it)."
-    return Outcome(True, plan, text, speeds, measured)
+    return Outcome(True, plan, text, speeds, measured, learning=learning or {})
 
 
 def _against(promise: Draft, speeds: Speeds) -> str:
