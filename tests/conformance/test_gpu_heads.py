@@ -41,6 +41,8 @@ def study(model: Path) -> head_files.Study:
         "dspark:tree=dynamic:num_nodes=15", "dflash2:tree=dynamic:num_nodes=15",
         "medusa:tree=dynamic:num_nodes=15", "medusa:tree=static:num_nodes=15",
         "mlp:tree=dynamic:num_nodes=15:width=3", "suffix+dspark:tree=dynamic:num_nodes=15",
+        "eagle3:tree=fixed:num_nodes=12:branch=3", "medusa:tree=fixed:num_nodes=8:branch=4",
+        "dspark:tree=fixed:num_nodes=8:branch=2", "mlp:tree=fixed:num_nodes=9:branch=3",
     ],
 )  # fmt: skip
 def test_as_much_is_accepted(method: str, batch: int, model: Path, study: head_files.Study) -> None:

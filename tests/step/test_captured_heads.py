@@ -239,9 +239,8 @@ def test_rows_that_want_no_drafts_are_captured_too(
 @pytest.mark.parametrize(
     "options",
     [
-        ":tree=fixed",
         pytest.param(":window=16", marks=pytest.mark.slow),
-        pytest.param(":draft_temperature=0.5", marks=pytest.mark.slow),
+        ":draft_temperature=0.5",
     ],
 )
 def test_what_only_the_host_can_draft(

@@ -23,7 +23,12 @@ TREES = {
     "medusa": "medusa:tree=dynamic:num_nodes=15",
     "medusa, static": "medusa:tree=static:num_nodes=12",
     "mlp": "mlp:tree=dynamic:num_nodes=12:width=3",
+    "medusa, fixed": "medusa:tree=fixed:num_nodes=8:branch=4",
+    "mlp, fixed": "mlp:tree=fixed:num_nodes=9:branch=3",
+    "eagle3, fixed": "eagle3:tree=fixed:num_nodes=10:branch=2",
 }
+LATER = {"medusa, fixed", "mlp, fixed"}
+DAILY = [pytest.param(name, marks=[pytest.mark.slow] * (name in LATER)) for name in TREES]
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +41,7 @@ def start(world: World, spec: str, **given: Any) -> Any:
     return load(world.model, name, f":{options}" if options else "", **given)
 
 
-@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("tree", DAILY)
 def test_text_and_acceptance(tree: str, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     name, spec = TREES[tree].partition(":")[0], f"{TREES[tree]}:adaptive=false"
     with start(world, spec) as llm:
@@ -73,7 +78,7 @@ def trees_of(llm: Any, world: World) -> dict[int, tuple[list[int], list[int]]]:
     return found
 
 
-@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("tree", DAILY)
 def test_the_host_grows_the_same(tree: str, world: World) -> None:
     spec = f"{TREES[tree]}:adaptive=false"
     with start(world, spec) as llm:

@@ -198,13 +198,13 @@ class DeviceBlock(DeviceFollower):
                 self, state, step, level, token_R, self.sampling, draws=draws, ids_C=ids_C
             )
             return
-        chances_R1 = torch.empty(num_rows, 1, dtype=torch.float32, device=row_R.device)
+        chances_RW = torch.empty(num_rows, self.level_size, device=row_R.device)
         num_levels = self.num_levels if is_tree else levels_after(size, self.num_levels)
         for depth in range(num_levels):
             logits_RC = guess.level(depth, token_R)
             following = None if depth + 1 == num_levels else new_inputs(state, num_rows)
             grow_level(
-                state, step, logits_RC, chances_R1, self.sampling, depth=depth,
+                state, step, logits_RC, chances_RW, self.sampling, depth=depth,
                 num_nodes=self.num_nodes, draws=draws, row_T=row_R, ids_C=self._ids_C,
                 following=following, least=self.least,
             )  # fmt: skip

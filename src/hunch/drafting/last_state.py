@@ -74,7 +74,7 @@ class LastStateDrafter:
         return ()
 
     def on_device(self) -> DeviceDrafter | None:
-        """The device form; there is none of chains with siblings."""
+        """The device form, for drafts that a graph can hold."""
         context, shape = self.context, self.shape
         temperature = self.options.draft_temperature
         if not can_capture(context, shape, temperature, has_trees=True):
@@ -185,14 +185,16 @@ class DeviceLastState(DeviceDrafter):
         from hunch.kernels.gpu_draft import new_inputs
         from hunch.kernels.gpu_grow import grow_level
 
-        num_rows, num_levels = len(row_R), levels_after(num_tokens, self.num_levels)
-        chances_R1 = torch.empty(num_rows, 1, dtype=torch.float32, device=row_R.device)
+        num_rows, num_levels = len(row_R), self.num_levels
+        if self.level_size == 1:
+            num_levels = levels_after(num_tokens, num_levels)
+        chances_RW = torch.empty(num_rows, self.level_size, device=row_R.device)
         logits_RC = next(guesses)
         for level in range(num_levels):
             is_last = level + 1 == num_levels
             following = None if is_last else new_inputs(state, num_rows)
             grow_level(
-                state, step, logits_RC.float(), chances_R1, self.method.context.sampling,
+                state, step, logits_RC.float(), chances_RW, self.method.context.sampling,
                 depth=level, num_nodes=self.num_nodes, draws=draws, row_T=row_R, ids_C=self.ids_C,
                 following=following, least=self.least,
             )  # fmt: skip

@@ -136,7 +136,7 @@ def can_capture(
     has_trees: bool = False,  # the method grows trees on a device
 ) -> bool:
     """Whether captured steps can make such drafts: they use the target's noise."""
-    if context.wants_q or draft_temperature is not None or (shape is not None and shape.is_fixed):
+    if context.wants_q or draft_temperature is not None:
         return False
     return context.is_fused and (has_trees or (shape is not None and shape.is_chain))
 
@@ -161,10 +161,13 @@ def device_shape(
             "branch": shape.branch,
             "least": shape.least,
         }
+    num_levels, level_size = shape.depth, shape.level_size
+    if shape.is_fixed:  # all levels are whole
+        num_levels, level_size = max(shape.num_nodes // shape.branch, 1), shape.branch
     return {
-        "num_levels": shape.depth,
-        "level_size": shape.level_size,
-        "width": min(shape.width, shape.level_size),
+        "num_levels": num_levels,
+        "level_size": level_size,
+        "width": min(shape.width, level_size),
         "branch": shape.branch,
         "least": shape.least,
     }
