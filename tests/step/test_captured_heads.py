@@ -20,6 +20,7 @@ from captured_heads import GREEDY, PARAMS, SMALL, Drafts, World, load, tokens
 from deepseek_files import make_deepseek
 from hunch import LLM, Speculation
 from hunch.drafting.following import DeviceFollower
+from hunch.drafting.step_shapes import DraftSource, StepShape
 from hunch.step.runner import Runner
 from hunch.types import GroupInfo
 from mtp_files import make_stages
@@ -284,6 +285,31 @@ def test_networks_that_need_the_host(
         assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
         assert not drafts.found  # of latent ones, those in 16 bits alone have kernels
         assert llm.stats()["drafted"] > 0
+
+
+@pytest.mark.parametrize("is_auto", [False, True], ids=["alone", "auto"])
+def test_an_adaptive_head_drafts_right_after_the_prompt(
+    is_auto: bool, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the first step of its own checks a draft; if nodes do not pay, nobody drafts."""
+    head = world.model.parent / "eagle3"
+    speculate = f"auto:draft={head}" if is_auto else f"eagle3:{head}"
+    for num_nodes, source in ((3, DraftSource.CHAIN), (0, DraftSource.LOOKUP)):
+        with LLM(str(world.model), speculate=speculate, **SMALL) as llm:
+            policy, shape = llm.engine.runner.captured.policy, StepShape(num_nodes, source)
+            monkeypatch.setattr(policy, "choose", lambda row_R, shape=shape, **_: shape)
+            drafts = Drafts(llm, monkeypatch)
+            params = replace(GREEDY, max_tokens=12)
+            texts = tokens(llm, world.prompts, params)
+            assert texts == [answer[:12] for answer in world.plain["greedy"]]
+            lengths = {len(prompt) + 1 for prompt in world.prompts}
+            first = [guesses for text, guesses in drafts.found if len(text) in lengths]
+            assert sum(map(bool, first)) >= (5 if num_nodes else 0)
+            assert (llm.stats()["drafted"] > 0) == bool(num_nodes)
+            steps = policy.counts.shapes
+            assert sum(count.steps for (_, one), count in steps.items() if one == shape) > 2
+            if num_nodes:  # every step of rows that decode
+                assert {one for _, one in steps} == {shape}
 
 
 def test_a_short_row_is_captured_beside_one_past_the_window(

@@ -119,21 +119,19 @@ class CapturedSteps:
         """The kinds of steps that are captured at the start."""
         all_draws = (Draws.GREEDY,) if is_greedy else tuple(Draws)
         kinds, num_rows = list[StepKind](), 1
+        first = [self.plain_shape] if self.policy.sources.can_catch_up else []
         while num_rows <= bucket(min(self.capacity.max_rows, MAX_PREPARED)):
             shapes = self.policy.shapes.to_capture(num_rows)
-            for shape in dict.fromkeys((*shapes, self.first_shape([0]))):
+            for shape in dict.fromkeys((*shapes, *first)):
                 kinds += [StepKind(num_rows, *shape, draws) for draws in all_draws]
             num_rows *= 2
         return kinds
 
-    def first_shape(self, rows: list[int]) -> StepShape:
-        """The shape of a step that chooses first tokens; no draft model has read the prompts."""
-        use, sources = self.policy.sources, {shape.source for shape in self.policy.shapes.all}
-        if use.can_drop and use.is_dropped(rows).all():
-            return StepShape(0, DraftSource.LOOKUP_ALONE)
-        if DraftSource.LOOKUP in sources:
-            return StepShape(0)
-        return StepShape(0, DraftSource.NOBODY if use.can_catch_up else max(sources))
+    @property
+    def plain_shape(self) -> StepShape:
+        """The shape of a step without nodes in which no network drafts."""
+        has_lookup = any(shape.source == DraftSource.LOOKUP for shape in self.policy.shapes.all)
+        return StepShape(0, DraftSource.LOOKUP if has_lookup else DraftSource.NOBODY)
 
     def _step(self, kind: StepKind) -> StepGraph:
         graph = self.steps.step(kind)

@@ -19,6 +19,7 @@ import torch
 
 from hunch.draft import TargetStep
 from hunch.drafting.base import DeviceDrafter
+from hunch.drafting.step_shapes import DraftSource, StepShape
 from hunch.models.decoder import Hidden
 from hunch.step.batch import Batch, RowPart, pack
 from hunch.step.capture import StepTimer
@@ -133,11 +134,28 @@ class PromptSteps:
         captured = self.captured
         group = Group(work, captured.extras)
         group.is_traced = [True] * len(work)  # each row gets a whole result
-        shape = captured.policy.note_launch(captured.first_shape(group.ids), group.row_R)
+        shape = captured.policy.note_launch(self._first_shape(group), group.row_R)
         graph = captured.graph(group, shape)
         if graph is None:
             raise torch.OutOfMemoryError("no GPU memory to capture what follows prompts")
         return group, graph
+
+    def _first_shape(self, group: Group) -> StepShape:
+        """The shape of the step that chooses first tokens.
+
+        A head drafts in it if it will draft in the next step, which other rows may be in too. A
+        draft model has not read the prompts.
+        """
+        captured, policy = self.captured, self.captured.policy
+        use, shapes, plain = policy.sources, policy.shapes, captured.plain_shape
+        if use.can_drop and use.is_dropped(group.ids).all():
+            return StepShape(0, DraftSource.LOOKUP_ALONE)
+        is_drafting = group.is_drafting or plain not in shapes.all
+        if use.can_catch_up or not shapes.network_sources or not is_drafting:
+            return plain
+        row_R = np.array(sorted({*group.ids, *captured.running()}))
+        extras = int(np.bitwise_or.reduce(captured.extras.extras_X[row_R]))
+        return StepShape(0, policy.choose(row_R, extras=extras).source)
 
     def _upload_and_pack(self, group: Group, graph: StepGraph) -> None:
         """While the pass runs: upload the rows, and pack them for `finish`."""
