@@ -104,9 +104,9 @@ class Drafts:
         self.by_host.append([work.row for work in plan.work])
         return self.run(plan)
 
-    def note_prompts(self, plan: Any) -> Any:
+    def note_prompts(self, plan: Any, receive: Any) -> Any:
         self.by_host.append([work.row for work in plan.work])
-        return self.launch(plan)
+        return self.launch(plan, receive)
 
     def check(self, chain: Chain, study: Study, least: int = 10, share: float = 0.99) -> None:
         """Nearly all as replayed, as the last bits of two computations differ."""

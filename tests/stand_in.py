@@ -252,9 +252,9 @@ def lead_noted(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
     for owner, name in ((HostStep, "run"), (PromptSteps, "launch")):
         lead = getattr(owner, name)
 
-        def note(own: Any, plan: StepPlan, lead: Any = lead) -> Any:
+        def note(own: Any, plan: StepPlan, *rest: Any, lead: Any = lead) -> Any:
             by_host.append(plan)
-            return lead(own, plan)
+            return lead(own, plan, *rest)
 
         monkeypatch.setattr(owner, name, note)
     return by_host

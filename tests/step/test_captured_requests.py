@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,14 +15,15 @@ pytest.importorskip("triton")
 
 from hunch import LLM, RequestOutput, SamplingParams, Speculation
 from hunch.grammar.matcher import Grammar
+from hunch.pooling import pooling_params
 from hunch.step import grammars
 from hunch.step.captured_step import CapturedSteps, PendingStep
 from hunch.step.host_step import HostStep
 from hunch.step.row_extras import HELD, RowExtras
 from hunch.step.step_graphs import StepGraphs
 from hunch.step.step_kinds import MASKS, StepKind
+from hunch.step.upload import StepMasks
 from hunch.text.tokenizer import load_tokenizer
-from hunch.types import StepPlan
 from stand_in import lead_by_host, lead_noted, stand_in
 from tiny_models import write_llama
 
@@ -112,23 +114,55 @@ def test_as_by_the_host(method: str, model: Path, monkeypatch: pytest.MonkeyPatc
 def test_nobody_waits_for_the_first_token_of_a_grammar(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its mask is written while the pass runs, unless a pending step still reads masks there."""
+    """Its mask is written while the pass runs, once no pending step reads masks there."""
     names = ("schema", "regex")
     with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL) as llm:
         lead_by_host(llm.engine.runner)
         plain = shown(run(llm, *names))
     with LLM(str(model), speculate=CHAIN, max_num_seqs=2, **SMALL) as llm:
-        run_by_host, by_host = HostStep.run, list[StepPlan]()
+        captured, fill, read = llm.engine.runner.captured, StepMasks.fill, list[int]()
+        monkeypatch.setattr(HostStep, "run", None)
         monkeypatch.setattr(
-            HostStep, "run", lambda own, plan: by_host.append(plan) or run_by_host(own, plan)
+            StepMasks, "fill", lambda *how: read.append(captured.num_masked) or fill(*how)
         )
         params = [PARAMS[name] for name in names for _ in PROMPTS]
         pairs = zip(PROMPTS * 2, params, strict=True)
         alone = [llm.generate(prompt, one)[0] for prompt, one in pairs]
         assert shown(alone) == plain
-        assert not by_host
         assert shown(run(llm, *names)) == plain
-        assert by_host
+        assert set(read) == {0}
+
+
+def asked_of_prompts(llm: LLM) -> list[Any]:
+    """Answers, scores and states of prompts of requests that ask for them, and of others."""
+    free, scored = PARAMS["free"], replace(PARAMS["free"], prompt_logprobs=2)
+    grammar = replace(PARAMS["schema"], prompt_logprobs=0)
+    mean, last = pooling_params("mean"), pooling_params("last")
+    params = [scored, free, mean, last, grammar, free, mean]
+    prompts = [f"{PROMPTS[i % 3]} {PROMPTS[i % 2]}" for i in range(len(params))]
+    outputs = llm.generate(prompts, params)
+    scores = [
+        [(token, round(score.logprob, 5), score.rank) for token, score in (entry or {}).items()]
+        for output in outputs
+        for entry in output.prompt_logprobs or []
+    ]
+    return [shown(outputs), scores, [output.embedding for output in outputs]]
+
+
+def test_nobody_waits_for_what_is_asked_of_a_prompt(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scores and states of prompts come one step late, also of the parts of a prompt."""
+    with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL) as llm:
+        lead_by_host(llm.engine.runner)
+        plain = asked_of_prompts(llm)
+    assert sum(map(bool, plain[1])) > 20
+    assert sum(map(bool, plain[2])) == 3
+    monkeypatch.setattr(HostStep, "run", None)
+    for size in (160, 11):
+        sizes = {"max_num_seqs": 3, "max_num_batched_tokens": size}
+        with LLM(str(model), speculate=CHAIN, **sizes, **SMALL) as llm:
+            assert asked_of_prompts(llm) == plain
 
 
 def plain_of(model: Path, prompts: list[str], params: list[SamplingParams], **how: Any) -> Any:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -144,11 +145,8 @@ def test_a_step_without_memory_loses_no_other_request_and_no_block(
     def no_capture(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    def no_reading(prompts: PromptSteps, plan: StepPlan) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
     monkeypatch.setattr(HostStep, "run", fail)
-    monkeypatch.setattr(PromptSteps, "launch", no_reading)
+    monkeypatch.setattr(PromptSteps, "launch", no_capture)
     with LLM(str(model), speculate="suffix", **SMALL) as llm:
         for is_captured in (True, False):
             if not is_captured:
@@ -177,9 +175,12 @@ def test_the_others_fly_while_one_reads_its_prompt_or_needs_the_host(
         runner = llm.engine.runner
         for owner, name in ((runner, "_run"), (runner.prompts, "launch")):
             call = getattr(owner, name)
-            monkeypatch.setattr(
-                owner, name, lambda plan, call=call: by_host.append(len(plan.work)) or call(plan)
-            )
+
+            def note(plan: Any, *rest: Any, call: Any = call) -> Any:
+                by_host.append(len(plan.work))
+                return call(plan, *rest)
+
+            monkeypatch.setattr(owner, name, note)
         want = [ids[:n] for ids, n in zip(plain["greedy"], lengths, strict=True)]
         assert tokens(llm, params) == want
         assert by_host == [2, 1, 1, 1]  # the first two together, then each that comes
@@ -213,7 +214,7 @@ def test_first_tokens_are_waited_for_after_the_next_step_was_launched(
         monkeypatch.setattr(
             captured, "launch", lambda *given: did.append("launch") or launch(*given)
         )
-        monkeypatch.setattr(runner.prompts, "launch", lambda plan: did.append("read") or read(plan))
+        monkeypatch.setattr(runner.prompts, "launch", lambda *how: did.append("read") or read(*how))
         monkeypatch.setattr(captured, "receive", note)
         monkeypatch.setattr(captured.steps.download, "is_there", lambda buffer: False)
         tokens(llm, params)

@@ -101,18 +101,27 @@ def logprobs_of(
     logits_MV: Tensor, at: Sequence[int], tokens: Sequence[int], num_best: int
 ) -> list[dict[int, Logprob]]:
     """`logprobs_at` for some of the rows."""
-    num_best = min(num_best, logits_MV.shape[1])
     if logits_MV.device.type == "cpu" and is_available():
-        x_MV = logits_MV.float()
-        found = native_scores(
-            x_MV if x_MV.stride(1) == 1 else x_MV.contiguous(), at, tokens, num_best
-        )
+        found = _scores_cpu(logits_MV, at, tokens, num_best)
     else:
-        x_MV = logits_MV[list(at)].float()
-        token_M = torch.tensor(tokens, device=x_MV.device)
-        score = _scores_gpu if x_MV.device.type == "cuda" else scores_ref
-        found = score(x_MV, token_M, num_best)
+        token_M = torch.tensor(tokens, device=logits_MV.device)
+        found = scores_of(logits_MV[list(at)], token_M, num_best)
     return entries(*(part.tolist() for part in found))
+
+
+def scores_of(logits_MV: Tensor, token_M: Tensor, num_best: int) -> tuple[Tensor, Tensor, Tensor]:
+    """`scores_ref`, bit for bit, by kernels where there are some; nobody waits for a device."""
+    if logits_MV.device.type == "cpu" and is_available():
+        return _scores_cpu(logits_MV, range(len(token_M)), token_M.tolist(), num_best)
+    score = _scores_gpu if logits_MV.device.type == "cuda" else scores_ref
+    return score(logits_MV.float(), token_M, min(num_best, logits_MV.shape[1]))
+
+
+def _scores_cpu(
+    logits_MV: Tensor, at: Sequence[int], tokens: Sequence[int], num_best: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    x_MV, num_best = logits_MV.float(), min(num_best, logits_MV.shape[1])
+    return native_scores(x_MV if x_MV.stride(1) == 1 else x_MV.contiguous(), at, tokens, num_best)
 
 
 def _scores_gpu(x_MV: Tensor, token_M: Tensor, num_best: int) -> tuple[Tensor, Tensor, Tensor]:

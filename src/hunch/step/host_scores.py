@@ -1,4 +1,4 @@
-"""Log-probabilities and pooled states that requests ask for, in a step run by the host.
+"""Log-probabilities and pooled states that requests ask for: of prompts, and in host-led steps.
 
 Shape letters: T packed tokens, M rows of logits, K tokens decided for a row, P longest path,
 D model width, V vocabulary.
@@ -6,16 +6,18 @@ D model width, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
 from torch import Tensor
 
 from hunch.pooling import POOL_SCALE
-from hunch.sampling.logprobs import logprobs_at, logprobs_of
+from hunch.sampling.logprobs import entries, logprobs_at, logprobs_of, scores_of
 from hunch.step.batch import RowPart
 from hunch.step.parts import Outcome, RunnerParts
-from hunch.types import Logprob
+from hunch.types import RowResult
 
 
 class HostScores:
@@ -61,32 +63,75 @@ class HostScores:
         path_KP = torch.tensor(path, device=device)
         return self.sampling.process(logits_KV, row_K, pos_K, path_KP, mask_KV)
 
-    def of_prompts(self, last_TD: Tensor, outcomes: list[Outcome]) -> None:
-        """Log-probabilities of the prompt tokens that follow those processed."""
-        for outcome in outcomes:
-            part, request = outcome.part, self.rows.requests[outcome.part.row]
+    def of_prompts(self, last_TD: Tensor, parts: list[RowPart]) -> PromptScores:
+        """What requests ask for of the prompt tokens in a pass; nobody waits for a device."""
+        found = PromptScores()
+        for part in parts:
+            request = self.rows.requests[part.row]
             assert request is not None
-            if request.params.prompt_logprobs is None:
-                continue
-            following = request.prompt_ids[part.start + 1 : part.start + part.num_known + 1]
-            scores: list[dict[int, Logprob]] = []
-            for first in range(0, len(following), 64):  # whole prompts of logits would not fit
-                chunk = following[first : first + 64]
-                hidden_MD = last_TD[part.first + first : part.first + first + len(chunk)]
-                logits_MV = self.target.logits(hidden_MD)
-                scores += logprobs_at(logits_MV, chunk, request.params.prompt_logprobs)
-            outcome.result.prompt_logprobs = scores
+            num_best, pooling = request.params.prompt_logprobs, request.params.pooling
+            if num_best is not None:
+                following = request.prompt_ids[part.start + 1 : part.start + part.num_known + 1]
+                state_MD = last_TD[part.first : part.first + len(following)]
+                found.logprobs[part.row] = list(self._scores(state_MD, following, num_best))
+            num_left = len(request.prompt_ids) - part.start
+            if pooling is not None and num_left > 0:
+                state_TD = last_TD[part.first : part.first + min(part.num_known, num_left)].double()
+                if pooling == "mean":
+                    sum_D = (state_TD * POOL_SCALE).round().long().sum(0)
+                    found.pooled[part.row] = to_host(sum_D)
+                elif part.num_known >= num_left:
+                    found.pooled[part.row] = to_host(state_TD[-1])
+        found.note_end(last_TD.device)
+        return found
 
-    def pool(self, last_TD: Tensor, outcomes: list[Outcome]) -> None:
-        """States for embeddings: a prompt's last one, or the sum of those in this step."""
-        for outcome in outcomes:
-            part, request = outcome.part, self.rows.requests[outcome.part.row]
-            assert request is not None
-            pooling, num_left = request.params.pooling, len(request.prompt_ids) - part.start
-            if pooling is None or num_left <= 0:
-                continue
-            state_TD = last_TD[part.first : part.first + min(part.num_known, num_left)].double()
-            if pooling == "mean":
-                outcome.result.pooled = (state_TD * POOL_SCALE).round().long().sum(0).tolist()
-            elif part.num_known >= num_left:
-                outcome.result.pooled = state_TD[-1].tolist()
+    def _scores(
+        self, state_MD: Tensor, following: Sequence[int], num_best: int
+    ) -> Iterator[tuple[Tensor, ...]]:
+        """Scores of the tokens that follow these states."""
+        token_M = to_device(torch.tensor(following, dtype=torch.int64), state_MD.device)
+        for first in range(0, len(following), 64):  # whole prompts of logits would not fit
+            here = slice(first, first + 64)
+            logits_MV = self.target.logits(state_MD[here])
+            yield tuple(map(to_host, scores_of(logits_MV, token_M[here], num_best)))
+
+
+@dataclass(slots=True)
+class PromptScores:
+    """By row: scores of prompt tokens and pooled states, in the host's memory once computed."""
+
+    logprobs: dict[int, list[tuple[Tensor, ...]]] = field(default_factory=dict)
+    pooled: dict[int, Tensor] = field(default_factory=dict)
+    _end: torch.cuda.Event | None = None  # when the device is done with them
+
+    def __bool__(self) -> bool:
+        return bool(self.logprobs or self.pooled)
+
+    def note_end(self, device: torch.device) -> None:
+        """All of them were launched."""
+        if self and device.type == "cuda":
+            self._end = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._end.record()
+
+    def add_to(self, results: Mapping[int, RowResult]) -> None:
+        """Wait for them, and add them to the results of rows."""
+        if self._end is not None:
+            self._end.synchronize()
+        for row, some in self.logprobs.items():
+            results[row].prompt_logprobs = [
+                entry for one in some for entry in entries(*(part.tolist() for part in one))
+            ]
+        for row, state_D in self.pooled.items():
+            results[row].pooled = state_D.tolist()
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """The tensor in the host's memory, once the device has come to it."""
+    if tensor.device.type == "cpu":
+        return tensor
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """The host's tensor on a device; nobody waits."""
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -110,8 +110,8 @@ class HostStep:
         if batch.parts:
             self._prepare(batch.parts)
             hidden = self._forward(batch, begun.under_way)
-            self.scores.of_prompts(hidden.last_TD, outcomes)
-            self.scores.pool(hidden.last_TD, outcomes)
+            scores = self.scores.of_prompts(hidden.last_TD, batch.parts)
+            scores.add_to({outcome.part.row: outcome.result for outcome in outcomes})
         checked = [outcome for outcome in outcomes if outcome.part.is_caught_up]
         logits_MV = self._decide(batch, hidden, checked) if hidden and checked else None
         if self._over_processes is not None:

@@ -15,6 +15,7 @@ from hunch.types import DecodedRows, Request, RowResult, RowWork, StepResult
 
 if TYPE_CHECKING:  # needs Triton
     from hunch.step.capture import StepTimer
+    from hunch.step.host_scores import PromptScores
     from hunch.step.row_extras import CheckedResult, Group
     from hunch.step.step_kinds import StepGraph
 
@@ -57,13 +58,15 @@ class PendingStep:
 
 @dataclass(slots=True)
 class PendingPrompts:
-    """A pass over prompts that was launched, with the step that chooses their first tokens."""
+    """A pass over prompts that was launched, with what follows it."""
 
     plan_id: int
     work: list[RowWork]
     parts: list[RowPart]  # prompts that it read to their end
     results: dict[int, RowResult]  # of the others, by row
-    step: PendingStep
+    scores: PromptScores  # that requests ask for
+    step: PendingStep | None = None  # that chooses the first tokens; None: no prompt was ended
+    target_seconds: float = 0.0  # without such a step: of launching the pass
     draft_seconds: float = 0.0
 
 

@@ -12,6 +12,7 @@ Shape letters: R rows of the step, T packed tokens, D model width.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
@@ -24,11 +25,12 @@ from hunch.models.decoder import Hidden
 from hunch.step.batch import Batch, RowPart, pack
 from hunch.step.capture import StepTimer
 from hunch.step.captured_step import CapturedSteps
+from hunch.step.host_scores import PromptScores
 from hunch.step.host_step import HostStep
 from hunch.step.pending import PendingPrompts
 from hunch.step.row_extras import Group
-from hunch.step.step_kinds import MASKS, StepGraph
-from hunch.types import RowResult, RowWork, SamplingParams, StepPlan, StepResult
+from hunch.step.step_kinds import StepGraph
+from hunch.types import RowResult, RowWork, StepPlan, StepResult
 
 
 class PromptSteps:
@@ -44,22 +46,16 @@ class PromptSteps:
 
     def takes(self, work: list[RowWork]) -> bool:
         """Whether all of these rows can be read here; if one cannot, the host runs them all."""
-        captured, requests = self.captured, self.rows.requests
+        captured = self.captured
         if self._is_led:
             return False  # other ranks are told of passes and of whole steps, of nothing between
-        is_served, is_decoding = captured.is_served, captured.is_decoding
-        extras_X = captured.extras.extras_X
-        for item in work:
-            row, request = item.row, requests[item.row]
-            if item.is_apart or not is_served[row] or is_decoding[row]:
-                return False
-            if extras_X[row] & MASKS and captured.num_masked:
-                return False  # the masks would be written while a pending step reads its own
-            if request is not None and asks_for_states(request.params):
-                return False  # the host reads what the pass leaves of every token
+        rows = [item.row for item in work]
+        if any(item.is_apart for item in work) or captured.is_decoding[rows].any():
+            return False
+        if not captured.is_served[rows].all():
+            return False
         if captured.drafter is None:
             return not self._is_host_drafting
-        rows = [item.row for item in work]
         return not captured.observes(rows) or self._can_cover(rows, captured.drafter)
 
     def _can_cover(self, rows: list[int], drafter: DeviceDrafter) -> bool:
@@ -71,38 +67,41 @@ class PromptSteps:
         is_whole = self._has_head and bool((computed[1:, rows] >= computed[0, rows]).all())
         return is_whole and drafter.can_follow(self.rows.view(rows))
 
-    def launch(self, plan: StepPlan) -> PendingPrompts | StepResult:
+    def launch(self, plan: StepPlan, receive: Callable[[], object]) -> PendingPrompts | StepResult:
         """Launch a pass over prompts and, while it runs, all that follows it.
 
-        If it runs out of memory, nothing has changed on the host. If no prompt is read to its end,
-        there is nothing to wait for, and the result is returned at once.
+        `receive` receives the steps before it. If it runs out of memory, nothing has changed on the
+        host. If no prompt is read to its end, and none is scored, there is nothing to wait for, and
+        the result is returned at once.
         """
         began, rows = perf_counter(), self.rows
         batch = pack(rows, plan.work)
         last = {part.row: part for part in batch.parts if part.is_caught_up}
         timer = StepTimer(self.host.device)
+        scores = PromptScores()
         with torch.inference_mode():
             hidden = self.host.forward(batch) if batch.parts else None
-            if hidden is not None and self._has_head:
-                self._cover(batch, hidden)
+            if hidden is not None:
+                scores = self.host.scores.of_prompts(hidden.last_TD, batch.parts)
+                if self._has_head:
+                    self._cover(batch, hidden)
         if hidden is not None and last:
             group, graph = self._first_step([work for work in plan.work if work.row in last])
             self._upload_and_pack(group, graph)
             copy_last_states(hidden, [last[row] for row in group.ids], graph)
         results = {part.row: self._partial(part) for part in batch.parts if part.row not in last}
-        if not last:
-            found = [results.get(work.row) or RowResult(row=work.row) for work in plan.work]
-            seconds = perf_counter() - began
-            return StepResult(id=plan.id, rows=found, target_seconds=seconds, plain_seconds=seconds)
-        num_masked = self._fill_masks(group, graph)
-        graph.finish.replay()
-        step = self.captured.launched(group, graph, num_masked, set())
-        timer.end()
-        step.timer = timer
-        pending = PendingPrompts(plan.id, plan.work, list(last.values()), results, step)
-        self.captured.begin_decoding(group.ids)
-        pending.draft_seconds = self._catch_up(group.ids)
-        return pending
+        pending = PendingPrompts(plan.id, plan.work, list(last.values()), results, scores)
+        if last:
+            num_masked = self._fill_masks(group, graph, receive)
+            graph.finish.replay()
+            pending.step = self.captured.launched(group, graph, num_masked, set())
+            timer.end()
+            pending.step.timer = timer
+            self.captured.begin_decoding(group.ids)
+            pending.draft_seconds = self._catch_up(group.ids)
+        else:
+            pending.target_seconds = perf_counter() - began
+        return pending if last or scores else self.apply(pending)
 
     def _cover(self, batch: Batch, hidden: Hidden) -> None:
         """Let a head cover the prompts: compute its KV of their tokens but the last.
@@ -170,10 +169,17 @@ class PromptSteps:
         computed = tuple(self.rows.computed[:, part.row].tolist())
         return RowResult(row=part.row, num_processed=part.num_known, computed=computed)
 
-    def _fill_masks(self, group: Group, graph: StepGraph) -> dict[int, int]:
-        """While the pass runs: fill in what grammars allow as first tokens."""
+    def _fill_masks(
+        self, group: Group, graph: StepGraph, receive: Callable[[], object]
+    ) -> dict[int, int]:
+        """While the pass runs: fill in what grammars allow as first tokens.
+
+        Steps before it may still read their own masks, which are in the same place.
+        """
         if not group.has_masks:
             return {}
+        if self.captured.num_masked:
+            receive()
         masks, extras = self.captured.steps.step_masks(), self.captured.extras
         return extras.fill_masks(group, graph.num_rows, 0, masks, set(), is_first=True)
 
@@ -194,24 +200,23 @@ class PromptSteps:
 
     def apply(self, pending: PendingPrompts) -> StepResult:
         """Wait for the first tokens and apply them to the host's rows."""
-        result = self.captured.apply(pending.step)
-        by_row = {row.row: row for row in result.rows} | pending.results
+        by_row, seconds = pending.results, pending.target_seconds
+        if pending.step is not None:
+            result = self.captured.apply(pending.step)
+            by_row = {row.row: row for row in result.rows} | by_row
+            seconds = result.target_seconds
         for part in pending.parts:
             found = by_row[part.row]
             found.num_processed = part.num_known
             self.captured.policy.load.add(bool(found.tokens))
+        pending.scores.add_to(by_row)
         return StepResult(
             id=pending.plan_id,
             rows=[by_row.get(work.row) or RowResult(row=work.row) for work in pending.work],
-            target_seconds=result.target_seconds,
+            target_seconds=seconds,
             draft_seconds=pending.draft_seconds,
-            plain_seconds=result.plain_seconds,
+            plain_seconds=seconds,
         )
-
-
-def asks_for_states(params: SamplingParams) -> bool:
-    """Whether a request asks for more of its prompt than what follows it."""
-    return params.prompt_logprobs is not None or params.pooling is not None
 
 
 def copy_last_states(hidden: Hidden, parts: list[RowPart], graph: StepGraph) -> None:

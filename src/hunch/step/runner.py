@@ -132,21 +132,24 @@ class Runner:
         if len(pending.group.work) < len(plan.work):
             taken = set(pending.group.ids)
             rest = replace(plan, work=[work for work in plan.work if work.row not in taken])
-            pending.order, pending.others = plan.work, self._launch_prompts(rest)
+            pending.order, pending.others = plan.work, self._launch_prompts(rest, pending)
             if pending.others is None:
                 self._do_before_pass(pending, rest.work)
                 pending.others = self._run(rest)
         self._queue.append(pending)
 
-    def _launch_prompts(self, plan: StepPlan) -> PendingPrompts | StepResult | None:
+    def _launch_prompts(
+        self, plan: StepPlan, beside: PendingStep | None = None
+    ) -> PendingPrompts | StepResult | None:
         """Launch a pass over prompts, and what follows it; None: the host must run these rows.
 
-        The result is there at once if no prompt was read to its end, or memory was short.
+        The result is there at once if there is nothing to wait for, or memory was short.
+        `beside`: the captured step of the same plan, which is not in the queue yet.
         """
         if self.captured is None or self.prompts is None or not self.prompts.takes(plan.work):
             return None
         try:
-            launched = self.prompts.launch(plan)
+            launched = self.prompts.launch(plan, partial(self._receive_pending, beside))
         except torch.OutOfMemoryError:  # of the pass, or to capture what follows it
             log.warning("no GPU memory to read prompts: the host reads them, one by one")
             self.captured.steps.recount()
@@ -298,7 +301,8 @@ class Runner:
         """Whether the next result is there: of the host, or the first tokens after prompts."""
         pending = self._queue[0]
         if isinstance(pending, PendingPrompts) and self.captured is not None:
-            return self.captured.steps.download.is_there(pending.step.buffer)
+            step = pending.step
+            return step is not None and self.captured.steps.download.is_there(step.buffer)
         return isinstance(pending, StepResult)
 
     def _repeat(self, failed: BegunStep) -> StepResult:
@@ -326,20 +330,21 @@ class Runner:
         )
         return result
 
-    def _receive_pending(self) -> set[int]:
+    def _receive_pending(self, last: PendingStep | None = None) -> set[int]:
         """Receive the result of every pending captured step, without applying it.
 
-        Returns the rows whose tokens were taken back.
+        `last`: one that is not in the queue yet. Returns the rows whose tokens were taken back.
         """
         rows: set[int] = set()
         if self.captured is None:
             return rows
-        for item in self._queue:
+        for item in (*self._queue, last):
             prompts = item.others if isinstance(item, PendingStep) else item
             if isinstance(item, PendingStep):
                 rows |= self.captured.receive(item)
-            if isinstance(prompts, PendingPrompts) and prompts.step.group.has_masks:
-                rows |= self.captured.receive(prompts.step)
+            step = prompts.step if isinstance(prompts, PendingPrompts) else None
+            if step is not None and step.group.has_masks:
+                rows |= self.captured.receive(step)
         return rows
 
     def _apply_pending(self) -> None:
