@@ -27,19 +27,19 @@ def test_a_gate_and_its_gradient_are_those_of_torch(dtype: torch.dtype) -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("width", [16, 48])
-def test_heads_turn_and_their_gradients_turn_back(width: int) -> None:
+@pytest.mark.parametrize(("width", "count"), [(16, 3), (48, 3), (16, 19)])
+def test_heads_turn_and_their_gradients_turn_back(width: int, count: int) -> None:
     torch.manual_seed(0)
     angles = torch.rand(9, width // 2)
     table = torch.cat((angles.cos(), angles.sin()), dim=1)
     turns = rotation(table, torch.tensor([0, 4, 8, 8]))
     cos, sin = turns.cos_T1H.to(DEVICE), turns.sin_T1H.to(DEVICE)
-    weight = torch.randn(4, 3, width).to(DEVICE)
+    weight = torch.randn(4, count, width).to(DEVICE)
     found = []
     for way in (gpu_teach.turn, lambda x, *at: rope(x.cpu(), *(a.cpu() for a in at)).to(DEVICE)):
         torch.manual_seed(1)
-        heads = torch.randn(4, 5, width).to(DEVICE).requires_grad_()
-        y = way(heads[:, :3], cos, sin)  # as q and k lie before v
+        heads = torch.randn(4, count + 2, width).to(DEVICE).requires_grad_()
+        y = way(heads[:, :count], cos, sin)  # as q and k lie before v
         (y * weight).sum().backward()
         found.append((y.detach(), heads.grad))
     for ours, theirs in zip(*found, strict=True):

@@ -17,7 +17,7 @@ from hunch.models.native import load_native
 from hunch.models.stage import Stage
 from hunch.models.weights import open_weights
 from hunch.step.batch import Batch
-from hunch.train.states import Dense
+from hunch.train.attend import Dense
 from recurrent_models import CASES, CLOSE, IDS, make
 
 

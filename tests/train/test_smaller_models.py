@@ -24,6 +24,7 @@ from hunch.hub import resolve
 from hunch.hub.drafters import TrainedDrafter, add_trained, digest_of
 from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
+from hunch.train.attend import Dense
 from hunch.train.batches import Batch, Texts
 from hunch.train.go_on import GoOn, job_for
 from hunch.train.job import Job, build_student, job_of, read_settings, run_job, write_student
@@ -31,7 +32,7 @@ from hunch.train.loop import Loop
 from hunch.train.progress import Progress
 from hunch.train.recipes.draft import read_layers
 from hunch.train.regenerate import read_answers
-from hunch.train.states import Dense, run_target
+from hunch.train.states import run_target
 from hunch.train.vocab import count_columns
 from recurrent_models import make
 from tiny_families import write_family

@@ -6,6 +6,8 @@ import json
 import logging
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,12 +22,14 @@ from hunch.models.weights import open_weights
 from hunch.step.capture import rehearsed
 from hunch.train.batches import Texts, collate
 from hunch.train.export import pack
+from hunch.train.loop import usual_batch
 from hunch.train.loss import LOSSES, slope, teach
 from hunch.train.optimiser import Optimiser, orthogonal
 from hunch.train.progress import Progress
 from hunch.train.prompts import read_prompts
 from hunch.train.regenerate import AnswerOptions, read_answers, regenerate
 from hunch.train.states import TargetOutputs, run_target
+from hunch.train.student import Student
 from hunch.train.vocab import columns_of
 from tiny_models import write_llama
 
@@ -158,6 +162,27 @@ def test_a_step_is_a_share_of_the_matrix_it_changes() -> None:
         optimiser.step(1e-3)
         shares.append(float((matrix.detach() - size * start).norm() / (size * start).norm()))
     assert shares[0] == pytest.approx(shares[1], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("layers", "width", "units", "tokens"),
+    [(2, 1536, 2240, 8192), (2, 3584, 4736, 4096), (1, 576, 1536, 32768)],
+)
+def test_a_step_of_a_large_student_has_fewer_tokens(
+    layers: int, width: int, units: int, tokens: int
+) -> None:
+    """Drafts of targets of about 2, 7 and a tenth of a billion parameters."""
+    target: Any = SimpleNamespace(device=torch.device("cuda"), spec=SimpleNamespace(width=width))
+    columns: Any = range(32768 if width > 576 else 16384)
+    student = Student(target, columns)
+    shapes = {"q": (width, width), "kv": (width // 3, width), "o": (width, width)}
+    shapes |= {"gate": (units, width), "up": (units, width), "down": (width, units)}
+    student.tensors = {
+        f"{layer}.{name}": torch.empty(1).expand(shape)
+        for layer in range(layers)
+        for name, shape in shapes.items()
+    }
+    assert usual_batch(student) == tokens
 
 
 def test_int8_rows_come_back(tmp_path: Path) -> None:

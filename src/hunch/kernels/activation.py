@@ -5,7 +5,9 @@ Shape letters: T packed tokens, F inner width of the MLP.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -104,9 +106,28 @@ def gated_ref(gate_up_TF: Tensor, activation: str = "silu") -> Tensor:
     return gated(gate_up_TF.double(), activation).to(gate_up_TF.dtype)
 
 
+_rounds_once: ContextVar[bool] = ContextVar("rounds_once", default=False)
+
+
+@contextmanager
+def rounded_once() -> Iterator[None]:
+    """In this context a GPU uses training's kernels though nothing is taught: they go over memory
+    less often, and round otherwise than serving does."""
+    token = _rounds_once.set(True)
+    try:
+        yield
+    finally:
+        _rounds_once.reset(token)
+
+
+def is_taught(x: Tensor) -> bool:
+    """Whether it is for a GPU's kernels of training."""
+    return x.is_cuda and (x.requires_grad or _rounds_once.get())
+
+
 def gated(gate_up_TF: Tensor, activation: str = "silu") -> Tensor:
-    is_taught = gate_up_TF.is_cuda and gate_up_TF.requires_grad and gate_up_TF.dim() == 2
-    if is_taught and KERNEL_NAMES[activation] == "silu":
+    is_2d = gate_up_TF.dim() == 2
+    if is_2d and is_taught(gate_up_TF) and KERNEL_NAMES[activation] == "silu":
         from hunch.kernels.gpu_teach import gate
 
         return gate(gate_up_TF)

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 1024
+_HEADS = 16  # of a token that are turned at a time
 
 
 @triton.jit
@@ -45,17 +46,19 @@ def _gate_back_kernel(z_ptr, dy_ptr, dz_ptr, width, BLOCK: tl.constexpr):
 @triton.jit
 def _turn_kernel(
     x_ptr, y_ptr, cos_ptr, sin_ptr, row_stride, num_heads, sign,
-    HALF: tl.constexpr, HALF_UP: tl.constexpr,
+    HALF: tl.constexpr, HALF_UP: tl.constexpr, HEADS: tl.constexpr,
 ):  # fmt: skip
-    """A head of a token: (l, r) becomes (l cos - r sin, r cos + l sin); sign -1 turns it back."""
+    """HEADS of a token's heads, whose angles are one: (l, r) becomes (l cos - r sin, r cos + l
+    sin); sign -1 turns them back."""
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    at = tl.arange(0, HALF_UP)
-    is_in = at < HALF
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    at = tl.arange(0, HALF_UP)[None, :]
+    is_half = at < HALF
+    is_in = (head < num_heads) & is_half
     x_at = x_ptr + token * row_stride + head * 2 * HALF + at
     y_at = y_ptr + (token * num_heads + head) * 2 * HALF + at
-    cos = tl.load(cos_ptr + token * 2 * HALF + at, mask=is_in, other=0.0).to(tl.float32)
-    sin = tl.load(sin_ptr + token * 2 * HALF + HALF + at, mask=is_in, other=0.0).to(tl.float32)
+    cos = tl.load(cos_ptr + token * 2 * HALF + at, mask=is_half, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + token * 2 * HALF + HALF + at, mask=is_half, other=0.0).to(tl.float32)
     sin = sin * sign
     left = tl.load(x_at, mask=is_in, other=0.0).to(tl.float32)
     right = tl.load(x_at + HALF, mask=is_in, other=0.0).to(tl.float32)
@@ -104,9 +107,10 @@ def _turned(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor, sign: float) -> Ten
     shape = (num_tokens, 1, width)
     cos_T1H, sin_T1H = (x.expand(shape).contiguous() for x in (cos_T1H, sin_T1H))
     if num_tokens:
-        _turn_kernel[(num_tokens, num_heads)](
+        heads = min(triton.next_power_of_2(num_heads), _HEADS)
+        _turn_kernel[(num_tokens, triton.cdiv(num_heads, heads))](
             x_TNH, y_TNH, cos_T1H, sin_T1H, x_TNH.stride(0), num_heads, sign,
-            HALF=width // 2, HALF_UP=triton.next_power_of_2(width // 2),
+            HALF=width // 2, HALF_UP=triton.next_power_of_2(width // 2), HEADS=heads,
         )  # fmt: skip
     return y_TNH
 

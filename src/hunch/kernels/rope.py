@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hunch.kernels.activation import is_taught
+
 
 @dataclass(slots=True)
 class Rotation:
@@ -37,7 +39,7 @@ def rope_ref(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
 
 def rope(x_TNH: Tensor, cos_T1H: Tensor, sin_T1H: Tensor) -> Tensor:
     """Three passes over x, in float32 whatever x holds; one where a GPU is taught."""
-    if x_TNH.is_cuda and x_TNH.requires_grad and x_TNH.dim() == 3:
+    if x_TNH.dim() == 3 and is_taught(x_TNH):
         from hunch.kernels.gpu_teach import turn
 
         return turn(x_TNH, cos_T1H, sin_T1H)

@@ -51,9 +51,6 @@ _WRITING = {"cuda": 0.5, "cpu": 1.0}
 _COVERAGE = ((2048, 0.82), (4096, 0.88), (8192, 0.931), (16384, 0.966), (32768, 0.993))
 # Training reaches this share of what its largest product reaches alone.
 _COMPUTES = {"cuda": 0.35, "cpu": 0.6}
-# Seconds of a step on a GPU: what launching one takes. Fewer tokens would not make it shorter, more
-# would leave fewer steps, and those are what teaches (loop._WIDE_BATCH). And least and most tokens.
-_STEP, _BATCHES = 0.016, (4096, 32768)
 _KEPT = 3 * TOP  # numbers of 2 bytes that are kept of a token beside states
 _READS = 0.5  # and the target's pass over many texts at once
 
@@ -194,15 +191,6 @@ def learning_seconds(costs: Costs, spec: ModelSpec, size: Size, device: str) -> 
     weights = size.layers * size.abreast * layer + size.columns * spec.width
     speed = costs.products * _COMPUTES.get(device, _COMPUTES["cpu"])
     return 6.0 * weights * METHODS[size.method].passes / speed
-
-
-def batch_for(costs: Costs, spec: ModelSpec, size: Size, device: str) -> int | None:
-    """Tokens of a step, so that a minute has three thousand steps where the device can do that;
-    None: as many as the device usually takes."""
-    if device != "cuda":
-        return None
-    tokens = _STEP / learning_seconds(costs, spec, size, device)
-    return int(min(max(2 ** round(log2(max(tokens, 1.0))), _BATCHES[0]), _BATCHES[1]))
 
 
 def tokens_seen(

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from hunch.layers.attention import split_heads
 from hunch.train.batches import Batch, Texts, put
-from hunch.train.states import TOP, TargetOutputs, TopOpinions
+from hunch.train.packs import Laid, Pack
+from hunch.train.states import TOP, PackRead, TargetOutputs, TopOpinions
 from hunch.train.vocab import Columns
 
 MEMORY_SHARE = 0.6  # of what a GPU has free
@@ -42,9 +43,9 @@ class Kept:
     ) -> None:
         self.columns, self.device = columns, device
         self._column_V = columns.column_V.cpu()
+        self.laid = Laid(texts, self._column_V, context)
         self.num_top = min(TOP, len(columns))
-        lengths = np.minimum(texts.lengths, context)
-        self.start = np.concatenate([[0], np.cumsum(lengths)])
+        self.start = self.laid.start
         self.is_kept = np.zeros(len(texts), dtype=np.bool_)
         num_tokens = int(self.start[-1])
         width = sum(feature_widths) + hidden_width
@@ -59,7 +60,7 @@ class Kept:
         if hidden_width:
             self.hidden_ND = store("hidden", (num_tokens, hidden_width), dtype)
 
-    def has(self, batch: Batch) -> bool:
+    def has(self, batch: Batch | Pack) -> bool:
         return bool(self.is_kept[batch.index_B].all())
 
     def _rows(self, batch: Batch) -> Tensor:
@@ -73,19 +74,36 @@ class Kept:
         """Keep what a pass over the batch said; `outputs` have nothing mixed into them."""
         assert isinstance(outputs.p_MC, Tensor)
         row_N = self._rows(batch)
-        top = TopOpinions.of(outputs.p_MC)
-        at_M = row_N[outputs.row_M].to(self.p_NK.device)
-        self.p_NK[at_M] = top.p_MK.to(self.p_NK)
-        self.column_NK[at_M] = top.column_MK.to(self.column_NK)
         pos_T = torch.arange(len(row_N), device=row_N.device) % batch.ids_BL.shape[1]
         inside = (pos_T < batch.length_B.repeat_interleave(batch.ids_BL.shape[1])).nonzero()
         inside_T = inside.squeeze(1)
-        where = row_N[inside_T].to(self.p_NK.device)
-        for kept_ND, feature_TD in zip(self.features, outputs.features, strict=True):
-            kept_ND[where] = feature_TD[inside_T].to(kept_ND)
-        if self.hidden_ND is not None:
-            self.hidden_ND[where] = outputs.hidden_TD[inside_T].to(self.hidden_ND)
+        features = tuple(feature_TD[inside_T] for feature_TD in outputs.features)
+        read = PackRead(outputs.hidden_TD[inside_T], features, outputs.p_MC)
+        self._keep(row_N[outputs.row_M], row_N[inside_T], read)
         self.is_kept[batch.index_B] = True
+
+    def add_pack(self, pack: Pack, read: PackRead) -> None:
+        """Keep what a pass over the pack said."""
+        device = read.p_MC.device
+        at_M, at_T = (put(torch.from_numpy(at), device) for at in (pack.at_M, pack.at_T))
+        self._keep(at_M, at_T, read)
+        self.is_kept[pack.index_B] = True
+
+    def _keep(self, at_M: Tensor, at_T: Tensor, read: PackRead) -> None:
+        """Opinions and states, each at its place."""
+        top = TopOpinions.of(read.p_MC)
+        at_M, at_T = at_M.to(self.p_NK.device), at_T.to(self.p_NK.device)
+        self.p_NK[at_M] = top.p_MK.to(self.p_NK)
+        self.column_NK[at_M] = top.column_MK.to(self.column_NK)
+        for kept_ND, feature_TD in zip(self.features, read.features, strict=True):
+            kept_ND[at_T] = feature_TD.to(kept_ND)
+        if self.hidden_ND is not None:
+            self.hidden_ND[at_T] = read.hidden_TD.to(self.hidden_ND)
+
+    def opinions(self, at_M: Tensor) -> TopOpinions:
+        """The target's, at places among all texts."""
+        column_MK = self.column_NK.index_select(0, at_M)
+        return TopOpinions(column_MK, self.p_NK.index_select(0, at_M), len(self.columns))
 
     def outputs(
         self, batch: Batch, *, greedy_share: float = 0.0, seed: int = 0, late: float = 1.0

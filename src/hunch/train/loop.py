@@ -13,14 +13,17 @@ import torch
 
 from hunch.errors import ConfigError, TrainingError
 from hunch.models.decoder import Decoder
+from hunch.train.attend import can_pack
 from hunch.train.batches import Batch, Texts, batches
 from hunch.train.clock import Rates, in_words
 from hunch.train.files import write_whole
 from hunch.train.kept import Kept, bytes_of, has_room
 from hunch.train.optimiser import Optimiser
+from hunch.train.packed_step import PackedSteps
+from hunch.train.packs import Pack
 from hunch.train.progress import Progress
 from hunch.train.replay import Curve, Replay
-from hunch.train.states import TargetOutputs, TopOpinions, run_target
+from hunch.train.states import TargetOutputs, TopOpinions, read_pack, run_target
 from hunch.train.student import Student
 
 CONTEXT = 1280  # tokens of a prompt and its answer, unless told: prompts of up to 1,024
@@ -30,11 +33,12 @@ _MARKS = (0.7, 0.85, 1.0)  # shares of the time after which the student is put a
 _WARM_UP = 0.02
 _FIRST = 3  # steps of a trial that are not timed
 _SETTLE = 0.8  # share of the time at which a flat curve is taken to stand: the rest cools down
-_BATCH = {"cuda": 32768, "cpu": 2048}
-# Of a wide target a GPU's step over fewer tokens is shorter, and steps are what teaches. A draft
-# for one of 2B's cost has 2.13 tokens per pass on unseen prompts after 42 seconds of 2,444 such
-# steps, and 1.81 after 1,461 of 32,768 tokens (`hunch bench part drafters`, docs/training.md).
-_WIDE, _WIDE_BATCH = 1024, 8192
+# Steps are what teaches: a draft for a target of 2B's cost has 2.13 tokens per pass on unseen
+# prompts after 42 seconds of 2,444 steps over 8,192 tokens, and 1.81 after 1,461 over 32,768
+# (`hunch bench part drafters`, docs/training.md). So a GPU's step has so many floating-point
+# operations, which are 8,192 tokens of that draft; and these tokens at least and at most.
+_STEP_FLOPS, _BATCHES = 2.4e12, (4096, 32768)
+_CPU_BATCH = 2048
 MIN_STEPS = 40  # fewer teach a student nothing that a test could see
 _PLAIN_SHARE = 0.28  # Adam's rate over Muon's
 _LATE = (0.15, 0.65)  # shares of the time between which loss=blend goes over to what it ends with
@@ -47,7 +51,7 @@ class LoopOptions:
     minutes: float = 10.0
     steps: int | None = None  # in place of minutes: the same result on any machine
     lr: float | None = None  # None: the recipe's
-    batch: int | None = None  # tokens a step looks at; None: what the device does in a second or so
+    batch: int | None = None  # tokens a step looks at; None: by what the student computes
     context: int = CONTEXT  # longest text it learns from
     greedy_share: float = 0.3  # of the loss that goes to the answer's own token
     whole: float = 0.0  # share of the texts that teach by their prompts too
@@ -100,10 +104,11 @@ class Loop:
         """`remark` says more of what held-out answers show, for the progress line."""
         self.student, self.target, self.folder, self.options = student, target, folder, options
         self.lr = options.lr or lr * student.rate
-        self.batch = options.batch or _usual_batch(target)
+        self.batch = options.batch or usual_batch(student)
         self.optimiser = Optimiser(student.tensors, student.plain)
         self.place, self.curve, self.rates = Place(), Curve(), Rates()
         self.kept: Kept | None = None
+        self.packed: PackedSteps | None = None  # None: batches are padded
         self._held: tuple[Texts, list[TargetOutputs]] | None = None  # and what the target says
         self.remark, self.flops = remark, 0.0
         self._restore()
@@ -145,6 +150,7 @@ class Loop:
         """Until the share is 1. A loss that is no number ends it at the last checkpoint."""
         if self.kept is None:
             self.kept = self._new_kept(texts)
+        self.packed = self._new_packed()
         self.is_trial &= self.kept is not None  # else each visit reads anew
         before = saved = tested = perf_counter()
         read = 0.0
@@ -233,14 +239,20 @@ class Loop:
             "what is there goes on from here"
         )
 
-    def _learn(self, batch: Batch) -> torch.Tensor:
+    def _learn(self, batch: Batch | Pack) -> torch.Tensor:
+        rate = self.rate()
+        if isinstance(batch, Pack):
+            assert self.packed is not None
+            self._read(batch)
+            self.flops += self.student.flops_of(batch.num_tokens, len(batch.row_M))
+            self.optimiser.set_rates(rate, rate * _PLAIN_SHARE)
+            return self.packed.learn(batch, self.late)
         outputs = self.outputs(batch.to(self.target.device))
         if not len(outputs.row_M):
             return torch.zeros(())  # nothing in these texts that the draft vocabulary can say
         self.flops += self.student.flops(outputs)
         result = self.student.loss_on(outputs)
         result.loss.backward()  # type: ignore[no-untyped-call]
-        rate = self.rate()
         self.optimiser.step(rate, rate * _PLAIN_SHARE)
         return result.loss.detach()
 
@@ -260,8 +272,8 @@ class Loop:
 
     def outputs(self, batch: Batch) -> TargetOutputs:
         """What is right, as the target sees it: a pass over texts that are new, else kept."""
-        late = min(max((self.share - _LATE[0]) / (_LATE[1] - _LATE[0]), 0.0), 1.0)
-        options, seed, kept = self.options, self.options.seed + self.place.step, self.kept
+        options, late, kept = self.options, self.late, self.kept
+        seed = options.seed + self.place.step
         if kept is None and options.whole:
             share, whole = options.greedy_share, options.whole
             return self._run_target(batch, greedy_share=share, whole=whole, late=late, seed=seed)
@@ -270,9 +282,33 @@ class Loop:
             assert isinstance(found.p_MC, torch.Tensor)
             top = TopOpinions.of(found.p_MC).toward(found.label_M, options.greedy_share)
             return replace(found, p_MC=top)
-        if not kept.has(batch):
+        if self._can_read_packs:
+            self._read(kept.laid.pack(batch.index_B))
+        elif not kept.has(batch):
             kept.add(batch, self._run_target(batch))
         return kept.outputs(batch, greedy_share=options.greedy_share, late=late, seed=seed)
+
+    @property
+    def late(self) -> float:
+        """How far a loss that changes has gone."""
+        return min(max((self.share - _LATE[0]) / (_LATE[1] - _LATE[0]), 0.0), 1.0)
+
+    @property
+    def _can_read_packs(self) -> bool:
+        target = self.target
+        return can_pack(target.spec, target.device, target.dtype)
+
+    def _read(self, pack: Pack) -> None:
+        """Let the target read texts that are new."""
+        assert self.kept is not None
+        if self.kept.has(pack):
+            return
+        is_timed, student = self._is_timed, self.student
+        began = self._now() if is_timed else 0.0
+        self.kept.add_pack(
+            pack, read_pack(self.target, pack, student.columns, student.feature_layers)
+        )
+        self.rates.target(pack.num_tokens, self._now() - began if is_timed else None)
 
     def _run_target(self, batch: Batch, **words: Any) -> TargetOutputs:
         is_timed, columns = self._is_timed, self.student.columns
@@ -280,6 +316,15 @@ class Loop:
         found = run_target(self.target, batch, columns, self.student.feature_layers, **words)
         self.rates.target(batch.num_tokens, self._now() - began if is_timed else None)
         return found
+
+    def _new_packed(self) -> PackedSteps | None:
+        """Steps over texts in a row, where target and student can take these."""
+        kept, student = self.kept, self.student
+        if kept is None or not (student.takes_packs and self._can_read_packs):
+            return None
+        if not kept.laid.num_taught.any():
+            return None
+        return PackedSteps(student, self.optimiser, kept, self.batch, self.options.greedy_share)
 
     def _new_kept(self, texts: Texts) -> Kept | None:
         """Room for what the target says of the texts, where there is any; with whole=, which
@@ -325,18 +370,22 @@ class Loop:
             self.place.num_candidates += 1
             self._save(CANDIDATE.format(self.place.num_candidates - 1))
 
-    def _batches(self, texts: Texts) -> Iterator[Batch]:
-        options = self.options
+    def _batches(self, texts: Texts) -> Iterator[Batch | Pack]:
         while self.share < 1:
             done = self.place.at
-            epoch = batches(texts, self.batch, options.context, options.seed, self.place.epoch)
-            for number, batch in enumerate(epoch):
+            for number, batch in enumerate(self._epoch(texts)):
                 if number < done:
                     continue
                 if self.share >= 1:
                     return
                 yield batch
             self.place.epoch, self.place.at = self.place.epoch + 1, 0
+
+    def _epoch(self, texts: Texts) -> Iterator[Batch | Pack]:
+        options, epoch = self.options, self.place.epoch
+        if self.packed is not None:
+            return self.packed.packs(options.seed, epoch)
+        return iter(batches(texts, self.batch, options.context, options.seed, epoch))
 
     @torch.no_grad()
     def test(self, texts: Texts) -> Replay:
@@ -361,10 +410,13 @@ class Loop:
         return replace(found, p_MC=TopOpinions.of(found.p_MC))
 
 
-def _usual_batch(target: Decoder) -> int:
-    if target.device.type == "cuda" and target.spec.width >= _WIDE:
-        return _WIDE_BATCH
-    return _BATCH.get(target.device.type, _BATCH["cpu"])
+def usual_batch(student: Student) -> int:
+    """Tokens of a step."""
+    if student.target.device.type != "cuda":
+        return _CPU_BATCH
+    tokens = _STEP_FLOPS / (student.flops_of(2, 1) / 2)  # every other token teaches
+    least, most = _BATCHES
+    return int(min(max(2 ** round(math.log2(tokens)), least), most))
 
 
 def restore(student: Student, path: Path) -> dict[str, Any]:

@@ -11,7 +11,8 @@ began with.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +38,6 @@ class Optimiser:
         self.tensors = tensors
         self.num_steps = 0
         self.first = {name: torch.zeros_like(t) for name, t in tensors.items()}
-        self.grads = {name: torch.zeros_like(t) for name, t in tensors.items()}
         # Matrices that go together: of one shape, once tall ones lie on their side.
         self.by_shape: dict[tuple[int, ...], list[str]] = {}
         self.plain: list[str] = []
@@ -51,12 +51,15 @@ class Optimiser:
         self.scale = {name: _scale(tensors[name]) for name in matrices}
         self.device = next(iter(tensors.values())).device
         self._rate, self._plain_rate = (torch.zeros((), device=self.device) for _ in range(2))
+        self.grads: dict[str, Tensor] = {}  # where the graph of `step` finds them
         self._graph: Graph | None = None
 
     @torch.no_grad()
     def step(self, lr: float, plain_lr: float | None = None) -> None:
         """One step along the gradients, which are dropped."""
-        self.num_steps += 1
+        self.set_rates(lr, plain_lr)
+        if not self.grads:
+            self.grads = {name: torch.zeros_like(t) for name, t in self.tensors.items()}
         for name, tensor in self.tensors.items():
             if tensor.grad is None:
                 self.grads[name].zero_()
@@ -66,25 +69,34 @@ class Optimiser:
             torch._foreach_copy_([self.grads[name] for name in found], new)  # type: ignore[arg-type]
         for tensor in self.tensors.values():
             tensor.grad = None
-        late = math.sqrt(1 - _BETA2**self.num_steps) / (1 - _BETA1**self.num_steps)
-        self._rate.fill_(-lr)
-        self._plain_rate.fill_(-(lr if plain_lr is None else plain_lr) * late)
-        if self._graph is None:
-            self._graph = Graph(self._move, self.device, new_pool(self.device))  # moves once, too
+        if self._graph is None:  # it moves once, too
+            move = partial(self.move, self.grads)
+            self._graph = Graph(move, self.device, new_pool(self.device))
         else:
             self._graph.replay()
 
-    def _move(self) -> None:
-        """One step along `grads`, as long as the rates say."""
-        if self.plain:
-            self._move_plain()
-        for names in self.by_shape.values():
-            self._move_matrices(names)
+    def set_rates(self, lr: float, plain_lr: float | None = None) -> None:
+        """How far the next step goes: of matrices, and of the rest."""
+        self.num_steps += 1
+        late = math.sqrt(1 - _BETA2**self.num_steps) / (1 - _BETA1**self.num_steps)
+        self._rate.fill_(-lr)
+        self._plain_rate.fill_(-(lr if plain_lr is None else plain_lr) * late)
 
-    def _move_plain(self) -> None:
-        own = [self.grads[name] for name in self.plain]
+    @torch.no_grad()
+    def move(self, grads: Mapping[str, Tensor | None]) -> None:
+        """One step along these, as far as the rates say."""
+        found = {
+            name: torch.zeros_like(self.tensors[name]) if grad is None else grad
+            for name, grad in grads.items()
+        }
+        if self.plain:
+            self._move_plain([found[name] for name in self.plain])
+        for names in self.by_shape.values():
+            self._move_matrices(names, [found[name] for name in names])
+
+    def _move_plain(self, own: list[Tensor]) -> None:
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(own)))
-        torch._foreach_mul_(own, (_MAX_NORM / (norm + 1e-6)).clamp(max=1.0))
+        own = list(torch._foreach_mul(own, (_MAX_NORM / (norm + 1e-6)).clamp(max=1.0)))
         first = [self.first[name] for name in self.plain]
         second = [self.second[name] for name in self.plain]
         torch._foreach_lerp_(first, own, 1 - _BETA1)
@@ -96,9 +108,8 @@ class Optimiser:
         torch._foreach_mul_(steps, self._plain_rate)
         torch._foreach_add_([self.tensors[name] for name in self.plain], steps)
 
-    def _move_matrices(self, names: list[str]) -> None:
+    def _move_matrices(self, names: list[str], own: list[Tensor]) -> None:
         first = [self.first[name] for name in names]
-        own = [self.grads[name] for name in names]
         torch._foreach_mul_(first, _MOMENTUM)
         torch._foreach_add_(first, own)
         ahead = torch._foreach_add(own, first, alpha=_MOMENTUM)

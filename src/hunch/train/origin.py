@@ -21,7 +21,7 @@ from hunch.models.load import load_decoder, spec_of
 from hunch.models.source import EXPAND
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights, open_weights
-from hunch.train.states import Dense
+from hunch.train.attend import Dense
 from hunch.train.student import check_target
 
 

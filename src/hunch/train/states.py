@@ -1,120 +1,27 @@
 """What the target thinks of a batch of texts: the one pass that every recipe learns from.
 
 Shape letters: B texts, L their padded length, T = B * L tokens in a row, D width, M positions that
-teach, C columns of the draft vocabulary, K the likeliest of them, V the target's; N heads, M KV
-heads, H head width, A all heads side by side.
+teach, C columns of the draft vocabulary, K the likeliest of them, V the target's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hunch.kernels.attention import first_seen
-from hunch.kernels.recurrence import Recurrence, recur_texts
-from hunch.kernels.rope import Rotation, rope
-from hunch.layers.attention import Heads, split_heads
-from hunch.layers.latent import turn_tails
-from hunch.layers.rope import Rope
+from hunch.kernels.activation import rounded_once
+from hunch.layers.attention import split_heads
 from hunch.models.decoder import Decoder, finish_logits
 from hunch.models.spec import ModelSpec
-from hunch.train.batches import Batch
+from hunch.train.attend import Dense, Packed, Split
+from hunch.train.batches import Batch, put
+from hunch.train.packs import Pack, PackInputs
 from hunch.train.vocab import Columns
 
 TOP = 64  # columns of an opinion that are kept
-
-Split = Callable[[Tensor, Heads, Rotation | None], tuple[Tensor, Tensor, Tensor]]
-
-
-class Dense:
-    """Texts side by side, each token reading its own text up to itself.
-
-    Texts are padded at the end, where nothing looks.
-    """
-
-    def __init__(
-        self,
-        ids_BL: Tensor,
-        ropes: Sequence[Rope],
-        split: Split = split_heads,
-        *,
-        has_readers: bool = False,  # layers that read the keys and values of others
-    ) -> None:
-        self.shape = ids_BL.shape
-        self.split, self.has_readers = split, has_readers
-        self.kept: dict[int, tuple[Tensor, Tensor]] = {}  # keys and values, by layer
-        pos_T = torch.arange(self.shape[1], device=ids_BL.device).repeat(self.shape[0])
-        self.rotations: list[Rotation | None] = [rope(pos_T) for rope in ropes]
-        self.rotations = self.rotations or [None]
-
-    def heads(self, qkv_TAH: Tensor, heads: Heads) -> list[Tensor]:
-        """q, k and v as attention takes them: text, head, position, width."""
-        rotation = self.rotations[heads.rope]
-        if rotation is not None and rotation.cos_T1H.shape[-1] < heads.head_dim:
-            qkv_TAH, rotation = turn_tails(qkv_TAH, heads, rotation), None
-        parts = self.split(qkv_TAH, heads, rotation)
-        return [part.view(*self.shape, *part.shape[1:]).transpose(1, 2) for part in parts]
-
-    def __call__(
-        self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
-    ) -> Tensor:
-        if heads.is_reader:
-            rotation = self.rotations[heads.rope]
-            if rotation is not None:
-                qkv_TAH = rope(qkv_TAH, rotation.cos_T1H, rotation.sin_T1H)
-            q = qkv_TAH.view(*self.shape, *qkv_TAH.shape[1:]).transpose(1, 2)
-            k, v = self.kept[layer]
-        else:
-            q, k, v = self.heads(qkv_TAH, heads)
-        if self.has_readers:
-            self.kept[layer] = k, v
-        if heads.cap or sinks_N is not None or heads.alibi_NL is not None:
-            return _attend_plainly(q, k, v, heads, sinks_N).transpose(1, 2).flatten(0, 1)
-        mask_LL = None
-        if heads.window is not None and abs(heads.window) < self.shape[1]:
-            mask_LL = _seen(self.shape[1], heads.window, q.device)
-        out = functional.scaled_dot_product_attention(
-            q, k, v, mask_LL, is_causal=mask_LL is None, scale=heads.scale, enable_gqa=True
-        )
-        return out.transpose(1, 2).flatten(0, 1)
-
-    def recur(self, inputs_TI: Tensor, shape: Recurrence, weights: Any, layer: int) -> Tensor:
-        """What recurrent layers remember of each text by then."""
-        return recur_texts(inputs_TI.view(*self.shape, -1), shape, weights).flatten(0, 1)
-
-
-def _seen(length: int, window: int | None, device: torch.device) -> Tensor:
-    """Which positions each of a text's tokens sees, LL."""
-    pos_L = torch.arange(length, device=device)
-    first_L: Tensor = first_seen(pos_L, window)
-    return (pos_L <= pos_L[:, None]) & (pos_L >= first_L[:, None])
-
-
-def _attend_plainly(
-    q: Tensor, k: Tensor, v: Tensor, heads: Heads, sinks_N: Tensor | None
-) -> Tensor:
-    """Attention whose scores are capped, fall with the distance, or compete with a sink's.
-
-    No kernel of torch has these.
-    """
-    group, length = heads.num_heads // heads.num_kv_heads, q.shape[2]
-    k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
-    scores = (q @ k.transpose(2, 3)).float() * heads.scale
-    if heads.cap:
-        scores = heads.cap * torch.tanh(scores / heads.cap)
-    if heads.alibi_NL is not None:
-        by_key_NL = heads.alibi_NL[:, :length]
-        scores = scores + (by_key_NL[:, None] - by_key_NL[:, :, None])
-    scores = scores.masked_fill(~_seen(length, heads.window, q.device), -torch.inf)
-    if sinks_N is not None:
-        sink = sinks_N.float()[None, :, None, None].expand(*scores.shape[:3], 1)
-        scores = torch.cat((scores, sink), dim=3)
-    return scores.softmax(-1)[..., :length].to(v.dtype) @ v
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,16 +136,43 @@ def run_target(
         is_taught_T = is_taught_T & (label_T >= 0)
     row_M = is_taught_T.nonzero().squeeze(1)
     label_M = label_T[row_M]
-    head_CD = target.head.weight_NK[columns.ids_C]
-    bias_V = target.head.bias_N
-    bias_C = None if bias_V is None else bias_V[columns.ids_C]
-    p_MC = softmax_of(hidden.last_TD[row_M], head_CD, target.spec, bias_C)
+    p_MC = _opinions(target, columns, hidden.last_TD[row_M])
     if greedy_share and not is_complete:
         share_M1 = greedy_share * is_answer_T[row_M, None].to(p_MC.dtype)
         p_MC *= 1 - share_M1
         p_MC.scatter_add_(1, label_M[:, None], share_M1)
     states = hidden.last_TD, hidden.features
     return TargetOutputs(batch, split, *states, row_M, p_MC, label_M, seed, late)
+
+
+@dataclass(slots=True)
+class PackRead:
+    """The target's states on a pack, and its opinion where an answer's next token is decided."""
+
+    hidden_TD: Tensor
+    features: tuple[Tensor, ...]
+    p_MC: Tensor
+
+
+@torch.no_grad()
+def read_pack(
+    target: Decoder, pack: Pack, columns: Columns, feature_layers: tuple[int, ...] = ()
+) -> PackRead:
+    """As `run_target`, over texts without padding and with kernels of training."""
+    flat = put(torch.from_numpy(pack.flat(pack.shape)), target.device)
+    inputs = PackInputs(flat, pack.shape)
+    with rounded_once():
+        attend = Packed(inputs, target.ropes)
+        hidden = target.read(inputs.ids_T, inputs.pos_T, attend, feature_layers)
+    p_MC = _opinions(target, columns, hidden.last_TD.index_select(0, inputs.row_M))
+    return PackRead(hidden.last_TD, hidden.features, p_MC)
+
+
+def _opinions(target: Decoder, columns: Columns, hidden_MD: Tensor) -> Tensor:
+    """What it says after these states."""
+    bias_V = target.head.bias_N
+    bias_C = None if bias_V is None else bias_V[columns.ids_C]
+    return softmax_of(hidden_MD, target.head.weight_NK[columns.ids_C], target.spec, bias_C)
 
 
 def _prompts_of(batch: Batch, share: float, seed: int) -> Tensor:

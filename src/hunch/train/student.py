@@ -19,6 +19,7 @@ from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
 from hunch.train.loss import teach
 from hunch.train.masters import Masters
+from hunch.train.packs import PackInputs
 from hunch.train.states import TargetOutputs, TopOpinions
 from hunch.train.vocab import Columns
 
@@ -94,14 +95,30 @@ class Student:
         """The loss on a batch; a test looks at what a draft would reach, and at nothing else."""
         raise NotImplementedError
 
+    def loss_on_pack(self, inputs: PackInputs, opinions: TopOpinions, late: float) -> Tensor:
+        """The loss on texts in a row, where it `takes_packs`; `late` as in TargetOutputs."""
+        raise NotImplementedError
+
+    @property
+    def takes_packs(self) -> bool:
+        return False
+
+    @property
+    def is_loss_changing(self) -> bool:
+        """Whether its loss is another one later in training."""
+        return False
+
     def flops(self, outputs: TargetOutputs) -> float:
         """Floating-point operations of its products in one step: forward and backward."""
+        return self.flops_of(outputs.batch.num_tokens, len(outputs.row_M))
+
+    def flops_of(self, num_tokens: int, num_rows: int) -> float:
+        """The same over so many tokens, of which so many teach."""
         inside = sum(
             t.numel() for n, t in self.tensors.items() if t.dim() == 2 and n not in self.plain
         )
-        num_tokens = outputs.batch.num_tokens
         # The output matrix is the target's: it learns nothing, and has no gradient of its own.
-        head = len(self.columns) * self.width * len(outputs.row_M)
+        head = len(self.columns) * self.width * num_rows
         return self.num_walks * (6.0 * inside * num_tokens + 4.0 * head)
 
     def settled(self) -> dict[str, Any]:

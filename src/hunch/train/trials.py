@@ -16,7 +16,6 @@ from hunch.train.costs import Costs
 from hunch.train.expect import (
     Draft,
     Expected,
-    batch_for,
     best_draft,
     chance_of,
     expect,
@@ -202,8 +201,6 @@ def with_columns(
     write_json(run.work / COLUMNS, {**chosen, name: ranked[0].size.columns})
     job = job_for(asked, best)
     job.options |= {"draft_vocab": str(ranked[0].size.columns)}
-    batch = batch_for(*run.parts(best), ranked[0].size, device)
-    job.options |= {} if batch is None else {"batch": str(batch)}
     job.options |= {"stops_flat": "true", "precision": asked.options.get("precision", "float16")}
     minutes = (left if seconds is None else seconds) / 60
     job.options |= {"minutes": f"{minutes:.4f}"}

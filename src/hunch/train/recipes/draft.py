@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hunch.errors import ConfigError
 from hunch.hub import resolve as find_files
+from hunch.layers.attention import Attend
 from hunch.models.arrange import Arranged
 from hunch.models.build import build_block, build_norm
 from hunch.models.decoder import Decoder
@@ -23,6 +24,7 @@ from hunch.models.load import spec_of, tensor_shapes
 from hunch.models.native import ID_MAP
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights, open_weights
+from hunch.train.attend import Dense, Packed, can_pack
 from hunch.train.cut import (
     ABREAST,
     INNER,
@@ -37,8 +39,10 @@ from hunch.train.cut import (
     taken_together,
     with_units,
 )
+from hunch.train.loss import shares_of, teach
 from hunch.train.origin import Origin, open_origin
-from hunch.train.states import Dense, TargetOutputs
+from hunch.train.packs import PackInputs
+from hunch.train.states import TargetOutputs, TopOpinions
 from hunch.train.student import BatchLoss, Recipe, Student, Walk, check_target
 from hunch.train.vocab import Columns
 
@@ -131,19 +135,42 @@ class DraftStudent(Student):
 
     def states(self, outputs: TargetOutputs) -> Tensor:
         """Its own at every position of the texts, TD, after the final norm."""
-        names, model, ids_BL = self.model.names, self.model, outputs.ids_BL
-        attend = Dense(ids_BL, model.ropes, outputs.split)
+        ids_BL = outputs.ids_BL
+        attend = Dense(ids_BL, self.model.ropes, outputs.split)
         pos_T = torch.arange(ids_BL.shape[1], device=ids_BL.device).repeat(len(ids_BL))
-        ids_T = ids_BL.flatten()
+        return self._normed(self._stream(ids_BL.flatten(), pos_T, attend))
+
+    @property
+    def takes_packs(self) -> bool:
+        return can_pack(self.spec, self.target.device, self.target.dtype)
+
+    @property
+    def is_loss_changing(self) -> bool:
+        return shares_of(self.loss_name, 0.0) != shares_of(self.loss_name, 1.0)
+
+    def loss_on_pack(self, inputs: PackInputs, opinions: TopOpinions, late: float) -> Tensor:
+        attend = Packed(inputs, self.model.ropes)
+        x_TD = self._stream(inputs.ids_T, inputs.pos_T, attend)
+        # Not by brackets: their gradient would sort the rows.
+        state_MD = self._normed(x_TD.index_select(0, inputs.row_M))
+        words = (inputs.weight_M(), self.loss_name, late)
+        return teach(state_MD, self.head_CD, opinions, *words)[0]
+
+    def _stream(self, ids_T: Tensor, pos_T: Tensor, attend: Attend) -> Tensor:
+        """What its layers make of tokens."""
+        names, model = self.model.names, self.model
         if self.origin is not None:
             ids_T = self.fed.to_draft(ids_T)
         x_TD = model.start(ids_T, pos_T)
         for layer, source in enumerate(self.sources):
             block = build_block(self.spec, source, "", layer, names=names)
             x_TD = block(x_TD, attend)
-        if self.spec.has_final_norm:
-            x_TD = build_norm(self.spec, self.source(), names.final_norm)(x_TD)
         return x_TD
+
+    def _normed(self, x_MD: Tensor) -> Tensor:
+        if not self.spec.has_final_norm:
+            return x_MD
+        return build_norm(self.spec, self.source(), self.model.names.final_norm)(x_MD)
 
     def settled(self) -> dict[str, Any]:
         return {"layers": ",".join(map(str, self.layers))}

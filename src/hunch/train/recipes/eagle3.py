@@ -20,8 +20,9 @@ from hunch.models.decoder import Decoder
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
+from hunch.train.attend import Dense, Split
 from hunch.train.cut import read
-from hunch.train.states import Dense, Split, TargetOutputs
+from hunch.train.states import TargetOutputs
 from hunch.train.student import (
     BatchLoss,
     Recipe,
