@@ -22,7 +22,6 @@ from hunch.models.weights import open_weights
 from hunch.step.capture import rehearsed
 from hunch.train.batches import Texts, collate
 from hunch.train.export import pack
-from hunch.train.loop import usual_batch
 from hunch.train.loss import LOSSES, slope, teach
 from hunch.train.optimiser import Optimiser, orthogonal
 from hunch.train.progress import Progress
@@ -182,7 +181,7 @@ def test_a_step_of_a_large_student_has_fewer_tokens(
         for layer in range(layers)
         for name, shape in shapes.items()
     }
-    assert usual_batch(student) == tokens
+    assert student.usual_batch == tokens
 
 
 def test_int8_rows_come_back(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from hunch.layers.attention import split_heads
 from hunch.train.batches import Batch, Texts, put
 from hunch.train.packs import Laid, Pack
 from hunch.train.states import TOP, PackRead, TargetOutputs, TopOpinions
+from hunch.train.student import Student
 from hunch.train.vocab import Columns
 
 MEMORY_SHARE = 0.6  # of what a GPU has free
@@ -129,6 +130,26 @@ class Kept:
         return TargetOutputs(
             batch, split_heads, hidden_TD, features, row_M, opinions, label_M, seed, late, known_M
         )
+
+
+def keep_for(student: Student, texts: Texts, *, context: int, folder: Path) -> Kept | None:
+    """Room for what the target says of the texts to a student, where there is any."""
+    target = student.target
+    widths = (target.spec.width,) * len(student.feature_layers)
+    hidden = target.spec.width if student.needs_hidden else 0
+    size = bytes_of(len(student.columns), sum(widths) + hidden, target.dtype)
+    if not has_room(int(texts.lengths.clip(max=context).sum()) * size, target.device):
+        return None
+    return Kept(
+        texts,
+        student.columns,
+        target.device,
+        target.dtype,
+        feature_widths=widths,
+        hidden_width=hidden,
+        context=context,
+        folder=folder,
+    )
 
 
 def bytes_of(num_columns: int, width: int, dtype: torch.dtype) -> int:

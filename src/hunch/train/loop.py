@@ -17,7 +17,7 @@ from hunch.train.attend import can_pack
 from hunch.train.batches import Batch, Texts, batches
 from hunch.train.clock import Rates, in_words
 from hunch.train.files import write_whole
-from hunch.train.kept import Kept, bytes_of, has_room
+from hunch.train.kept import Kept, keep_for
 from hunch.train.optimiser import Optimiser
 from hunch.train.packed_step import PackedSteps
 from hunch.train.packs import Pack
@@ -33,12 +33,6 @@ _MARKS = (0.7, 0.85, 1.0)  # shares of the time after which the student is put a
 _WARM_UP = 0.02
 _FIRST = 3  # steps of a trial that are not timed
 _SETTLE = 0.8  # share of the time at which a flat curve is taken to stand: the rest cools down
-# Steps are what teaches: a draft for a target of 2B's cost has 2.13 tokens per pass on unseen
-# prompts after 42 seconds of 2,444 steps over 8,192 tokens, and 1.81 after 1,461 over 32,768
-# (`hunch bench part drafters`, docs/training.md). So a GPU's step has so many floating-point
-# operations, which are 8,192 tokens of that draft; and these tokens at least and at most.
-_STEP_FLOPS, _BATCHES = 2.4e12, (4096, 32768)
-_CPU_BATCH = 2048
 MIN_STEPS = 40  # fewer teach a student nothing that a test could see
 _PLAIN_SHARE = 0.28  # Adam's rate over Muon's
 _LATE = (0.15, 0.65)  # shares of the time between which loss=blend goes over to what it ends with
@@ -104,7 +98,7 @@ class Loop:
         """`remark` says more of what held-out answers show, for the progress line."""
         self.student, self.target, self.folder, self.options = student, target, folder, options
         self.lr = options.lr or lr * student.rate
-        self.batch = options.batch or usual_batch(student)
+        self.batch = options.batch or student.usual_batch
         self.optimiser = Optimiser(student.tensors, student.plain)
         self.place, self.curve, self.rates = Place(), Curve(), Rates()
         self.kept: Kept | None = None
@@ -329,23 +323,10 @@ class Loop:
     def _new_kept(self, texts: Texts) -> Kept | None:
         """Room for what the target says of the texts, where there is any; with whole=, which
         prompts teach changes."""
-        student, target, context = self.student, self.target, self.options.context
-        widths = (target.spec.width,) * len(student.feature_layers)
-        hidden = target.spec.width if student.needs_hidden else 0
-        size = bytes_of(len(student.columns), sum(widths) + hidden, target.dtype)
-        num_tokens = int(texts.lengths.clip(max=context).sum())
-        if self.options.whole or not has_room(num_tokens * size, target.device):
+        if self.options.whole:
             return None
-        return Kept(
-            texts,
-            student.columns,
-            target.device,
-            target.dtype,
-            feature_widths=widths,
-            hidden_width=hidden,
-            context=context,
-            folder=self.folder / "states",
-        )
+        folder = self.folder / "states"
+        return keep_for(self.student, texts, context=self.options.context, folder=folder)
 
     def _check(self, loss: torch.Tensor) -> None:
         """Before anything is written."""
@@ -408,15 +389,6 @@ class Loop:
         found = run_target(self.target, batch, columns, layers, is_complete=True)
         assert isinstance(found.p_MC, torch.Tensor)
         return replace(found, p_MC=TopOpinions.of(found.p_MC))
-
-
-def usual_batch(student: Student) -> int:
-    """Tokens of a step."""
-    if student.target.device.type != "cuda":
-        return _CPU_BATCH
-    tokens = _STEP_FLOPS / (student.flops_of(2, 1) / 2)  # every other token teaches
-    least, most = _BATCHES
-    return int(min(max(2 ** round(math.log2(tokens)), least), most))
 
 
 def restore(student: Student, path: Path) -> dict[str, Any]:

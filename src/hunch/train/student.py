@@ -6,6 +6,7 @@ columns.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -25,6 +26,12 @@ from hunch.train.vocab import Columns
 
 FLOOR = 0.2  # share of places whose guesses before were wrong that teach all the same
 DECAY = 0.8  # what a guess counts, of the one before it
+# Steps are what teaches: a draft for a target of 2B's cost has 2.13 tokens per pass on unseen
+# prompts after 42 seconds of 2,444 steps over 8,192 tokens, and 1.81 after 1,461 over 32,768
+# (`hunch bench part drafters`, docs/training.md). So a GPU's step has so many floating-point
+# operations, which are 8,192 tokens of that draft; and these tokens at least and at most.
+_STEP_FLOPS, _BATCHES = 2.4e12, (4096, 32768)
+_CPU_BATCH = 2048
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,6 +127,15 @@ class Student:
         # The output matrix is the target's: it learns nothing, and has no gradient of its own.
         head = len(self.columns) * self.width * num_rows
         return self.num_walks * (6.0 * inside * num_tokens + 4.0 * head)
+
+    @property
+    def usual_batch(self) -> int:
+        """Tokens of a step."""
+        if self.target.device.type != "cuda":
+            return _CPU_BATCH
+        tokens = _STEP_FLOPS / (self.flops_of(2, 1) / 2)  # every other token teaches
+        least, most = _BATCHES
+        return int(min(max(2 ** round(math.log2(tokens)), least), most))
 
     def settled(self) -> dict[str, Any]:
         """Options that were left to the recipe, as it chose them; for the card."""
