@@ -36,7 +36,7 @@ def split_stand_in(patch: pytest.MonkeyPatch) -> None:
 
 def plant(patch: pytest.MonkeyPatch, file: Path) -> None:
     """Let as many graphs as the file says find no memory while they are captured."""
-    for name in ("_forward", "_finish"):
+    for name in ("_forward", "_finish", "_states"):
         body = getattr(step_parts.StepParts, name)
 
         def planted(own: Any, asked: Any, kv: Any, body: Any = body) -> Any:

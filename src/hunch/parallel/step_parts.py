@@ -2,8 +2,9 @@
 
 Rank 0's graphs pack, choose, walk and draft as without ranks. Inside them the packed inputs go to
 the other ranks through the GPUs' memory; those have a graph for each size of step that takes the
-inputs, computes its part of the pass and of the logits, and moves accepted nodes' KV. Before rank 0
-launches a graph it says by an order which the others must launch.
+inputs, computes its part of the pass and of the logits, and moves accepted nodes' KV. After a pass
+over prompts the states of their last tokens go there instead. Before rank 0 launches a graph it
+says by an order which the others must launch.
 
 Shape letters: R rows of the step, K tokens of a row (its nodes and one), T packed tokens (R times
 K), P tree depth, X rows of the engine, B blocks of a table, M rows of logits, W numbers.
@@ -104,8 +105,8 @@ class StepLead:
     ) -> Withdrawals:
         num_rows, num_nodes, depth = size
         group, num_tokens = self._part.group, num_rows * (num_nodes + 1)
-        if piece == Piece.FINISH:
-            return withdrawals_of(group, finish_exchanges(self._part, size))
+        if piece != Piece.FORWARD:
+            return withdrawals_of(group, exchanges_of(self._part, piece, size))
 
         def share_nothing() -> None:
             """Inputs of no rows."""
@@ -128,6 +129,11 @@ class StepLead:
         """Every rank has the states; here the parts of the vocabulary come together."""
         with self._target.ranks.in_step():
             return self._part.model.logits(hidden_MD)
+
+    def share_states(self, last_TD: Tensor) -> None:
+        """The states that the others' logits are of."""
+        with self._target.ranks.in_step():
+            self._part.group.broadcast(last_TD)
 
     def share_path(self, rows: StepRows) -> None:
         """The nodes that were accepted, whose KV the others must move too."""
@@ -184,10 +190,12 @@ def agreed(
     return (None, "; ".join(told)) if told else (made, "")
 
 
-def finish_exchanges(part: Part, size: tuple[int, int, int]) -> list[Exchange]:
-    """What the second graph of a step exchanges."""
+def exchanges_of(part: Part, piece: int, size: tuple[int, int, int]) -> list[Exchange]:
+    """What the graphs of a step but the first exchange."""
     num_rows, num_nodes, depth = size
     num_k = num_nodes + 1
+    if piece == Piece.STATES:
+        return [Exchange(num_rows * part.spec.width, part.model.dtype, is_broadcast=True)]
     assert isinstance(part.model, SaysExchanges)
     found = [part.model.logit_exchange(num_rows * num_k)]
     if depth:
@@ -198,16 +206,20 @@ def finish_exchanges(part: Part, size: tuple[int, int, int]) -> list[Exchange]:
 def run_led(
     part: Part, passes: PassGraphs, batch: Batch, before: Callable[[], object] = int
 ) -> Hidden:
-    """A pass of this rank; every rank pads it alike, and has captured the same sizes."""
+    """A pass of this rank; every rank pads it alike, and has captured the same sizes.
+
+    A captured one takes no memory: rank 0 does not ask whether all ranks had enough.
+    """
     fit = passes.fit(batch)
-    is_captured = fit is not None and passes.has(fit.size, fit.depth)
-    num_tokens = fit.size if fit is not None and is_captured else len(batch.ids_T)
+    if fit is not None and passes.has(fit.size, fit.depth):
+        before()
+        return passes.run(batch, fit)
 
     def run() -> Hidden:
         before()
         return passes.run(batch, fit)
 
-    return run_whole(part.group, run, partial(part.withdrawals, num_tokens))
+    return run_whole(part.group, run, partial(part.withdrawals, len(batch.ids_T)))
 
 
 def prepare_led(part: Part, link: Link, passes: PassGraphs, size: int, depth: int) -> str:
@@ -234,9 +246,14 @@ class LedPasses:
         fit = self._own.fit(batch)
         if fit is not None and not self._own.has(fit.size, fit.depth):
             self.prepare(fit.size, fit.depth)
-        with self._target.checked(self._target.begin(batch.ids_T, batch.attn, self._own.kv)):
+        begun = self._target.begin(batch.ids_T, batch.attn, self._own.kv)
+        if fit is not None and self._own.has(fit.size, fit.depth):
+            with self._target.ranks.in_step():
+                return run_led(self._part, self._own, batch)
+        with self._target.checked(begun):
             hidden = run_led(self._part, self._own, batch)
             self._target.note(hidden)
+        self._target.check_memory()
         return hidden
 
     def prepare(self, size: int, depth: int = 0) -> None:
@@ -297,7 +314,7 @@ class StepParts:
             if (graph := self._graphs.get(asked)) is not None:
                 graph.replay()
                 return graph
-            body = self._forward if asked.piece == Piece.FORWARD else self._finish
+            body = (self._forward, self._finish, self._states)[asked.piece]
             return Graph(partial(body, asked, kv), self._part.model.device, self._pool)
 
         had = asked in self._graphs
@@ -311,8 +328,8 @@ class StepParts:
         size = asked.num_rows, asked.num_nodes, asked.depth
         num_tokens = asked.num_rows * (asked.num_nodes + 1)
         group = self._part.group
-        if asked.piece == Piece.FINISH:
-            return withdrawals_of(group, finish_exchanges(self._part, size))
+        if asked.piece != Piece.FORWARD:
+            return withdrawals_of(group, exchanges_of(self._part, asked.piece, size))
         count = num_tokens * (5 + asked.depth) + asked.num_rows * asked.table_blocks
         inputs = Exchange(count, torch.int64, is_broadcast=True)
         return [partial(group.withdraw, inputs), *self._part.withdrawals(num_tokens)]
@@ -331,6 +348,10 @@ class StepParts:
             rows = self._rows(asked, ids_T)
             share_path(self._part.group, rows)
             compact(kv, rows, attn.slot_T)
+
+    def _states(self, asked: StepSize, kv: KVCache) -> None:
+        """Rank 0's states where the pass of the same size leaves its own."""
+        self._part.group.broadcast(self._graphs[asked._replace(piece=Piece.FORWARD)].outputs)
 
     def _rows(self, asked: StepSize, like: Tensor) -> StepRows:
         size = asked.num_rows

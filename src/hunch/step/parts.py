@@ -86,10 +86,11 @@ class Passes(Protocol):
 
 
 class Piece(IntEnum):
-    """The two graphs of a step."""
+    """The graphs of a step."""
 
     FORWARD = 0
     FINISH = 1
+    STATES = 2  # in place of FORWARD, after a pass over prompts
 
 
 class Lead(FusedTarget, Protocol):
@@ -107,6 +108,9 @@ class Lead(FusedTarget, Protocol):
 
         Raises `torch.OutOfMemoryError` if a rank has no memory for its graph.
         """
+
+    def share_states(self, last_TD: Tensor) -> None:
+        """Tell the other ranks the states that stand where FORWARD would have left its own."""
 
     def share_path(self, rows: StepRows) -> None:
         """Tell the other ranks the accepted nodes, as they move KV too."""

@@ -38,7 +38,8 @@ class PromptSteps:
 
     def __init__(self, captured: CapturedSteps, host: HostStep) -> None:
         self.captured, self.host, self.rows = captured, host, host.rows
-        self._is_led = captured.steps.lead is not None  # several ranks take part in each step
+        # Several ranks take part in each step, and a pass may fail on one of them.
+        self._is_unsure = captured.steps.lead is not None and host.passes is None
         self._is_host_drafting = captured.capacity.max_nodes > 0 and captured.drafter is None
         drafter, needs = captured.drafter, captured.host_drafter.needs
         # A head that reads the target's states, and keeps KV of them.
@@ -47,8 +48,8 @@ class PromptSteps:
     def takes(self, work: list[RowWork]) -> bool:
         """Whether all of these rows can be read here; if one cannot, the host runs them all."""
         captured = self.captured
-        if self._is_led:
-            return False  # other ranks are told of passes and of whole steps, of nothing between
+        if self._is_unsure:
+            return False
         rows = [item.row for item in work]
         if any(item.is_apart for item in work) or captured.is_decoding[rows].any():
             return False
@@ -87,8 +88,10 @@ class PromptSteps:
                     self._cover(batch, hidden)
         if hidden is not None and last:
             group, graph = self._first_step([work for work in plan.work if work.row in last])
-            self._upload_and_pack(group, graph)
+            self.captured.upload(group, graph)
             copy_last_states(hidden, [last[row] for row in group.ids], graph)
+            assert graph.pack is not None
+            graph.pack.replay()
         results = {part.row: self._partial(part) for part in batch.parts if part.row not in last}
         pending = PendingPrompts(plan.id, plan.work, list(last.values()), results, scores)
         if last:
@@ -155,12 +158,6 @@ class PromptSteps:
         row_R = np.array(sorted({*group.ids, *captured.running()}))
         extras = int(np.bitwise_or.reduce(captured.extras.extras_X[row_R]))
         return StepShape(0, policy.choose(row_R, extras=extras).source)
-
-    def _upload_and_pack(self, group: Group, graph: StepGraph) -> None:
-        """While the pass runs: upload the rows, and pack them for `finish`."""
-        self.captured.upload(group, graph)
-        assert graph.pack is not None
-        graph.pack.replay()
 
     def _partial(self, part: RowPart) -> RowResult:
         """The result of a row that has not caught up; the next step may begin after it."""

@@ -217,7 +217,7 @@ class StepGraphs:
         seconds, draft_seconds = forward_seconds + seconds_of(graph, self.device), 0.0
         if drafter is not None and (has_sources or drafter.drafts(kind.source)):
             draft_seconds = self._seconds_of_drafting(kind, draft, len(buffers.ids_T))
-        packing = self._pack_of(kind.num_rows, buffers) if not kind.num_nodes else None
+        packing = self._pack_of(size, buffers, forward) if not kind.num_nodes else None
         return StepGraph(kind, columns, forward, graph, seconds, draft_seconds, packing)
 
     def _seconds_of_drafting(
@@ -231,7 +231,7 @@ class StepGraphs:
         return self._drafting[kind]
 
     def _captured(self, piece: Piece, size: tuple[int, int, int], body: Callable[[], Any]) -> Graph:
-        """One of a step's two graphs, on all ranks if there are several."""
+        """One of a step's graphs, on all ranks if there are several."""
         made = partial(Graph, body, self.device, self.pool)
         if self.lead is None:
             return made()
@@ -251,16 +251,20 @@ class StepGraphs:
                 self._forwards[size] = graph, seconds_of(graph, self.device)
         return self._forwards[size]
 
-    def _pack_of(self, num_rows: int, buffers: StepBuffers) -> Graph | None:
+    def _pack_of(self, size: tuple[int, int, int], buffers: StepBuffers, forward: Graph) -> Graph:
         """The graph that packs rows without nodes, for a step that follows prompts.
 
-        None: the target is over ranks.
+        Before it, the states of the prompts' last tokens are copied to the outputs of `forward`.
         """
-        if num_rows not in self._packs and self.lead is None:
-            packed = buffers.rows, 0, buffers.ids_T, buffers.attn
-            body = partial(pack, self.state, *packed)
-            self._packs[num_rows] = Graph(body, self.device, self.pool)
-        return self._packs.get(num_rows)
+        if size[0] not in self._packs:
+
+            def body() -> None:
+                pack(self.state, buffers.rows, 0, buffers.ids_T, buffers.attn)
+                if self.lead is not None:
+                    self.lead.share_states(forward.outputs.last_TD)
+
+            self._packs[size[0]] = self._captured(Piece.STATES, size, body)
+        return self._packs[size[0]]
 
     def _states(self, num_tokens: int) -> Hidden:
         """States to time drafting with, whatever their values."""
