@@ -45,7 +45,7 @@ VLLMS_FORMS: dict[str, tuple[tuple[Any, ...], str]] = {  # the same of structure
     "disable_fallback": ((True, False), "there is one grammar engine"),
     "disable_any_whitespace": ((True, False), "whitespace=True lets JSON be laid out freely"),
     "whitespace_pattern": ((None,), "whitespace=True lets JSON be laid out freely"),
-    "disable_additional_properties": ((False,), "give a schema with additionalProperties: false"),
+    "disable_additional_properties": ((True, False), "additionalProperties: true allows others"),
 }
 POOLINGS = ("last", "mean")  # of a prompt's states: the last token's, or the mean of all
 

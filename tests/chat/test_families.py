@@ -254,11 +254,11 @@ def test_a_message_that_only_calls_has_no_none_in_it() -> None:
 def test_a_model_without_a_system_message_is_told_of_tools_by_the_user() -> None:
     tools = [{"type": "function", "function": {"name": "now"}}]
     ask = [{"role": "user", "content": "What time is it?"}]
-    gemma = ChatFormat("{{ raise_exception('System role not supported') }}", {})
-    (message,), _ = gemma.prepare(ask, tools)
-    assert message["role"] == "user"
-    assert '{"name": "now"}' in message["content"]
-    assert message["content"].endswith("\n\nWhat time is it?")
+    for why in ("System role not supported", "Only user and assistant roles are supported!"):
+        (message,), _ = ChatFormat(f"{{{{ raise_exception('{why}') }}}}", {}).prepare(ask, tools)
+        assert message["role"] == "user"
+        assert '{"name": "now"}' in message["content"]
+        assert message["content"].endswith("\n\nWhat time is it?")
     assert [m["role"] for m in ChatFormat("", {}).prepare(ask, tools)[0]] == ["system", "user"]
 
 

@@ -14,6 +14,7 @@ from hunch.chat.families import TOOL_FORMS
 from hunch.chat.format import ChatFormat
 from hunch.chat.lark import closed
 from hunch.chat.pieces import read
+from hunch.chat.structural_tag import as_grammar
 from hunch.chat.tools import Tool
 from hunch.grammar.compile import GrammarCompiler
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
@@ -354,3 +355,32 @@ def test_an_answer_that_the_prompt_opened_for_a_recipient(compilers: Any) -> Non
             assert takes(compiler, tokenizer, asked, f"all\nI look.>>>{text}") is not must_call
         assert takes(compiler, tokenizer, asked, "all\nIt is warm.") is not must_call
         assert not takes(compiler, tokenizer, asked, call.replace("weather", "whether"))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}]},
+        {"properties": {"a": {}}, "anyOf": [{"required": ["a"]}, {"properties": {"b": {}}}]},
+        {"properties": {"a": {}}, "if": {"properties": {"a": {"const": 1}}}},
+        {"properties": {"a": {"not": {"properties": {"b": {}}}}}},
+        {"properties": {"a": {}}, "required": ["a", "b"]},
+        {"const": {"properties": {"a": 1}}},
+    ],
+)
+def test_schemas_that_closing_would_contradict_stay_open(schema: dict[str, Any]) -> None:
+    assert closed(schema) == schema
+
+
+def test_a_schema_that_names_its_properties_allows_no_others(compilers: Any) -> None:
+    tokenizer, compiler = compilers["plain"]
+    age = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
+    more = '{"age": 3, "name": "Anna"}'
+    for schema in (age, json.dumps(age)):
+        asked = as_grammar(StructuredOutput(json=schema), {})
+        assert takes(compiler, tokenizer, asked, '{"age": 3}')
+        assert takes(compiler, tokenizer, asked, more) is False
+    wide = as_grammar(StructuredOutput(json=age | {"additionalProperties": True}), {})
+    assert takes(compiler, tokenizer, wide, more)
+    anything = as_grammar(StructuredOutput(json={"type": "object"}), {})
+    assert takes(compiler, tokenizer, anything, more)

@@ -69,6 +69,11 @@ KINDS = [
 ]
 
 
+def test_what_is_wrong_with_a_regex_is_said_in_a_line(compile_grammar):
+    with pytest.raises(GrammarError, match=r'compiled: invalid regex "\(ab": unclosed group$'):
+        compile_grammar(StructuredOutput(regex="(ab"))
+
+
 @pytest.mark.parametrize(("asked", "good", "bad"), KINDS)
 def test_every_kind(asked, good, bad, compile_grammar, tokenizer):
     assert takes(compile_grammar, tokenizer, good, **asked)

@@ -115,7 +115,7 @@ def test_names_of_other_servers_mean_ours(given: dict[str, Any], ours: dict[str,
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("use_beam_search", True, "only False is taken"),
+        ("use_beam_search", True, "LLM.beam_search does it"),
         ("length_penalty", True, "only 1 is taken"),
         ("functions", [{"name": "f"}], "as tools"),
         ("guided_whitespace_pattern", "[ ]?", "guided_grammar or guided_regex"),
@@ -328,7 +328,10 @@ def test_a_prompt_much_longer_than_the_context_is_cut_too(
     ("fields", "param", "words"),
     [
         ({"stop": [""]}, "stop.0", "stop.0: String should have at least 1 character"),
-        ({"stop": 5}, "stop", "stop: Input should be a valid string; stop: Input should be a val"),
+        ({"stop": 5}, "stop", "stop: Input should be a valid string; stop: a list [...] is needed"),
+        ({"speculation": "off"}, "speculation", "speculation: an object {...} is needed"),
+        ({"prompt": "x"}, "prompt", "prompt: /v1/completions takes it"),
+        ({"tools": [{"name": "f"}]}, "tools.0.name", 'tools.0.name: it stands within "function"'),
         ({"logit_bias": {"a": 1}}, "logit_bias.a", "logit_bias.a: String should match"),
         ({"logit_bias": {"999": 1}}, "logit_bias", "logit_bias: token id 999"),
         ({"logprobs": True, "top_logprobs": 99}, "top_logprobs", "top_logprobs: 99 given"),
@@ -347,6 +350,22 @@ def test_a_fault_is_named_by_the_field_it_is_in(
     fault = answer.json()["error"]
     assert (answer.status_code, fault["param"]) == (400, param), fault
     assert fault["message"].startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"[]", "the body is no JSON object: send {...}"),
+        (b'{"prompt": "\xff"}', "the body is not UTF-8"),
+        (b'{"prompt": []}', "prompt: List should have at least 1 item after validation, not 0"),
+        (b'{"messages": []}', "messages: /v1/chat/completions takes them"),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_said_once(
+    server: LiveServer, body: bytes, words: str
+) -> None:
+    answer = server.post(COMPLETE, content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, words)
 
 
 def test_usage_in_every_chunk(server: LiveServer) -> None:

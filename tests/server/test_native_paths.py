@@ -114,7 +114,7 @@ def test_generate_refuses_what_it_cannot_do(server: LiveServer, body: dict[str, 
 
 def test_generate_says_what_it_takes_in_place_of_a_prompt(server: LiveServer) -> None:
     answer = server.post("/generate", {"prompt": "x", "max_tokens": 4}).json()
-    assert answer["error"]["message"].startswith("prompt: /v1/completions takes it; /generate")
+    assert answer["error"]["message"].endswith("/generate text")
 
 
 def test_what_sglangs_clients_ask_about_a_server(server: LiveServer) -> None:

@@ -67,6 +67,9 @@ def test_generate(thinker: LiveServer) -> None:
     assert "".join(line["response"] for line in lines) == "Warm."
     loaded = thinker.post("/api/generate", {"model": "bytes"}).json()
     assert loaded["done_reason"] == "load"
+    leaving = {"model": "bytes", "keep_alive": 0}
+    assert thinker.post("/api/generate", leaving).json()["done_reason"] == "unload"
+    assert thinker.post("/api/chat", leaving).json()["done_reason"] == "unload"
 
 
 @pytest.mark.parametrize(

@@ -111,3 +111,25 @@ def test_a_slow_grammar_holds_up_nobody_else(server: LiveServer) -> None:
             assert not slow.done()
         assert slow.result().status_code == 200
     server.wait_idle()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("/v1/chat/completions", {"guided_regex": "bad"}, "guided_regex"),
+        (
+            "/v1/chat/completions",
+            {"structured_outputs": {"regex": "bad"}, "stream": True},
+            "structured_outputs",
+        ),
+        (COMPLETE, {"prompt": "x", "guided_regex": "bad"}, "guided_regex"),
+    ],
+)
+def test_a_grammar_that_does_not_compile_is_named_by_its_field(
+    server: LiveServer, path: str, fields: dict[str, Any], param: str
+) -> None:
+    messages = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {}
+    answer = server.post(path, {**messages, **fields})
+    fault = answer.json()["error"]
+    assert (answer.status_code, fault["code"]) == (400, "invalid_grammar")
+    assert fault["param"] == param

@@ -24,7 +24,10 @@ from hunch.types import StructuredOutput
 AUTO = "auto"
 ASKS_FOR_NONE = re.compile(r"(?<!\w)content(['\"]\])? is none")  # of a message that only calls
 ONE_CALL = "only supports single tool-calls"  # Llama 3's template fails on a history with two
-NO_SYSTEM = "System role not supported"  # Gemma's template fails on such a message
+NO_SYSTEM = (  # templates that fail on such a message: Gemma's, the first of Mistral's
+    "System role not supported",
+    "Only user and assistant roles are supported!",
+)
 IN_MESSAGE = "message['tools']"  # where Phi-4-mini's template looks for tools
 PREAMBLE = """You may call functions. They are given as JSON schemas between <tools> marks:
 <tools>
@@ -205,7 +208,7 @@ class ChatFormat:
             first = plain[0] if plain else {}
             if first.get("role") == "system":
                 plain[0] = {**first, "content": f"{first['content']}\n\n{note}"}
-            elif first.get("role") == "user" and NO_SYSTEM in self._template:
+            elif first.get("role") == "user" and any(one in self._template for one in NO_SYSTEM):
                 plain[0] = {**first, "content": f"{note}\n\n{first['content']}"}
             else:
                 plain.insert(0, {"role": "system", "content": note})

@@ -8,9 +8,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 TEXT = r"TEXT: /(.|\n)*/"
-_KEEPS_OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "allOf",
-               "anyOf", "oneOf", "$ref", "if")  # fmt: skip
 DEFINITIONS = ("$defs", "definitions")
+_KEEPS_OPEN = ("additionalProperties", "patternProperties", "propertyNames", "minProperties")
+_BY_NAME = ("properties", "patternProperties", *DEFINITIONS)  # keywords that hold named schemas
+_NO_SCHEMAS = ("const", "enum", "default", "examples")
+_APART = ("allOf", "anyOf", "oneOf", "$ref")  # keywords that name further properties elsewhere
+_NEVER_CLOSED = ("not", "if", "dependentSchemas", "unevaluatedProperties", "$dynamicRef")
 MAX_TRACKED = 5  # keys whose order is free and whose number is not: 2 ** 5 states
 
 
@@ -147,15 +150,48 @@ class Rules:
 def closed(schema: Any) -> Any:
     """The schema with objects that take no other properties than those they name.
 
-    A function fails if it is called with an argument that it does not know. So a tool's schema
-    that says nothing of other properties allows none.
+    A function fails if it is called with an argument that it does not know, and a small model
+    invents keys where it may. One whose objects are put together from several parts stays as it is.
     """
-    if isinstance(schema, Mapping):
-        plain = {key: closed(value) for key, value in schema.items() if key != "x-guidance"}
-        names = plain.get("properties")
-        if isinstance(names, dict) and names and not any(key in plain for key in _KEEPS_OPEN):
-            plain["additionalProperties"] = False
-        return plain
+    return schema if _is_combined(schema) else _closed(schema)
+
+
+def _closed(schema: Any) -> Any:
     if isinstance(schema, Sequence) and not isinstance(schema, str):
-        return [closed(value) for value in schema]
-    return schema
+        return [_closed(one) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    plain = {
+        key: value
+        if key in _NO_SCHEMAS
+        else {name: _closed(one) for name, one in value.items()}
+        if key in _BY_NAME and isinstance(value, Mapping)
+        else _closed(value)
+        for key, value in schema.items()
+        if key != "x-guidance"
+    }
+    names, needed = plain.get("properties"), plain.get("required")
+    is_whole = not isinstance(needed, list) or all(name in (names or ()) for name in needed)
+    if names and is_whole and not any(key in plain for key in _KEEPS_OPEN):
+        plain["additionalProperties"] = False
+    return plain
+
+
+def _is_combined(schema: Any) -> bool:
+    """Whether what one part of it leaves out may be a property that another one names."""
+    if isinstance(schema, Sequence) and not isinstance(schema, str):
+        return any(map(_is_combined, schema))
+    if not isinstance(schema, Mapping):
+        return False
+    parts = schema.get("allOf")
+    if any(key in schema for key in _NEVER_CLOSED) or (isinstance(parts, list) and len(parts) > 1):
+        return True
+    if "properties" in schema and any(key in schema for key in _APART):
+        return True
+    return any(
+        any(map(_is_combined, value.values()))
+        if key in _BY_NAME and isinstance(value, Mapping)
+        else _is_combined(value)
+        for key, value in schema.items()
+        if key not in _NO_SCHEMAS
+    )

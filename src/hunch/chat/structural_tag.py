@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hunch.chat.lark import Rules
+from hunch.chat.lark import Rules, closed
 from hunch.errors import GrammarError
 from hunch.types import StructuredOutput
 
@@ -28,9 +28,12 @@ MAX_DEPTH = 64
 
 
 def as_grammar(asked: StructuredOutput, special_ids: Mapping[str, int]) -> StructuredOutput:
-    """The same wish, with a structural tag written as a grammar. `special_ids`: see Rules."""
+    """The same wish, with a structural tag written as a grammar and a schema that is closed.
+
+    `special_ids`: see Rules.
+    """
     if asked.structural_tag is None:
-        return asked
+        return asked if asked.json is None else replace(asked, json=_closed(asked.json))
     tag: Any = asked.structural_tag
     try:
         tag = json.loads(tag) if isinstance(tag, str) else tag
@@ -39,6 +42,13 @@ def as_grammar(asked: StructuredOutput, special_ids: Mapping[str, int]) -> Struc
     writer = _Writer(Rules(special_ids))
     text = writer.rules.text(writer.write(_format_of(tag), "", 0))
     return replace(asked, structural_tag=None, grammar=text)
+
+
+def _closed(schema: Any) -> Any:
+    try:
+        return closed(json.loads(schema) if isinstance(schema, str) else schema)
+    except (ValueError, RecursionError):
+        return schema  # whoever compiles it says what is wrong with it
 
 
 def _format_of(tag: Any) -> Any:
@@ -102,9 +112,9 @@ class _Writer:
         schema = form.get("json_schema", True)
         if not isinstance(schema, (Mapping, bool)):
             raise _wrong("json_schema must be an object")
-        if isinstance(schema, Mapping):
-            schema = {**schema, "x-guidance": _LAYOUT}
         try:
+            if isinstance(schema, Mapping):
+                schema = {**closed(schema), "x-guidance": _LAYOUT}
             text = json.dumps(schema)
         except (TypeError, ValueError, RecursionError):
             raise _wrong("json_schema is no JSON") from None

@@ -7,6 +7,7 @@ mask after it. Grammars nest, and the engine recurses: compilation has a thread 
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -35,6 +36,9 @@ SLICES = [
     *(f"{IN_STRING}{{1,{length}}}" for length in LENGTHS),
     f"{IN_STRING}+",
 ]
+_REGEX_FAULT = re.compile(  # the regex and what is wrong with it, among drawings of the place
+    r"invalid regex (\"[^\n]*\") \(in .*?^\s*error: ([^\n]+)", re.DOTALL | re.MULTILINE
+)
 STACK_BYTES = 512 * 1024 * 1024  # of address space; pages are used only as deep as a grammar goes
 
 
@@ -209,6 +213,8 @@ def _start(work: Any) -> threading.Thread:
 
 
 def _short(message: str) -> str:
+    if regex := _REGEX_FAULT.search(message):
+        return f"invalid regex {regex[1]}: {regex[2]}"[:300]
     _, mark, fault = message.partition("failed to compile JSON schema: ")
     message = fault.splitlines()[0] if mark else message  # the rest is a grammar that we wrote
     lines = [line.strip() for line in message.splitlines() if line.strip()]

@@ -289,6 +289,8 @@ def _add_faults(app: FastAPI, service: Service) -> None:
         problem = from_error(error, retry_after=service.retry_after())
         if problem.code == "context_length_exceeded":
             problem.param = problem.param or PROMPT_FIELDS.get(request.url.path)
+        if request.url.path == "/v1/responses" and problem.param == "response_format":
+            problem.param = "text.format"  # as it is called there
         if request.method == "POST":
             service.metrics.refused(problem.code or "invalid_request")
         return respond(request, problem)
@@ -302,6 +304,8 @@ def _add_faults(app: FastAPI, service: Service) -> None:
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         text = str(error.detail)
+        if isinstance(error.__cause__, UnicodeDecodeError):
+            text = "the body is not UTF-8"
         if error.status_code in (404, 405):
             path, allowed = request.url.path, (error.headers or {}).get("Allow")
             text = f"this server has no {request.method} {path[:100]}"

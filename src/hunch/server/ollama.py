@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, Response
 
 from hunch.chat.pieces import Call
 from hunch.chat.turn import Turn
+from hunch.config import say_once
 from hunch.server.calls import loads_arguments
 from hunch.server.cursor import Delta
 from hunch.server.events import answer_of, chat_body, completion_body, only, parts_of
@@ -130,9 +131,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
     async def chat(body: OllamaChatBody, request: Request) -> Response:
         model = name_of(service, body.model)
         if not body.messages:  # how Ollama's clients ask for a model to be loaded
-            return JSONResponse(
-                {**_head(model), "message": _reply(), "done": True, "done_reason": "load"}
-            )
+            return JSONResponse({**_head(model), "message": _reply(), **_without_prompt(body)})
         messages = [_message(message) for message in body.messages]
         fields = {"model": model, "messages": messages, "tools": body.tools, **_common(body)}
         return await service.chat(chat_body(fields), request, partial(_shape, model, True))
@@ -144,9 +143,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
             if getattr(body, field_name):
                 raise ProblemError(400, f"{field_name}: {reason}", param=field_name)
         if not body.prompt:
-            return JSONResponse(
-                {**_head(model), "response": "", "done": True, "done_reason": "load"}
-            )
+            return JSONResponse({**_head(model), "response": "", **_without_prompt(body)})
         common = {"model": model, **_common(body)}
         if body.raw or body.suffix:
             fields = {"max_tokens": -1, **common, "prompt": body.prompt, "suffix": body.suffix}
@@ -239,6 +236,14 @@ def _common(body: OllamaBody) -> Json:
     elif body.think is not None:
         fields["chat_template_kwargs"] = {"enable_thinking": body.think, "thinking": body.think}
     return fields
+
+
+def _without_prompt(body: OllamaBody) -> Json:
+    """The end of an answer to a body without a prompt: such ask to load a model or to unload it."""
+    is_leaving = str(body.keep_alive).rstrip("smh") == "0"
+    if is_leaving:
+        say_once("keep_alive 0 has no effect: --idle-unload says when models are unloaded")
+    return {"done": True, "done_reason": "unload" if is_leaving else "load"}
 
 
 def _message(message: OllamaMessage) -> Json:

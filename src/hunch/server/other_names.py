@@ -89,7 +89,10 @@ INSTEAD = {
     "n_probs": "send logprobs: true and top_logprobs",
     **dict.fromkeys(("image_data", "audio_data", "video_data"), "the server takes text alone"),
     "images": "the server takes text alone",
-    "prompt": "/v1/completions takes it; /generate takes text, a chat messages",
+    "prompt": "/v1/completions takes it; a chat takes messages, /generate text",
+    "messages": "/v1/chat/completions takes them",
+    "input": "/v1/responses takes it; /v1/chat/completions takes messages",
+    "use_beam_search": "LLM.beam_search does it, without a server",
 }
 
 

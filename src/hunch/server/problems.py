@@ -34,6 +34,12 @@ ERROR_TYPES = {
 _TYPE_NAME = re.compile(
     r"body$|\[key\]$|(constrained-)?(str|int|float|bool)$|(list|dict|literal)\["
 )
+PLAINLY = {  # pydantic's words for these are about its classes
+    "model_attributes_type": "an object {...} is needed",
+    "model_type": "an object {...} is needed",
+    "dict_type": "an object {...} is needed",
+    "list_type": "a list [...] is needed",
+}
 _FIELD = re.compile(r"([a-z][a-z_]+)(: |=|\[)")  # at the beginning of an engine's message
 
 
@@ -116,7 +122,6 @@ def from_error(error: HunchError, *, retry_after: float = 1.0) -> ProblemError:
 
 def from_validation(errors: Sequence[Mapping[str, Any]]) -> ProblemError:
     """The first few faults pydantic found in a body, without what the client sent."""
-    texts = []
     param = None
     first = errors[0]
     if first["type"] == "json_invalid":
@@ -124,22 +129,31 @@ def from_validation(errors: Sequence[Mapping[str, Any]]) -> ProblemError:
         return ProblemError(400, f"the body is not JSON: {why}, at character {place}")
     if first["type"] == "missing" and tuple(first["loc"]) == ("body",):
         return ProblemError(400, "the body is missing: send JSON")
+    if first["type"] == "model_attributes_type" and tuple(first["loc"]) == ("body",):
+        return ProblemError(400, "the body is no JSON object: send {...}")
     if any(error["type"] == "not_text" for error in errors):  # not that it is no string either
         errors = [error for error in errors if error["type"] == "not_text"]
-    places = [_place(error) for error in errors]
-    # Of a field that takes several types, what is wrong inside of the one that was given.
-    errors = [
-        error
-        for error, place in zip(errors, places, strict=True)
-        if not error["type"].endswith("_type")
-        or not any(other[: len(place)] == place != other for other in places)
-    ]
-    for error in errors[:3]:
+    texts: dict[str, None] = {}
+    for error in _telling(errors):
         where = ".".join(_place(error)).encode("utf-8", "replace").decode()[:120]
         param = param or where or None
-        texts.append(f"{where}: {error['msg']}" if where else str(error["msg"]))
-    rest = f" (and {len(errors) - 3} more)" if len(errors) > 3 else ""
-    return ProblemError(400, "; ".join(texts) + rest, param=param)
+        fault = PLAINLY.get(error["type"], str(error["msg"]))
+        texts[f"{where}: {fault}" if where else fault] = None
+    rest = f" (and {len(texts) - 3} more)" if len(texts) > 3 else ""
+    return ProblemError(400, "; ".join(list(texts)[:3]) + rest, param=param)
+
+
+def _telling(errors: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Of a field that takes several types, what is wrong with the one that was given."""
+    places = [_place(error) for error in errors]
+    are_types = [error["type"].endswith("_type") for error in errors]
+    told = [place for place, is_type in zip(places, are_types, strict=True) if not is_type]
+    told += [place[:size] for place in places for size in range(len(place))]
+    return [
+        error
+        for error, place, is_type in zip(errors, places, are_types, strict=True)
+        if not (is_type and place in told)
+    ]
 
 
 def _place(error: Mapping[str, Any]) -> list[str]:

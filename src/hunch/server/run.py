@@ -121,6 +121,12 @@ async def _serve(
     address = (
         f"{'https' if settings.ssl_keyfile else 'http'}{'+unix' * bool(settings.uds)}://{place}"
     )
+    if not (service.chat_template or text.chat_template):
+        logs.event(
+            logging.WARNING,
+            f"{names} has no chat template: /v1/completions answers, and chats need one "
+            "(--chat-template FILE)",
+        )
     logs.event(logging.INFO, f"serving {names} on {address}", engine_pid=engine.pid)
     beside = [keeper.watch(), keeper.watch_workers(), StatusLines(service).run(), switch.watch()]
     await _run(keeper, sock, *beside)

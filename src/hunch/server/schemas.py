@@ -243,6 +243,9 @@ class ToolBody(Body):
         if given.get("type") == "custom":
             text = "only tools of the kind function are offered: give them a schema of one text"
             raise PydanticCustomError("refused", "{text}", {"text": text, "field": "type"})
+        if "name" in given and "function" not in given:  # as the Responses API has them
+            text = 'it stands within "function": {"type": "function", "function": {"name": ...}}'
+            raise PydanticCustomError("refused", "{text}", {"text": text, "field": "name"})
         return super()._renamed(given, known)
 
 

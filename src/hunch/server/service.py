@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from hunch.chat.turn import Parsers, Turn, chat_format, open_turn
 from hunch.config import ModelConfig
-from hunch.errors import HunchError
+from hunch.errors import GrammarError, HunchError
 from hunch.server import logs
 from hunch.server.answers import ChatShape, CompletionShape, Shape
 from hunch.server.cursor import Cursor
@@ -26,7 +26,7 @@ from hunch.server.metrics import Metrics
 from hunch.server.middle import middle_of
 from hunch.server.origins import Painter
 from hunch.server.params import chat_params, completion_params, is_scoring, sampling_defaults
-from hunch.server.problems import ProblemError, at_most, no_model
+from hunch.server.problems import ProblemError, at_most, from_error, no_model
 from hunch.server.prompt_log import PromptLog
 from hunch.server.prompts import AnyEngine, Prompts, prompts_of
 from hunch.server.remote_stream import RemoteStream
@@ -38,7 +38,7 @@ from hunch.server.schemas import (
 )
 from hunch.server.settings import ServeConfig
 from hunch.server.streaming import EventStream, collect, until, while_connected
-from hunch.server.structured import check_tools
+from hunch.server.structured import check_tools, form_field
 from hunch.server.summary import best, check_ends
 from hunch.server.text import Text
 from hunch.types import SamplingParams
@@ -317,9 +317,13 @@ class Service(Prompts):
                     **options,
                 )
                 streams.append(opened)
-        except (HunchError, asyncio.CancelledError):
+        except (HunchError, asyncio.CancelledError) as error:
             for opened in streams:
                 opened.abort()
+            if isinstance(error, GrammarError):
+                problem = from_error(error)
+                problem.param = form_field(body)
+                raise problem from None
             raise
         return streams
 

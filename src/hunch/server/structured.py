@@ -10,12 +10,14 @@ from hunch.server.schemas import ChatBody, ResponseFormat, SamplingBody
 from hunch.server.settings import Limits
 from hunch.types import StructuredOutput
 
+GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+
 
 def structured_output(body: SamplingBody, limits: Limits) -> StructuredOutput | None:
     """The one form the body asks for, if it does, within the server's limits."""
     asked: dict[str, dict[str, Any]] = {
         name: {name.removeprefix("guided_"): getattr(body, name)}
-        for name in ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+        for name in GUIDED
         if getattr(body, name) is not None
     }
     if body.structured_outputs is not None:
@@ -33,6 +35,12 @@ def structured_output(body: SamplingBody, limits: Limits) -> StructuredOutput | 
         values[name] = _text(param, values[name])
     at_most(param, _size(values), limits.max_grammar_bytes, "bytes")
     return StructuredOutput(**values)
+
+
+def form_field(body: SamplingBody) -> str | None:
+    """The field that says what the answer must look like."""
+    names = ("structured_outputs", "response_format", *GUIDED, "tools")
+    return next((name for name in names if getattr(body, name, None) is not None), None)
 
 
 def check_tools(body: ChatBody, limits: Limits) -> None:

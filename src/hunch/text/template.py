@@ -39,7 +39,8 @@ def render(
     """The prompt for a conversation; `values` are further names the template may use."""
     if not template:
         raise TemplateError(
-            "this model has no chat template; give one (chat_template), or a plain prompt"
+            "this model has no chat template: give one (chat_template=, or --chat-template FILE of "
+            "a server), or a plain prompt (LLM.generate, /v1/completions)"
         )
     names = {
         **values,
