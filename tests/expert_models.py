@@ -28,6 +28,15 @@ CASES = {
         QWEN | {"shared_expert_intermediate_size": 48, "mlp_only_layers": [1]},
     ),
 }
+PHI = COMMON | {"num_local_experts": 6, "sliding_window": 7}
+del PHI["head_dim"]
+CASES |= {
+    "phi-moe": ("Phimoe", PHI | {"router_jitter_noise": 0.2, "hidden_size": 64}),
+    "phi-moe, biases": (
+        "Phimoe",
+        PHI | {"attention_bias": True, "lm_head_bias": True, "hidden_size": 64},
+    ),
+}
 CASES["olmoe"] = (
     "Olmoe",
     QWEN | {"hidden_size": 64, "intermediate_size": 16, "num_key_value_heads": 2},
@@ -204,12 +213,19 @@ CASES |= {
         DENSE | {"rope_parameters": FACTORS, "scale_depth": 1.1, "dim_model_base": 48},
     ),
 }
+PHI_LONG = {"rope_type": "longrope", "original_max_position_embeddings": 64, "rope_theta": 1e4}
+PHI_LONG |= {"short_factor": [1.0 + n / 8 for n in range(16)], "long_factor": [2.0] * 16}
+PHI_LONG |= {"short_mscale": 1.3, "long_mscale": 1.6}
+ALONE = {
+    "gpt-oss, 64": OSS_64,
+    "phi-moe, long": ("Phimoe", PHI | {"hidden_size": 64, "rope_parameters": PHI_LONG}),
+}
 IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()
 
 
 def make(name: str, folder: Path) -> torch.nn.Module:
     """A random model of transformers, saved as it saves."""
-    family, settings = (CASES | TORCH_CASES | {"gpt-oss, 64": OSS_64})[name]
+    family, settings = (CASES | TORCH_CASES | ALONE)[name]
     with torch.random.fork_rng():
         torch.manual_seed(11)
         kind = "TextConfig" if family == "Llama4" else "Config"

@@ -93,6 +93,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder 2": ("Starcoder2ForCausalLM", {**SIZES, "sliding_window": 24}),
     "opt": ("OPTForCausalLM", OPT),
     "mixtral": ("MixtralForCausalLM", {**LOCAL, "sliding_window": 24}),
+    "phi-moe": (
+        "PhimoeForCausalLM",
+        {**LOCAL, "router_jitter_noise": 0.2, "sliding_window": 24, "attention_bias": True}
+        | {"head_dim": None},
+    ),
     "qwen2-moe": ("Qwen2MoeForCausalLM", {**EXPERTS, "shared_expert_intermediate_size": 48}),
     "qwen3-moe": ("Qwen3MoeForCausalLM", {**EXPERTS, "norm_topk_prob": True}),
     "granite-moe": ("GraniteMoeForCausalLM", {**LOCAL, **SCALES}),

@@ -111,6 +111,7 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "BloomForCausalLM": "hunch.models.families.alibi:Bloom",
     "MptForCausalLM": "hunch.models.families.alibi:Mpt",
     "MPTForCausalLM": "hunch.models.families.alibi:Mpt",
+    "PhimoeForCausalLM": "hunch.models.families.phi:PhiMoe",
     "PersimmonForCausalLM": "hunch.models.families.phi:Persimmon",
     "ApertusForCausalLM": "hunch.models.families.apertus:Apertus",
     "CodeGenForCausalLM": "hunch.models.families.gptj:CodeGen",

@@ -28,6 +28,7 @@ ROUTINGS = {
     "normed": Routing(num_experts=8, num_chosen=3, is_normed=True, scale=1.5),
     "chosen": Routing(num_experts=5, num_chosen=2, scores="chosen"),
     "sigmoid of the chosen": Routing(num_experts=5, num_chosen=2, scores="chosen_sigmoid"),
+    "near": Routing(num_experts=6, num_chosen=2, scores="near", spread=0.6),
     "groups": Routing(
         num_experts=12, num_chosen=4, scores="sigmoid", is_normed=True, num_groups=4,
         num_groups_kept=2, scale=2.5,

@@ -224,6 +224,19 @@ PUBLISHED = {
         "scoring_func": "sigmoid", "shared_intermediate_size": 0, "shared_moe_mode": "sigmoid",
         "use_mtp": True, "use_qk_norm": True, "use_routing_bias": True,
     },
+    "Phi-3.5-MoE": {
+        "architectures": ["PhimoeForCausalLM"], "attention_bias": True, "hidden_act": "silu",
+        "auto_map": {"AutoConfig": "configuration_phimoe.PhiMoEConfig"}, "hidden_dropout": 0.0,
+        "input_jitter_noise": 0.01, "lm_head_bias": True, "max_position_embeddings": 131_072,
+        "num_experts_per_tok": 2, "num_local_experts": 16, "rms_norm_eps": 1e-5,
+        "original_max_position_embeddings": 4096, "router_aux_loss_coef": 0.0,
+        "router_jitter_noise": 0.01, "sliding_window": 131_072,
+        "rope_scaling": {
+            "long_factor": [2.0] * 64, "long_mscale": 1.243163121016122,
+            "original_max_position_embeddings": 4096, "short_factor": [1.0] * 64,
+            "short_mscale": 1.243163121016122, "type": "longrope",
+        },
+    },
     "ERNIE-4.5-21B-A3B": {
         "architectures": ["Ernie4_5_MoeForCausalLM"], "moe_capacity": [64] * 3, "moe_k": 6,
         "moe_gate": "topk", "moe_intermediate_size": 1536, "moe_layer_start_index": 1,

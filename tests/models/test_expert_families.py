@@ -12,7 +12,7 @@ from expert_models import CASES, IDS, TORCH_CASES, make
 from hunch.kernels import native
 from hunch.models.load import load_decoder
 from hunch.models.native import load_native
-from hunch.models.weights import open_weights
+from hunch.models.weights import for_length, open_weights
 
 SLOW_TYPES = [pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("int8", "int4")]
 
@@ -62,6 +62,18 @@ def test_so_it_is_with_latent_attention_by_torch(name, tmp_path):
     kv = model.new_kv(8)
     assert kv.v_LCMH is kv.k_LCMH  # one vector per token and layer
     assert kv.k_LCMH.shape == (3, 8, 1, 32 if "narrow" in name else 48)
+
+
+@torch.no_grad()
+def test_phi_moe_has_scales_of_its_own_for_its_rope_factors(tmp_path):
+    theirs = make("phi-moe, long", tmp_path)
+    weights = for_length(open_weights(tmp_path), 64)  # its original context
+    expected = theirs(torch.tensor([IDS])).logits[0]
+    ours = load_decoder(weights)
+    torch.testing.assert_close(plain_logits(ours, IDS), expected, atol=2e-4, rtol=2e-4)
+    assert (ours.spec.rope.attention_factor, ours.spec.rope.factors[0]) == (1.3, 1.0)
+    whole = load_decoder(open_weights(tmp_path)).spec.rope
+    assert (whole.attention_factor, whole.factors[0]) == (1.6, 2.0)
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from tiny_gguf import gguf_name, interleave
 
 FAMILIES = {  # case of test_expert_families -> GGUF's architecture
     "mixtral": "llama",
+    "phi-moe, biases": "phimoe",
     "qwen3-moe": "qwen3moe",
     "qwen2-moe": "qwen2moe",
     "granite-moe": "granitemoe",

@@ -14,7 +14,7 @@ from torch import Tensor
 from hunch.errors import ModelFormatError
 from hunch.kernels.activation import gated_ref, sigmoid
 
-SCORES = ("softmax", "chosen", "sigmoid", "chosen_sigmoid")
+SCORES = ("softmax", "chosen", "sigmoid", "chosen_sigmoid", "near")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +25,8 @@ class Routing:
     num_experts: int
     num_chosen: int
     # "softmax" over all experts, "sigmoid", or one of both of those that logits chose: "chosen",
-    # "chosen_sigmoid".
+    # "chosen_sigmoid". "near": softmax over those that are little below the chosen one, without
+    # those chosen before it.
     scores: str = "softmax"
     is_normed: bool = False  # the weights of a token's experts are divided by their sum
     num_groups: int = 1
@@ -33,6 +34,7 @@ class Routing:
     num_best: int = 2  # experts whose scores, added, say what a group is worth
     scale: float = 1.0  # of the weights
     is_of_input: bool = False  # weights are those of what experts read, not of what they answer
+    spread: float = 0.0  # near: how far below, as a part of the larger of the two
 
     def check(self) -> None:
         """Numbers that contradict each other."""
@@ -68,10 +70,22 @@ def route(
         weight_TK = weight_TK.softmax(dim=1)
     elif routing.scores == "chosen_sigmoid":
         weight_TK = sigmoid(weight_TK)
+    elif routing.scores == "near":
+        weight_TK = _near(logits_TE, chosen_TK, routing.spread)
     if routing.is_normed:
         weight_TK = weight_TK / (weight_TK.sum(1, keepdim=True) + 1e-20)
     weight_TK = weight_TK if factor_E is None else weight_TK * factor_E[chosen_TK]
     return chosen_TK, weight_TK * routing.scale
+
+
+def _near(logits_TE: Tensor, chosen_TK: Tensor, spread: float) -> Tensor:
+    """Weights of the chosen, each among the experts that were left when it was chosen."""
+    top_TK1, left_T1E = logits_TE.gather(1, chosen_TK)[..., None], logits_TE[:, None]
+    number_E = torch.arange(logits_TE.shape[1], device=logits_TE.device)
+    is_first_TKE = (left_T1E == top_TK1) & (number_E < chosen_TK[..., None])
+    is_far_TKE = (top_TK1 - left_T1E) / left_T1E.abs().maximum(top_TK1) > spread
+    is_out_TKE = (left_T1E > top_TK1) | is_first_TKE | is_far_TKE
+    return 1 / (left_T1E - top_TK1).exp().masked_fill(is_out_TKE, 0.0).sum(2)
 
 
 def _best(score_TE: Tensor, count: int) -> Tensor:

@@ -17,7 +17,7 @@ from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, w
 @triton.jit
 def _route_kernel(
     parts_ptr, bias_ptr, choice_ptr, factor_ptr, slot_ptr, timed_ptr, chosen_ptr, weight_ptr,
-    answer_ptr, part_stride, answer_stride, scale, D,
+    answer_ptr, part_stride, answer_stride, scale, spread, D,
     NUM_SPLITS: tl.constexpr, NUM_EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr,
     NUM_GROUPS: tl.constexpr, NUM_KEPT: tl.constexpr, NUM_BEST: tl.constexpr,
     SCORES: tl.constexpr, IS_NORMED: tl.constexpr, HAS_BIAS: tl.constexpr,
@@ -61,6 +61,10 @@ def _route_kernel(
         best = tl.max(tl.max(choice, 1), 0)
         first = tl.min(tl.min(tl.where(choice == best, expert, NUM_EXPERTS - 1), 1), 0)
         is_chosen = is_chosen | (expert == first) & is_in
+        if SCORES == "near":
+            is_far = (best - choice) / tl.maximum(tl.abs(choice), best) > spread
+            share = tl.where(is_far | (choice == float("-inf")), 0.0, tl.exp(choice - best))
+            score = tl.where(expert == first, 1.0 / tl.sum(tl.sum(share, 1), 0), score)
         choice = tl.where(expert == first, float("-inf"), choice)
     if SCORES == "chosen":
         top = tl.max(tl.max(tl.where(is_chosen, logit, float("-inf")), 1), 0)
@@ -157,7 +161,8 @@ def route(
         parts_STE if factor_E is None else factor_E,
         parts_STE if slot_T is None else slot_T,
         parts_STE if timing is None else timing.is_on_1, chosen_TK, weight_TK, answer_KTD,
-        parts_STE.stride(0), answer_KTD.stride(0), routing.scale, answer_KTD.shape[2],
+        parts_STE.stride(0), answer_KTD.stride(0), routing.scale, routing.spread,
+        answer_KTD.shape[2],
         NUM_SPLITS=len(parts_STE), NUM_EXPERTS=num_experts, NUM_CHOSEN=routing.num_chosen,
         NUM_GROUPS=routing.num_groups, NUM_KEPT=routing.num_groups_kept,
         NUM_BEST=min(routing.num_best, group_size), SCORES=routing.scores,

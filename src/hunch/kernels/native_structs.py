@@ -119,6 +119,7 @@ class ExpertsStruct(ctypes.Structure):
         ("scale", _F32),
         ("factor", _POINTER),  # of the weights of each expert
         ("is_of_input", _I32),
+        ("spread", _F32),
     )  # fmt: skip
 
 

@@ -23,7 +23,6 @@ _CAUSAL = {
     ),
     "it carries several streams side by side": ("Gemma3n",),
     "its experts are heads of attention": ("JetMoe",),
-    "its router changes the scores it has chosen": ("Phimoe",),
     "it is written for another model's states, not for text alone": (
         *("Gemma4Assistant", "Gemma4UnifiedAssistant", "Moshi", "Musicgen", "MusicgenMelody"),
         *("TrOCR", "Whisper"),

@@ -104,7 +104,16 @@ void Experts::route(const ExpertsSpec& spec, const float* logits, int row) {
     }
     int* chosen = &chosen_[(size_t)row * spec.num_chosen];
     float* weight = &weights_[(size_t)row * spec.num_chosen];
-    for (int i = 0; i < spec.num_chosen; i++) chosen[i] = best_of(choice);
+    for (int i = 0; i < spec.num_chosen; i++) {
+        std::vector<float> left = rule == Scores::NEAR ? choice : std::vector<float>();
+        const int best = chosen[i] = best_of(choice);
+        float total = 0;
+        for (float other : left) {
+            const float below = (left[best] - other) / std::max(std::fabs(other), left[best]);
+            if (other != never && !(below > spec.spread)) total += std::exp(other - left[best]);
+        }
+        if (rule == Scores::NEAR) score[best] = 1 / total;
+    }
     std::sort(chosen, chosen + spec.num_chosen);
     float top = never, total = 0;
     for (int i = 0; i < spec.num_chosen; i++) top = std::max(top, weight[i] = score[chosen[i]]);

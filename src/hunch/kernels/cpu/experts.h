@@ -13,7 +13,7 @@
 
 namespace hunch {
 
-enum class Scores : int { SOFTMAX = 0, CHOSEN = 1, SIGMOID = 2, CHOSEN_SIGMOID = 3 };
+enum class Scores : int { SOFTMAX = 0, CHOSEN = 1, SIGMOID = 2, CHOSEN_SIGMOID = 3, NEAR = 4 };
 
 struct ExpertsSpec {
     const Matrix *router, *up, *down;       // up: [expert][gate, up][width]; down: [expert][D]
@@ -25,6 +25,7 @@ struct ExpertsSpec {
     float scale;
     const float* factor;  // of each expert's weights; may be null
     int32_t is_of_input;  // weights are those of what experts read, not of what they answer
+    float spread;         // of NEAR: how far below the chosen one, as a part of the larger of the two
 };
 
 class Experts {

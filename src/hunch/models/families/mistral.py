@@ -18,6 +18,7 @@ _DEFAULTS: dict[str, Config] = {  # of what files leave out
     "MinistralForCausalLM": {"sliding_window": 4096},
     "MixtralForCausalLM": {"rope_theta": 1e6, "rms_norm_eps": 1e-5},
     "Ministral3ForCausalLM": {"rms_norm_eps": 1e-5},
+    "PhimoeForCausalLM": {"rope_theta": 1e6, "rms_norm_eps": 1e-5},
 }
 _EXPERT = "block_sparse_moe.experts.{}."
 

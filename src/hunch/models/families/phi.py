@@ -1,4 +1,5 @@
-"""Phi-1 to 2, Persimmon: layer norms, a plain MLP. Phi-3 to 4: Llama with fused tensors."""
+"""Phi-1 to 2, Persimmon: layer norms, a plain MLP. Phi-3 to 4: Llama with fused tensors. Phi-MoE:
+experts."""
 
 from __future__ import annotations
 
@@ -7,7 +8,16 @@ from dataclasses import replace
 
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.reading import Config, Defaulted, gpt_layers, read_float, read_windows, refuse
+from hunch.models.families.mistral import Mixtral
+from hunch.models.reading import (
+    Config,
+    Defaulted,
+    gpt_layers,
+    read_attn_biases,
+    read_float,
+    read_windows,
+    refuse,
+)
 from hunch.models.spec import ModelSpec, read_common
 
 _DEFAULTS = {"partial_rotary_factor": 0.5, "hidden_act": "gelu_new"}
@@ -85,3 +95,37 @@ class Phi3(Decoder):
         common["windows"] = read_windows(config, common["num_layers"])
         common["norm_eps"] = float(config.get("rms_norm_eps") or 1e-5)
         return ModelSpec(**common)
+
+
+class PhiMoe(Mixtral):
+    """Mixtral's experts, layer norms, and scales of rope factors of its own.
+
+    An expert's weight is its share among those that come near to it: where the others are far
+    below, it is one. transformers always takes two experts, whatever the config says.
+    """
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "num_experts_per_tok", 2)
+        config.get("input_jitter_noise")  # of training
+        config.get("original_max_position_embeddings")  # read with the rope factors, if any
+        given = config.get("rope_scaling") or config.get("rope_parameters")
+        if isinstance(given, Mapping) and "long_mscale" in given:
+            scales = ("short_mscale", "long_mscale")
+            rope = {key: value for key, value in given.items() if key not in scales}
+            is_short = given.get("short_factor") == given.get("long_factor")
+            rope["attention_factor"] = given[scales[not is_short]]
+            config = Defaulted({"rope_parameters": rope, "rope_scaling": None}, config)
+        spec = super().read_config(Defaulted(config, {"num_local_experts": 16}), architecture)
+        assert spec.experts is not None
+        spread = 2 * read_float(config, "router_jitter_noise", 0.01)
+        routing = replace(
+            spec.experts.routing, scores="near", is_normed=False, spread=spread
+        )
+        return replace(
+            spec,
+            **read_attn_biases(config),
+            norm="layer",
+            experts=replace(spec.experts, routing=routing),
+            has_head_bias=bool(config.get("lm_head_bias", False)),
+        )

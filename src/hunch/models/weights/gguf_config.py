@@ -305,6 +305,7 @@ _OWN_KEYS: dict[str, Callable[[Reader, dict[str, Any]], dict[str, Any]]] = {
     "dots1": gguf_experts.dots,
     "ernie4_5-moe": gguf_experts.ernie,
     "minimax-m2": gguf_experts.minimax,
+    "phimoe": gguf_experts.phi,
     "hunyuan-moe": gguf_experts.hunyuan,
     "granitemoe": lambda read, config: (
         gguf_dense.KEYS["granite"](read, config) | gguf_experts.local(read, config)

@@ -23,6 +23,12 @@ def local(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def phi(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    """Mixtral's words; the output matrix has a bias."""
+    has_bias = "output.bias" in read.header.tensors
+    return {**local(read, config), "lm_head_bias": has_bias, "mlp_bias": None}
+
+
 def counted(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     """Qwen's and OLMoE's words."""
     return {

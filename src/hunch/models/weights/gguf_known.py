@@ -26,6 +26,7 @@ ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "granitehybrid": ("GraniteMoeHybridForCausalLM", "granitemoehybrid"),
     "lfm2": ("Lfm2ForCausalLM", "lfm2"),
     "lfm2moe": ("Lfm2MoeForCausalLM", "lfm2_moe"),
+    "phimoe": ("PhimoeForCausalLM", "phimoe"),
     "phi3": ("Phi3ForCausalLM", "phi3"),
     "gpt2": ("GPT2LMHeadModel", "gpt2"),
     "starcoder": ("GPTBigCodeForCausalLM", "gpt_bigcode"),
@@ -81,7 +82,6 @@ REASONS: dict[str, str] = {  # general.architecture -> why it is not computed
         "kimi-linear": "KimiLinear",
         "mamba": "Mamba",
         "mamba2": "Mamba2",
-        "phimoe": "Phimoe",
         **dict.fromkeys(("rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"), "Rwkv"),
     }.items()
 }
