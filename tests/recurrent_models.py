@@ -87,6 +87,17 @@ CASES |= {
         | {"conv_kernel": 3, "use_conv_bias": False, "n_groups": 1, "mamba_head_dim": 32},
     ),
 }
+MAMBA_1 = {"hidden_size": 64, "num_hidden_layers": 3, "state_size": 16, "time_step_rank": 5}
+CASES |= {
+    "mamba": ("Mamba", MAMBA_1 | {"use_bias": True, "conv_kernel": 3}),
+    "falcon mamba": ("FalconMamba", MAMBA_1 | {"tie_word_embeddings": False}),
+    "mamba 2": (
+        "Mamba2",
+        {"hidden_size": 64, "num_hidden_layers": 3, "num_heads": 8, "head_dim": 16}
+        | {"n_groups": 2, "state_size": 16},
+    ),
+}
+BY_TORCH = ("mamba", "falcon mamba")  # what the kernels do not know
 # transformers in float32 is up to 4e-4 away from itself in float64 on some CPUs.
 CLOSE = {"atol": 1e-3, "rtol": 1e-3}
 IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()

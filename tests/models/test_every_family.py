@@ -118,6 +118,26 @@ PUBLISHED = {
         "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.23570226039551587,
         "ssm_multipliers": [0.3535533905932738, 0.25, 0.3535533905932738, 0.5, 0.3535533905932738],
     },
+    "Falcon-Mamba-7B": {
+        "architectures": ["FalconMambaForCausalLM"], "num_attention_heads": None,
+        "num_key_value_heads": None, "conv_kernel": 4, "expand": 16,
+        "hidden_act": "silu", "intermediate_size": 8192, "layer_norm_epsilon": 1e-5,
+        "hidden_size": 512, "rescale_prenorm_residual": False, "residual_in_fp32": True,
+        "state_size": 16, "time_step_floor": 1e-4, "time_step_init_scheme": "random",
+        "time_step_max": 0.1, "time_step_min": 0.001, "time_step_rank": 256,
+        "time_step_scale": 1.0, "use_bias": False, "use_conv_bias": True, "use_mambapy": False,
+    },
+    "Codestral-Mamba-7B": {
+        "architectures": ["Mamba2ForCausalLM"], "num_attention_heads": None,
+        "num_key_value_heads": None, "chunk_size": 256, "conv_kernel": 4, "expand": 2,
+        "head_dim": 64, "hidden_act": "silu", "hidden_size": 4096, "initializer_range": 0.1,
+        "intermediate_size": 8192, "layer_norm_epsilon": 1e-5, "n_groups": 8, "norm_before_gate":
+        True, "num_heads": 128, "rescale_prenorm_residual": False, "residual_in_fp32": True,
+        "rms_norm": True, "state_size": 128, "tie_word_embeddings": False,
+        "time_step_floor": 1e-4, "time_step_init_scheme": "random", "time_step_limit":
+        [0.0, float("inf")], "time_step_max": 0.1, "time_step_min": 0.001, "time_step_rank": 256,
+        "time_step_scale": 1.0, "use_bias": False, "use_conv_bias": True,
+    },
     "Nemotron-3-Nano-30B-A3B": {
         "architectures": ["NemotronHForCausalLM"], "attention_bias": False, "norm_eps": 1e-5,
         "head_dim": 128, "chunk_size": 128, "conv_kernel": 4, "expand": 2, "n_groups": 8,
@@ -370,9 +390,9 @@ def test_why_an_architecture_is_refused_is_said():
     theirs = {name for name in dir(transformers) if name.endswith(("ForCausalLM", "Generation"))}
     assert {*REFUSED} <= theirs | {"DiffusionGemmaForBlockDiffusion"}
     with pytest.raises(
-        UnsupportedModelError, match=r"'MambaForCausalLM' is not .*Mamba 1 layers.*Mamba 2"
+        UnsupportedModelError, match=r"'JambaForCausalLM' is not .*Mamba 1 layers beside others"
     ):
-        ModelSpec.from_config({"architectures": ["MambaForCausalLM"], "n_layer": 2})
+        ModelSpec.from_config({"architectures": ["JambaForCausalLM"], "n_layer": 2})
     text = (ROOT / "docs" / "models.md").read_text()
     assert [reason for reason in {*REFUSED.values()} if f"| {reason} |" not in text] == []
 

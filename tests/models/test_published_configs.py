@@ -6,7 +6,9 @@ import re
 from typing import Any
 
 import pytest
+import torch
 import transformers
+from safetensors.torch import save_file
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -16,6 +18,7 @@ from hunch.models.load import load_decoder, spec_of
 from hunch.models.native import load_native
 from hunch.models.reading import READ_VERSION, Recorded
 from hunch.models.spec import ModelSpec
+from hunch.models.weights import open_weights
 from hunch.models.weights.base import unified_config
 from hunch.registry import MODELS, resolve
 from their_models import GATED
@@ -234,6 +237,43 @@ def test_whether_the_embedding_is_the_output_matrix_is_told_by_the_files():
     weights.config["tie_word_embeddings"] = False
     with pytest.raises(ModelFormatError, match=r"lm_head.weight"):
         load_decoder(weights)
+
+
+def test_an_output_matrix_of_its_own_counts_whatever_the_config_says():
+    weights = tiny_weights(tiny_config(tie_word_embeddings=False))
+    expected = plain_logits(load_decoder(weights), [5, 6, 7])
+    weights.config["tie_word_embeddings"] = True
+    assert plain_logits(load_decoder(weights), [5, 6, 7]).equal(expected)
+    weights.tensors["lm_head.weight"] = weights.tensors["model.embed_tokens.weight"].clone()
+    assert spec_of(weights).is_tied
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+LINEAR = {"rope_type": "linear", "factor": 3.0}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"rope_scaling": None, "rope_theta": 99.0, "rope_parameters": YARN | {"rope_theta": 77.0}},
+        {"rope_scaling": None, "rope_theta": 99.0, "rope_parameters": YARN},
+        {"rope_scaling": LINEAR, "rope_theta": 99.0, "rope_parameters": YARN},
+        {"rope_parameters": {"type": "linear", "factor": 3.0, "rope_theta": 99.0}},
+        {"rope_scaling": YARN, "original_max_position_embeddings": 32},
+        {"rope_scaling": {"type": "yarn", "factor": 4.0}, "original_max_position_embeddings": 32},
+    ],
+)
+def test_rope_settings_in_several_places_are_those_that_transformers_takes(given, tmp_path):
+    config = tiny_config(rope_theta=None, head_dim=8, tie_word_embeddings=False)
+    weights = tiny_weights(config)
+    save_file(weights.tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "llama"} | given))
+    theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    ids = list(range(5, 45))
+    with torch.no_grad():
+        expected = theirs(torch.tensor([ids])).logits[0]
+    ours = plain_logits(load_decoder(open_weights(tmp_path)), ids)
+    torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_layers_of_gemma4_are_counted_with_leading_zeros():

@@ -62,9 +62,7 @@ def _route_kernel(
         first = tl.min(tl.min(tl.where(choice == best, expert, NUM_EXPERTS - 1), 1), 0)
         is_chosen = is_chosen | (expert == first) & is_in
         if SCORES == "near":
-            is_far = (best - choice) / tl.maximum(tl.abs(choice), best) > spread
-            share = tl.where(is_far | (choice == float("-inf")), 0.0, tl.exp(choice - best))
-            score = tl.where(expert == first, 1.0 / tl.sum(tl.sum(share, 1), 0), score)
+            score = tl.where(expert == first, _share(choice, best, spread), score)
         choice = tl.where(expert == first, float("-inf"), choice)
     if SCORES == "chosen":
         top = tl.max(tl.max(tl.where(is_chosen, logit, float("-inf")), 1), 0)
@@ -86,6 +84,14 @@ def _route_kernel(
             _answer_nothing(answer_ptr + token * D, answer_stride, D, NUM_CHOSEN)
     tl.store(chosen_ptr + place, flat_expert, mask=flat_is > 0)
     tl.store(weight_ptr + place, flat_score * scale, mask=flat_is > 0)
+
+
+@triton.jit
+def _share(left, best, spread):
+    """The best one's among the experts that are left and near to it."""
+    is_far = (best - left) / tl.maximum(tl.abs(left), best) > spread
+    share = tl.where(is_far | (left == float("-inf")), 0.0, tl.exp(left - best))
+    return 1.0 / tl.sum(tl.sum(share, 1), 0)
 
 
 @triton.jit

@@ -16,6 +16,7 @@ from hunch.errors import UnsupportedModelError
 from hunch.kernels.activation import sigmoid
 from hunch.kernels.delta import DeltaShape, DeltaWeights
 from hunch.kernels.recurrence import Recurrence
+from hunch.kernels.selective import SelectiveShape, SelectiveWeights
 from hunch.kernels.short_conv import ConvShape, ConvWeights
 from hunch.kernels.ssm import SsmShape, SsmWeights
 from hunch.layers.attention import Attend, Attention
@@ -125,6 +126,35 @@ class Mamba(Recurrent):
         square_TG1 = read_TGZ.square().mean(-1, keepdim=True)
         read_TZ = (read_TGZ * torch.rsqrt(square_TG1 + self.eps)).flatten(1) * self.norm_Z
         return read_TZ * gate_TZ if self.shape.is_norm_first else read_TZ
+
+
+class Selective(Recurrent):
+    """Mamba 1."""
+
+    def __init__(
+        self,
+        inputs: Linear,
+        weights: SelectiveWeights,
+        out: Linear,
+        shape: SelectiveShape,
+        layer: int,
+    ) -> None:
+        super().__init__(inputs, out, layer)
+        self.shape: SelectiveShape = shape
+        self.conv_JD, self.conv_bias_D = weights.conv_JD, weights.conv_bias_D
+        self.project_XD, self.step_DR = weights.project_XD, weights.step_DR
+        self.step_bias_D, self.rate_HD = weights.step_bias_D, weights.rate_HD
+        self.skip_D = weights.skip_D
+
+    @property
+    def weights(self) -> SelectiveWeights:
+        return SelectiveWeights(
+            *(self.conv_JD, self.conv_bias_D, self.project_XD, self.step_DR),
+            *(self.step_bias_D, self.rate_HD, self.skip_D),
+        )
+
+    def gated(self, read_TND: Tensor, gate_TZ: Tensor) -> Tensor:
+        return read_TND.flatten(1) * _silu(gate_TZ.float())
 
 
 class ShortConv(Recurrent):

@@ -26,6 +26,7 @@ from hunch.kernels.gpu_tiling import Tiling
 from hunch.kernels.gpu_wide import MIN_ROWS, padded, product, product_parts
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.quant import Quantised, Weight, slices_of
+from hunch.kernels.selective import SelectiveShape
 from hunch.layers.block import Block
 from hunch.layers.inputs import InputGate
 from hunch.layers.latent import LatentBlock
@@ -370,6 +371,7 @@ def unknown_to_kernels(spec: ModelSpec, dtype: torch.dtype) -> dict[str, bool]:
         "a norm of the embedding": spec.has_embed_norm,
         "q, k and v within limits": bool(spec.qkv_clip),
         f"the activation {spec.activation}": spec.activation not in KERNEL_NAMES,
+        "Mamba 1 layers": isinstance(shape, SelectiveShape),
         "convolutions this long": shape is not None and shape.num_taps > MAX_TAPS,
         f"{dtype}": dtype not in (torch.bfloat16, torch.float16),
     }

@@ -18,7 +18,7 @@ from hunch.models.decoder import Decoder, Progress
 from hunch.models.source import EXPAND, HOLDS, KEEP, FileSource, ShapeSource
 from hunch.models.spec import ModelSpec
 from hunch.models.stage import WHOLE, Stage, StageWeights, stage_spec
-from hunch.models.weights.base import Weights, iterate, read_ahead
+from hunch.models.weights.base import ReadsParts, Weights, iterate, part_of, read_ahead
 from hunch.parallel.group import SINGLE, Group
 from hunch.registry import MODELS, resolve
 
@@ -29,6 +29,7 @@ MIN_KEPT_WIDTH = 1024  # of models whose bytes, not whose launches, take the tim
 # Where a config counts layers that draft, which stand after the others.
 DRAFTING_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
 _AGAIN = "Download the model again, with the config that belongs to it"
+_ROWS_COMPARED = 4096  # at once, of two tables that may be one
 _MAX_NAMED = 6  # tensors an error names before it counts the rest
 # Stored by older tools though they follow from the config; or heads that draft, which a target
 # does not need.
@@ -85,7 +86,33 @@ def spec_of(weights: Weights) -> ModelSpec:
     is_given = weights.config.get("tie_word_embeddings") is not None
     has_head = is_given or any(name.endswith(head) for name in weights.names())
     is_whole = not spec.embed_width  # a projected table is no output matrix
-    return replace(spec, is_tied=spec.is_tied or (is_whole and not has_head))
+    is_tied = spec.is_tied or (is_whole and not has_head)
+    return replace(spec, is_tied=is_tied and not _has_own_head(weights, names))
+
+
+def _has_own_head(weights: Weights, names: Names) -> bool:
+    """Whether the files hold an output matrix that is not the embedding, whatever the config says:
+    as transformers has it."""
+    found, ours = weights.names(), names.roots[0]
+    tables = [root + names.embed.removeprefix(ours) for root in names.roots]
+    table = next((name for name in tables if name in found), None)
+    head = next(
+        (name for name in found if name in (names.head, f"language_model.{names.head}")), ""
+    )
+    if table is None or not head or weights.shape(table) != weights.shape(head):
+        return False
+    num_rows = weights.shape(table)[0]
+    step = _ROWS_COMPARED if isinstance(weights, ReadsParts) else num_rows
+    for first in range(0, num_rows, step):
+        part = first, min(first + step, num_rows)
+        rows, others = (part_of(weights, name, 0, part, torch.float32) for name in (table, head))
+        if not rows.equal(others):
+            say_once(
+                f"{weights.path} holds an output matrix ({head}) that differs from the embedding: "
+                "it is used, though the config says that the embedding is one"
+            )
+            return True
+    return False
 
 
 def _check_layers(spec: ModelSpec, weights: Weights, names: Names) -> None:

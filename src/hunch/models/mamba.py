@@ -1,4 +1,4 @@
-"""Mamba 2 layers from a config and a source of tensors: shared by every family that has them.
+"""Mamba layers from a config and a source of tensors: shared by every family that has them.
 
 Shape letters: C channels of the convolution, J its taps.
 """
@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
+from hunch.kernels.selective import SelectiveShape, SelectiveWeights
 from hunch.kernels.ssm import SsmShape, SsmWeights
-from hunch.layers.recurrent import Mamba
+from hunch.layers.recurrent import Mamba, Selective
 from hunch.models.reading import Config, read_int, refuse
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
@@ -107,6 +108,34 @@ def build_mamba(spec: ModelSpec, shape: SsmShape, source: Source, prefix: str, p
         source.floats(f"{prefix}norm.weight", width) if shape.has_norm else None,
         spec.norm_eps,
         source.row_linear(f"{prefix}out_proj", spec.width, width, has_bias=False),
+        shape,
+        place,
+    )
+
+
+def build_selective(
+    spec: ModelSpec, shape: SelectiveShape, source: Source, prefix: str, place: int
+) -> Selective:
+    """Mamba 1."""
+    width, rank, keys = shape.width, shape.rank, shape.k_dim
+    rate_DH = source.floats(f"{prefix}A_log", width, keys)
+    conv_bias_D = torch.zeros(width, device=source.device)
+    if shape.has_conv_bias:
+        conv_bias_D = source.floats(f"{prefix}conv1d.bias", width)
+    weights = SelectiveWeights(
+        as_taps(source.floats(f"{prefix}conv1d.weight", width, 1, shape.num_taps)),
+        conv_bias_D,
+        source.floats(f"{prefix}x_proj.weight", rank + 2 * keys, width),
+        source.floats(f"{prefix}dt_proj.weight", width, rank),
+        source.floats(f"{prefix}dt_proj.bias", width),
+        -rate_DH.exp().t().contiguous() if rate_DH.numel() else rate_DH,
+        source.floats(f"{prefix}D", width),
+    )
+    has_bias = shape.has_bias
+    return Selective(
+        source.linear((f"{prefix}in_proj",), (2 * width,), spec.width, has_bias=has_bias),
+        weights,
+        source.row_linear(f"{prefix}out_proj", spec.width, width, has_bias=has_bias),
         shape,
         place,
     )

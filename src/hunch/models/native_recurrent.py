@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hunch.kernels.delta import DeltaShape
 from hunch.kernels.native_structs import RULES, NativePart, RecurrentStruct
 from hunch.kernels.recurrence import Recurrence
+from hunch.kernels.selective import SelectiveShape
 from hunch.kernels.short_conv import ConvShape
 from hunch.kernels.ssm import SsmShape
 from hunch.models.mamba import as_taps
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 def knows(shape: Recurrence | None, num_lanes: int) -> bool:
     """Whether the kernels compute it, if there is one: their rows are of whole vectors."""
-    if shape is None:
-        return True
+    if shape is None or isinstance(shape, SelectiveShape):
+        return shape is None
     widths = [width for width in shape.state[1:] if width]
     if isinstance(shape, SsmShape):
         widths.append(shape.value_width // shape.num_groups)

@@ -188,6 +188,7 @@ def gpt_layers(has_bias: bool = True) -> dict[str, Any]:
 def read_rope(config: Config, head_dim: int, given: Any = None) -> RopeSpec:
     """`rope_parameters`, or the older `rope_theta` with `rope_scaling`; or the part `given`."""
     theta, share = config.get("rope_theta"), config.get("partial_rotary_factor")
+    config.get("original_max_position_embeddings")  # stands among the settings, too
     if given is None:
         given = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if isinstance(given, Mapping) and "full_attention" in given:

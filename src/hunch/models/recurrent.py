@@ -11,6 +11,7 @@ import torch
 from hunch.errors import ConfigError, ModelFormatError, UnsupportedModelError
 from hunch.kernels.delta import DeltaShape
 from hunch.kernels.recurrence import Recurrence
+from hunch.kernels.selective import SelectiveShape
 from hunch.kernels.short_conv import ConvShape
 from hunch.kernels.ssm import SsmShape
 from hunch.layers.linear import Linear
@@ -24,7 +25,7 @@ from hunch.layers.recurrent import (
     ShortConv,
 )
 from hunch.models.build import Names, build_attention, build_block, build_mlp, build_norm
-from hunch.models.mamba import as_taps, build_mamba
+from hunch.models.mamba import as_taps, build_mamba, build_selective
 from hunch.models.reading import Config, read_int
 from hunch.models.source import Asked, Source
 from hunch.models.spec import ModelSpec
@@ -113,6 +114,8 @@ def build_recurrent(spec: ModelSpec, source: Source, prefix: str, layer: int) ->
         )
     if isinstance(shape, ConvShape):
         return _build_conv(shape, source, prefix, spec.place_of(layer))
+    if isinstance(shape, SelectiveShape):
+        return build_selective(spec, shape, source, prefix, spec.place_of(layer))
     assert isinstance(shape, SsmShape)
     return build_mamba(spec, shape, source, prefix, spec.place_of(layer))
 

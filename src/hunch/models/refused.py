@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 _CAUSAL = {
-    "it has Mamba 1 layers; Mamba 2 is known, as in Granite 4.0 H, Bamba and Falcon-H1": (
-        *("FalconMamba", "Jamba", "Mamba", "Zamba"),
-    ),
-    "it has Mamba 2 layers and none that attends; known are models that have both": ("Mamba2",),
+    "it has Mamba 1 layers beside others; known are models of these alone": ("Jamba", "Zamba"),
     "its Mamba 2 layers share blocks of attention; known are those with layers of their own": (
         "Zamba2",
     ),

@@ -119,9 +119,7 @@ class PhiMoe(Mixtral):
         spec = super().read_config(Defaulted(config, {"num_local_experts": 16}), architecture)
         assert spec.experts is not None
         spread = 2 * read_float(config, "router_jitter_noise", 0.01)
-        routing = replace(
-            spec.experts.routing, scores="near", is_normed=False, spread=spread
-        )
+        routing = replace(spec.experts.routing, scores="near", is_normed=False, spread=spread)
         return replace(
             spec,
             **read_attn_biases(config),

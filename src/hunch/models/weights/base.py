@@ -158,7 +158,8 @@ def unified_config(raw: dict[str, Any]) -> dict[str, Any]:
     """config.json with the rope settings where readers expect them, whoever wrote the file.
 
     Newer files hold `rope_parameters` ({"rope_theta", "rope_type", ...}) and `dtype` in place of
-    `rope_theta`, `rope_scaling` and `torch_dtype`.
+    `rope_theta`, `rope_scaling` and `torch_dtype`. Of files with both, `rope_scaling` counts where
+    it says something.
     """
     config = dict(raw)
     text = config.pop("text_config", None)
@@ -171,19 +172,30 @@ def unified_config(raw: dict[str, Any]) -> dict[str, Any]:
         if raw.get("tie_word_embeddings") not in (None, config.get("tie_word_embeddings")):
             del config["tie_word_embeddings"]  # where the two contradict each other, the files tell
     rope = config.pop("rope_parameters", None)
+    rope = None if config.get("rope_scaling") else rope
     if isinstance(rope, dict) and any(isinstance(part, dict) for part in rope.values()):
         config["rope_parameters"] = rope  # one per kind of layer: its family reads it
     elif isinstance(rope, dict):
         rope = dict(rope)
         if "rope_theta" in rope:
-            config.setdefault("rope_theta", rope.pop("rope_theta"))
-        if rope.get("rope_type", "default") != "default":
-            config.setdefault("rope_scaling", rope)
+            config["rope_theta"] = rope.pop("rope_theta")
+        if (rope.get("rope_type") or rope.get("type") or "default") != "default":
+            config["rope_scaling"] = rope
         elif "partial_rotary_factor" in rope:
-            config.setdefault("partial_rotary_factor", rope["partial_rotary_factor"])
+            config["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    scaling, original = config.get("rope_scaling"), config.get("original_max_position_embeddings")
+    if isinstance(scaling, dict) and isinstance(original, int) and _is_stretched(scaling):
+        config["rope_scaling"] = {**scaling, "original_max_position_embeddings": original}
     if "dtype" in config:
         config.setdefault("torch_dtype", config["dtype"])
     return config
+
+
+def _is_stretched(rope: Mapping[str, Any]) -> bool:
+    """Whether it counts what context a model was first trained at. Where a config says that beside
+    its rope settings too, transformers takes it from there."""
+    rope_type = rope.get("rope_type") or rope.get("type")
+    return rope_type in ("llama3", "yarn", "longrope", "su")
 
 
 _OF_THE_FILES = ("quantization_config", "bos_token_id", "eos_token_id", "pad_token_id")

@@ -80,8 +80,6 @@ REASONS: dict[str, str] = {  # general.architecture -> why it is not computed
         "glm-dsa": "GlmMoeDsa",
         "jamba": "Jamba",
         "kimi-linear": "KimiLinear",
-        "mamba": "Mamba",
-        "mamba2": "Mamba2",
         **dict.fromkeys(("rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"), "Rwkv"),
     }.items()
 }
