@@ -99,6 +99,14 @@ CASES |= {
         | {"rms_norm_eps": 1e-5, "mlp_layer_types": ["dense", "sparse", "sparse"]},
     ),
 }
+SPARSE = {"index_topk": 64, "index_n_heads": 2, "index_head_dim": 32}
+CASES |= {
+    "deepseek-v3.2": (
+        "DeepseekV32",
+        LATENT | SPARSE | {"n_group": 4, "topk_group": 2, "rope_parameters": YARN},
+    ),
+    "glm-5": ("GlmMoeDsa", LATENT | SPARSE | {"indexer_types": ["full", "shared", "full"]}),
+}
 WHOLE = {key: value for key, value in COMMON.items() if key != "head_dim"} | {"hidden_size": 64}
 TWO = {"num_experts_per_tok": 2}
 CASES |= {

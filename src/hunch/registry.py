@@ -67,6 +67,8 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "Qwen3ForCausalLM": "hunch.models.families.qwen:Qwen3",
     "DeepseekV2ForCausalLM": "hunch.models.families.deepseek:DeepseekV2",
     "DeepseekV3ForCausalLM": "hunch.models.families.deepseek:DeepseekV3",
+    "DeepseekV32ForCausalLM": "hunch.models.families.deepseek:DeepseekV32",
+    "GlmMoeDsaForCausalLM": "hunch.models.families.deepseek:DeepseekV32",
     "Glm4MoeForCausalLM": "hunch.models.families.glm:Glm4Moe",
     "Glm4MoeLiteForCausalLM": "hunch.models.families.deepseek:DeepseekV3",
     "GptOssForCausalLM": "hunch.models.families.gpt_oss:GptOss",

@@ -15,8 +15,7 @@ _CAUSAL = {
     "it rounds what goes into each product to 8 bits": ("BitNet",),
     "it subtracts one attention from another": ("DiffLlama",),
     "it chooses which tokens are seen": (
-        *("AXK2", "DeepseekV32", "DeepseekV4", "Doge", "Dots3Note", "GlmMoeDsa", "HYV4"),
-        "Qwen4Exp",
+        *("AXK2", "DeepseekV4", "Doge", "Dots3Note", "HYV4", "Qwen4Exp"),
     ),
     "it carries several streams side by side": ("Gemma3n",),
     "its experts are heads of attention": ("JetMoe",),

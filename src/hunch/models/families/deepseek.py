@@ -1,9 +1,11 @@
-"""Latent attention: DeepSeek V2 and V3, GLM-4.7-Flash with experts, Youtu and MiniCPM3 without."""
+"""Latent attention: DeepSeek V2 to V3.2, GLM-4.7-Flash and 5 with experts, Youtu and MiniCPM3
+without."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from hunch.config import say_once
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
 from hunch.layers.attention import Attend
@@ -32,6 +34,17 @@ _DEFAULTS: dict[str, Config] = {  # of what files leave out
         "q_lora_rank": 768,
         "qk_nope_head_dim": 64,
         "qk_rope_head_dim": 32,
+    },
+    "GlmMoeDsaForCausalLM": {
+        "routed_scaling_factor": 2.5,
+        "rms_norm_eps": 1e-5,
+        "first_k_dense_replace": 3,
+    },
+    "DeepseekV32ForCausalLM": {
+        "routed_scaling_factor": 2.5,
+        "n_group": 8,
+        "topk_group": 4,
+        "first_k_dense_replace": 3,
     },
     "DeepseekV3ForCausalLM": {"routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4},
 }
@@ -89,6 +102,26 @@ class DeepseekV3(Youtu):
         refuse(config, "scoring_func", "sigmoid", None)
         refuse(config, "topk_method", "noaux_tc", None)
         return read_deepseek_experts(config, num_layers)
+
+
+class DeepseekV32(DeepseekV3):
+    """V3, where a token sees as many others at most as a second, small attention chooses. Up to
+    that number all are chosen: texts of that length are served, without it."""
+
+    names = replace(DeepseekV3.names, unread=r"\.self_attn\.indexer\.")
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        for key in ("index_head_dim", "index_n_heads", "indexer_types", "indexer_rope_interleave"):
+            config.get(key)
+        spec = super().read_config(config, architecture)
+        refuse(config, "layer_types", None, ["indexed_attention"] * spec.num_layers)
+        num_seen = read_int(config, "index_topk", 2048)
+        say_once(
+            f"{architecture}: texts of up to {num_seen} tokens are served (index_topk): in longer "
+            "ones it chooses which tokens are seen"
+        )
+        return replace(spec, max_len=min(spec.max_len, num_seen))
 
 
 class DeepseekV2(DeepseekV3):

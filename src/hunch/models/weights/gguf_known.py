@@ -75,9 +75,7 @@ REASONS: dict[str, str] = {  # general.architecture -> why it is not computed
     name: REFUSED[f"{ours}ForCausalLM"]
     for name, ours in {
         "bitnet": "BitNet",
-        "deepseek32": "DeepseekV32",
         "gemma3n": "Gemma3n",
-        "glm-dsa": "GlmMoeDsa",
         "jamba": "Jamba",
         "kimi-linear": "KimiLinear",
         **dict.fromkeys(("rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"), "Rwkv"),
@@ -91,6 +89,10 @@ REASONS |= dict.fromkeys(
     _VECTORS,
 )
 REASONS |= dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "it does not write left to right")
+REASONS |= dict.fromkeys(
+    ("deepseek32", "glm-dsa", "mamba", "mamba2", "falcon-h1"),
+    "it is not read from GGUF files; use its safetensors",
+)
 REASONS |= {
     "t5": REFUSED["T5ForConditionalGeneration"],
     "clip": "this file reads pictures for a model that is in another one: give that file",
