@@ -80,6 +80,13 @@ CASES |= {
         | {"moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 32}
         | {"routed_scaling_factor": 1.5, "n_group": 1, "topk_group": 1},
     ),
+    "nemotron h, narrow experts": (
+        "NemotronH",
+        HALVES
+        | {"hybrid_override_pattern": "ME*EM", "n_routed_experts": 6, "num_experts_per_tok": 3}
+        | {"moe_intermediate_size": 16, "moe_shared_expert_intermediate_size": 32}
+        | {"n_group": 1, "topk_group": 1, "moe_latent_size": 32},
+    ),
     "nemotron h, other order": (
         "NemotronH",
         HALVES
@@ -97,7 +104,7 @@ CASES |= {
         | {"n_groups": 2, "state_size": 16},
     ),
 }
-BY_TORCH = ("mamba", "falcon mamba")  # what the kernels do not know
+BY_TORCH = ("mamba", "falcon mamba", "nemotron h, narrow experts")  # what the kernels do not know
 # transformers in float32 is up to 4e-4 away from itself in float64 on some CPUs.
 CLOSE = {"atol": 1e-3, "rtol": 1e-3}
 IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()

@@ -11,12 +11,14 @@ import pytest
 
 from bench.test_analysis import made
 from hunch.bench.calibration import calibrate
+from hunch.bench.device.named import size_from
 from hunch.bench.gpus import GPUS, find, of_device
 from hunch.bench.plan import Choice, Planner, Workload
 from hunch.bench.records import Answer, Report, Round, Run
 from hunch.bench.roofline import BYTES, Machine, Size
 from hunch.cli import main
 from hunch.errors import ConfigError, RequestError
+from tiny_families import write_family
 
 H200 = Machine.of(find("H200"))
 SEVEN = Size(7.4e9, 32, 131_072.0, 14.8e9)
@@ -279,3 +281,22 @@ def test_the_command(run: Callable[..., tuple[int, str, str]]) -> None:
         assert code == 2
         assert "--tp" in err.replace("\n", " ")
     assert run("--target", "8B", "--rps", "0")[0] == 2
+
+
+def test_a_pass_reads_the_experts_its_tokens_ask():
+    dense, machine = Size(30e9, 48, 98_304.0, 60e9), Machine.of(find("H100"))
+    sparse = replace(dense, expert_share=0.9, asked=1 / 16)
+    assert sparse.active == pytest.approx(30e9 * (0.1 + 0.9 / 16))
+    one, many = (sparse.seen(tokens) for tokens in (1, 1000))
+    assert one == pytest.approx(0.1 + 0.9 / 16)
+    assert many == pytest.approx(1.0)
+    steps = [machine.step_seconds(size, 1, 1, 512) for size in (sparse, dense)]
+    assert steps[0] < 0.3 * steps[1]
+    assert machine.most_rows(sparse, 512) == machine.most_rows(dense, 512)  # all are in memory
+
+
+def test_experts_are_counted_by_the_config(tmp_path):
+    write_family(tmp_path, "qwen3-moe")  # 6 experts of three matrices, 64 x 32, in two layers
+    size = size_from(str(tmp_path), "bf16")
+    assert size.expert_share * size.params == pytest.approx(2 * 6 * 3 * 64 * 32)
+    assert size.asked == pytest.approx(2 / 6)

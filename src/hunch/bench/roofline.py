@@ -52,6 +52,18 @@ class Size:
     num_layers: int
     kv_bytes: float  # per token
     weight_bytes: float
+    expert_share: float = 0.0  # of the parameters: those of experts that not every token asks
+    asked: float = 1.0  # share of these experts that a token asks
+
+    def seen(self, tokens: float) -> float:
+        """The share of the weights that a pass over so many tokens reads, where each token asks
+        its experts at random."""
+        return 1 - self.expert_share * math.pow(1 - self.asked, tokens)
+
+    @property
+    def active(self) -> float:
+        """Parameters that a token is multiplied with."""
+        return self.params * self.seen(1)
 
     @staticmethod
     def parse(text: str, dtype: str = "bf16") -> Size:
@@ -112,21 +124,25 @@ class Machine:
     def step_seconds(self, size: Size, rows: float, tokens: float, context: float) -> float:
         """A pass over `tokens` tokens of each of `rows` sequences."""
         kv_bytes = rows * context * size.kv_bytes / self.kv_rate
-        read = (size.weight_bytes + kv_bytes) / self.bytes_per_second
-        computed = self.token_cost * 2 * size.params * rows * tokens / self.flops
+        weight_bytes = size.weight_bytes * size.seen(rows * tokens)
+        read = (weight_bytes + kv_bytes) / self.bytes_per_second
+        computed = self.token_cost * 2 * size.active * rows * tokens / self.flops
         walked = size.num_layers * (self.layer_seconds + TOKEN_SECONDS * rows * tokens)
         parts = (read, computed, walked)
         return float(self.scale * sum(part**OVERLAP for part in parts) ** (1 / OVERLAP))
 
     def prefill_seconds(self, size: Size, tokens: float) -> float:
         """Reading this many tokens of prompts; never faster than a pass."""
-        computed = self.token_cost * 2 * size.params * tokens / self.prefill_flops
-        return self.scale * max(computed, size.weight_bytes / self.bytes_per_second)
+        computed = self.token_cost * 2 * size.active * tokens / self.prefill_flops
+        return self.scale * max(
+            computed, size.weight_bytes * size.seen(tokens) / self.bytes_per_second
+        )
 
     def reading_seconds(self, size: Size, tokens: float) -> float:
         """A pass over a few prompts beside steps: weights are read, and tokens computed."""
-        computed = self.token_cost * 2 * size.params * tokens / self.prefill_flops
-        return self.scale * (computed + size.weight_bytes / self.bytes_per_second)
+        computed = self.token_cost * 2 * size.active * tokens / self.prefill_flops
+        read = size.weight_bytes * size.seen(tokens) / self.bytes_per_second
+        return self.scale * (computed + read)
 
     def most_rows(self, size: Size, context: float) -> int:
         """Sequences whose KV fits beside the weights, with a tenth of the memory left over."""

@@ -34,6 +34,7 @@ class ExpertSpec:
     has_bias: bool = False  # of the experts' products
     shared_width: int = 0  # inner width of the expert every token asks; 0: there is none
     is_shared_gated: bool = False  # a sigmoid says how much of the shared expert is added
+    narrow_width: int = 0  # of what chosen experts read and answer; 0: as wide as the model
     is_beside: bool = False  # the MLP stays, and both are normed and added; see ExpertsBeside
 
     def check(self) -> None:
@@ -96,10 +97,26 @@ class Experts(Part):
     shared: GatedMLP | None = None
     shared_gate: Linear | None = None  # float32: small gaps, one number per token
     group: Group = SINGLE  # over which the inner width is split
+    narrow: Linear | None = None  # before the chosen experts, where they read narrower vectors
+    widen: Linear | None = None  # after them
 
     def __call__(self, x_TD: Tensor, routed_TD: Tensor | None = None) -> Tensor:
         """`routed_TD`: what the router reads, where it is not x."""
         chosen_TK, weight_TK = self.router(x_TD if routed_TD is None else routed_TD)
+        y_TD = self._chosen(
+            x_TD if self.narrow is None else self.narrow(x_TD), chosen_TK, weight_TK
+        )
+        if self.widen is not None:
+            y_TD = self.widen(y_TD)
+        if self.shared is None:
+            return y_TD
+        shared_TD = self.shared(x_TD)
+        if self.shared_gate is not None:
+            shared_TD = shared_TD * sigmoid(self.shared_gate(x_TD.float())).to(x_TD.dtype)
+        return y_TD + shared_TD
+
+    def _chosen(self, x_TD: Tensor, chosen_TK: Tensor, weight_TK: Tensor) -> Tensor:
+        """The sum of what a token's experts answer."""
         y_TD = torch.zeros_like(x_TD, dtype=torch.float32)
         for expert in torch.unique(chosen_TK).tolist():  # ascending
             token, place = (chosen_TK == expert).nonzero(as_tuple=True)
@@ -113,14 +130,7 @@ class Experts(Part):
             part_TD = out_TD.float() * weight_T1
             y_TD = y_TD.index_add(0, token, part_TD)  # once per token: nothing to be ordered
         y_TD = y_TD.to(x_TD.dtype)
-        if self.group.size > 1:
-            y_TD = self.group.all_reduce(y_TD)
-        if self.shared is None:
-            return y_TD
-        shared_TD = self.shared(x_TD)
-        if self.shared_gate is not None:
-            shared_TD = shared_TD * sigmoid(self.shared_gate(x_TD.float())).to(x_TD.dtype)
-        return y_TD + shared_TD
+        return self.group.all_reduce(y_TD) if self.group.size > 1 else y_TD
 
 
 class ExpertsBeside(Part):

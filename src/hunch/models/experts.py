@@ -40,6 +40,8 @@ class ExpertNames:
     all_up: str = "mlp.experts.gate_up_proj"  # [expert, gate and up, in]
     all_down: str = "mlp.experts.down_proj"
     is_turned: bool = True  # of those two without ".weight": [expert, in, out]
+    narrow: str = "mixer.fc1_latent_proj"  # where experts read narrower vectors than the model's
+    widen: str = "mixer.fc2_latent_proj"
     router_scale: str = "router.scale"  # of experts beside an MLP: of the router's inputs
     factor: str = "router.per_expert_scale"  # of an expert's weights
     norm: str = "pre_feedforward_layernorm_2"
@@ -70,13 +72,20 @@ def build_experts(spec: ModelSpec, source: Source, prefix: str, names: ExpertNam
     """The experts of the layer whose tensors are named `prefix` + the family's names."""
     experts = spec.experts
     assert experts is not None
+    narrow = widen = None
+    width = experts.narrow_width or spec.width
+    if experts.narrow_width:
+        narrow = source.linear((prefix + names.narrow,), (width,), spec.width, is_split=False)
+        widen = source.linear((prefix + names.widen,), (spec.width,), width, is_split=False)
     return Experts(
         build_router(experts, source, prefix, names, spec.width),
-        _stacked_up(spec, experts, source, prefix, names),
-        _stacked_down(spec, experts, source, prefix, names),
+        _stacked_up(width, experts, source, prefix, names),
+        _stacked_down(width, experts, source, prefix, names),
         spec.activation,
         *_shared(spec, experts, source, prefix, names),
         group=source.group,
+        narrow=narrow,
+        widen=widen,
     )
 
 
@@ -110,13 +119,13 @@ def build_beside(spec: ModelSpec, source: Source, prefix: str, names: ExpertName
 
 
 def _stacked_up(
-    spec: ModelSpec, experts: ExpertSpec, source: Source, prefix: str, names: ExpertNames
+    width: int, experts: ExpertSpec, source: Source, prefix: str, names: ExpertNames
 ) -> StackedLinear:
     inner = experts.width
     count = experts.routing.num_experts
     span(inner, source.group, "inner width of an expert")  # raises where it is less than the ranks
     pairs = [[prefix + n.format(e) for n in (names.gate, names.up)] for e in range(count)]
-    weight = _stacked_matrix(source, pairs, (inner, spec.width), 0)
+    weight = _stacked_matrix(source, pairs, (inner, width), 0)
     if not experts.has_bias:
         return StackedLinear(weight, num_experts=count)
     bias_EU = _stacked([[source.take(f"{n}.bias", inner, split=0) for n in pair] for pair in pairs])
@@ -124,14 +133,14 @@ def _stacked_up(
 
 
 def _stacked_down(
-    spec: ModelSpec, experts: ExpertSpec, source: Source, prefix: str, names: ExpertNames
+    width: int, experts: ExpertSpec, source: Source, prefix: str, names: ExpertNames
 ) -> StackedLinear:
     paths = [prefix + names.down.format(e) for e in range(experts.routing.num_experts)]
-    size = (spec.width, experts.width)
+    size = (width, experts.width)
     weight = _stacked_matrix(source, [[path] for path in paths], size, 1)
     if not experts.has_bias:
         return StackedLinear(weight, num_experts=len(paths))
-    bias_ED = _stacked([[source.take(f"{path}.bias", spec.width)] for path in paths])
+    bias_ED = _stacked([[source.take(f"{path}.bias", width)] for path in paths])
     # Each rank has a part of every sum: the bias is added once.
     return StackedLinear(weight, bias_ED if source.group.rank == 0 else None, len(paths))
 

@@ -270,6 +270,8 @@ def not_native(spec: ModelSpec) -> list[str]:
         "a norm of the embedding": spec.has_embed_norm,
         "q, k and v within limits": bool(spec.qkv_clip),
         f"the activation {spec.activation}": spec.activation not in KERNEL_NAMES,
+        "experts that read narrower vectors": spec.experts is not None
+        and spec.experts.narrow_width > 0,
         "these widths of experts": spec.experts is not None and not _fits(spec.experts),
     }
     return [words for words, is_there in problems.items() if is_there]

@@ -13,6 +13,7 @@ from hunch.models.load import tensor_shapes
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.models.weights.base import unified_config
+from hunch.registry import MODELS, resolve
 
 _NUMBER = re.compile(r"\d+(\.\d*)?[mbt]?", re.IGNORECASE)
 KV_ITEM = 2  # bytes of a number in the cache
@@ -35,7 +36,20 @@ def size_from(text: str, dtype: str) -> Size:
     params = float(sum(map(prod, shapes.values())))
     if num_bytes is None or dtype != "bf16":  # a GGUF's weights are as the file has them
         num_bytes = params * BYTES[dtype]
-    return Size(params, spec.num_layers, _kv_bytes(spec), num_bytes)
+    share, asked = 0.0, 1.0
+    if spec.experts is not None:
+        routing = spec.experts.routing
+        share = _expert_params(spec, shapes) / params
+        asked = routing.num_chosen / routing.num_experts
+    return Size(params, spec.num_layers, _kv_bytes(spec), num_bytes, share, asked)
+
+
+def _expert_params(spec: ModelSpec, shapes: dict[str, tuple[int, ...]]) -> float:
+    """Of the experts that tokens choose."""
+    names = resolve(MODELS, spec.architecture).names.experts
+    some = "|".join(re.escape(name) for name in (names.gate, names.up, names.down))
+    expert = re.compile(rf"\.({some})\.".replace(r"\{\}", r"\d+"))
+    return float(sum(prod(shape) for name, shape in shapes.items() if expert.search(name)))
 
 
 def _kv_bytes(spec: ModelSpec) -> float:

@@ -1,4 +1,4 @@
-"""Nemotron-H, Nano 2 and 3 Nano: each layer is Mamba 2, attention, an MLP or experts, alone."""
+"""Nemotron-H, Nano 2, 3 Nano, 3 Super: a layer is Mamba 2, attention, an MLP or experts, alone."""
 
 from __future__ import annotations
 
@@ -121,7 +121,6 @@ def _layer_types(config: Config) -> list[str]:
 
 def _read_experts(config: Config, layer_types: list[str]) -> ExpertSpec:
     """DeepSeek's router; the shared expert's width is its own."""
-    refuse(config, "moe_latent_size", None)
     refuse(config, "mlp_bias", False)
     refuse(config, "mlp_hidden_act", "relu2")
     if _MLP in layer_types:
@@ -135,4 +134,5 @@ def _read_experts(config: Config, layer_types: list[str]) -> ExpertSpec:
         read_deepseek_experts(config, len(layer_types)),
         layers=tuple(layer_type == _EXPERTS for layer_type in layer_types),
         shared_width=read_int(config, "moe_shared_expert_intermediate_size"),
+        narrow_width=read_int(config, "moe_latent_size") if config.get("moe_latent_size") else 0,
     )
