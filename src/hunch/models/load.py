@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Collection
 from dataclasses import replace
@@ -182,6 +183,15 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         spec = replace(spec, max_len=1)
     resolve(MODELS, spec.architecture)(spec, source)
     return source.shapes
+
+
+def expert_params(spec: ModelSpec, shapes: dict[str, tuple[int, ...]]) -> int:
+    """Parameters of the experts that tokens choose among."""
+    names: Names = resolve(MODELS, spec.architecture).names
+    each = (names.experts.gate, names.experts.up, names.experts.down)
+    some = "|".join(re.escape(name) for name in each).replace(r"\{\}", r"\d+")
+    expert = re.compile(rf"\.({some})\.")
+    return sum(math.prod(shape) for name, shape in shapes.items() if expert.search(name))
 
 
 def check_tensors(spec: ModelSpec, source: FileSource, given: Collection[str] = ()) -> None:

@@ -9,11 +9,10 @@ from math import prod
 from hunch.bench.roofline import BYTES, Size
 from hunch.errors import ConfigError
 from hunch.hub.names import find_description
-from hunch.models.load import tensor_shapes
+from hunch.models.load import expert_params, tensor_shapes
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.models.weights.base import unified_config
-from hunch.registry import MODELS, resolve
 
 _NUMBER = re.compile(r"\d+(\.\d*)?[mbt]?", re.IGNORECASE)
 KV_ITEM = 2  # bytes of a number in the cache
@@ -39,17 +38,9 @@ def size_from(text: str, dtype: str) -> Size:
     share, asked = 0.0, 1.0
     if spec.experts is not None:
         routing = spec.experts.routing
-        share = _expert_params(spec, shapes) / params
+        share = expert_params(spec, shapes) / params
         asked = routing.num_chosen / routing.num_experts
     return Size(params, spec.num_layers, _kv_bytes(spec), num_bytes, share, asked)
-
-
-def _expert_params(spec: ModelSpec, shapes: dict[str, tuple[int, ...]]) -> float:
-    """Of the experts that tokens choose."""
-    names = resolve(MODELS, spec.architecture).names.experts
-    some = "|".join(re.escape(name) for name in (names.gate, names.up, names.down))
-    expert = re.compile(rf"\.({some})\.".replace(r"\{\}", r"\d+"))
-    return float(sum(prod(shape) for name, shape in shapes.items() if expert.search(name)))
 
 
 def _kv_bytes(spec: ModelSpec) -> float:
