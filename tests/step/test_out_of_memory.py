@@ -79,7 +79,7 @@ class Planted:
         self.patch, self.every = patch, every
         self.num_rows = self.num_calls = self.num_failed = 0
         self._steps_of(HostStep, "run", lambda plan: len(plan.work))
-        self._steps_of(CapturedSteps, "launch", lambda work, _: len(work))
+        self._steps_of(CapturedSteps, "launch", lambda work, *_: len(work))
         self._steps_of(PromptSteps, "launch", lambda plan, _: len(plan.work))
 
     def _steps_of(self, owner: type, name: str, count: Callable[..., int]) -> None:

@@ -175,7 +175,7 @@ class StepCounts:
         self.shapes: defaultdict[tuple[int, StepShape], ShapeCounts] = defaultdict(ShapeCounts)
         self.prompt_seconds = 0.0  # of prompts and the host's own steps, beside captured steps
         self.num_read, self.read_seconds = 0, 0.0  # rows that a network caught up on, and seconds
-        self.num_changes = 0  # steps that the host ran to let a network catch up
+        self.num_changes = 0  # steps that waited until a network had caught up
         self.lost_steps = {"lookup": 0.0, "network": 0.0}  # plain ones, by source; < 0: gained
 
     def report(self) -> dict[str, Any]:

@@ -21,9 +21,10 @@ import torch
 
 from hunch.drafting.base import DeviceDrafter, WorksOnDevice
 from hunch.drafting.captured_policy import CapturedPolicy
-from hunch.drafting.step_shapes import DraftSource, StepShape
+from hunch.drafting.step_shapes import StepShape
 from hunch.kernels.step import FIRST, Draws
 from hunch.models.target import FusedTarget
+from hunch.step import step_kinds
 from hunch.step.parts import RunnerParts
 from hunch.step.passes import CatchUp
 from hunch.step.pending import PendingStep, Received
@@ -52,6 +53,7 @@ class CapturedSteps:
         found = host_drafter.on_device() if isinstance(host_drafter, WorksOnDevice) else None
         self.drafter: DeviceDrafter | None = found
         self.policy = CapturedPolicy(found, self.rows, is_measured=parts.cost.is_measured)
+        self.plain_shape = step_kinds.plain_shape(shapes := self.policy.shapes)
         self.steps = StepGraphs(
             parts.target,
             parts.kv[0],
@@ -84,21 +86,13 @@ class CapturedSteps:
         self._received_at: float | None = None  # the last result, if another step was pending
         self._host_seconds = self._prompt_seconds = 0.0  # since then: host's steps, and prompts
         self._num_pending = self.num_masked = 0  # steps not received, and those that read masks
+        most = None if found is None else step_kinds.max_draft_rows(shapes, capacity.max_rows)
         self.capacity = replace(
             capacity,
-            max_draft_rows=self._max_draft_rows(capacity.max_rows),
+            max_draft_rows=most,
             drafts_in_step=found is not None and len(capacity.groups) > 1,
             past_end=0 if found is None else found.past_end,
         )
-
-    def _max_draft_rows(self, max_rows: int) -> int | None:
-        """The most rows with which a step drafts; None: any number."""
-        num_rows = bucket(max_rows)
-        if self.drafter is None or self.policy.shapes.checks_at(num_rows):
-            return None
-        while num_rows and not self.policy.shapes.checks_at(num_rows):
-            num_rows //= 2
-        return num_rows
 
     def preparations(
         self, *, is_greedy: bool = False, is_rehearsal: bool = False
@@ -121,17 +115,10 @@ class CapturedSteps:
         kinds, num_rows = list[StepKind](), 1
         first = [self.plain_shape] if self.policy.sources.can_catch_up else []
         while num_rows <= bucket(min(self.capacity.max_rows, MAX_PREPARED)):
-            shapes = self.policy.shapes.to_capture(num_rows)
-            for shape in dict.fromkeys((*shapes, *first)):
+            for shape in dict.fromkeys((*self.policy.shapes.to_capture(num_rows), *first)):
                 kinds += [StepKind(num_rows, *shape, draws) for draws in all_draws]
             num_rows *= 2
         return kinds
-
-    @property
-    def plain_shape(self) -> StepShape:
-        """The shape of a step without nodes in which no network drafts."""
-        has_lookup = any(shape.source == DraftSource.LOOKUP for shape in self.policy.shapes.all)
-        return StepShape(0, DraftSource.LOOKUP if has_lookup else DraftSource.NOBODY)
 
     def _step(self, kind: StepKind) -> StepGraph:
         graph = self.steps.step(kind)
@@ -206,29 +193,37 @@ class CapturedSteps:
             self.policy.load.add(bool(row.tokens) and not self.is_decoding[row.row])
             self.is_decoding[row.row] |= bool(row.tokens)
             self.extras.forget_draft(row.row)
-        if self.catch_up is None:
-            return
-        began, running = perf_counter(), self.running()
-        rows = [row.row for row in result.rows if row.row in running]
-        with torch.inference_mode():
-            self.policy.catch_up(rows, self.catch_up.run, running)
+        began = perf_counter()
+        self._read_missed([row.row for row in result.rows])
         seconds = perf_counter() - began
         result.draft_seconds += seconds
         self._host_seconds += seconds
 
+    def _read_missed(self, ids: list[int]) -> list[int]:
+        """Let a draft model, if it will draft, read what it missed; returns rows that still run."""
+        running = self.running()
+        rows = [row for row in ids if row in running]
+        if self.catch_up is not None:
+            with torch.inference_mode():
+                self.policy.catch_up(rows, self.catch_up.run, running)
+        return rows
+
     # --- before a step ----------------------------------------------------------------------------
 
-    def launch(self, work: list[RowWork], receive: Callable[[], set[int]]) -> PendingStep | None:
+    def launch(
+        self, work: list[RowWork], receive: Callable[[], set[int]], apply: Callable[[], None]
+    ) -> PendingStep | None:
         """Launch a step of the rows that can take one; None: the host must run them all.
 
-        `receive` receives the steps before it, and returns the rows whose tokens were taken back.
+        `receive` receives the steps before it, and returns the rows whose tokens were taken back;
+        `apply` applies their results.
         """
         group = self._group(work)
         if group is not None and self.drafter is not None:
             group = self._ready(group, self.drafter)
-        shape = None if group is None else self._shape(group)
-        if group is None or shape is None:
+        if group is None:
             return None
+        shape = self._shape(group, apply)
         shape = self.policy.note_launch(
             shape if group.has_waiting else StepShape(0, shape.source), group.row_R
         )
@@ -278,12 +273,17 @@ class CapturedSteps:
         ready = [work for work, is_ready in pairs if is_ready]
         return Group(ready, self.extras) if ready else None
 
-    def _shape(self, group: Group) -> StepShape | None:
-        """The step's shape; None: a draft model must catch up first, which the host runs."""
-        shape = StepShape(0)
-        if group.is_drafting:
-            shape = self.policy.choose(group.row_R, extras=group.extras)
-        return shape if self.policy.is_ready(shape, group.row_R) else None
+    def _shape(self, group: Group, apply: Callable[[], None]) -> StepShape:
+        """The step's shape; if need be, a draft model reads the tokens that it missed."""
+        if not group.is_drafting:
+            return StepShape(0)
+        shape = self.policy.choose(group.row_R, extras=group.extras)
+        if self.policy.is_ready(shape, group.row_R):
+            return shape
+        apply()  # the host must know them
+        rows = self._read_missed(group.ids)
+        is_ready = bool(rows) and self.policy.sources.is_ready(shape, np.array(rows))
+        return shape if is_ready else self.plain_shape
 
     def graph(self, group: Group, shape: StepShape) -> StepGraph | None:
         """The captured step of this shape; None: there is no memory to capture it."""

@@ -115,7 +115,9 @@ class Runner:
         pending = None
         if self.captured is not None:
             try:
-                pending = self.captured.launch(plan.work, self._receive_pending)
+                pending = self.captured.launch(
+                    plan.work, self._receive_pending, self._apply_pending
+                )
             except torch.OutOfMemoryError:  # in an upload, say
                 log.warning("no GPU memory to launch a step: the host runs it, row by row")
                 self.captured.steps.recount()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from hunch.drafting.step_shapes import DraftSource, StepShape, StepShapes
 from hunch.kernels.step import Draws
 from hunch.step.capture import Graph
 from hunch.step.results import NO_SCORES, Columns
@@ -75,3 +76,19 @@ def bucket(num_rows: int) -> int:
 def best_size(num_best: int) -> int:
     """The number of best tokens that a step is captured for."""
     return next(size for size in SCORE_SIZES if size >= num_best)
+
+
+def max_draft_rows(shapes: StepShapes, max_rows: int) -> int | None:
+    """The most rows with which a step of a drafter drafts; None: any number."""
+    num_rows = bucket(max_rows)
+    if shapes.checks_at(num_rows):
+        return None
+    while num_rows and not shapes.checks_at(num_rows):
+        num_rows //= 2
+    return num_rows
+
+
+def plain_shape(shapes: StepShapes) -> StepShape:
+    """The shape of a step without nodes in which no network drafts."""
+    has_lookup = any(shape.source == DraftSource.LOOKUP for shape in shapes.all)
+    return StepShape(0, DraftSource.LOOKUP if has_lookup else DraftSource.NOBODY)
