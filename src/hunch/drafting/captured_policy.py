@@ -10,7 +10,7 @@ group that `tests/policy_figures.py NAME=VALUE --texts 1000` prints. Shape lette
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from math import inf, log2
 from time import perf_counter
 
@@ -254,16 +254,6 @@ class CapturedPolicy:
     def note_launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
         """Note that such a step comes next; returns its shape, without nodes if it drops trees."""
         return self.sources.note_launch(shape, row_R) if self.network.priors else shape
-
-    def choose_ahead(self, ids: list[int], running: Sequence[int]) -> None:
-        """Choose now for a step of the `running` rows and these, whose prompts are being read.
-
-        The host has time for it while the device reads them, and none after that.
-        """
-        if self.sources.can_catch_up:
-            was_current = self.sources.is_current[ids]
-            self._next_source(ids, running)
-            self.sources.is_current[ids] = was_current
 
     def catch_up(
         self, ids: list[int], run: Callable[[list[int]], None], running: Collection[int] = ()

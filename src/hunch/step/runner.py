@@ -136,7 +136,7 @@ class Runner:
             rest = replace(plan, work=[work for work in plan.work if work.row not in taken])
             pending.order, pending.others = plan.work, self._launch_prompts(rest, pending)
             if pending.others is None:
-                self._do_before_pass(pending, rest.work)
+                self._apply_pending()  # now, as the device would have to wait for that later
                 pending.others = self._run(rest)
         self._queue.append(pending)
 
@@ -159,13 +159,6 @@ class Runner:
             return self._run(_apart(plan))
         self._keep_states(plan)
         return launched
-
-    def _do_before_pass(self, pending: PendingStep, rest: list[RowWork]) -> None:
-        """Before the host runs the `rest`: do what the device would have to wait for after that."""
-        assert self.captured is not None
-        self._apply_pending()
-        running = [row for row in pending.group.ids if self.rows.requests[row] is not None]
-        self.captured.policy.choose_ahead([work.row for work in rest], running)
 
     def _begin(self, plan: StepPlan) -> None:
         """Start the pass of a target with pipeline stages; `collect` does the rest of the step."""
