@@ -74,6 +74,20 @@ def test_messages_may_have_their_text_in_parts(tmp_path: Path) -> None:
     assert read_file(path)[0].messages == (("user", "Good day."),)
 
 
+def test_a_question_in_every_line_of_a_text_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text("What is ice?\n\n  List three fruits.\n", encoding="utf-8")
+    prompts = read_workloads(str(path))
+    asked = [prompt.messages for prompt in prompts]
+    assert asked == [(("user", "What is ice?"),), (("user", "List three fruits."),)]
+    path.write_text('{"turns": ["a"]}\n', encoding="utf-8")
+    assert read_workloads(str(path))[0].messages == (("user", "a"),)
+    other = tmp_path / "mine.md"
+    other.write_text("What is ice?\n", encoding="utf-8")
+    with pytest.raises(RequestError, match=r"line 1: not JSON .*is called NAME\.txt"):
+        read_workloads(str(other))
+
+
 def test_csv(tmp_path: Path) -> None:
     path = tmp_path / "cnn.csv"
     path.write_text('id,article,highlights\n1,"One, two.",Short\n')

@@ -31,6 +31,7 @@ def test_overrides_are_as_good_as_other_files(tmp_path: Path) -> None:
     model = write_llama(tmp_path / "model")
     plain, _ = text_of(model)
     assert text_of(model, hf_overrides={}) == (plain, 512)
+    assert text_of(model, hf_overrides={"max_model_len": 64}) == (plain, 512)
     copy = tmp_path / "copy"
     shutil.copytree(model, copy)
     config = json.loads((copy / "config.json").read_text())

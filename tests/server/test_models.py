@@ -32,6 +32,8 @@ def test_models_are_loaded_on_demand_and_make_room(start_server: Callable[..., L
     others = [["b", "bytes"], ["c", "bytes"], ["broken", "missing"]]
     server = start_server(models=others, max_loaded_models=2)
     assert loaded(server) == {"bytes", "alias"}
+    tags = [model["name"] for model in server.get("/api/tags").json()["models"]]
+    assert tags == ["bytes", "alias", "b", "c", "broken"]
     for name, held in (
         ("b", {"bytes", "alias", "b"}),
         ("c", {"b", "c"}),  # the one that was not asked for longest has left

@@ -9,6 +9,8 @@
 | `gsm8k` | `question`, `answer` |
 | `cnn-dm` | `article`, `highlights` |
 | `vllm` | `prompt`, optional `output_tokens` |
+
+A .txt file has a question in every line.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from hunch.errors import RequestError, readable
 Record = dict[str, Any]
 Reader = Callable[[Record, str], Prompt]
 MAX_BYTES = 2**30  # of a prompt file
-SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")  # of files; the first two also with .gz
+SUFFIXES = (".json", ".jsonl", ".txt", ".csv", ".parquet")  # the first three also with .gz
 
 
 def _hunch(record: Record, number: str) -> Prompt:
@@ -172,7 +174,7 @@ def _read(path: Path, form: str | None) -> list[Prompt]:
 
 
 def _records(path: Path) -> Iterator[Any]:
-    """JSON lines, one JSON list (either with gzip), CSV, or parquet where pyarrow is installed."""
+    """JSON lines, one JSON list, lines of text (any with gzip), CSV, or parquet with pyarrow."""
     if path.suffix == ".parquet":
         yield from _parquet(path)
         return
@@ -183,6 +185,9 @@ def _records(path: Path) -> Iterator[Any]:
     with _opened(path) as file:
         start = next(filter(None, (line.lstrip() for line in file)), "")
         file.seek(0)
+        if Path(path.name.removesuffix(".gz")).suffix == ".txt" and start[:1] not in "[{":
+            yield from ({"turns": [line.strip()]} for line in file if line.strip())
+            return
         try:
             if start.startswith("["):
                 yield from json.load(file)
@@ -193,7 +198,10 @@ def _records(path: Path) -> Iterator[Any]:
             try:
                 record = json.loads(line) if line.strip() else None
             except json.JSONDecodeError as error:
-                raise RequestError(f"{path}, line {number}: not JSON ({error})") from None
+                raise RequestError(
+                    f"{path}, line {number}: not JSON ({error}); a file of questions, one in "
+                    "every line, is called NAME.txt"
+                ) from None
             if record is not None:
                 yield record
 

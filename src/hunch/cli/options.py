@@ -85,7 +85,10 @@ ActivationBits = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Prompts = Annotated[
     Path | None,
-    typer.Option(help="JSON lines with `turns` (chat template on the first) or `prompt` (raw)."),
+    typer.Option(
+        help="JSON lines with `turns` (chat template on the first) or `prompt` (raw); or a .txt "
+        "file with a question in every line."
+    ),
 ]
 
 __all__ = ["DEFAULT_MODEL"]

@@ -111,7 +111,7 @@ def refuse_unread(config: Config, extra: Config, where: str) -> None:
         return
     raise UnsupportedModelError(
         f"{where} has {shown(extra)}, which hunch does not know and which may change what the "
-        "model computes. Where it does not, take it out of config.json"
+        "model computes. Where it does not, take it out of config.json or hf_overrides"
     )
 
 

@@ -21,6 +21,7 @@ from hunch.errors import HunchError
 from hunch.server import logs
 from hunch.server.guard import App, Receive, Scope, Send, replay
 from hunch.server.metrics import Family, adapters_family, joined
+from hunch.server.ollama import tag
 from hunch.server.problems import ProblemError, no_model
 from hunch.server.service import Service
 from hunch.server.settings import ServeConfig
@@ -97,9 +98,9 @@ class Switch:
         if scope["type"] != "http":
             return None
         path, is_post = scope["path"], scope["method"] == "POST"
-        if not is_post and path in ("/v1/models", "/metrics"):
-            answer = self._list() if path == "/v1/models" else self._metrics()
-            return await answer(scope, receive, send)
+        lists = {"/v1/models": self._list, "/metrics": self._metrics, "/api/tags": self._tags}
+        if not is_post and path in lists:
+            return await lists[path]()(scope, receive, send)
         model = self.models[0]
         if is_post:
             message = await receive()
@@ -214,6 +215,10 @@ class Switch:
             for name in model.names
         ]
         return JSONResponse({"object": "list", "data": data})
+
+    def _tags(self) -> Response:
+        named = [tag(name, model.service) for model in self.models for name in model.names]
+        return JSONResponse({"models": named})
 
     def _metrics(self) -> Response:
         services = [model.service for model in self.models if model.service is not None]

@@ -158,26 +158,29 @@ def _add_answers(app: FastAPI, service: Service) -> None:
         return await service.chat(asked, request, partial(_shape, model, False))
 
 
+def tag(name: str, service: Service | None) -> Json:
+    """What Ollama's lists say of a model; without a service it was never loaded."""
+    about = _about(service)
+    made = datetime.fromtimestamp(service.started if service else 0, UTC).isoformat()
+    return {"name": name, "model": name, "modified_at": made, "size": about.get("bytes", 0),
+            "digest": "", "details": _details(about)}  # fmt: skip
+
+
+def _about(service: Service | None) -> Json:
+    return dict(service.engine.info.model) if service else {}
+
+
+def _details(about: Json) -> Json:
+    family = _family(about)
+    return {"parent_model": "", "format": "", "family": family,
+            "families": [family] if family else [], "parameter_size": "",
+            "quantization_level": ""}  # fmt: skip
+
+
 def _add_lists(app: FastAPI, service: Service) -> None:
-    def about() -> Json:
-        return dict(service.engine.info.model)
-
-    def details() -> Json:
-        family = _family(about())
-        families = [family] if family else []
-        return {"parent_model": "", "format": "", "family": family, "families": families,
-                "parameter_size": "", "quantization_level": ""}  # fmt: skip
-
     @app.get("/api/tags", responses=OLLAMA_FAULTS)
     async def tags() -> dict[str, Any]:
-        made = datetime.fromtimestamp(service.started, UTC).isoformat()
-        return {
-            "models": [
-                {"name": name, "model": name, "modified_at": made,
-                 "size": about().get("bytes", 0), "digest": "", "details": details()}
-                for name in service.settings.served_model_names
-            ]
-        }  # fmt: skip
+        return {"models": [tag(name, service) for name in service.settings.served_model_names]}
 
     @app.get("/api/ps", responses=OLLAMA_FAULTS)
     async def running() -> dict[str, Any]:
@@ -195,9 +198,9 @@ def _add_lists(app: FastAPI, service: Service) -> None:
             "modelfile": "",
             "parameters": "",
             "template": service.chat_template or service.text.chat_template or "",
-            "details": details(),
+            "details": _details(_about(service)),
             "model_info": {
-                "general.architecture": (name := _family(about()) or "general"),
+                "general.architecture": (name := _family(_about(service)) or "general"),
                 f"{name}.context_length": service.engine.info.max_len,
             },
             "capabilities": abilities,

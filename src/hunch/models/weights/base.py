@@ -209,6 +209,9 @@ def with_overrides(weights: Weights, text: str) -> Weights:
     overrides = json_object("hf_overrides", text)
     if not overrides:
         return weights
+    if "max_model_len" in overrides:  # as one of vLLM's examples has it, where it does nothing
+        say_once("hf_overrides: max_model_len has no effect: give it as an argument of its own")
+        del overrides["max_model_len"]
     for key in _OF_THE_FILES:
         if key in overrides:
             raise ConfigError(f"hf_overrides: {key} belongs to the files and cannot be replaced")
