@@ -219,6 +219,7 @@ CASES = {
     "hunyuan": ("HunYuanDenseV1", GATED | {"head_dim": 16}),
     "hunyuan, alpha": ("HunYuanDenseV1", GATED | {"head_dim": 16, "rope_parameters": ALPHA}),
     "hunyuan, yarn": ("HunYuanDenseV1", GATED | {"head_dim": 16, "rope_parameters": YARN}),
+    "bitnet": ("BitNet", GATED | {"head_dim": 8}),
     "ministral": (
         "Ministral",
         GATED | {"head_dim": 16, "sliding_window": 7, "layer_types": [WINDOW, WHOLE, WINDOW]},

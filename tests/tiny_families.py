@@ -186,6 +186,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {**EXPERTS, "moe_intermediate_size": None, "sliding_window": 24, "logit_scale": 0.5}
         | {"sliding_window_pattern": 2, "num_shared_experts": 1, "first_k_dense_replace": 1},
     ),
+    "bitnet": (
+        "BitNetForCausalLM",
+        {**SIZES, "hidden_size": 128, "hidden_act": "relu2", "product_input_bits": 8},
+    ),
     "nanochat": ("NanoChatForCausalLM", SIZES),
     "opt, norms after": ("OPTForCausalLM", {**OPT, "do_layer_norm_before": False}),
     "cohere, head norms": ("CohereForCausalLM", {**SIZES, "use_qk_norm": True, "logit_scale": 0.5}),
@@ -203,7 +207,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # What the kernels do not know is computed by torch.
 BY_TORCH = ("olmo, limits", "apertus", "hunyuan", "hunyuan, experts")
-BY_TORCH += ("cohere, head norms", "persimmon", "bloom", "mpt", "nanochat")
+BY_TORCH += ("cohere, head norms", "persimmon", "bloom", "mpt", "nanochat", "bitnet")
 
 
 def write_family(path: Path, name: str, seed: int = 0) -> Path:

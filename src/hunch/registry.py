@@ -124,6 +124,7 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "GPTJForCausalLM": "hunch.models.families.gptj:GptJ",
     "GPTNeoForCausalLM": "hunch.models.families.gpt2:GptNeo",
     "GraniteMoeSharedForCausalLM": "hunch.models.families.granite:GraniteMoeShared",
+    "BitNetForCausalLM": "hunch.models.families.llama:BitNet",
     "HeliumForCausalLM": "hunch.models.families.llama:Helium",
     "HunYuanDenseV1ForCausalLM": "hunch.models.families.hunyuan:HunYuan",
     "HunYuanMoEV1ForCausalLM": "hunch.models.families.hunyuan:HunYuanMoe",

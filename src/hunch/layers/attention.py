@@ -157,6 +157,7 @@ class Attention(Part):
     sinks_N: Tensor | None = None  # float32
     gate: Linear | None = None  # how much of what is read goes on, for each number of a head
     layer_norms: tuple[HeadNorm, HeadNorm] | None = None  # of q and k, in place of the others
+    read_norm: RMSNorm | None = None  # of what all heads have read
 
     def __call__(self, x_TE: Tensor, attend: Attend) -> Tensor:
         heads = self.heads
@@ -172,6 +173,8 @@ class Attention(Part):
         read_TN = attend(qkv_TAH, heads, self.layer, self.sinks_N).flatten(1)
         if self.gate is not None:
             read_TN = read_TN * sigmoid(self.gate(x_TE))
+        if self.read_norm is not None:
+            read_TN = self.read_norm(read_TN)
         return self.out(read_TN)
 
     def _normed(self, qkv_TAH: Tensor, q_norm: RMSNorm) -> Tensor:

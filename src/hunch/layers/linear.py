@@ -17,6 +17,7 @@ class Linear(Part):
     """y = x W^T + b. Split by outputs it needs no word with the group: each rank has its own."""
 
     num_tile_rows = 0  # rows of every product; 0: as many as there are
+    input_bits = 0  # inputs are rounded to, each row by its largest; 0: they are not
 
     def __init__(self, weight: Weight, bias_N: Tensor | None = None) -> None:
         """The weight is [N, K], as numbers or in few bits."""
@@ -43,9 +44,19 @@ class Linear(Part):
         return self._multiply(x_TK, self.bias_N)
 
     def _multiply(self, x_TK: Tensor, bias_N: Tensor | None) -> Tensor:
+        if self.input_bits:
+            x_TK = rounded(x_TK, self.input_bits)
         if self.num_tile_rows:
             return linear_in_tiles(x_TK, self.weight_NK, bias_N, self.num_tile_rows)
         return linear(x_TK, self.weight_NK, bias_N)
+
+
+def rounded(x_TK: Tensor, num_bits: int) -> Tensor:
+    """Rows as whole numbers of steps, of which a row's largest number has the most."""
+    most = 2 ** (num_bits - 1) - 1
+    scale_T1 = most / x_TK.float().abs().amax(-1, keepdim=True).clamp(min=1e-5)
+    steps_TK = (x_TK.float() * scale_T1).round().clamp(-most - 1, most)
+    return (steps_TK / scale_T1).to(x_TK.dtype)
 
 
 class RowLinear(Linear):

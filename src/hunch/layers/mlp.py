@@ -10,19 +10,24 @@ from torch.nn import functional
 
 from hunch.kernels.activation import ACTIVATIONS, XIELU_BETA, gated, xielu
 from hunch.layers.linear import Linear
+from hunch.layers.norm import RMSNorm
 from hunch.layers.part import Part
 
 
 class GatedMLP(Part):
     """down(act(gate(x)) * up(x)), with gate and up in one product."""
 
-    def __init__(self, gate_up: Linear, down: Linear, activation: str) -> None:
+    def __init__(
+        self, gate_up: Linear, down: Linear, activation: str, norm: RMSNorm | None = None
+    ) -> None:
         self.gate_up = gate_up
         self.down = down
         self.activation = activation
+        self.norm = norm  # of what `down` takes
 
     def __call__(self, x_TD: Tensor) -> Tensor:
-        return self.down(gated(self.gate_up(x_TD), self.activation))
+        inner_TF = gated(self.gate_up(x_TD), self.activation)
+        return self.down(inner_TF if self.norm is None else self.norm(inner_TF))
 
 
 class PlainMLP(Part):

@@ -44,6 +44,8 @@ class Names:
     q_norm: str = "self_attn.q_norm"  # "", as k_norm: heads are normed without weights
     k_norm: str = "self_attn.k_norm"
     embed_norm: str = "model.embed_norm"
+    read_norm: str = "self_attn.attn_sub_norm"  # of what all heads have read
+    inner_norm: str = "mlp.ffn_sub_norm"  # of what an MLP's last product takes
     attn_out_norm: str = "attn_out_norm"  # of what attention gives, before it is added
     sinks: str = "self_attn.sinks"
     attn_gate: str = "self_attn.attn_gate"  # in files a part of q, head by head
@@ -146,7 +148,19 @@ def build_attention(
         sinks_N,
         gate,
         _layer_norms(spec, source, prefix, names),
+        _inner_norm(spec, source, prefix + names.read_norm, q_size),
     )
+
+
+def _inner_norm(spec: ModelSpec, source: Source, name: str, width: int) -> RMSNorm | None:
+    if not spec.has_inner_norms:
+        return None
+    if source.group.size > 1:
+        raise UnsupportedModelError(
+            f"{spec.architecture} norms what all heads have read at once, which processes that "
+            "each have some of them cannot: leave tensor_parallel_size at 1"
+        )
+    return source.rms_norm(name, width, spec.norm_eps)
 
 
 def _head_norms(
@@ -237,8 +251,10 @@ def build_mlp(
     if spec.activation == "xielu":
         rise_1, fall_1 = (source.floats(prefix + name, 1) for name in (names.rise, names.fall))
         return XieluMLP(up, down, rise_1, fall_1)
-    mlp_class = GatedMLP if spec.is_gated else PlainMLP
-    return mlp_class(up, down, spec.activation)
+    if spec.is_gated:
+        norm = _inner_norm(spec, source, prefix + names.inner_norm, spec.ffn_width)
+        return GatedMLP(up, down, spec.activation, norm)
+    return PlainMLP(up, down, spec.activation)
 
 
 def build_block(

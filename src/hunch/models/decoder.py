@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hunch.errors import UnsupportedModelError
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache, zero_kv
 from hunch.kernels.quant import Weight
@@ -97,6 +98,11 @@ class Decoder(Part):
         self.group = source.group
         # A row's bits are the same whatever rows are beside it: on a CPU, or after make_exact.
         self.is_exact = source.device.type == "cpu"
+        if spec.input_bits and (source.group.size > 1 or spec.experts is not None):
+            raise UnsupportedModelError(
+                f"{spec.architecture} rounds what goes into its products: not with experts, nor "
+                "over several processes"
+            )
         self.heads = local_heads(spec, source.group)
         self.ropes = [
             Rope(rope, spec.turned_dim, spec.max_len, source.device) for rope in spec.ropes
@@ -117,6 +123,9 @@ class Decoder(Part):
         self.layers = [
             self.build_layer(source, prefix, layer) for layer, prefix in enumerate(layers)
         ]
+        for part in (part for layer in self.layers for part in layer.parts()):
+            if spec.input_bits and isinstance(part, Linear):
+                part.input_bits = spec.input_bits
         self.inputs = build_table(spec, source, self.names)
         self.final_norm = None
         if spec.has_final_norm:

@@ -372,6 +372,8 @@ def unknown_to_kernels(spec: ModelSpec, dtype: torch.dtype) -> dict[str, bool]:
         "q, k and v within limits": bool(spec.qkv_clip),
         f"the activation {spec.activation}": spec.activation not in KERNEL_NAMES,
         "Mamba 1 layers": isinstance(shape, SelectiveShape),
+        "norms inside attention and MLPs": spec.has_inner_norms,
+        "products that round their inputs": spec.input_bits > 0,
         "experts that read narrower vectors": spec.experts is not None
         and spec.experts.narrow_width > 0,
         "convolutions this long": shape is not None and shape.num_taps > MAX_TAPS,

@@ -270,6 +270,8 @@ def not_native(spec: ModelSpec) -> list[str]:
         "a norm of the embedding": spec.has_embed_norm,
         "q, k and v within limits": bool(spec.qkv_clip),
         f"the activation {spec.activation}": spec.activation not in KERNEL_NAMES,
+        "norms inside attention and MLPs": spec.has_inner_norms,
+        "products that round their inputs": spec.input_bits > 0,
         "experts that read narrower vectors": spec.experts is not None
         and spec.experts.narrow_width > 0,
         "these widths of experts": spec.experts is not None and not _fits(spec.experts),

@@ -15,6 +15,8 @@ from hunch.registry import unknown
 Config = Mapping[str, Any]
 FROM_GGUF = "from_gguf"  # a config made from a GGUF's metadata: tensors stand as llama.cpp has them
 
+INPUT_BITS = "product_input_bits"  # set for a checkpoint whose products round what goes into them
+
 # Keys that say nothing about the arithmetic of one pass over text: names, tokens, training,
 # generation, what a Python object returns, other parts of a model (vision, heads that draft).
 _HARMLESS = re.compile(

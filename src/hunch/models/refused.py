@@ -12,7 +12,6 @@ _CAUSAL = {
         "xLSTM",
     ),
     "its layers convolve over tokens": ("Inkling", "Lfm3"),
-    "it rounds what goes into each product to 8 bits": ("BitNet",),
     "it subtracts one attention from another": ("DiffLlama",),
     "it chooses which tokens are seen": (
         *("AXK2", "DeepseekV4", "Doge", "Dots3Note", "HYV4", "Qwen4Exp"),

@@ -14,6 +14,7 @@ from hunch.layers.latent import LatentShape
 from hunch.layers.rope import RopeSpec
 from hunch.models.reading import (
     FROM_GGUF,
+    INPUT_BITS,
     Config,
     Recorded,
     read_float,
@@ -83,6 +84,7 @@ class ModelSpec:
     has_mlp_norm: bool = True  # False: the MLP of a parallel layer reads attention's norm
     has_final_norm: bool = True
     has_embed_norm: bool = False  # of the embedding, before the first layer
+    has_inner_norms: bool = False  # what heads read and what an MLP's last product takes is normed
     # The MLP
     activation: str = "silu"
     is_gated: bool = True
@@ -111,6 +113,7 @@ class ModelSpec:
     more_ropes: tuple[RopeSpec, ...] = ()  # what some layers turn by in its place
     rope_of: tuple[int, ...] = ()  # per layer: 0 is `rope`, 1 the first of more_ropes; (): all 0
     position_offset: int = 0  # rows of the table of learned positions before that of position 0
+    input_bits: int = 0  # what goes into products is rounded to, each row by its largest; 0: not
     # Biases
     has_qkv_bias: bool = False
     has_out_bias: bool = False
@@ -152,6 +155,8 @@ class ModelSpec:
         family = resolve(MODELS, name)
         recorded = Recorded(config)
         spec: ModelSpec = family.read_config(recorded, name)
+        if recorded.get(INPUT_BITS):
+            spec = replace(spec, input_bits=read_int(recorded, INPUT_BITS))
         spec.check()
         is_part = spec.rope is not None and spec.rope.dim > 0
         if is_part and not family.turns_part and not config.get(FROM_GGUF):

@@ -1,4 +1,5 @@
-"""Llama (2, 3.x), SmolLM2, TinyLlama and others like them; SmolLM3, Seed-OSS, Helium, CWM."""
+"""Llama (2, 3.x), SmolLM2, TinyLlama and others like them; SmolLM3, Seed-OSS, Helium, CWM,
+BitNet."""
 
 from __future__ import annotations
 
@@ -115,6 +116,17 @@ class Helium(Llama):
         config = Defaulted(config, {"rms_norm_eps": 1e-8, "rope_theta": 1e5})
         spec = super().read_config(config, architecture)
         return replace(spec, is_rope_interleaved=True, has_out_bias=False)
+
+
+class BitNet(Llama):
+    """What heads have read, and what an MLP's last product takes, is normed. Checkpoints in its own
+    form round what goes into products; see weights/bitnet.py."""
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        given = {"rms_norm_eps": 1e-5, "rope_theta": 5e5, "hidden_act": "relu2"}
+        spec = super().read_config(Defaulted(config, given), architecture)
+        return replace(spec, has_inner_norms=True)
 
 
 class Cwm(Llama):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hunch.errors import ModelFormatError
 from hunch.models.weights.base import Packed, Weights, for_length, iterate, with_overrides
+from hunch.models.weights.bitnet import BitnetWeights
 from hunch.models.weights.gguf import GgufWeights
 from hunch.models.weights.json_file import refuse_unfinished
 from hunch.models.weights.published import PublishedWeights, settings_of
@@ -37,4 +38,6 @@ def open_weights(files: str | os.PathLike[str]) -> Weights:
     )
     weights = TorchWeights(path) if is_torch else SafetensorsWeights(path)
     settings = settings_of(weights)
+    if settings is not None and settings.get("quant_method") == BitnetWeights.method:
+        return BitnetWeights(weights, settings)
     return weights if settings is None else PublishedWeights(weights, settings)

@@ -74,7 +74,6 @@ _VECTORS = "it gives texts as vectors and writes none"
 REASONS: dict[str, str] = {  # general.architecture -> why it is not computed
     name: REFUSED[f"{ours}ForCausalLM"]
     for name, ours in {
-        "bitnet": "BitNet",
         "gemma3n": "Gemma3n",
         "jamba": "Jamba",
         "kimi-linear": "KimiLinear",
@@ -90,7 +89,7 @@ REASONS |= dict.fromkeys(
 )
 REASONS |= dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "it does not write left to right")
 REASONS |= dict.fromkeys(
-    ("deepseek32", "glm-dsa", "mamba", "mamba2", "falcon-h1"),
+    ("bitnet", "deepseek32", "glm-dsa", "mamba", "mamba2", "falcon-h1"),
     "it is not read from GGUF files; use its safetensors",
 )
 REASONS |= {
