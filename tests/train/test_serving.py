@@ -15,7 +15,7 @@ from hunch.models.load import load_decoder
 from hunch.models.source import EXPAND
 from hunch.train.clock import Clock, account_text
 from hunch.train.serving import Serving
-from hunch.train.speeds import compare_speeds
+from hunch.train.speeds import Speed, compare_speeds, odd_ones
 
 
 def test_parts_of_stages_are_told_apart(tmp_path: Path) -> None:
@@ -87,3 +87,10 @@ def test_kernels_of_a_gpu_leave_the_weights_as_they_were_read() -> None:
     after = dict(decoder.named_tensors())
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_an_answer_in_which_something_was_compiled_is_asked_for_again() -> None:
+    usual = [Speed(20, 10, 0.010), Speed(30, 10, 0.011), Speed(12, 10, 0.009)]
+    assert odd_ones(usual) == []
+    assert odd_ones([*usual, Speed(20, 10, 0.2)]) == [3]
+    assert odd_ones([*usual, Speed(40, 20, 0.021)]) == []  # longer, with steps like the others

@@ -52,7 +52,7 @@ _COVERAGE = ((2048, 0.82), (4096, 0.88), (8192, 0.931), (16384, 0.966), (32768, 
 # Training reaches this share of what its largest product reaches alone.
 _COMPUTES = {"cuda": 0.35, "cpu": 0.6}
 _KEPT = 3 * TOP  # numbers of 2 bytes that are kept of a token beside states
-_READS = 0.5  # and the target's pass over many texts at once
+_READS = 0.9  # and the target's pass over many texts at once
 
 
 class Tree(NamedTuple):

@@ -132,8 +132,12 @@ class Optimiser:
 
 
 def _scale(matrix: Tensor) -> float:
-    """How large its steps are, beside those of the matrices that rates were tuned on."""
-    size = float(matrix.detach().float().square().mean().sqrt())
+    """How large its steps are, beside those of the matrices that rates were tuned on.
+
+    Numbers that are nothing do not count: a padded matrix learns like the one it was made from.
+    """
+    used = matrix.detach().float()
+    size = float((used.square().sum() / used.count_nonzero().clamp(min=1)).sqrt())
     return (size if size > _NOTHING else matrix.shape[1] ** -0.5) / _USUAL
 
 

@@ -26,11 +26,11 @@ from hunch.train.vocab import Columns
 
 FLOOR = 0.2  # share of places whose guesses before were wrong that teach all the same
 DECAY = 0.8  # what a guess counts, of the one before it
-# Steps are what teaches: a draft for a target of 2B's cost has 2.13 tokens per pass on unseen
-# prompts after 42 seconds of 2,444 steps over 8,192 tokens, and 1.81 after 1,461 over 32,768
-# (`hunch bench part drafters`, docs/training.md). So a GPU's step has so many floating-point
-# operations, which are 8,192 tokens of that draft; and these tokens at least and at most.
-_STEP_FLOPS, _BATCHES = 2.4e12, (4096, 32768)
+# Steps are what teaches: after 14 seconds a draft for a target of 2B's cost has 2.10 tokens per
+# pass on unseen prompts by steps over 4,096 tokens, 1.94 by 8,192 (`hunch bench part drafters`,
+# docs/training.md). So a GPU's step has so many floating-point operations, which are 4,096 tokens
+# of that draft; and these tokens at least and at most.
+_STEP_FLOPS, _BATCHES = 1.2e12, (4096, 32768)
 _CPU_BATCH = 2048
 
 
