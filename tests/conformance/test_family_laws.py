@@ -47,6 +47,8 @@ def texts(llm: LLM) -> list[list[int]]:
 
 # The other tests of this folder have Llama; what else is slow here differs little from a daily one.
 SLOW = (
+    "bitnet",
+    "phi-moe",
     "granite",
     "starcoder 2",
     "phi",

@@ -53,7 +53,7 @@ class Linear(Part):
 
 def rounded(x_TK: Tensor, num_bits: int) -> Tensor:
     """Rows as whole numbers of steps, of which a row's largest number has the most."""
-    most = 2 ** (num_bits - 1) - 1
+    most = (1 << (num_bits - 1)) - 1
     scale_T1 = most / x_TK.float().abs().amax(-1, keepdim=True).clamp(min=1e-5)
     steps_TK = (x_TK.float() * scale_T1).round().clamp(-most - 1, most)
     return (steps_TK / scale_T1).to(x_TK.dtype)
