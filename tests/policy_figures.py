@@ -1,7 +1,7 @@
 """How near the policy is to the best fixed choice, and what a rule of it is worth: replays.
 
     PYTHONPATH=src:tests:tests/drafting python tests/policy_figures.py --texts 1000
-    PYTHONPATH=src:tests:tests/drafting python tests/policy_figures.py HOPE=0.0 --texts 1000
+    PYTHONPATH=src:tests:tests/drafting python tests/policy_figures.py LEAD_RATE=1.0 --texts 1000
 
 The first prints the table of `policy_table`; `--only closed,7B` the lines that have these words.
 
@@ -13,7 +13,6 @@ takes other random texts than those that the tests hold the policy to.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import fmean
@@ -84,15 +83,6 @@ def cases() -> Iterator[tuple[str, Callable[[], float]]]:
         yield "prompts beside steps", partial(prompts_beside_every_step, interval)
 
 
-def change(setting: str) -> None:
-    name, value = setting.split("=", 1)
-    modules = [m for key, m in sys.modules.items() if key.startswith("hunch.drafting")]
-    found = [module for module in modules if hasattr(module, name)]
-    assert found, f"no constant {name}"
-    for module in found:
-        setattr(module, name, float(value))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("settings", nargs="*", metavar="NAME=VALUE")
@@ -106,7 +96,7 @@ def main() -> None:
         return
     before = [run() for _, run in cases()]
     for setting in given.settings:
-        change(setting)
+        policy_table.change(setting)
     ratios: dict[str, list[float]] = {}
     for (group, run), old in zip(cases(), before, strict=True):
         ratios.setdefault(group, []).append(run() / old)

@@ -207,7 +207,6 @@ class Replay:
             done = self._step(shape, row_R)
             self._learn_pending()
             self.pending = done
-            self.policy.load.add(self.num_came)
 
     def _learn_pending(self) -> None:
         if self.pending is not None:
@@ -318,7 +317,7 @@ class Fixed:
     """A policy of one shape: what never, or always, drafting brings."""
 
     def __init__(self, shape: Any) -> None:
-        self.shape, self.load = shape, SimpleNamespace(add=lambda num_prompts: None)
+        self.shape = shape
 
     def choose(self, row_R: np.ndarray) -> Any:
         return self.shape

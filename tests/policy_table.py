@@ -1,8 +1,9 @@
 """The policy beside the best fixed choice: targets, loads and drafters, replayed.
 
-    PYTHONPATH=src:tests python tests/policy_table.py [closed,7B] [--before FILE]
+    PYTHONPATH=src:tests python tests/policy_table.py [closed,7B] [NAME=VALUE ...] [--before FILE]
 
-With another checkout's `src` in the path it is that checkout's policy.
+With another checkout's `src` in the path it is that checkout's policy. NAME=VALUE gives a constant
+of `hunch.drafting` another value.
 
 The last lines have the geometric mean of all figures, the worst of them, and the least speed over
 plain decoding's. FILE holds what an earlier run printed, with whose cells these are compared.
@@ -21,6 +22,7 @@ they are held to the best choice of each stretch, as if changing it cost nothing
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
@@ -437,9 +439,23 @@ def compare(before: Mapping[str, Figures], now: Mapping[str, Figures]) -> None:
     print(f"mean {means[0]:.4f} -> {means[1]:.4f}: {'a gain' if is_gain else 'no gain'}")
 
 
+def change(setting: str) -> None:
+    """Give a constant of `hunch.drafting` another value: NAME=VALUE."""
+    name, value = setting.split("=", 1)
+    modules = [m for key, m in sys.modules.items() if key.startswith("hunch.drafting")]
+    found = [module for module in modules if hasattr(module, name)]
+    assert found, f"no constant {name}"
+    for module in found:
+        setattr(module, name, float(value))
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("words", nargs="*", help="of the lines to print, with commas between")
     parser.add_argument("--before", metavar="FILE")
     given = parser.parse_args()
-    print_table({word for some in given.words for word in some.split(",")}, given.before)
+    settings = [word for word in given.words if "=" in word]
+    for setting in settings:
+        change(setting)
+    only = {word for some in given.words if some not in settings for word in some.split(",")}
+    print_table(only, given.before)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hunch.drafting.costs import CostCurve, FixedCurve, Flow, HostTime, PromptLoad, StepCosts
+from hunch.drafting.costs import CostCurve, FixedCurve, Flow, HostTime, StepCosts
 from hunch.drafting.step_shapes import DraftSource, StepShape, StepShapes, chains_of, levels_after
 
 
@@ -208,7 +208,8 @@ def test_steps_that_do_more_have_costs_of_their_own() -> None:
     costs, masks = captured(), 2
     plain, seven = (8, StepShape(0), masks), (8, StepShape(7), masks)
     costs.capture(plain, CAPTURED[StepShape(0)] + 8 * 0.01)
-    expected = CAPTURED[StepShape(7)] + 64 * 0.01  # not captured yet: as much more per token
+    share = 1.0 + 8 * 0.01 / CAPTURED[StepShape(0)]
+    expected = share * CAPTURED[StepShape(7)]  # not captured yet: as much longer
     assert costs.seconds(seven) == pytest.approx(expected)
     costs.capture(seven, expected)
     costs.record(plain, CAPTURED[StepShape(0)] + 8 * 0.01)
@@ -218,7 +219,7 @@ def test_steps_that_do_more_have_costs_of_their_own() -> None:
     assert costs.seconds((8, StepShape(7), 0)) == CAPTURED[StepShape(7)]
 
 
-# --- what a load adds -----------------------------------------------------------------------------
+# --- whether requests keep coming ---------------------------------------------------------------
 
 
 def test_requests_keep_coming_where_one_takes_the_place_of_another() -> None:
@@ -243,26 +244,3 @@ def test_requests_keep_coming_where_one_takes_the_place_of_another() -> None:
     start(0)  # all had ended
     start(1)
     assert not flow.is_on
-
-
-def test_prompts_beside_every_step_take_as_long_beside_any():
-    load = PromptLoad()
-    assert load.with_reading(0.01) == 0.01
-    for _ in range(400):  # a request every 10 ms, a step with its prompt every 15
-        load.add(2 if _ % 2 else 1)
-        load.record(0.015, 0.007)
-    assert load.with_reading(0.008) == pytest.approx(0.015, rel=0.02)
-    assert load.with_reading(0.02) == pytest.approx(0.027, rel=0.02)
-    for _ in range(400):  # nobody comes any more
-        load.record(0.008, 0.0)
-    assert load.with_reading(0.02) == pytest.approx(0.02, rel=0.02)
-
-
-def test_rare_prompts_slow_all_steps_down_alike():
-    load = PromptLoad()
-    for number in range(1000):  # every tenth step
-        load.add(int(number % 10 == 0))
-        load.record(0.0017, 0.007 if number % 10 == 0 else 0.0)
-    short, long = load.with_reading(0.001), load.with_reading(0.002)
-    assert short > 0.0012
-    assert long / short == pytest.approx(2.0, rel=0.02)

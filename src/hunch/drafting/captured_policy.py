@@ -1,65 +1,51 @@
 """The policy of captured steps: how many nodes the next one checks, and who drafts in it.
 
 All rows of a captured step check the same number of nodes, and the host chooses a step before it
-has read the result of the one before.
-
-Comments such as (HOPE=0: a head 0.97) give the mean speed without a rule over that with it, of a
-group that `tests/policy_figures.py NAME=VALUE --texts 1000` prints. Shape letters: R rows.
+has read the result of the one before. Shape letters: R rows.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection
 from math import inf, log2
 from time import perf_counter
 
 import numpy as np
 
-from hunch.drafting.acceptance import (
+from hunch.drafting.base import DeviceDrafter
+from hunch.drafting.costs import Flow, StepCosts, step_key, target_seconds
+from hunch.drafting.policy import (
+    FLOWING,
+    MAX_MORE,
     NETWORK_PRIORS,
-    NEW_MATCH,
     OWN_TEXT,
+    TOGETHER,
     WITH_PHRASES,
     AcceptanceEstimate,
-    gain_of_either,
+    SourceChoice,
+    gain_of_rows,
 )
-from hunch.drafting.base import DeviceDrafter
-from hunch.drafting.costs import (
-    Flow,
-    HostTime,
-    PromptLoad,
-    StepCosts,
-    StepKey,
-    step_key,
-    target_seconds,
-)
-from hunch.drafting.policy import Drafted, RowLengths, SourceChoice, best_rate, gain_of_rows
 from hunch.drafting.step_shapes import (
     SURE,
     CapturedStep,
+    Drafted,
     DraftSource,
+    RowLengths,
     StepCounts,
     StepShape,
     StepShapes,
 )
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 
-# How much the mean gain of a step's rows counts beyond the gain of the row with the least: of
-# lookups and of networks for requests that came together, and while requests keep coming; and the
-# most tokens beyond the least that count for requests that came together. The least gain of a
-# network's rows is less certain. (All 1, the mean alone: together 0.97, at worst 0.81; late host
-# 0.93.)
-OF_LOOKUPS, OF_NETWORKS, FLOWING, MAX_MORE = 0.2, 0.35, 0.5, 1.0
-SURE_MATCH = log2(1 + SURE)  # see `_add_sure` (SURE_MATCH=99: open load 0.99, at worst 0.95)
-LOOKUP_RATE, NETWORK_RATE = 0.04, 0.06  # at which the estimates learn
-HOPE = 0.8  # log-odds added for a network that was not tried yet (HOPE=0: a head 0.97)
-
+RATE = 0.04  # at which the estimates learn
+SURE_MATCH = log2(1 + SURE)  # doublings of a match with which a lookup goes before a network
 # From MANY rows on, the policy chooses and learns in one step of EVERY: doing both in every step
-# took a third of a small target's step (16 rows, 135M, H200), and the mean of many rows changes
-# slowly. The first FIRST_STEPS steps of requests that came together are all chosen and learned
-# from: else a source that does not pay would be tried for longer.
+# took a third of a small target's step (16 rows, 135M, H200). The first FIRST_STEPS steps of
+# requests that came together all count: else what does not pay would be tried for longer.
 MANY, EVERY, FIRST_STEPS = 16, 4, 8
+# A source that lost time must promise PER_STEP_LOST more for each plain step lost. REPAID: the loss
+# that is forgotten in a step without the source; MOST_GAINED: the largest gain that is remembered.
+PER_STEP_LOST, REPAID, MOST_GAINED = 0.2, 0.005, 16.0
 
 
 class CapturedPolicy:
@@ -73,32 +59,30 @@ class CapturedPolicy:
         self.shapes = shapes = StepShapes((StepShape(0),) if drafter is None else drafter.shapes)
         self.costs = StepCosts(is_measured=is_measured)
         self.margin = 0.0 if drafter is None else drafter.margin
-        beside = [drafter.num_beside(s.source, s.num_nodes) for s in shapes.all] if drafter else []
-        prior = WITH_PHRASES if drafter is not None and drafter.is_guided else OWN_TEXT
+        beside, levels = list[int](), dict[int, int]()
+        if drafter is not None:
+            beside = [drafter.num_beside(s.source, s.num_nodes) for s in shapes.all]
+            levels = {s: drafter.levels(s, shapes.largest(s)) for s in shapes.network_sources}
+        chances, by_match = WITH_PHRASES if drafter is not None and drafter.is_guided else OWN_TEXT
+        most = shapes.max_looked_up or max(beside, default=0) or 1
         self.lookup = AcceptanceEstimate(
-            num_rows,
-            {DraftSource.LOOKUP: prior.chances},
-            rate=LOOKUP_RATE,
-            num_levels=shapes.max_looked_up or max(beside, default=0) or 1,
-            by_match=prior.by_match,
+            num_rows, {DraftSource.LOOKUP: chances}, rate=RATE, num_levels=most, by_match=by_match
         )
         self.network = AcceptanceEstimate(
             num_rows,
             {source: NETWORK_PRIORS[source] for source in shapes.network_sources},
-            rate=NETWORK_RATE,
-            hope=HOPE,
-            num_levels={s: self._levels(s, shapes.largest(s)) for s in shapes.network_sources},
+            rate=RATE,
+            num_levels=levels,
         )
         self.sources = SourceChoice(drafter, shapes, rows)
         self.drafted = [Drafted()] * num_rows  # waiting drafts, as of the last result received
         self.guesses: list[list[int]] = [[]] * num_rows  # of lookups, to be compared with tokens
         # Whether a row's request names a network or a lookup; None: it names neither.
         self.by_network: list[bool | None] = [None] * num_rows
-        self.flow, self.load = Flow(num_rows), PromptLoad()
-        self.host: defaultdict[int, HostTime] = defaultdict(HostTime)  # by what rows ask for
-        self.counts = StepCounts()
+        self.flow, self.counts = Flow(num_rows), StepCounts()
         self._num_learned = self._num_tokens = 0  # rows and tokens of the last result
         self._num_steps = 0  # with guesses, since requests came while none were running
+        self._lost: dict[tuple[int, bool], float] = {}  # plain steps, by rows and if by a network
         # The last shape chosen, with the rows that it is for, and how many steps may still take it.
         self._held: tuple[tuple[int, int, bool], StepShape] | None = None
         self._num_held = 0
@@ -107,15 +91,6 @@ class CapturedPolicy:
         """Whether steps of this many rows run the drafter, to draft or to keep up its KV."""
         writes_kv = self.drafter is not None and self.drafter.writes_kv(0)
         return self.shapes.checks_at(num_rows) or writes_kv
-
-    def _levels(self, source: int, num_nodes: int) -> int:
-        """Levels that a network drafts in a step that checks `num_nodes` nodes."""
-        assert self.drafter is not None
-        return self.drafter.levels(source, num_nodes)
-
-    def _is_speculative(self, shape: StepShape) -> bool:
-        """Whether a step does more than plain decoding."""
-        return shape.num_nodes > 0 or self.sources.is_network(shape.source)
 
     # --- before a step ----------------------------------------------------------------------------
 
@@ -158,51 +133,36 @@ class CapturedPolicy:
         return shape
 
     def _skips_steps(self, num_rows: int) -> bool:
-        """Whether the policy skips choosing and learning in most steps of this many rows."""
         return num_rows >= MANY and self._num_steps > FIRST_STEPS
 
     def _best(self, row_R: np.ndarray, num_rows: int, extras: int) -> StepShape:
-        tokens = self._tokens(row_R, num_rows)
-        seconds = {shape: self._seconds((num_rows, shape, extras), len(row_R)) for shape in tokens}
         best, rates = dict[int, StepShape](), dict[int, float]()  # by source
-        for source in {shape.source for shape in tokens}:
-            some = [shape for shape in tokens if shape.source == source]
-            best[source] = shape = some[
-                best_rate([tokens[one] for one in some], [seconds[one] for one in some])
-            ]
-            rates[source] = tokens[shape] / seconds[shape]
+        for shape, tokens in self._tokens(row_R, num_rows).items():
+            rate = tokens / self.costs.between((num_rows, shape, extras), len(row_R))
+            kind = self.sources.kinds[shape.source]
+            if rate > rates.get(kind, 0.0):
+                best[kind], rates[kind] = shape, rate
         return best[self.sources.choose(row_R, rates)]
 
-    def _seconds(self, key: StepKey, num_rows: int) -> float:
-        """Seconds from one step to the next, with prompts and the host's work."""
-        seconds = self.costs.seconds(key)
-        if not self.costs.is_measured:
-            return seconds
-        _, shape, extras = key
-        return self.load.with_reading(max(seconds, self.host[extras].seconds(num_rows, shape)))
-
     def _tokens(self, row_R: np.ndarray, num_rows: int) -> dict[StepShape, float]:
-        """Expected tokens of a row by shape, with all that makes them count for more or less."""
+        """Expected tokens of a row by shape, as far as they count."""
         ids = row_R.tolist()
-        tokens: dict[StepShape, float] = {}
+        weight, most = (FLOWING, inf) if self.flow.is_on else (TOGETHER, MAX_MORE)
+        tokens = dict.fromkeys(self.shapes.at(num_rows), 1.0 + self.margin)
         for source, sizes in self.shapes.sizes_at(num_rows).items():
             gains = zip(*self._gains(ids, sizes, source), strict=True)
-            weight = OF_NETWORKS if source > 0 else OF_LOOKUPS
-            weight = FLOWING if self.flow.is_on else weight
-            most = inf if self.flow.is_on else MAX_MORE
             for size, some in zip(sizes, gains, strict=True):
                 tokens[StepShape(size, source)] = 1.0 + gain_of_rows(some, weight, most)
         named = {self.by_network[row] for row in ids} if self.network.priors else {None}
         only = named.pop() if len(named) == 1 else None  # what all requests name
-        counted = {}
-        for shape in self.shapes.at(num_rows):
-            gain = tokens.get(shape, 1.0 + self.margin)
+        for shape in tokens if self.costs.is_measured or only is not None else ():
+            is_network = self._is_network(shape.source)
             if only is not None and (shape.source > 0) != only:
-                gain = 1.0
-            if self._is_speculative(shape) and self.costs.is_measured:
-                gain /= self.sources.losses.price(num_rows, self.sources.is_network(shape.source))
-            counted[shape] = gain
-        return counted
+                tokens[shape] = 1.0
+            if shape.num_nodes or is_network:
+                lost = max(self._lost.get((num_rows, is_network), 0.0), 0.0)
+                tokens[shape] /= 1.0 + PER_STEP_LOST * lost
+        return tokens
 
     def _gains(
         self, ids: list[int], sizes: tuple[int, ...], source: int
@@ -210,40 +170,19 @@ class CapturedPolicy:
         """Expected tokens of each row, for each number of nodes in `sizes`."""
         if source <= 0:
             return self.lookup.gains(ids, sizes)
-        levels = tuple([self._levels(source, size) for size in sizes])
-        if source != DraftSource.MERGED:
-            gains = self.network.gains(ids, levels, source)
-            if self.shapes.has_lookup:
-                self._add_sure(ids, sizes, gains)
-            return gains
-        hope, match = self.network.hope_left(len(ids)), self.lookup.match
-        right = self.network.calibration(source)
-        return [
-            tuple([right * self._gain_of_both(row, match[row], size, hope) for size in sizes])
-            for row in ids
-        ]
-
-    def _gain_of_both(self, row: int, match: float, num_nodes: int, hope: float = 0.0) -> float:
-        """Expected tokens of a network's tree with a lookup's guesses beside it."""
         assert self.drafter is not None
-        source, most = DraftSource.MERGED, self.lookup.num_levels[DraftSource.LOOKUP]
-        return gain_of_either(
-            self.network.odds(row, source, NEW_MATCH, hope),
-            self._levels(source, num_nodes),
-            self.lookup.odds(row, DraftSource.LOOKUP, match),
-            min(self.drafter.num_beside(source, num_nodes), most),
-        )
-
-    def _add_sure(
-        self, ids: list[int], sizes: tuple[int, ...], gains: list[tuple[float, ...]]
-    ) -> None:
-        """In steps of a network, rows with a long match check the lookup's guesses; where the first
-        of them is wrong, the match has ended and the network's count."""
-        sure = [place for place, row in enumerate(ids) if self.lookup.match[row] >= SURE_MATCH]
-        looked = self.lookup.gains([ids[place] for place in sure], (1, *sizes))
-        for place, (first, *found) in zip(sure, looked, strict=True):
-            pairs = zip(found, gains[place], strict=True)
-            gains[place] = tuple([gain + (1.0 - first) * own for gain, own in pairs])
+        is_merged, match, beside = source == DraftSource.MERGED, self.lookup.match, sizes
+        levels = tuple([self.drafter.levels(source, size) for size in sizes])
+        gains = self.network.gains(ids, levels, source)
+        if is_merged:
+            beside = tuple([self.drafter.num_beside(source, size) for size in sizes])
+        for place, row in enumerate(ids if self.shapes.has_lookup else ()):
+            # Such a row checks a lookup's guesses; where the first is wrong, the network's count.
+            if is_merged or match[row] >= SURE_MATCH:
+                ((first, *found),) = self.lookup.gains([row], (1, *beside))
+                pairs = zip(found, gains[place], strict=True)
+                gains[place] = tuple([one + (1.0 - first) * own for one, own in pairs])
+        return gains
 
     def is_ready(self, shape: StepShape, row_R: np.ndarray) -> bool:
         """Whether a step of these rows can have this shape without catching up first."""
@@ -298,15 +237,15 @@ class CapturedPolicy:
         if self.drafter is None:  # all steps are plain: there is nothing to choose
             return seconds, seconds
         key, costs = step_key(graph), self.costs
-        late = 0.0 if since is None else max(since - reading - seconds, 0.0)
-        self.counts.shapes[key[:2]].add(self._num_tokens, seconds, late)
+        own = None if since is None else max(since - reading, 0.0)
+        self.counts.shapes[key[:2]].add(self._num_tokens, seconds, max((own or 0.0) - seconds, 0.0))
         self.counts.prompt_seconds += reading
         if seconds > 0.0:
             costs.record(key, seconds)
-            self.load.record(since or seconds + reading, reading)
-            if since is not None:
-                own, here = max(since - reading, 0.0), self._num_learned
-                self.host[key[2]].record(here, key[1], own, seconds, has_waited=reading > 0.0)
+            if own is not None:
+                costs.host[key[2]].record(
+                    self._num_learned, key[1], own, seconds, has_waited=reading > 0.0
+                )
         target = target_seconds(seconds, graph.draft_seconds)
         share = costs.target((graph.num_rows, StepShape(0), graph.extras)) / costs.target(key)
         return target, target * min(share, 1.0)
@@ -329,7 +268,7 @@ class CapturedPolicy:
         self._num_steps += 1
         is_learned = not (self._skips_steps(len(ids)) and self._num_steps % EVERY)
         if is_learned:
-            self._count_lost(graph, self._num_tokens, len(ids))
+            self._count_lost(graph, len(ids))
         weight, guesses_at = 1.0 / len(ids), FIRST + graph.num_nodes + 1
         for row, line in zip(ids, lines, strict=True):
             if self.shapes.has_lookup:
@@ -345,17 +284,23 @@ class CapturedPolicy:
             self.network.fade(ids)
         return drafted_by
 
-    def _count_lost(self, graph: CapturedStep, num_tokens: int, num_here: int) -> None:
-        """Count the plain steps that a step's source lost, which brought so many tokens."""
+    def _is_network(self, source: int) -> bool:
+        """Whether the network drafts in steps of this source or follows them."""
+        return source >= (0 if self.sources.can_drop else 1)
+
+    def _count_lost(self, graph: CapturedStep, num_here: int) -> None:
+        """Count the plain steps that the last step's source lost; the others' are forgotten."""
         num_rows, shape, extras = key = step_key(graph)
-        if not self._is_speculative(shape):
-            self.sources.losses.add(num_rows, None)
-            return
-        is_network = self.sources.is_network(shape.source)
-        plain = self._seconds((num_rows, self.shapes.all[0], extras), num_here)
-        lost = self._seconds(key, num_here) / plain - num_tokens / num_here
-        self.sources.losses.add(num_rows, is_network, lost)
-        self.counts.lost_steps["network" if is_network else "lookup"] += lost
+        is_network = self._is_network(shape.source)
+        for other in (False, True):
+            before = self._lost.get((num_rows, other), 0.0)
+            if other == is_network and (shape.num_nodes or is_network):
+                plain = self.costs.between((num_rows, self.shapes.all[0], extras), num_here)
+                lost = self.costs.between(key, num_here) / plain - self._num_tokens / num_here
+                self._lost[num_rows, other] = max(before + lost, -MOST_GAINED)
+                self.counts.lost_steps["network" if is_network else "lookup"] += lost
+            elif before > 0.0:
+                self._lost[num_rows, other] = max(before - REPAID, 0.0)
 
     def _learn_lookup(self, row: int, line: list[int], weight: float, num_nodes: int) -> None:
         """Learn from a row's guesses, checked or not."""
@@ -365,12 +310,13 @@ class CapturedPolicy:
             run += 1
         lookup, source = self.lookup, DraftSource.LOOKUP
         if num_nodes and self.drafted[row].source <= 0 and most:
-            expected = lookup.gain(row, source, lookup.before[row], num_nodes)
+            expected = lookup.gain(row, source, num_nodes)
             lookup.calibrate(source, expected, min(run, num_nodes), weight)
         lookup.learn(row, run, run + (run < most), weight=weight)
 
     def _learn_network(self, row: int, line: list[int], weight: float, num_nodes: int) -> None:
         """Learn from the network's guesses that were checked."""
+        assert self.drafter is not None
         source, matched, made_in = self.drafted[row]
         if line[CHECKED] <= 0 or source <= 0:
             return
@@ -379,11 +325,12 @@ class CapturedPolicy:
         run = line[TOKENS] - 1
         # If the row ended, it is not known what would have come next.
         is_missed = not line[REASON] and run < num_nodes
-        levels, network = self._levels(source, made_in), self.network
+        levels, network = self.drafter.levels(source, made_in), self.network
         if is_missed or run == num_nodes:
+            expected = network.gain(row, source, min(num_nodes, levels))
             if source == DraftSource.MERGED:
-                gain = self._gain_of_both(row, self.lookup.before[row], made_in)
-            else:
-                gain = network.gain(row, source, NEW_MATCH, min(num_nodes, levels))
-            network.calibrate(source, gain, run, weight)
+                beside, lookup = self.drafter.num_beside(source, made_in), DraftSource.LOOKUP
+                expected *= 1.0 - self.lookup.gain(row, lookup, 1)
+                expected += self.lookup.gain(row, lookup, beside)
+            network.calibrate(source, expected, run, weight)
         network.learn(row, run, run + is_missed, source, weight, levels)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from itertools import accumulate
 from math import exp, log
@@ -15,7 +15,7 @@ from hunch.types import Request
 
 WINDOW = 15  # passes remembered per size
 MAX_SINGLE = 16  # sizes up to this are remembered one by one
-COMMON, OWN = 0.1, 0.1  # shares of an error by which all shapes are corrected, and the shape itself
+CORRECTED = 0.1  # share of an error by which all shapes are corrected, and the shape itself
 OWN_FADE = 0.001  # share of its own correction that an unused shape loses with each step
 MAX_SURPRISE = 0.3  # largest error that counts, as a logarithm: a pause is no cost
 # The device waited for the host if the time between steps was LATE times its own. A row with
@@ -23,8 +23,6 @@ MAX_SURPRISE = 0.3  # largest error that counts, as a logarithm: a pause is no c
 # measured. HOST_RATE: weight of the newest step. Of fewer rows than MANY_ROWS nothing is learned:
 # most of the host's time is then not for rows.
 LATE, CHECKED_ROW, HOST_RATE, MANY_ROWS = 1.1, 1.4, 0.1, 16
-LOAD_RATE, READING_RATE = 0.02, 0.1  # weights of the newest step, and of the newest pass
-MAX_LOAD = 0.9  # the largest share of time that prompts are taken to use
 TOKEN, FIXED_TOKEN, FIXED_LEVEL = 0.05, 0.01, 0.1  # assumed costs, in passes over one token
 
 
@@ -120,73 +118,67 @@ class StepCosts:
     curve by packed tokens.
 
     Steps whose rows ask for more than tokens (rules, masks, scores) are captured when they are
-    first needed. Until then one is assumed to take as long as a step without, and as much more per
-    packed token as the known ones do.
+    first needed. They are compared with steps without, and until then one is assumed to take as
+    much longer as the known ones do.
     """
 
     def __init__(self, *, is_measured: bool = True) -> None:
         self.is_measured = is_measured
         self.curve = CostCurve() if is_measured else FixedCurve(FIXED_TOKEN)
-        self._captured: dict[StepKey, float] = {}  # the target's part
+        self.host: defaultdict[int, HostTime] = defaultdict(HostTime)  # by what rows ask for
+        self._captured: dict[tuple[int, StepShape], float] = {}  # the target's part, without more
         self._drafting: dict[StepKey, float] = {}
         self._common: dict[int, float] = {}  # corrections as logarithms, by what rows ask for
         self._own: dict[StepKey, float] = {}
-        self._more: dict[int, float] = {}  # seconds per packed token more than a step without
 
     def capture(self, key: StepKey, seconds: float, draft_seconds: float = 0.0) -> bool:
         """A step was timed when it was captured; True: for the first time, which counts."""
         if key in self._drafting or not self.is_measured:
             return False
         self._drafting[key] = draft_seconds
-        if seconds > 0.0:
-            self._captured[key] = target = target_seconds(seconds, draft_seconds)
-            self._learn(key, target)
+        target = target_seconds(seconds, draft_seconds)
+        if seconds > 0.0 and key[2]:
+            self._common.setdefault(key[2], log(target / self.target(key)))
+        elif seconds > 0.0:
+            self._captured[key[:2]] = target
+            self.curve.record(_num_tokens(key), target)
         return True
-
-    def _learn(self, key: StepKey, target: float) -> None:
-        num_rows, shape, extras = key
-        num_tokens = num_rows * (1 + shape.num_nodes)
-        if not extras:
-            self.curve.record(num_tokens, target)
-            return
-        more = max(target - self.target((num_rows, shape, 0)), 0.0) / num_tokens
-        before = self._more.get(extras, more)
-        self._more[extras] = before + OWN * (more - before)
 
     def record(self, key: StepKey, seconds: float) -> None:
         """A step took `seconds` of the device."""
         if not self.is_measured:
             return
         target = target_seconds(seconds, self._drafting.get(key, 0.0))
-        self._learn(key, target)
-        if key not in self._captured:
-            return
-        extras, ratio = key[2], log(target / self._captured[key])
-        common = self._common.setdefault(extras, ratio)
-        # The capture of a step with masks did not include the host's work for them.
-        is_new = extras > 0 and key not in self._own
-        surprise = ratio - common - self._own.get(key, 0.0)
-        surprise = surprise if is_new else min(surprise, MAX_SURPRISE)
-        self._common[extras] = common + COMMON * surprise
+        if not key[2]:
+            self.curve.record(_num_tokens(key), target)
+        if key[2] or key[:2] in self._captured:
+            self._correct(key, target)
+
+    def _correct(self, key: StepKey, target: float) -> None:
+        """Correct all steps whose rows ask for the same, and this one, by what it took."""
+        surprise, extras = log(target / self.target(key)), key[2]
+        if extras not in self._common:
+            self._common[extras], surprise = surprise, 0.0
+        elif not extras or key in self._own:  # else the capture did not have the host's work for it
+            surprise = CORRECTED * min(surprise, MAX_SURPRISE)
+            self._common[extras] += surprise
         for other in self._own:
             self._own[other] *= 1.0 - OWN_FADE
-        self._own[key] = self._own.get(key, 0.0) + (1.0 if is_new else OWN) * surprise
+        self._own[key] = self._own.get(key, 0.0) + surprise
 
     def seconds(self, key: StepKey) -> float:
         """Seconds of such a step."""
         return self.target(key) + self._draft_seconds(key)
 
+    def between(self, key: StepKey, num_rows: int) -> float:
+        """Seconds from one step of `num_rows` rows to the next, with the host's work."""
+        seconds = self.seconds(key)
+        return max(seconds, self.host[key[2]].seconds(num_rows, key[1])) if self.host else seconds
+
     def target(self, key: StepKey) -> float:
         """Seconds of the target's part of a step."""
-        num_rows, shape, extras = key
-        if key in self._captured:
-            return self._captured[key] * exp(
-                self._common.get(extras, 0.0) + self._own.get(key, 0.0)
-            )
-        num_tokens = num_rows * (1 + shape.num_nodes)
-        if extras:
-            return self.target((num_rows, shape, 0)) + num_tokens * self._more.get(extras, 0.0)
-        return self.curve.seconds(num_tokens)
+        known = self._captured.get(key[:2]) or self.curve.seconds(_num_tokens(key))
+        return known * exp(self._common.get(key[2], 0.0) + self._own.get(key, 0.0))
 
     def _draft_seconds(self, key: StepKey) -> float:
         num_rows, shape, extras = key
@@ -198,6 +190,10 @@ class StepCosts:
                 return seconds
             num_rows //= 2
         return self._draft_seconds((key[0], shape, 0)) if extras else 0.0
+
+
+def _num_tokens(key: StepKey) -> int:
+    return key[0] * (1 + key[1].num_nodes)
 
 
 def step_key(graph: CapturedStep) -> StepKey:
@@ -262,60 +258,6 @@ class HostTime:
         return self._checked if shape.num_nodes else 1.0
 
 
-class PromptLoad:
-    """What the prompts of arriving requests add to the seconds of captured steps.
-
-    All waiting prompts are computed in one pass beside a step. A pass takes a time of its own and
-    some more for each prompt. The time for the prompts slows down all steps alike. The pass's own
-    time does so only while requests are few: once every step has a pass beside it, that time is
-    the same for a short step and a long one, and favours steps with more tokens.
-    """
-
-    def __init__(self) -> None:
-        self._came = 0
-        self._requests = self._seconds = 0.0  # means over recent steps
-        # Means over recent passes: prompts, their square, seconds, and prompts times seconds.
-        self._prompts, self._squares, self._reading, self._products = 1.0, 1.0, 0.0, 0.0
-
-    def add(self, num_prompts: int) -> None:
-        """This many prompts were read to their end."""
-        self._came += num_prompts
-
-    def record(self, seconds: float, reading: float) -> None:
-        """A step and the prompts beside it took `seconds`, of which `reading` for prompts."""
-        came, self._came = self._came, 0
-        self._requests += LOAD_RATE * (came - self._requests)
-        self._seconds += LOAD_RATE * (seconds - self._seconds)
-        if reading > 0.0 and came:
-            rate = READING_RATE if self._reading else 1.0
-            self._prompts += rate * (came - self._prompts)
-            self._squares += rate * (came * came - self._squares)
-            self._reading += rate * (reading - self._reading)
-            self._products += rate * (came * reading - self._products)
-
-    def with_reading(self, seconds: float) -> float:
-        """Seconds from one step to the next, if a step alone takes `seconds`."""
-        if self._requests <= 0.0 or self._seconds <= 0.0:
-            return seconds
-        per_second = self._requests / self._seconds
-        each = self._each()
-        any_pass = self._reading - each * self._prompts
-        share = min(per_second * each, MAX_LOAD)  # of all time, without the passes' own
-        whole = (seconds + any_pass) / (1.0 - share)
-        if per_second * whole >= 1.0:  # every step has a prompt beside it
-            return whole
-        return seconds / (1.0 - min(per_second * (each + any_pass), MAX_LOAD))
-
-    def _each(self) -> float:
-        """Seconds that a prompt adds to a pass: the slope over passes, or the mean without one."""
-        spread = self._squares - self._prompts**2
-        each = self._reading / self._prompts
-        if spread > 0.05 * self._squares:
-            slope = (self._products - self._prompts * self._reading) / spread
-            each = min(max(slope, 0.0), each)
-        return each
-
-
 # Requests keep coming if one arrived beside others that had made SETTLED steps, and after another
 # had ended. `level` is then 1, falls by the factor FLOW with each step, and counts while it is
 # above LEAST_FLOW.
@@ -331,9 +273,7 @@ class Flow:
 
     def __init__(self, num_rows: int) -> None:
         self.level = 0.0
-        self.age = np.zeros(num_rows, dtype=np.int64)  # steps of each row's request
-        self._rows: set[int] = set()  # rows in use, as far as `start` knows
-        self._has_ended = False  # a request has, since there was none
+        self.age = np.zeros(num_rows, dtype=np.int64)  # steps of each row's last request
 
     @property
     def is_on(self) -> bool:
@@ -341,13 +281,12 @@ class Flow:
 
     def start(self, ids: Sequence[int], requests: Sequence[Request | None]) -> bool:
         """Requests came into these rows; True: no others have been running for long."""
-        others = {row for row in self._rows.difference(ids) if requests[row] is not None}
-        self._has_ended = bool(others) and (self._has_ended or len(others) < len(self._rows))
-        is_first = not any(self.age[row] >= SETTLED for row in others)
-        if self._has_ended and not is_first:
+        known = np.flatnonzero(self.age).tolist()
+        others = [row for row in known if row not in ids and requests[row] is not None]
+        is_first = not (self.age[others] >= SETTLED).any()
+        if len(others) < len(known) and not is_first:
             self.level = 1.0
-        self._rows = others.union(ids)
-        self.age[ids] = 0
+        self.age[ids if others else slice(None)] = 0
         return is_first
 
     def step(self, ids: Sequence[int] | np.ndarray) -> None:

@@ -8,10 +8,9 @@ from time import perf_counter
 from typing import NamedTuple
 
 from hunch.draft import Draft, Rows, TargetStep
-from hunch.drafting.acceptance import AcceptanceEstimate
 from hunch.drafting.base import Drafter, DrafterContext, GrowsLevels
 from hunch.drafting.costs import CostCurve, Flow
-from hunch.drafting.policy import OF_OWN_NODES, best_rate, gain_of_rows
+from hunch.drafting.policy import TOGETHER, AcceptanceEstimate, best_rate, gain_of_rows
 from hunch.drafting.step_shapes import DraftSource
 
 READS = 4  # tokens that a network may catch up on for each one that the row can still get
@@ -114,7 +113,7 @@ class HostPolicy:
         each = self.estimate.gains([ids[place] for place in places], levels)
         gains = dict(zip(places, each, strict=True))
         num_nodes, without = sum(n for n, _ in others), [gain for _, gain in others]
-        weight = 1.0 if self.flow.is_on else OF_OWN_NODES
+        weight = 1.0 if self.flow.is_on else TOGETHER
         choices: list[tuple[list[int], int]] = [([], 0)]
         tokens = [1.0 + gain_of_rows(without, weight)]
         seconds = [self.cost.seconds(len(ids) + num_nodes)]

@@ -8,9 +8,8 @@ from math import exp
 from typing import TYPE_CHECKING, Protocol
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
-from hunch.drafting.acceptance import log_odds
 from hunch.drafting.base import DeviceDrafter, DrafterContext
-from hunch.drafting.policy import share_nodes
+from hunch.drafting.policy import log_odds, share_nodes
 from hunch.drafting.step_shapes import DraftSource, StepShape, lookups_of
 from hunch.drafting.trees import Node, to_draft
 from hunch.kernels.lookup import FADE, FIRST_RATE, LAST_RATE, ROW_LIMIT, ROW_RATE

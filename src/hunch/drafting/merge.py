@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 
 from hunch.config import SpecConfig, read_options
 from hunch.draft import Draft, Needs, Rows, TargetStep
-from hunch.drafting.acceptance import AcceptanceEstimate
 from hunch.drafting.base import Clears, DeviceDrafter, Drafter, DrafterContext, WorksOnDevice
 from hunch.drafting.host_network import HOST_PRIOR, Sent, SentDrafts
 from hunch.drafting.lookup import DeviceLookup, LookupDrafter
 from hunch.drafting.merge_device import DeviceMerge
-from hunch.drafting.policy import share_nodes
+from hunch.drafting.policy import AcceptanceEstimate, share_nodes
 from hunch.drafting.step_shapes import DraftSource
 from hunch.drafting.trees import Node, likeliest, to_draft
 from hunch.errors import ConfigError

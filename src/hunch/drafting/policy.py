@@ -1,29 +1,30 @@
-"""The choice of what to draft: the most expected tokens per second, zero nodes among the answers.
+"""The policy: what to draft and how much, by the most expected tokens per second.
 
-Tokens come from an estimate (`acceptance`), seconds from what steps took (`costs`). All steps
-choose by the functions at the top. Below them is how steps that the host runs share nodes among
-rows, and the source of captured steps, which is who drafts in them: lookups or a network, chains
-or trees. `captured_policy` puts estimates and seconds of captured steps together.
-
-`captured_policy` also says what comments such as (LEAD_RATE=1: a draft model 0.97) mean. Shape
-letters: R rows of the step.
+Tokens come from a moving estimate of acceptance, seconds from what steps took (`costs`); zero nodes
+is an ordinary answer. Steps that the host runs and captured ones choose by the same functions.
+Beside a rule stands its worth: (0.97) is the mean of `tests/policy_table.py` without it over that
+with it; see decision 026. Shape letters: R rows of the step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
-from math import inf, log
-from typing import Any, NamedTuple, Protocol
+from math import exp, inf, log, log2
 
 import numpy as np
 
-from hunch.draft import Rows
 from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.costs import CostCurve
-from hunch.drafting.step_shapes import DraftSource, StepShape, StepShapes
+from hunch.drafting.step_shapes import DraftSource, RowLengths, StepShape, StepShapes
 
 # --- the choice -----------------------------------------------------------------------------------
+
+# How much the mean gain of a step's rows counts beyond the gain of the row with the least, for
+# requests that came together and while requests keep coming; and the most tokens beyond the least
+# that count in captured steps of requests that came together.
+TOGETHER, FLOWING, MAX_MORE = 0.35, 0.5, 1.0
 
 
 def gain_of_rows(gains: Sequence[float], weight: float, most: float = inf) -> float:
@@ -32,8 +33,6 @@ def gain_of_rows(gains: Sequence[float], weight: float, most: float = inf) -> fl
     All rows of a step wait for what each of them checks, and requests that came together are done
     when the last of them is: so the row that gains least decides. While requests keep coming, a row
     that ends early makes room for the next request, and the mean counts for more.
-
-    weight: how much the mean counts beyond the least; most: tokens of that which count.
     """
     least = min(gains)
     return least + weight * min(sum(gains) / len(gains) - least, most)
@@ -49,21 +48,10 @@ def best_rate(tokens: Sequence[float], seconds: Sequence[float], margin: float =
     return best
 
 
-# --- steps run by the host ------------------------------------------------------------------------
-
-# How much the mean gain counts where each row has its own number of nodes. Replayed on answers of
-# three models: eight requests that came together are 5% slower with the mean alone and at most 1%
-# with 0.35; with 0.2 four of them gain half as much. While requests keep coming, the mean alone
-# counts: eight have 1.29 times plain decoding's speed so, and 1.20 with 0.5.
-OF_OWN_NODES = 0.35
-
-
-def best_count(
-    chances: Sequence[float], cost: CostCurve, num_rows: int = 1, margin: float = 0.0
-) -> int:
-    """How many of the nodes to check, best first; each of `num_rows` rows gets a token anyway."""
-    tokens = list(accumulate(chances, initial=float(num_rows)))
-    return best_rate(tokens, [cost.seconds(num_rows + n) for n in range(len(tokens))], margin)
+def best_count(chances: Sequence[float], cost: CostCurve, margin: float = 0.0) -> int:
+    """How many of one row's nodes to check, best first."""
+    tokens = list(accumulate(chances, initial=1.0))
+    return best_rate(tokens, [cost.seconds(1 + n) for n in range(len(tokens))], margin)
 
 
 def share_nodes(
@@ -80,120 +68,216 @@ def share_nodes(
     """
     num_rows = len(chances)
     if num_rows == 1:
-        return [best_count(chances[0][: limits[0]], cost, 1, margin)]
+        return [best_count(chances[0][: limits[0]], cost, margin)]
     ranked = sorted(
         (-chance, row)
         for row, (own, limit) in enumerate(zip(chances, limits, strict=True))
         for chance in own[:limit]
     )
+    weight = TOGETHER if cost.is_measured and not is_flowing else 1.0
+    gains, tokens = [0.0] * num_rows, [1.0]
+    for chance, row in ranked:
+        gains[row] -= chance
+        tokens.append(1.0 + gain_of_rows(gains, weight))
+    seconds = [cost.seconds(num_rows + n) for n in range(len(tokens))]
     counts = [0] * num_rows
-    best = best_count([-chance for chance, _ in ranked], cost, num_rows, margin)
-    # If the mean of the rows gains something, the row that gains least may still decide otherwise.
-    if best and cost.is_measured and not is_flowing:
-        gains, tokens = [0.0] * num_rows, [1.0]
-        for chance, row in ranked:
-            gains[row] -= chance
-            tokens.append(1.0 + gain_of_rows(gains, OF_OWN_NODES))
-        seconds = [cost.seconds(num_rows + n) for n in range(len(tokens))]
-        best = best_rate(tokens, seconds, margin)
-    for _, row in ranked[:best]:
+    for _, row in ranked[: best_rate(tokens, seconds, margin)]:
         counts[row] += 1
     return counts
 
 
-# --- the source of captured steps -----------------------------------------------------------------
+# --- how many guesses will be accepted ------------------------------------------------------------
 
-# Sources are compared by the logarithm of the ratio of their rates, averaged over recent steps with
-# LEAD_RATE as the weight of the newest (LEAD_RATE=1: a draft model 0.97). Another kind is taken if
-# it leads by CHANGE. A draft model is left if the others lead by LEAVE, as it has to catch up
-# later; a head is dropped if they lead by DROP, as that cannot be undone for the rows that are
-# running (DROP=99, never: a head 0.93).
-LEAD_RATE, CHANGE, LEAVE, DROP = 0.1, 0.02, 0.05, 0.12
-MAX_CATCH_UP = 32  # tokens that it may read for each one that its row can still get
-# Steps without a head that was dropped: the first time, doubled each time up to the second.
-FIRST_DROPPED, MAX_DROPPED = 100, 1600
-
-# A source that lost time must promise PER_STEP_LOST more for each step lost (PER_STEP_LOST=0: a
-# head 0.98, at worst 0.92). REPAID: the loss that is forgotten in a step without the source;
-# MOST_GAINED: the largest gain that is remembered.
-PER_STEP_LOST, REPAID, MOST_GAINED = 0.2, 0.005, 16.0
-
-
-class RowLengths(Protocol):
-    """What the policy needs of the host's rows."""
-
-    known: np.ndarray
-    end: np.ndarray  # known length at which max_tokens is reached
-    computed: np.ndarray  # by KV group; the drafter's is the last
-    requests: list[Any]
-
-    def view(self, rows: list[int]) -> Rows: ...
+COMMON_RATE = 0.003  # at which the terms that all requests share learn, once many guesses were seen
+PRIOR_GUESSES = 12.0  # guesses that count as much as the priors: the first ones teach more
+CALIBRATION_RATE, MAX_CALIBRATION = 0.02, 2.0  # of what is expected, by what came; by source
+FADE = 0.003  # what the terms lose in a step without guesses, so that a source is tried again
+FINE = 8  # log-odds are rounded to one part in this many, so that chances can be cached
+NEW_MATCH = 0.7  # doublings of the match that is assumed for a new row
+# Chances of a lookup's first guess and of a further one without a match, and the log-odds that each
+# gains with every doubling of the match. Over 1,200 answers the first guess was right 10% of the
+# time without a match, 24% after a match of one token, 53% after three, 95% after sixteen.
+OWN_TEXT, WITH_PHRASES = ((0.1, 0.6), (1.0, 0.5)), ((0.25, 0.45), (0.75, 0.65))
+# Chances of a network's, taken to be high, so that it is tried; for MERGED without the lookup's,
+# which have an estimate of their own.
+NETWORK_PRIORS = {
+    DraftSource.CHAIN: (0.6, 0.65), DraftSource.TREE: (0.7, 0.7), DraftSource.MERGED: (0.75, 0.7),
+}  # fmt: skip
 
 
-class Drafted(NamedTuple):
-    """Who made a row's waiting draft."""
+class AcceptanceEstimate:
+    """How many of a row's guesses will be accepted, by source.
 
-    source: int = 0
-    matched: int = 0  # tokens of the match behind it
-    num_nodes: int = 0  # nodes that the step checked in which it was drafted
+    It holds two log-odds: of a row's first guess, and of a further one after a right one. Each is
+    the sum of a source's prior, a term of the row, learned while its request runs, and a term that
+    all requests share. Sources differ in their priors alone, as the noise of separate estimates
+    would decide between them. The length of the match behind a row's next guesses may shift its
+    log-odds; the learned terms are then what remains.
+
+    All of it is scalar Python: steps have few rows, and for 8 of them numpy took twice as long.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        priors: Mapping[int, tuple[float, float]],  # by source: of the first and a further guess
+        *,
+        rate: float,
+        num_levels: int | Mapping[int, int],  # by source, or of all
+        by_match: tuple[float, float] = (0.0, 0.0),  # log-odds for every doubling of the match
+    ) -> None:
+        self.priors = {one: (log_odds(p), log_odds(more)) for one, (p, more) in priors.items()}
+        self.rate, self.by_match = rate, by_match
+        if isinstance(num_levels, int):
+            num_levels = dict.fromkeys(priors, num_levels)
+        self.num_levels = num_levels
+        self.first, self.further = [0.0] * num_rows, [0.0] * num_rows  # terms of the rows
+        # Doublings of the last match (0 tokens: none, 1: one, 3: two), behind the new guesses,
+        # and of the one before it, behind the guesses that are compared next.
+        self.match, self.before = [NEW_MATCH] * num_rows, [NEW_MATCH] * num_rows
+        self.common_first = self.common_further = 0.0
+        self.num_learned = 0  # guesses that the shared terms have learned from
+        self.calibration = dict.fromkeys(priors, 1.0)  # accepted tokens per expected one
+
+    def start(self, rows: Sequence[int]) -> None:
+        """New requests have these rows."""
+        for row in rows:
+            self.first[row] = self.further[row] = 0.0
+        self.clear_match(rows)
+
+    def clear_match(self, rows: Sequence[int]) -> None:
+        """Nothing is known of these rows' next guesses."""
+        for row in rows:
+            self.match[row] = self.before[row] = NEW_MATCH
+
+    def note_match(self, row: int, matched: int) -> None:
+        """The row's new guesses follow a match of `matched` tokens."""
+        self.before[row], self.match[row] = self.match[row], log2(1.0 + matched)
+
+    def learn(
+        self,
+        row: int,
+        run: int,  # leading guesses that were right
+        compared: int,  # leading guesses that are known to be right or wrong
+        source: int = DraftSource.LOOKUP,
+        weight: float = 1.0,  # for the shared terms: one over the rows of the step
+        num_levels: int | None = None,  # that the source drafted, if not the usual number
+    ) -> None:
+        """Learn from one row's guesses."""
+        if not compared:
+            return
+        levels = self.num_levels[source] if num_levels is None else num_levels
+        odds, again = self.odds(row, source, self.before[row])
+        (chance, scale), (further, further_scale) = _chance(odds), _chance(again)
+        step = self.rate * scale * ((run > 0) - chance)
+        self.first[row] += step
+        self.num_learned += 1
+        common = max(weight * COMMON_RATE, 1.0 / (PRIOR_GUESSES + self.num_learned)) / self.rate
+        self.common_first += common * step
+        if asked := min(compared, levels) - 1:
+            step = self.rate * further_scale * (min(run, levels) - 1 - asked * further)
+            self.further[row] += step
+            self.common_further += common * step
+
+    def calibrate(self, source: int, expected: float, came: float, weight: float) -> None:
+        """Of this source's guesses so many tokens were expected, and so many were accepted."""
+        error = weight * (came - expected) / max(expected, 1.0)
+        right = self.calibration[source] * exp(CALIBRATION_RATE * error)
+        self.calibration[source] = min(max(right, 1.0 / MAX_CALIBRATION), MAX_CALIBRATION)
+
+    def fade(self, rows: Sequence[int]) -> None:
+        """Forget a little, after a step without guesses: so an unused source is tried again."""
+        kept = 1.0 - FADE
+        for row in rows:
+            self.first[row] *= kept
+            self.further[row] *= kept
+        self.common_first *= kept
+        self.common_further *= kept
+
+    def odds(self, row: int, source: int, match: float) -> tuple[int, int]:
+        """Log-odds (times FINE) of a row's first guess after this match, and of a further one."""
+        (first, further), (by_first, by_further) = self.priors[source], self.by_match
+        first += by_first * match + self.common_first + self.first[row]
+        further += by_further * match + self.common_further + self.further[row]
+        return round(FINE * first), round(FINE * further)
+
+    def gains(
+        self, rows: Sequence[int], sizes: tuple[int, ...], source: int = DraftSource.LOOKUP
+    ) -> list[tuple[float, ...]]:
+        """Expected tokens of each row, for each number of guesses in `sizes`."""
+        most, right = self.num_levels[source], self.calibration[source]
+        each = [_gains(*self.odds(row, source, self.match[row]), sizes, most) for row in rows]
+        return [
+            tuple([min(right * gain, size) for gain, size in zip(some, sizes, strict=True)])
+            for some in each
+        ]
+
+    def gain(self, row: int, source: int, size: int) -> float:
+        """The same of the guesses that are compared next, for one number of them."""
+        odds, most = self.odds(row, source, self.before[row]), self.num_levels[source]
+        return min(self.calibration[source] * _gains(*odds, (size,), most)[0], size)
 
 
-class Losses:
-    """The plain steps that lookups and a network lost, by the rows of a step."""
+def log_odds(chance: float) -> float:
+    return log(chance / (1.0 - chance))
 
-    def __init__(self) -> None:
-        self._lost: dict[tuple[int, bool], float] = {}
 
-    def add(self, num_rows: int, is_network: bool | None, lost: float = 0.0) -> None:
-        """A step of a network or a lookup (None: a plain one) lost so many; below 0: it gained."""
-        for key in ((num_rows, False), (num_rows, True)):
-            before = self._lost.get(key, 0.0)
-            if key[1] == is_network:
-                self._lost[key] = max(before + lost, -MOST_GAINED)
-            elif before > 0.0:
-                self._lost[key] = max(before - REPAID, 0.0)
+@lru_cache(maxsize=1 << 12)
+def _chance(odds: int) -> tuple[float, float]:
+    """The chance of (rounded) log-odds, and the factor that makes it move by the learning rate."""
+    chance = min(max(1.0 / (1.0 + exp(-odds / FINE)), 0.02), 0.98)
+    return chance, 1.0 / max(chance * (1.0 - chance), 0.05)
 
-    def price(self, num_rows: int, is_network: bool) -> float:
-        """How many times as much the source must promise."""
-        return 1.0 + PER_STEP_LOST * max(self._lost.get((num_rows, is_network), 0.0), 0.0)
+
+@lru_cache(maxsize=1 << 16)
+def _gains(odds: int, again: int, sizes: tuple[int, ...], most: int) -> tuple[float, ...]:
+    """Expected tokens for each number of guesses; those past `most` add none."""
+    (first, _), (further, _) = _chance(odds), _chance(again)
+    return tuple([first * (1.0 - further ** min(size, most)) / (1.0 - further) for size in sizes])
+
+
+# --- who drafts in captured steps -----------------------------------------------------------------
+
+# Kinds of sources are compared by the logarithms of their rates, averaged over recent steps with
+# LEAD_RATE as the weight of the newest. A change costs time, so another kind must lead by CHANGE.
+# A head is dropped if others lead by DROP, as it cannot catch up: new requests have none for
+# DROPPED steps.
+LEAD_RATE, CHANGE, DROP, DROPPED = 0.1, 0.02, 0.12, 400
+MAX_CATCH_UP = 32  # tokens that a draft model may read for each one that its row can still get
 
 
 class SourceChoice:
-    """Chooses the source of each step, and knows which rows the network has seen all of.
+    """Chooses who drafts in each captured step, and knows what it costs to change that.
 
     A network can only draft for rows of which it has seen every token. A draft model does not see
     the tokens of steps without it; before it drafts again, the host runs it over what it missed. A
     head that reads the target's states follows every step until it is dropped. It cannot catch up,
     so it does not draft again for the rows that were running then. A waiting tree can only be
-    checked as one. So changing the source costs time.
+    checked as one.
     """
 
     def __init__(self, drafter: DeviceDrafter | None, shapes: StepShapes, rows: RowLengths) -> None:
-        num_rows, sources = len(rows.known), shapes.network_sources
-        self.drafter, self.rows, self.losses = drafter, rows, Losses()
-        # A draft model: it misses the tokens of steps without it, and can catch up.
-        self.can_catch_up = drafter is not None and bool(sources) and drafter.network is not None
-        # A head: it follows every step until it is dropped.
-        self.can_drop = DraftSource.LOOKUP_ALONE in {shape.source for shape in shapes.all}
+        num_rows, sources = len(rows.known), {shape.source for shape in shapes.all}
+        self.drafter, self.rows = drafter, rows
+        network = drafter.network if drafter is not None and shapes.network_sources else None
+        self.can_catch_up = network is not None  # a draft model
+        self.can_drop = DraftSource.LOOKUP_ALONE in sources  # a head
         self.is_current = np.zeros(num_rows, dtype=np.bool_)  # the network has seen all of the row
         # Of each row's waiting draft, as of the last step launched.
         self.waiting = np.full(num_rows, DraftSource.NOBODY)
         self.dropped_steps = 0  # that are still to come without a dropped head
-        self._next_dropped_steps = FIRST_DROPPED
-        self._trees = {one for one in sources if drafter and drafter.depth(one) > 0}
-        # Leads by rows (as a logarithm) and by the first of the sources that they are of.
-        self._leads: dict[tuple[int, int], float] = {}
+        self._trees = [one for one in shapes.network_sources if drafter and drafter.depth(one)]
+        # Sources of a kind replace each other at no cost: a head's chains and lookups.
+        costs = {one for one in sources if one < 0 or self.can_catch_up or one in self._trees}
+        self.kinds = {one: one if one in costs else DraftSource.LOOKUP for one in sources}
+        self._late: dict[tuple[int, int], float] = {}  # logarithms of rates, by rows and kind
 
     def start(self, ids: list[int], *, is_first: bool) -> None:
         """Requests came into these rows; is_first: no others are running."""
         self.is_current[ids] = self.can_drop and not self.dropped_steps
         self.waiting[ids] = DraftSource.NOBODY
         if is_first:
-            self._leads.clear()
-
-    def is_network(self, source: int) -> bool:
-        """Whether the network drafts in steps of this source or follows them."""
-        return source >= (0 if self.can_drop else 1)
+            self._late.clear()
 
     def is_ready(self, shape: StepShape, row_R: np.ndarray) -> bool:
         """Whether a step of these rows can have this shape without catching up first."""
@@ -205,60 +289,43 @@ class SourceChoice:
 
     def note_launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
         """Note that such a step comes next; returns its shape, without nodes if it drops trees."""
-        source = shape.source
-        if source not in self._trees and self._has_waiting(row_R, self._trees):
+        source, is_tree = shape.source, shape.source in self._trees
+        if self._trees and not is_tree and np.isin(self.waiting[row_R], self._trees).any():
             shape = StepShape(0, source)
         self.waiting[row_R] = source
         if source < 0 or (self.can_catch_up and not source):
             self.is_current[row_R] = False  # the network misses its tokens
         return shape
 
-    def _has_waiting(self, row_R: np.ndarray, sources: Collection[int]) -> bool:
-        return bool(sources) and bool(np.isin(self.waiting[row_R], list(sources)).any())
-
     def choose(self, row_R: np.ndarray, rates: Mapping[int, float]) -> int:
-        """The source with the best rate, of those that it pays to change to or to stay with.
+        """The kind with the best rate of late, if it pays to change to it.
 
-        rates: the best expected tokens per second of each source.
+        rates: the best expected tokens per second of each kind.
         """
-        sources = set(rates)
-        with_network = {source for source in sources if self.is_network(source)}
-        if self.can_drop:
-            is_current_R = self.is_current[row_R]
-            if self.dropped_steps:
-                self.dropped_steps -= 1
-                return DraftSource.LOOKUP_ALONE
-            if not is_current_R.all():  # it goes on following some of the rows
-                return DraftSource.LOOKUP if is_current_R.any() else DraftSource.LOOKUP_ALONE
-            if self._lead(row_R, rates, with_network) < -DROP:
-                self.dropped_steps = self._next_dropped_steps
-                self._next_dropped_steps = min(2 * self._next_dropped_steps, MAX_DROPPED)
-                self._leads.clear()
-                return DraftSource.LOOKUP_ALONE
-            sources = with_network
-        elif self.can_catch_up and with_network and with_network != sources:
-            is_current = self.is_current[row_R].all()
-            is_used = self._lead(row_R, rates, with_network) > (-LEAVE if is_current else CHANGE)
-            is_used = is_used and (is_current or self._can_catch_up_on(row_R))
-            sources = with_network if is_used else sources - with_network
-        for some_sources in (self._trees, {DraftSource.MERGED}):
-            some = sources & some_sources
-            if some and some != sources:
-                is_waiting = self._has_waiting(row_R, some)
-                rates = {source: rates[source] for source in sources}
-                is_used = self._lead(row_R, rates, some) > (-CHANGE if is_waiting else CHANGE)
-                sources = some if is_used else sources - some
-        return max(sources, key=lambda source: rates[source])
-
-    def _lead(self, row_R: np.ndarray, rates: Mapping[int, float], some: Collection[int]) -> float:
-        """How far the best of some sources leads the best of the others, of late."""
-        best = [max(rate for source, rate in rates.items() if (source in some) == which)
-                for which in (True, False)]  # fmt: skip
-        now, key = log(best[0] / best[1]), ((len(row_R) - 1).bit_length(), min(some))
-        lead = self._leads.get(key, now)
-        lead += (1.0 - (1.0 - LEAD_RATE) ** len(row_R)) * (now - lead)
-        self._leads[key] = lead
-        return lead
+        if len(rates) == 1:
+            return next(iter(rates))
+        is_current_R = self.is_current[row_R]
+        is_current = bool(is_current_R.all())
+        if self.dropped_steps:
+            self.dropped_steps -= 1
+            return DraftSource.LOOKUP_ALONE
+        if self.can_drop and not is_current:  # it goes on following some of the rows
+            return DraftSource.LOOKUP if is_current_R.any() else DraftSource.LOOKUP_ALONE
+        can_use = is_current or not self.can_catch_up or self._can_catch_up_on(row_R)
+        waiting, best, most = self.kinds.get(int(self.waiting[row_R[0]])), 0, -inf
+        size, weight = (len(row_R) - 1).bit_length(), 1.0 - (1.0 - LEAD_RATE) ** len(row_R)
+        for kind, rate in rates.items():
+            now = log(rate)
+            late = self._late.get((size, kind), now)
+            late = self._late[size, kind] = late + weight * (now - late)
+            late += CHANGE * (kind == waiting) - DROP * (kind == DraftSource.LOOKUP_ALONE)
+            late -= CHANGE * (self.can_catch_up and (kind > 0) != is_current)
+            if late > most and (can_use or kind <= 0):
+                best, most = kind, late
+        if best == DraftSource.LOOKUP_ALONE:
+            self.dropped_steps = DROPPED
+            self._late.clear()
+        return best
 
     def _can_catch_up_on(self, row_R: np.ndarray) -> bool:
         """Whether what these rows can still get is worth a draft model's catching up on them."""

@@ -8,6 +8,10 @@ from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
+from hunch.draft import Rows
+
 MAX_CHECKED = 512  # packed tokens of a step with nodes; in larger steps nodes do not pay
 MIN_CHECKED = 16  # packed tokens of one tile: up to there, three nodes take no longer than one
 # Shapes per source of a network, alone and beside lookups: few, as each takes time to capture.
@@ -55,6 +59,25 @@ class CapturedStep(Protocol):
     @property
     def extras(self) -> int:
         """What its rows ask for besides tokens, which changes its costs; 0: nothing."""
+
+
+class RowLengths(Protocol):
+    """What the policy needs of the host's rows."""
+
+    known: np.ndarray
+    end: np.ndarray  # known length at which max_tokens is reached
+    computed: np.ndarray  # by KV group; the drafter's is the last
+    requests: list[Any]
+
+    def view(self, rows: list[int]) -> Rows: ...
+
+
+class Drafted(NamedTuple):
+    """Who made a row's waiting draft."""
+
+    source: int = 0
+    matched: int = 0  # tokens of the match behind it
+    num_nodes: int = 0  # nodes that the step checked in which it was drafted
 
 
 def chains_of(num_levels: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:

@@ -21,10 +21,9 @@ from torch import Tensor
 
 from hunch.config import read_options
 from hunch.draft import Draft, Rows, TargetStep
-from hunch.drafting.acceptance import log_odds
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.lookup import Chances, DeviceLookup, LookupDrafter, LookupRow
-from hunch.drafting.policy import best_count
+from hunch.drafting.policy import best_count, log_odds
 from hunch.drafting.shared_answers import DeviceShared, SharedAnswers, Store
 from hunch.drafting.trees import Node, ReusedChain, best_first
 from hunch.errors import ConfigError
@@ -202,7 +201,7 @@ class SuffixDrafter(LookupDrafter):
 
     def _count(self, chances: list[float]) -> int:
         """How many nodes of a step's only row to check."""
-        return best_count(chances, self.cost, 1, self.margin) if self.is_adaptive else len(chances)
+        return best_count(chances, self.cost, self.margin) if self.is_adaptive else len(chances)
 
     def new_text(self) -> SuffixText:
         return SuffixText()

@@ -190,7 +190,6 @@ class CapturedSteps:
         self._host_seconds += result.target_seconds + result.draft_seconds
         for row in result.rows:
             self.device_rows.mark_stale(row.row)
-            self.policy.load.add(bool(row.tokens) and not self.is_decoding[row.row])
             self.is_decoding[row.row] |= bool(row.tokens)
             self.extras.forget_draft(row.row)
         began = perf_counter()

@@ -205,7 +205,6 @@ class PromptSteps:
         for part in pending.parts:
             found = by_row[part.row]
             found.num_processed = part.num_known
-            self.captured.policy.load.add(bool(found.tokens))
         pending.scores.add_to(by_row)
         return StepResult(
             id=pending.plan_id,
