@@ -236,6 +236,20 @@ def test_a_tree_that_waits_is_not_dropped_for_what_is_better_for_a_moment() -> N
     assert policy.note_launch(CHAINS[1], rows) == CHAINS[1]
 
 
+def test_a_head_does_not_draft_for_rows_that_it_did_not_follow() -> None:
+    rows = buffers(2)
+    policy, row_R = CapturedPolicy(WITH_HEAD, rows), np.array([0, 1])
+    policy.start([0, 1])
+    for _ in range(40):
+        for row in (0, 1):
+            policy.network.learn(row, 5, 5, DraftSource.CHAIN)
+    assert policy.choose(row_R).source > 0
+    policy.sources.is_current[1] = False
+    assert policy.choose(row_R).source == DraftSource.LOOKUP
+    policy.sources.is_current[0] = False
+    assert policy.choose(row_R).source == DraftSource.LOOKUP_ALONE
+
+
 def test_a_merged_tree_is_not_checked_without_its_lookup_for_a_moment() -> None:
     """A match that is long in every second step makes the smaller tree look better in those."""
     policy, rows = policy_of(WITH_MERGED), np.array([0])

@@ -98,7 +98,8 @@ def test_steps_check_as_many_nodes_as_the_policy_says(
     with start(world, TREES["dspark"]) as llm:
         policy, tree = llm.engine.runner.captured.policy, DraftSource.TREE
         assert policy.shapes.all == (StepShape(0), StepShape(7, tree), StepShape(15, tree))
-        assert policy._levels(tree, 7) < policy._levels(tree, 15)
+        drafter = llm.engine.runner.captured.drafter
+        assert drafter.levels(tree, 7) < drafter.levels(tree, 15)
         drafts = Drafts(llm, monkeypatch)
         walk = [policy.shapes.all[i % 3] for i in range(300)]
         monkeypatch.setattr(policy, "choose", lambda row_R, **_: walk.pop())

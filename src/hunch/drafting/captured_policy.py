@@ -45,6 +45,7 @@ SURE_MATCH = log2(1 + SURE)  # doublings of a match with which a lookup goes bef
 MANY, EVERY, FIRST_STEPS = 16, 4, 8
 # A source that lost time must promise PER_STEP_LOST more for each plain step lost. REPAID: the loss
 # that is forgotten in a step without the source; MOST_GAINED: the largest gain that is remembered.
+# (PER_STEP_LOST=0: 0.998; where nothing can be guessed 0.97)
 PER_STEP_LOST, REPAID, MOST_GAINED = 0.2, 0.005, 16.0
 
 
@@ -136,12 +137,15 @@ class CapturedPolicy:
         return num_rows >= MANY and self._num_steps > FIRST_STEPS
 
     def _best(self, row_R: np.ndarray, num_rows: int, extras: int) -> StepShape:
-        best, rates = dict[int, StepShape](), dict[int, float]()  # by source
+        best, rates = dict[int, StepShape](), dict[int, float]()  # by group of source
+        is_dropped = self.sources.can_drop and not self.sources.is_current[row_R].all()
         for shape, tokens in self._tokens(row_R, num_rows).items():
+            if is_dropped and shape.source > 0:  # the network cannot draft for all of the rows
+                continue
             rate = tokens / self.costs.between((num_rows, shape, extras), len(row_R))
-            kind = self.sources.kinds[shape.source]
-            if rate > rates.get(kind, 0.0):
-                best[kind], rates[kind] = shape, rate
+            group = self.sources.groups[shape.source]
+            if rate > rates.get(group, 0.0):
+                best[group], rates[group] = shape, rate
         return best[self.sources.choose(row_R, rates)]
 
     def _tokens(self, row_R: np.ndarray, num_rows: int) -> dict[StepShape, float]:

@@ -2,8 +2,8 @@
 
 Tokens come from a moving estimate of acceptance, seconds from what steps took (`costs`); zero nodes
 is an ordinary answer. Steps that the host runs and captured ones choose by the same functions.
-Beside a rule stands its worth: (0.97) is the mean of `tests/policy_table.py` without it over that
-with it; see decision 026. Shape letters: R rows of the step.
+(DROP=99: 0.989) beside a rule is the mean of `tests/policy_table.py DROP=99` over that with the
+rule; decision 026 has them all. Shape letters: R rows of the step.
 """
 
 from __future__ import annotations
@@ -238,10 +238,10 @@ def _gains(odds: int, again: int, sizes: tuple[int, ...], most: int) -> tuple[fl
 
 # --- who drafts in captured steps -----------------------------------------------------------------
 
-# Kinds of sources are compared by the logarithms of their rates, averaged over recent steps with
-# LEAD_RATE as the weight of the newest. A change costs time, so another kind must lead by CHANGE.
+# Groups of sources are compared by the logarithms of their rates, averaged over recent steps with
+# LEAD_RATE as the weight of the newest. A change costs time, so another group must lead by CHANGE.
 # A head is dropped if others lead by DROP, as it cannot catch up: new requests have none for
-# DROPPED steps.
+# DROPPED steps. (LEAD_RATE=1: 0.988; DROP=99: 0.989)
 LEAD_RATE, CHANGE, DROP, DROPPED = 0.1, 0.02, 0.12, 400
 MAX_CATCH_UP = 32  # tokens that a draft model may read for each one that its row can still get
 
@@ -267,10 +267,10 @@ class SourceChoice:
         self.waiting = np.full(num_rows, DraftSource.NOBODY)
         self.dropped_steps = 0  # that are still to come without a dropped head
         self._trees = [one for one in shapes.network_sources if drafter and drafter.depth(one)]
-        # Sources of a kind replace each other at no cost: a head's chains and lookups.
+        # Sources of a group replace each other at no cost: a head's chains and lookups.
         costs = {one for one in sources if one < 0 or self.can_catch_up or one in self._trees}
-        self.kinds = {one: one if one in costs else DraftSource.LOOKUP for one in sources}
-        self._late: dict[tuple[int, int], float] = {}  # logarithms of rates, by rows and kind
+        self.groups = {one: one if one in costs else DraftSource.LOOKUP for one in sources}
+        self._late: dict[tuple[int, int], float] = {}  # logarithms of rates, by rows and group
 
     def start(self, ids: list[int], *, is_first: bool) -> None:
         """Requests came into these rows; is_first: no others are running."""
@@ -298,9 +298,9 @@ class SourceChoice:
         return shape
 
     def choose(self, row_R: np.ndarray, rates: Mapping[int, float]) -> int:
-        """The kind with the best rate of late, if it pays to change to it.
+        """The group with the best rate of late, if it pays to change to it.
 
-        rates: the best expected tokens per second of each kind.
+        rates: the best expected tokens per second of each group.
         """
         if len(rates) == 1:
             return next(iter(rates))
@@ -312,16 +312,16 @@ class SourceChoice:
         if self.can_drop and not is_current:  # it goes on following some of the rows
             return DraftSource.LOOKUP if is_current_R.any() else DraftSource.LOOKUP_ALONE
         can_use = is_current or not self.can_catch_up or self._can_catch_up_on(row_R)
-        waiting, best, most = self.kinds.get(int(self.waiting[row_R[0]])), 0, -inf
+        waiting, best, most = self.groups.get(int(self.waiting[row_R[0]])), 0, -inf
         size, weight = (len(row_R) - 1).bit_length(), 1.0 - (1.0 - LEAD_RATE) ** len(row_R)
-        for kind, rate in rates.items():
+        for group, rate in rates.items():
             now = log(rate)
-            late = self._late.get((size, kind), now)
-            late = self._late[size, kind] = late + weight * (now - late)
-            late += CHANGE * (kind == waiting) - DROP * (kind == DraftSource.LOOKUP_ALONE)
-            late -= CHANGE * (self.can_catch_up and (kind > 0) != is_current)
-            if late > most and (can_use or kind <= 0):
-                best, most = kind, late
+            late = self._late.get((size, group), now)
+            late = self._late[size, group] = late + weight * (now - late)
+            late += CHANGE * (group == waiting) - DROP * (group == DraftSource.LOOKUP_ALONE)
+            late -= CHANGE * (self.can_catch_up and (group > 0) != is_current)
+            if late > most and (can_use or group <= 0):
+                best, most = group, late
         if best == DraftSource.LOOKUP_ALONE:
             self.dropped_steps = DROPPED
             self._late.clear()
