@@ -29,6 +29,8 @@ def _shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (1, *shape[-1:])
     if name.endswith(("conv1d.weight", "conv.conv.weight")):
         return (shape[0], 1, *shape[-1:])
+    if name.endswith(".A_log") and shape[-1] > 1:  # Mamba 1 has one for each number of a state
+        return shape
     if name.endswith((".A_log", ".D", "mamba.norm.weight", "mixer.norm.weight")):
         return (prod(shape),)
     return shape

@@ -47,7 +47,7 @@ _INNER = {
 }
 # Parts whose name is all of the tensor's.
 _BARE = ("exp_probs_b", "attn_sinks", "layer_output_scale", "ssm_a", "ssm_d", "ssm_dt")
-_SINGLE = ("ssm_a", "ssm_d")  # whose names end so
+_SINGLE = ("ssm_a", "ssm_d", "ffn_norm")  # whose names may end so; the last in Falcon-H1's files
 _GPT2 = {
     "token_embd": "transformer.wte",
     "position_embd": "transformer.wpe",
@@ -113,6 +113,9 @@ _OWN = {  # what a family calls differently, or has besides
     "bloom": gguf_dense.BLOOM,
     "mpt": gguf_dense.MPT,
     "granitehybrid": gguf_hybrid.GRANITE,
+    "falcon-h1": gguf_hybrid.FALCON,
+    "mamba": gguf_hybrid.MAMBA_1,
+    "mamba2": gguf_hybrid.MAMBA_2,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), gguf_hybrid.NEMOTRON),
     **dict.fromkeys(("lfm2", "lfm2moe"), gguf_hybrid.LFM2),
     "minimax-m2": {"exp_probs_b": "block_sparse_moe.e_score_correction_bias"},
@@ -156,7 +159,8 @@ def hf_name(header: GgufHeader, name: str) -> str:
     if match["ending"] == "scale":
         table, ending = {**table, **_SCALES}, ""
     else:
-        ending = "" if match["part"] in _BARE else f".{match['ending']}"
+        is_bare = match["part"] in _BARE and (prefix, match["part"]) != ("mamba", "ssm_dt")
+        ending = "" if is_bare else f".{match['ending'] or 'weight'}"
     return f"{outer}{table[match['part']]}{ending}"
 
 
@@ -216,7 +220,10 @@ def config_of(header: GgufHeader, factors: Mapping[str, list[float]]) -> dict[st
     """
     prefix = architecture(header)
     read = Reader(header, prefix)
-    config = _gpt2_config(read) if prefix in _LEARNED else _llama_config(read, factors)
+    if prefix in ("mamba", "mamba2"):
+        config = _mamba_config(read)
+    else:
+        config = _gpt2_config(read) if prefix in _LEARNED else _llama_config(read, factors)
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         short = "padding_token_id" if key == "pad_token_id" else key
         config[key] = header.metadata.get(f"tokenizer.ggml.{short}")
@@ -237,6 +244,17 @@ def _gpt2_config(read: Reader) -> dict[str, Any]:
         "n_positions": read.size("context_length"),
         "layer_norm_epsilon": read.real("attention.layer_norm_epsilon"),
         "tie_word_embeddings": "output.weight" not in header.tensors,
+    }
+
+
+def _mamba_config(read: Reader) -> dict[str, Any]:
+    name, model_type = ARCHITECTURES[read.prefix]
+    return {
+        "architectures": [name],
+        "model_type": model_type,
+        "vocab_size": _embedding_shape(read.header)[0],
+        "num_hidden_layers": _num_layers(read.header, read.size("block_count")),
+        **gguf_hybrid.mamba(read),
     }
 
 
@@ -296,6 +314,7 @@ _OWN_KEYS: dict[str, Callable[[Reader, dict[str, Any]], dict[str, Any]]] = {
     **dict.fromkeys(("qwen3next", "qwen35", "qwen35moe"), gguf_layers.delta),
     **dict.fromkeys(("lfm2", "lfm2moe"), gguf_hybrid.lfm2),
     "granitehybrid": gguf_hybrid.granite,
+    "falcon-h1": gguf_hybrid.falcon,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), gguf_hybrid.nemotron),
     "gpt-oss": gguf_experts.gpt_oss,
     "deepseek2": gguf_experts.deepseek,

@@ -45,6 +45,19 @@ GRANITE = {
         for ending in ("", "_shexp")
     },
 }
+FALCON = {
+    **{theirs: f"mamba.{ours}" for theirs, ours in _MAMBA.items()},
+    **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
+    "ffn_norm": "pre_ff_layernorm",
+    "output_norm": "model.final_layernorm",
+}
+MAMBA_2 = {
+    **{theirs: f"mixer.{ours}" for theirs, ours in _MAMBA.items()},
+    "token_embd": "model.embeddings",
+    "output_norm": "model.norm_f",
+    "attn_norm": "norm",
+}
+MAMBA_1 = MAMBA_2 | {"ssm_x": "mixer.x_proj", "ssm_dt": "mixer.dt_proj"}
 NEMOTRON = {
     **{theirs: f"mixer.{ours}" for theirs, ours in _MAMBA.items()},
     **{f"attn_{part}": f"mixer.{part}_proj" for part in "qkv"},
@@ -107,6 +120,46 @@ def granite(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
         "mamba_expand": max(1, inner // config["hidden_size"]),
         "mamba_conv_bias": any("ssm_conv1d.bias" in name for name in tensors),
     }
+
+
+def falcon(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
+    """The factors of its config are in the file's matrices already."""
+    tensors = read.header.tensors
+    return {
+        "mamba_n_heads": read.size("ssm.time_step_rank"),
+        "mamba_n_groups": read.size("ssm.group_count"),
+        "mamba_d_state": read.size("ssm.state_size"),
+        "mamba_d_conv": read.size("ssm.conv_kernel"),
+        "mamba_d_ssm": read.size("ssm.inner_size"),
+        "mamba_conv_bias": any("ssm_conv1d.bias" in name for name in tensors),
+        "mamba_rms_norm": any("ssm_norm" in name for name in tensors),
+        "mamba_norm_before_gate": False,  # as all of its published configs have it
+    }
+
+
+def mamba(read: Reader) -> dict[str, Any]:
+    """Of files whose layers are recurrent alone: there are no heads that attend."""
+    tensors, width = read.header.tensors, read.size("embedding_length")
+    inner, rank = read.size("ssm.inner_size"), read.size("ssm.time_step_rank")
+    found: dict[str, Any] = {
+        "hidden_size": width,
+        "expand": max(1, inner // width),
+        "state_size": read.size("ssm.state_size"),
+        "conv_kernel": read.size("ssm.conv_kernel"),
+        "layer_norm_epsilon": read.real("attention.layer_norm_rms_epsilon"),
+        "use_conv_bias": any("ssm_conv1d.bias" in name for name in tensors),
+        "tie_word_embeddings": "output.weight" not in tensors,
+    }
+    if read.prefix == "mamba2":
+        return found | {
+            "num_heads": rank,
+            "head_dim": max(1, inner // rank),
+            "n_groups": read.size("ssm.group_count"),
+        }
+    if read.header.metadata.get("mamba.ssm.dt_b_c_rms", False):
+        found |= {"architectures": ["FalconMambaForCausalLM"], "model_type": "falcon_mamba"}
+        found["mixer_rms_eps"] = found["layer_norm_epsilon"]
+    return found | {"time_step_rank": rank}
 
 
 def nemotron(read: Reader, config: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,9 @@ ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "granite": ("GraniteForCausalLM", "granite"),
     "granitemoe": ("GraniteMoeForCausalLM", "granitemoe"),
     "granitehybrid": ("GraniteMoeHybridForCausalLM", "granitemoehybrid"),
+    "falcon-h1": ("FalconH1ForCausalLM", "falcon_h1"),
+    "mamba": ("MambaForCausalLM", "mamba"),  # FalconMamba too; told apart by its norms
+    "mamba2": ("Mamba2ForCausalLM", "mamba2"),
     "lfm2": ("Lfm2ForCausalLM", "lfm2"),
     "lfm2moe": ("Lfm2MoeForCausalLM", "lfm2_moe"),
     "phimoe": ("PhimoeForCausalLM", "phimoe"),
@@ -89,7 +92,7 @@ REASONS |= dict.fromkeys(
 )
 REASONS |= dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "it does not write left to right")
 REASONS |= dict.fromkeys(
-    ("bitnet", "deepseek32", "glm-dsa", "mamba", "mamba2", "falcon-h1"),
+    ("bitnet", "deepseek32", "glm-dsa"),
     "it is not read from GGUF files; use its safetensors",
 )
 REASONS |= {
