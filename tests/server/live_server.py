@@ -73,6 +73,7 @@ class LiveServer:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=4)
         self.client = httpx.Client(timeout=PATIENCE, verify=False, limits=limits)
         settings = {"port": self.port, "log_format": "json", **settings}
+        self._is_silent = settings.get("log_level") == "warning"
         command = [sys.executable, str(HERE / "fake_serve.py"), json.dumps(settings)]
         paths = [str(HERE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "FAKE_HOLDS": str(log), **env}
@@ -89,9 +90,12 @@ class LiveServer:
                 pytest.fail(f"the server left:\n{self.log()}")
             try:
                 with socket.create_connection(("127.0.0.1", self.port), 1):
-                    return
+                    # Said right after the port is opened.
+                    if self._is_silent or '"serving ' in self.log():
+                        return
             except OSError:
-                time.sleep(0.05)
+                pass
+            time.sleep(0.05)
         pytest.fail(f"the server did not start:\n{self.log()}")
 
     def log(self) -> str:

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from hunch.errors import ConfigError
-from hunch.server.listen import bind, forget
+from hunch.server.listen import bind, forget, listen
 from hunch.server.settings import ServeConfig
 from server.live_server import PATIENCE, LiveServer, wait_for
 
@@ -62,3 +62,32 @@ def test_a_path_that_a_dead_server_left_is_taken_and_a_live_ones_is_not(tmp_path
     assert plain.read_text() == "kept"
     with pytest.raises(ConfigError, match="No such file or directory"):
         bind(ServeConfig(uds=str(tmp_path / "nowhere" / "a.sock")))
+
+
+def test_servers_that_still_load_cannot_have_the_same_port() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        settings = ServeConfig(host="127.0.0.1", port=free.getsockname()[1])
+    first = bind(settings)
+    with pytest.raises(ConfigError, match="give another --port"):
+        bind(settings)
+    listen(first, settings)
+    with socket.create_connection(first.getsockname()) as client:
+        taken, _ = first.accept()
+        taken.close()  # the first to leave: the connection lingers on this side
+        assert client.recv(1) == b""
+    first.close()
+    bind(settings).close()
+
+
+def test_who_listens_second_is_told() -> None:
+    both = [socket.socket(), socket.socket()]
+    for one in both:  # as of a program that lets others have its port
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind(("127.0.0.1", both[0].getsockname()[1]))
+    settings = ServeConfig(host="127.0.0.1", port=both[0].getsockname()[1])
+    both[0].listen()
+    with pytest.raises(ConfigError, match="cannot listen on 127"):
+        listen(both[1], settings)
+    for one in both:
+        one.close()

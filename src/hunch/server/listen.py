@@ -11,6 +11,8 @@ from typing import Any
 from hunch.errors import ConfigError
 from hunch.server.settings import ServeConfig
 
+BACKLOG = 2048  # connections that wait to be taken, as in uvicorn
+
 
 def bind(settings: ServeConfig) -> socket.socket:
     """The socket that requests come by; ConfigError where another program has it."""
@@ -18,19 +20,46 @@ def bind(settings: ServeConfig) -> socket.socket:
         return _bind_path(settings.uds)
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     sock = socket.socket(family)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if settings.workers > 1:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    address: Any = (settings.host, settings.port)
+    try:
+        _bind_alone(sock, (settings.host, settings.port))
+    except OSError as error:
+        sock.close()
+        raise _taken(settings, error) from None
+    return sock
+
+
+def _bind_alone(sock: socket.socket, address: Any) -> None:
+    """Take a port before anybody listens on it.
+
+    With SO_REUSEADDR two servers that both still load could have the same one. So it is set only
+    where a plain try fails, as after a server that has just left connections behind.
+    """
     try:
         sock.bind(address)
     except OSError as error:
-        sock.close()
-        reason = error.strerror or str(error)
-        if error.errno == errno.EADDRINUSE:
-            reason += "; give another --port"
-        raise ConfigError(f"cannot listen on {settings.host}:{settings.port}: {reason}") from None
-    return sock
+        if error.errno != errno.EADDRINUSE:
+            raise
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+
+
+def listen(sock: socket.socket, settings: ServeConfig) -> None:
+    """From now on clients may connect; ConfigError where another program was faster."""
+    if not settings.uds:  # connections inherit it, so that the next server can have the port
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.listen(BACKLOG)
+    except OSError as error:
+        raise _taken(settings, error) from None
+
+
+def _taken(settings: ServeConfig, error: OSError) -> ConfigError:
+    reason = error.strerror or str(error)
+    if error.errno == errno.EADDRINUSE:
+        reason += "; give another --port"
+    return ConfigError(f"cannot listen on {settings.host}:{settings.port}: {reason}")
 
 
 def _bind_path(path: str) -> socket.socket:

@@ -20,7 +20,7 @@ from hunch.server.app import build_app, build_routes
 from hunch.server.connections import KEEP_ALIVE_SECONDS, protocol
 from hunch.server.engine_process import resolve
 from hunch.server.guard import App
-from hunch.server.listen import bind, forget
+from hunch.server.listen import bind, forget, listen
 from hunch.server.models import Model, Switch
 from hunch.server.prompts import AnyEngine
 from hunch.server.remote import RemoteEngine
@@ -94,9 +94,7 @@ async def _serve(
     try:
         text = await loading
     except (EngineError, asyncio.CancelledError) as error:
-        sock.close()
-        await workers.close()
-        await engine.close()
+        await _leave(sock, workers, engine)
         if isinstance(error, EngineError):
             logs.event(logging.ERROR, f"the engine did not start: {error}")
             return 1
@@ -122,19 +120,26 @@ async def _serve(
         f"{'https' if settings.ssl_keyfile else 'http'}{'+unix' * bool(settings.uds)}://{place}"
     )
     if not (service.chat_template or text.chat_template):
-        logs.event(
-            logging.WARNING,
-            f"{names} has no chat template: /v1/completions answers, and chats need one "
-            "(--chat-template FILE)",
-        )
+        word = "has no chat template: give one (--chat-template FILE), or use /v1/completions"
+        logs.event(logging.WARNING, f"{names} {word}")
+    try:
+        listen(sock, settings)
+    except ConfigError:  # whoever started this says why
+        await _leave(sock, workers, engine)
+        raise
     logs.event(logging.INFO, f"serving {names} on {address}", engine_pid=engine.pid)
     beside = [keeper.watch(), keeper.watch_workers(), StatusLines(service).run(), switch.watch()]
     await _run(keeper, sock, *beside)
     forget(settings)
-    await workers.close()
     await switch.close()
-    await engine.close()
+    await _leave(sock, workers, engine)
     return keeper.exit_code
+
+
+async def _leave(sock: socket.socket, workers: Workers, engine: AnyEngine) -> None:
+    sock.close()
+    await workers.close()
+    await engine.close()
 
 
 def new_engine(config: Config, settings: ServeConfig, factory: str) -> AnyEngine:
