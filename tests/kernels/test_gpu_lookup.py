@@ -68,6 +68,37 @@ def test_a_short_match_leaves_the_draft_that_is_there() -> None:
     assert not is_kept.all()
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_another_follower_gets_a_chain_of_its_own(seed: int) -> None:
+    gen = torch.Generator().manual_seed(seed)
+    texts = [torch.randint(0, 3, (n,), generator=gen).tolist() for n in (1, 7, 30, 60, 75, 77)]
+    texts += [[1, 2, 3, 1, 2, 4, 1, 2], [5, 6, 7, 5, 6]]
+    rooms = [8, 8, 8, 7, 8, 8, 8, 8]
+    made = []
+    for kernel in (gpu_lookup.lookup, draft.lookup_ref):
+        state, step = cells_of(texts), step_of(list(range(8)), 0, max_draft=rooms)
+        state.draft_XG.fill_(-9)
+        state.is_done_X[2] = seed == 1
+        if seed > 1:  # a row whose request names a lookup gets a chain
+            step.sources = RowSources.create(8, 4, DEVICE)
+            own = [columns.SURE, columns.MIN_MATCH, columns.MAX_MATCH]
+            step.sources.rules_XW[3, own] = torch.tensor([0, 1, 4], device=DEVICE)
+        kernel(state, step, 8, 1, 4, num_second=3)
+        counts = state.num_nodes_X.tolist()
+        drafts = [state.draft_XG[row, :count].tolist() for row, count in enumerate(counts)]
+        parents = [state.parents_XG[row, :count].tolist() for row, count in enumerate(counts)]
+        result = step.result_RC[state.is_done_X == 0, columns.DRAFTED :].tolist()
+        made.append((counts, drafts, parents, result))
+    assert made[0] == made[1]
+    counts, drafts, parents, _ = made[0]
+    assert drafts[6] == [4, 1, 2, 4, 1, 3, 1, 2]
+    assert parents[6] == [-1, 0, 1, 2, 3, -1, 5, 6]
+    assert drafts[7] == [7, 5, 6] * 2 + [7, 5]  # one follower alone
+    assert parents[7] == list(range(-1, 7))
+    assert seed < 2 or parents[3] == list(range(-1, 6))
+    assert 0 < counts[5] < 8, "near the row's end there is no second chain"
+
+
 @pytest.mark.parametrize("num_drafted", [1, 3, 5])
 def test_the_table_goes_on_after_a_chain(num_drafted: int) -> None:
     """Of contexts that stand in the chain alone, or begin in the text."""

@@ -89,13 +89,13 @@ ENGINES = {
 METHODS = (
     "off", "ngram", "ngram:adaptive=false", "suffix", "auto", "draft:num_nodes=3",
     "draft:num_nodes=3:adaptive=false", "draft:tree=dynamic:depth=3:num_nodes=6:adaptive=false",
-    "draft:tree=fixed:num_nodes=7:branch=3:adaptive=false",
+    "draft:tree=fixed:num_nodes=7:branch=3:adaptive=false", "suffix:tree=true:adaptive=false",
 )  # fmt: skip
 
 
 # Every method once; plain decoding is what the tests of requests with grammars take.
 DAILY = {
-    ("ngram", "all"), ("auto", "all"), (METHODS[-2], "all"),
+    ("ngram", "all"), ("auto", "all"), (METHODS[-3], "all"), (METHODS[-1], "few blocks"),
     ("suffix", "few blocks"), ("draft:num_nodes=3", "few blocks"),
 }  # fmt: skip
 CASES = [

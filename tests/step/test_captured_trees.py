@@ -127,3 +127,17 @@ def test_a_lookup_beside_a_tree(tree: str, world: World, monkeypatch: pytest.Mon
             assert tokens(llm, world.prompts, PARAMS[kind]) == world.plain[kind], kind
         assert sum(map(len, drafts.by_host)) == 2 * len(world.prompts)
         assert llm.stats()["drafters"]["merge"]["accepted"] > 0
+
+
+def test_a_lookup_follows_two_matches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second chain is right where the first begins with a wrong token."""
+    traced = replace(GREEDY, max_tokens=60, speculation=Speculation(trace=True))
+    spec = "suffix:tree=true:adaptive=false:num_nodes=9"
+    with LLM(str(world.model), speculate=spec, **SMALL) as llm:
+        drafts = Drafts(llm, monkeypatch)
+        outputs = llm.generate(world.prompts, traced)
+        assert sum(map(len, drafts.by_host)) == len(world.prompts)
+    assert [out.outputs[0].token_ids[:24] for out in outputs] == world.plain["greedy"]
+    traces = [trace for out in outputs for trace in out.outputs[0].trace or []]
+    assert sum(trace.parents.count(-1) == 2 for trace in traces) > 10
+    assert any(6 in trace.accepted for trace in traces), "the first node of a second chain"

@@ -158,12 +158,14 @@ class LookupDrafter:
 class DeviceLookup(DeviceDrafter):
     """Guesses what followed the most recent of the longest matches of a row's end.
 
-    A phrase table, if there is one, guesses where it is right more often.
+    A phrase table, if there is one, guesses where it is right more often. In a tree, the last nodes
+    are what followed the longest match after which another token came.
     """
 
     min_match: int
     max_match: int
     phrases: DevicePhrases | None = None
+    num_second: int = 0  # last nodes of a tree; 0: it drafts chains
 
     @property
     def is_guided(self) -> bool:
@@ -182,7 +184,15 @@ class DeviceLookup(DeviceDrafter):
         """Draft a chain of this many nodes for each row."""
         from hunch.kernels.gpu_lookup import lookup
 
-        lookup(state, step, num_nodes, self.min_match, self.max_match, phrases=self.phrases)
+        match = self.min_match, self.max_match
+        lookup(state, step, num_nodes, *match, phrases=self.phrases, num_second=self.num_second)
+
+    def depth(self, source: int) -> int:
+        return self.num_nodes if self.num_second else 0
+
+    @property
+    def past_end(self) -> int:
+        return self.num_nodes if self.num_second else 0
 
     def works(self, source: int) -> bool:
         return source != DraftSource.NOBODY

@@ -45,6 +45,8 @@ from hunch.kernels.phrases import PhraseTable, read_phrases
 if TYPE_CHECKING:
     from hunch.kernels.gpu_lookup import DevicePhrases  # needs Triton, which a CPU may not have
 
+SECOND_SHARE = 3  # one node of so many follows another match, in trees of captured steps
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SuffixConfig:
@@ -120,7 +122,8 @@ class SuffixDrafter(LookupDrafter):
         )
         self.store = Store(self.config.shared_tokens) if self.config.shared else None
         self.answers: SharedAnswers | None = None  # on a device, in place of the store
-        self.is_alone_on_device = self.config.shared
+        self.is_alone_on_device = self.config.shared or self.config.tree
+        self._only_chains = context.only_chains
         self.guide: Guide | None = None  # drafts chains from the request's own text
         self.table: PhraseTable | None = None
         self.device_phrases: DevicePhrases | None = None
@@ -144,8 +147,12 @@ class SuffixDrafter(LookupDrafter):
             self.device_phrases.take(table)
 
     def on_device(self) -> DeviceDrafter | None:
-        """Device form: the longest match, and the table or other answers; trees need the host."""
-        if self.config.tree:
+        """Device form: the longest match, and the table or other answers; in a tree, two matches.
+
+        None: trees that search other answers too.
+        """
+        has_trees = self.config.tree and not self._only_chains
+        if has_trees and self.config.shared:
             return None
         if self.config.shared:
             self.answers = SharedAnswers(self.config.shared_tokens, self.device)
@@ -170,6 +177,7 @@ class SuffixDrafter(LookupDrafter):
             margin=self.margin,
             is_adaptive=self.config.adaptive,
             phrases=self.device_phrases,
+            num_second=self.config.num_nodes // SECOND_SHARE if has_trees else 0,
         )
 
     def observe(self, step: TargetStep) -> None:

@@ -37,13 +37,23 @@ if TYPE_CHECKING:  # needs Triton
     from hunch.kernels.gpu_lookup import DevicePhrases
 
 
-def longest_match(text: list[int], min_match: int, max_match: int) -> tuple[int, int]:
-    """The last earlier match of the text's end: its length (0: none), and the place after it."""
+def longest_match(
+    text: list[int], min_match: int, max_match: int, avoided: int = -1
+) -> tuple[int, int]:
+    """The last earlier match of the text's end: its length (0: none), and the place after it.
+
+    The token there is not `avoided`.
+    """
     for size in range(min(max_match, len(text) - 1), min_match - 1, -1):
         for place in range(len(text) - 1, size - 1, -1):
-            if text[place - size : place] == text[-size:]:
+            if text[place] != avoided and text[place - size : place] == text[-size:]:
                 return size, place
     return 0, 0
+
+
+def what_followed(text: list[int], place: int, count: int) -> list[int]:
+    """`count` tokens from this place on; past the text's end they repeat."""
+    return [text[place + i % (len(text) - place)] for i in range(count)]
 
 
 def lookup_ref(
@@ -55,6 +65,7 @@ def lookup_ref(
     sure: int = 0,
     phrases: DevicePhrases | None = None,
     drafted: tuple[int, int] = (0, 0),
+    num_second: int = 0,
 ) -> None:
     """Draft what followed the last match of a row's end, or what the phrase table holds."""
     for r, row in enumerate(step.ids_R.tolist()):
@@ -63,21 +74,25 @@ def lookup_ref(
         known = int(state.known_X[row])
         text: list[int] = state.tokens_XL[row, :known].tolist()
         least, most, needed, table = min_match, max_match, sure, phrases
+        num_first = num_nodes - num_second
         if step.sources is not None and step.sources.rules_XW[row, at.SURE] != at.AS_OTHERS:
             rules = step.sources.rules_XW[row].tolist()
             least, most, needed = rules[at.MIN_MATCH], rules[at.MAX_MATCH], rules[at.SURE]
-            table = phrases if rules[at.HAS_TABLE] else None
+            table, num_first = phrases if rules[at.HAS_TABLE] else None, num_nodes
         matched, place = longest_match(text, least, most)
-        guesses = list(text)
-        for i in range(num_nodes if matched else 0):
-            guesses.append(guesses[place + i])
-        guesses = guesses[known:]
+        guesses = what_followed(text, place, num_nodes) if matched else []
         if table is not None:
             guesses, matched = with_table(table, text, guesses, matched, num_nodes)
         step.result_RC[r, MATCHED] = matched
         write_guesses(step, r, guesses, num_nodes)
         if matched >= needed:
             write_chain(state, step, r, guesses)
+            room = min(int(step.max_draft_R[r]) - 1, int(state.end_X[row]) - known - 1)
+            if num_first < num_nodes and matched and room >= num_first:
+                length, place = longest_match(text, least, most, guesses[0])
+                if length:
+                    second = what_followed(text, place, num_nodes - num_first)
+                    write_second(state, step, r, second, num_first)
         elif table is not None and drafted[0] and int(state.num_nodes_X[row]) == drafted[0]:
             chain: list[int] = state.draft_XG[row, : drafted[0]].tolist()
             while len(chain) < drafted[1] and (entry := table.table.find([*text, *chain])):
@@ -100,6 +115,16 @@ def write_chain(state: RowState, step: StepRows, r: int, guesses: list[int]) -> 
     count = min(len(guesses), int(step.max_draft_R[r]), left)
     for node, token in enumerate(guesses):
         state.draft_XG[row, node], state.parents_XG[row, node] = token, node - 1
+    state.num_nodes_X[row], step.result_RC[r, DRAFTED] = count, count
+
+
+def write_second(state: RowState, step: StepRows, r: int, guesses: list[int], first: int) -> None:
+    """Write a second chain from the root, in place of the nodes from `first` on."""
+    row = int(step.ids_R[r])
+    for node, token in enumerate(guesses, start=first):
+        state.draft_XG[row, node] = token
+        state.parents_XG[row, node] = node - 1 if node > first else -1
+    count = min(int(step.max_draft_R[r]), first + len(guesses))
     state.num_nodes_X[row], step.result_RC[r, DRAFTED] = count, count
 
 

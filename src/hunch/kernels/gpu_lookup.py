@@ -141,8 +141,12 @@ def _follower(
 
 
 @triton.jit
-def _longest(history_ptr, known, least, most, MAX_MATCH: tl.constexpr, BLOCK: tl.constexpr):
-    """The longest earlier match of a text's end, the most recent among equals: length, place."""
+def _longest(history_ptr, known, least, most, avoided, MAX_MATCH: tl.constexpr,
+             HAS_AVOIDED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """The longest earlier match of a text's end, the most recent among equals: length, place.
+
+    With HAS_AVOIDED, the token that follows it is not `avoided`.
+    """
     offs = tl.arange(0, BLOCK)
     best = tl.zeros((BLOCK,), tl.int64)
     for start in range(1, known, BLOCK):
@@ -157,6 +161,9 @@ def _longest(history_ptr, known, least, most, MAX_MATCH: tl.constexpr, BLOCK: tl
             is_equal &= token == tl.load(history_ptr + tl.maximum(known - 1 - i, 0))
             matched += is_equal.to(tl.int32)
         matched = tl.minimum(matched, most)
+        if HAS_AVOIDED:
+            follower = tl.load(history_ptr + place, mask=is_place, other=-1)
+            matched = tl.where(follower == avoided, 0, matched)
         score = (matched.to(tl.int64) << 32) + place
         best = tl.maximum(best, tl.where(matched >= least, score, 0))
     found = tl.max(best, axis=0)
@@ -240,6 +247,34 @@ def _before(history_ptr, draft_ptr, known, BACK: tl.constexpr, NUM_DRAFTED: tl.c
 
 
 @triton.jit
+def _with_second(
+    tokens, parents, count, node, place, known, least, most, is_open, left, room, num_nodes,
+    history_ptr, NUM_SECOND: tl.constexpr, MAX_MATCH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """A second chain from the root in place of the last nodes, if another token came too."""
+    num_first = num_nodes - NUM_SECOND
+    is_open &= (left >= num_first) & (room > num_first)
+    avoided = tl.load(history_ptr + place)
+    text = tl.where(is_open, known, 0)
+    second, place = _longest(history_ptr, text, least, most, avoided, MAX_MATCH, True, BLOCK)
+    is_second = (node >= num_first) & (node < num_nodes) & (second > 0)
+    at = place + tl.maximum(node - num_first, 0) % tl.maximum(known - place, 1)
+    tokens = tl.where(is_second, tl.load(history_ptr + at, mask=is_second, other=-1), tokens)
+    parents = tl.where(is_second & (node == num_first), -1, parents)
+    return tokens, parents, tl.where(second > 0, tl.minimum(room, num_nodes), count)
+
+
+@triton.jit
+def _own_rules(rules_ptr, MIN_MATCH: tl.constexpr, MAX_MATCH: tl.constexpr, SURE: tl.constexpr):
+    """Whether the row's request names a method; the match that counts, and goes before others."""
+    sure = tl.load(rules_ptr + R_SURE).to(tl.int32)
+    is_named = sure != AS_OTHERS
+    least = tl.where(is_named, tl.load(rules_ptr + R_MIN_MATCH).to(tl.int32), MIN_MATCH)
+    most = tl.where(is_named, tl.load(rules_ptr + R_MAX_MATCH).to(tl.int32), MAX_MATCH)
+    return is_named, least, most, tl.where(is_named, sure, SURE)
+
+
+@triton.jit
 def _lookup_kernel(
     ids_ptr, room_ptr, count_in_ptr, history_ptr, known_ptr, end_ptr, done_ptr, count_ptr,
     draft_ptr, parents_ptr, result_ptr, entries_ptr, needed_ptr, rules_ptr, history_stride,
@@ -247,7 +282,7 @@ def _lookup_kernel(
     MIN_MATCH: tl.constexpr, MAX_MATCH: tl.constexpr, SURE: tl.constexpr, NUM_LEVELS: tl.constexpr,
     BY_TABLE: tl.constexpr, MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr, MAX_ORDER: tl.constexpr,
     NUM_PLACES: tl.constexpr, HAS_SOURCES: tl.constexpr, NUM_DRAFTED: tl.constexpr,
-    BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
+    NUM_SECOND: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One row: what followed the longest match of its end, or what the table holds."""
     r = tl.program_id(0).to(tl.int64)
@@ -260,13 +295,9 @@ def _lookup_kernel(
     least, most, sure, may_ask = MIN_MATCH, MAX_MATCH, SURE, is_row
     if HAS_SOURCES:
         rules_ptr += row * rules_stride
-        own_sure = tl.load(rules_ptr + R_SURE).to(tl.int32)
-        is_own = own_sure != AS_OTHERS
-        sure = tl.where(is_own, own_sure, SURE)
-        least = tl.where(is_own, tl.load(rules_ptr + R_MIN_MATCH).to(tl.int32), MIN_MATCH)
-        most = tl.where(is_own, tl.load(rules_ptr + R_MAX_MATCH).to(tl.int32), MAX_MATCH)
-        may_ask = is_row & ((tl.load(rules_ptr + R_HAS_TABLE) > 0) | (own_sure == AS_OTHERS))
-    matched, place = _longest(history_ptr, known, least, most, MAX_MATCH, BLOCK)
+        is_named, least, most, sure = _own_rules(rules_ptr, MIN_MATCH, MAX_MATCH, SURE)
+        may_ask = is_row & ((tl.load(rules_ptr + R_HAS_TABLE) > 0) | ~is_named)
+    matched, place = _longest(history_ptr, known, least, most, 0, MAX_MATCH, False, BLOCK)
     node = tl.arange(0, BLOCK_N)
     period = tl.maximum(known - place, 1)  # past the text's end the guesses repeat
     is_own = (node < num_nodes) & (matched > 0)
@@ -280,10 +311,20 @@ def _lookup_kernel(
         )  # fmt: skip
     is_node = node < num_guesses
     is_kept = is_node & (matched >= sure)
-    tl.store(draft_ptr + row * draft_stride + node, tokens, mask=is_kept)
-    tl.store(parents_ptr + row * draft_stride + node, (node - 1).to(tl.int64), mask=is_kept)
     left = tl.maximum(tl.load(end_ptr + row) - known - 1, 0)
-    count = tl.minimum(tl.minimum(tl.load(room_ptr + r), left), num_guesses)
+    room = tl.load(room_ptr + r)
+    count = tl.minimum(tl.minimum(room, left), num_guesses)
+    drafted, parents = tokens, (node - 1).to(tl.int64)
+    if NUM_SECOND:
+        is_open = is_row & (matched > 0)
+        if HAS_SOURCES:
+            is_open &= ~is_named
+        drafted, parents, count = _with_second(
+            drafted, parents, count, node, place, known, least, most, is_open, left, room,
+            num_nodes, history_ptr, NUM_SECOND, MAX_MATCH, BLOCK,
+        )  # fmt: skip
+    tl.store(draft_ptr + row * draft_stride + node, drafted, mask=is_kept)
+    tl.store(parents_ptr + row * draft_stride + node, parents, mask=is_kept)
     result_ptr += r * result_stride
     tokens = tl.where(is_node, tokens, -1)
     tl.store(result_ptr + guesses_at + node, tokens, mask=node < num_nodes)
@@ -314,13 +355,17 @@ def lookup(
     sure: int = 0,
     phrases: DevicePhrases | None = None,
     drafted: tuple[int, int] = (0, 0),
+    num_second: int = 0,
 ) -> None:
     """A chain per row, as in `drafting.ngram` or with a table; all guesses go into the result.
 
     Rows whose match is shorter than `sure` keep their draft; a chain of drafted[0] nodes is
     continued from the table, up to drafted[1] nodes. A row whose request names a lookup, or a
     network alone, has its own rules (`RowSources`).
+    num_second: last nodes, which become a second chain where the text's end was followed by another
+    token too; there is no table then.
     """
+    assert not num_second or phrases is None
     rules = step.ids_R if step.sources is None else step.sources.rules_XW
     entries, needed, bits, max_order = step.ids_R, step.ids_R, 0, 0
     if phrases is not None:
@@ -334,6 +379,6 @@ def lookup(
         min(num_nodes, NUM_ASKED), drafted[1], MIN_MATCH=min_match, MAX_MATCH=max_match, SURE=sure,
         NUM_LEVELS=NUM_LEVELS, BY_TABLE=BY_TABLE, MULTIPLIER=MULTIPLIER, SHIFT=SHIFT,
         MAX_ORDER=max_order, NUM_PLACES=NUM_PLACES, HAS_SOURCES=step.sources is not None,
-        NUM_DRAFTED=drafted[0] if phrases is not None else 0, BLOCK=2048,
+        NUM_DRAFTED=drafted[0] if phrases is not None else 0, NUM_SECOND=num_second, BLOCK=2048,
         BLOCK_N=next_power_of_2(num_nodes), **options(8),
     )  # fmt: skip
