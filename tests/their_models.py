@@ -121,6 +121,10 @@ CASES = {
         },
     ),
     "gemma 4, experts": ("Gemma4", GEMMA4 | GEMMA4_EXPERTS),
+    "gemma 4, unified": (
+        "Gemma4Unified",
+        {key: value for key, value in GEMMA4.items() if "per_layer_input" not in key},
+    ),
     "llama": ("Llama", GATED | {"num_key_value_heads": 4}),
     "llama, grouped heads, tied": ("Llama", GATED | {"tie_word_embeddings": True}),
     "llama, one kv head, wide heads": ("Llama", GATED | {"num_key_value_heads": 1, "head_dim": 12}),
@@ -288,7 +292,9 @@ def make(name: str) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
     family, settings = CASES[name]
     with torch.random.fork_rng():
         torch.manual_seed(11)
-        names = family + ("TextConfig" if family in ("Gemma3", "Gemma4") else "Config")
+        names = family + (
+            "TextConfig" if family in ("Gemma3", "Gemma4", "Gemma4Unified") else "Config"
+        )
         config = getattr(transformers, names)(**settings)
         # Others leave caps out; Falcon's adds its slopes twice.
         config._attn_implementation = "sdpa" if settings.get("alibi") else "eager"

@@ -16,7 +16,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWa
 IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module",
+    params=[  # transformers takes 6 s to import it
+        pytest.param(name, marks=pytest.mark.slow) if name == "gemma 4, unified" else name
+        for name in CASES
+    ],
+)
 def pair(request):
     """transformers' model, and ours with its tensors and its config as it would be saved."""
     theirs, saved, tensors = make(request.param)

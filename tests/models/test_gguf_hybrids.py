@@ -1,4 +1,4 @@
-"""Hybrids of attention and recurrence, and Mamba alone, in GGUF files as converters arrange them."""
+"""Hybrids of attention and recurrence, and Mamba alone, in GGUF files as converters make them."""
 
 from pathlib import Path
 from typing import Any

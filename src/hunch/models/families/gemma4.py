@@ -45,6 +45,13 @@ _DEFAULTS = {  # of text models: their files leave out what does not differ
     "hidden_size_per_layer_input": 256,
     "global_head_dim": 512,
 }
+_OTHERS: dict[str, dict[str, object]] = {  # what differs where there is no table
+    "Gemma4UnifiedForCausalLM": {
+        "hidden_size_per_layer_input": 0,
+        "max_position_embeddings": 262_144,
+        "sliding_window": 1024,
+    },
+}
 _ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
@@ -70,7 +77,7 @@ class Gemma4(Decoder):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config = Defaulted(config, _DEFAULTS)
+        config = Defaulted(config, _DEFAULTS | _OTHERS.get(architecture, {}))
         types = _layer_types(config)
         ropes: Any = config.get("rope_parameters") or _ROPES
         if not isinstance(ropes, Mapping) or not {SLIDING, FULL} <= set(ropes):
