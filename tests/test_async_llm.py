@@ -55,6 +55,17 @@ def test_requests_of_one_moment_get_the_answers_of_a_plain_llm(plain, llm):
         assert lengths == sorted(lengths)
 
 
+def test_cached_prefixes_are_forgotten(llm):
+    async def ask():
+        prompt = {"prompt_token_ids": list(range(3, 43))}
+        first, second = [(await _read(llm, prompt))[-1] for _ in range(2)]
+        assert await llm.reset_prefix_cache(reset_running_requests=True)
+        return [one.num_cached_tokens for one in (first, second, (await _read(llm, prompt))[-1])]
+
+    first, second, third = asyncio.run(ask())
+    assert first == third == 0 < second
+
+
 def test_outputs_hold_what_is_new_or_come_at_the_end(llm):
     asked = {"temperature": 0, "max_tokens": 12, "ignore_eos": True, "logprobs": 1, "n": 2}
     kinds = RequestOutputKind

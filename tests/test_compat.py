@@ -128,6 +128,9 @@ def test_a_key_of_speculative_config_without_effect_is_named(
     given = {"method": "suffix", "suffix_decoding_min_token_prob": 0.1, "quantization": None}
     assert config_from_vllm(speculative_config=given).spec.method == "suffix"
     assert "suffix_decoding_min_token_prob=0.1 has no effect" in caplog.text
+    given = {"method": "dspark", "model": "P", "dspark_draft_topk": 32, "markov_topk": None}
+    assert str(config_from_vllm(speculative_config=given).spec) == "dspark:P"
+    assert "dspark_draft_topk=32 has no effect" in caplog.text
     with pytest.raises(ConfigError, match="synthetic:tokens_per_pass"):
         config_from_vllm(speculative_config={"rejection_sample_method": "synthetic"})
 

@@ -70,6 +70,27 @@ def test_aborted_requests_say_nothing_more_and_others_go_on(llm: LLM) -> None:
     assert engine.step() == []
 
 
+def test_prefixes_are_forgotten_beside_a_request_that_goes_on(llm: LLM) -> None:
+    engine, prompt = llm.llm_engine, {"prompt_token_ids": list(range(3, 43))}
+    long = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+
+    def num_cached() -> int:
+        return llm.generate(prompt, SamplingParams(max_tokens=1))[0].num_cached_tokens
+
+    expected = llm.generate(prompt, long)[0].outputs[0].token_ids
+    assert engine.reset_prefix_cache()
+    engine.add_request("runs", prompt, long)
+    engine.step()
+    assert not engine.reset_prefix_cache()  # what runs can be found
+    assert num_cached() > 0
+    assert engine.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    assert num_cached() == 0
+    while engine.has_unfinished_requests():
+        outputs = engine.step()
+    assert outputs[0].outputs[0].token_ids == expected
+    assert llm.reset_prefix_cache(reset_running_requests=True)
+
+
 def test_what_an_engine_says_of_itself(llm: LLM) -> None:
     engine = llm.llm_engine
     assert engine.model_config.max_model_len == llm.engine.capacity.max_len

@@ -8,6 +8,7 @@ import logging
 import os
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
+from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Self, Unpack
@@ -122,8 +123,16 @@ class AsyncLLM(VllmCalls):
         """Raises where no request can be answered any more."""
         self._check()
 
-    async def reset_prefix_cache(self) -> None:
-        self._orders.put(self._llm.reset_cache)
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget cached prefixes; whether none is left. Running requests go on as they are."""
+        self._check()
+        done: Future[bool] = Future()
+        self._orders.put(
+            lambda: done.set_result(self._llm.reset_prefix_cache(reset_running_requests))
+        )
+        return await asyncio.wrap_future(done)
 
     @property
     def errored(self) -> bool:

@@ -229,7 +229,12 @@ class LLM(VllmCalls):
         with self._requests.lock:
             self.engine.reset_cache()
 
-    reset_prefix_cache = reset_cache  # vLLM's name
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """vLLM's name for it; whether no prefix is left. Running requests go on as they are."""
+        with self._requests.lock:
+            return self.engine.reset_cache(is_held_too=reset_running_requests)
 
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer

@@ -110,9 +110,12 @@ class LLMEngine(VllmCalls):
     def stats(self) -> dict[str, Any]:
         return self._engine.stats()
 
-    def reset_prefix_cache(self) -> None:
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget cached prefixes; whether none is left. Running requests go on as they are."""
         with self._requests.lock:
-            self._engine.reset_cache()
+            return self._engine.reset_cache(is_held_too=reset_running_requests)
 
     def shutdown(self) -> None:
         """Give the model's memory back."""

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from contextlib import nullcontext
 from statistics import median
 from types import SimpleNamespace
 
@@ -10,8 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from builders import Seq, check_rows, pack, plain_logits, tables
-from hunch.errors import ConfigError
+from hunch.errors import ConfigError, UnsupportedModelError
 from hunch.kernels import native
+from hunch.models.cuda import check_supported
 from hunch.models.load import load_decoder
 from hunch.models.native import load_native
 from hunch.models.stage import Stage
@@ -90,12 +92,20 @@ def test_chunks_drafts_and_company_do_not_change_a_bit(pair):
     check_drafts(load_decoder(pair[1]))
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_what_runs_by_torch_alone_is_no_case_of_the_gpu_kernels(case, tmp_path):
+    make(case, tmp_path)
+    model, is_known = load_decoder(open_weights(tmp_path), dtype="bfloat16"), case not in BY_TORCH
+    with nullcontext() if is_known else pytest.raises(UnsupportedModelError, match="do not know"):
+        check_supported(model)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_so_it_is_on_a_gpu(pair, dtype):
+def test_so_it_is_on_a_gpu(native_pair, dtype):
     from hunch.models.cuda import CudaDecoder
 
-    theirs, weights = pair
+    theirs, weights = native_pair
     model = CudaDecoder(load_decoder(weights, dtype=dtype, device="cuda"))
     check_drafts(model)
     half = copy.deepcopy(theirs).to(getattr(torch, dtype))

@@ -54,6 +54,7 @@ _TEXT = "hunch reads text alone"
 _FILES = "the files say themselves what they are"
 _GRAMMARS = "llguidance reads every grammar"
 _AS_TARGET = "a drafter is computed as its target is"
+_ALL_GUESSES = "a head that reads the token before weighs all tokens by it"
 _PAYS = "how much is drafted and checked follows what is accepted and what passes cost"
 _NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     # argument -> values that ask for what hunch does anyway, and why others change nothing
@@ -147,6 +148,7 @@ _SPECULATIVE_NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {  # its keys t
         (0,),
         "speculate='suffix:shared=true' looks into answers of other requests",
     ),
+    **dict.fromkeys(("dspark_draft_topk", "markov_topk"), ((), _ALL_GUESSES)),
     "speculative_token_tree": ((), "speculate='NAME:PATH:tree=dynamic' drafts trees"),
 }
 _METHODS = {  # vLLM's and SGLang's names of methods -> ours

@@ -205,10 +205,11 @@ class BlockPool:
                 self.snapshots.drop(key)
         self._valid[block] = 0
 
-    def reset(self) -> None:
-        """Forget the keys of all blocks that no sequence holds."""
-        for block in self._free:
+    def reset(self, *, is_held_too: bool = False) -> bool:
+        """Forget the keys of all blocks that no sequence holds, or of all; whether none is left."""
+        for block in range(self.num_blocks) if is_held_too else self._free:
             self._forget(block)
+        return not self._by_key
 
     @property
     def is_told(self) -> bool:

@@ -356,12 +356,17 @@ class Engine:
             "num_preemptions": scheduler.num_preemptions,
         }
 
-    def reset_cache(self) -> None:
-        """Forget cached prefixes, and what the runner keeps of finished requests."""
-        self._scheduler.pool.reset()
+    def reset_cache(self, *, is_held_too: bool = False) -> bool:
+        """Forget cached prefixes, and what the runner keeps of finished requests.
+
+        Prefixes that running requests hold can still be found, unless `is_held_too`; the requests
+        go on either way. Says whether none can be found any more.
+        """
+        is_empty = self._scheduler.pool.reset(is_held_too=is_held_too)
         if self._events is not None:
             self._events.flush()
         self.runner.reset()
+        return is_empty
 
     def check_alive(self) -> None:
         """Raise EngineError if a process of the runner has ended."""
