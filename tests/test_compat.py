@@ -360,6 +360,11 @@ def test_vllms_modules_have_the_names_of_hunch(line: str) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
+        ("from hunch.v1.sample.logits_processor import LogitsProcessor", "logit_bias"),
+        (
+            "from hunch.v1.sample.logits_processor.builtin import process_dict_updates",
+            "structured_outputs",
+        ),
         ("from hunch.lora.request import LoRARequest", "merges an adapter into the weights"),
         ("from hunch.distributed import destroy_model_parallel", "close"),
         ("from hunch.sglang.utils import print_highlight", "hunch serve"),
@@ -370,6 +375,21 @@ def test_vllms_modules_have_the_names_of_hunch(line: str) -> None:
 def test_what_vllms_modules_have_and_hunch_has_not(line: str, words: str) -> None:
     with pytest.raises(ImportError, match=words):
         exec(line)
+
+
+def test_vllms_name_of_the_config_can_be_imported() -> None:
+    from hunch.config import Config, VllmConfig
+
+    assert VllmConfig is Config
+
+
+def test_vectors_are_printed_as_vllms_examples_do(capsys: pytest.CaptureFixture[str]) -> None:
+    from hunch.utils.print_utils import print_embeddings  # type: ignore[import-not-found]
+
+    print_embeddings([0.5, 1.0, 2.0, 3.0, 4.0])
+    print_embeddings([0.5], prefix="One")
+    lines = ["Embeddings: [0.5, 1.0, 2.0, 3.0, ...] (size=5)", "One: [0.5] (size=1)"]
+    assert capsys.readouterr().out.splitlines() == lines
 
 
 def test_engine_arguments_are_attributes() -> None:

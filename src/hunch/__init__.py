@@ -68,8 +68,12 @@ _ALIASES = {
     "GuidedDecodingParams": "StructuredOutput",
     "StructuredOutputsParams": "StructuredOutput",
 }
+_CHOICES = "logit_bias, bad_words, allowed_token_ids and structured_outputs say what may be chosen"
 # vLLM's names of what is not here, and what to do instead.
 _INSTEAD = {
+    **dict.fromkeys(("LogitsProcessor", "AdapterLogitsProcessor"), _CHOICES),
+    **dict.fromkeys(("RequestLogitsProcessor", "BatchUpdate", "MoveDirectionality"), _CHOICES),
+    "process_dict_updates": _CHOICES,
     "LoRARequest": "LLM(lora=PATH) merges an adapter into the weights",
     "ModelRegistry": "every family is a file in hunch/models/families",
     "PoolingParams": "LLM.embed gives texts as vectors",

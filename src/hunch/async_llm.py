@@ -123,14 +123,14 @@ class AsyncLLM(VllmCalls):
         """Raises where no request can be answered any more."""
         self._check()
 
-    async def reset_prefix_cache(
+    async def reset_prefix_cache(  # type: ignore[override]
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
         """Forget cached prefixes; whether none is left. Running requests go on as they are."""
         self._check()
         done: Future[bool] = Future()
         self._orders.put(
-            lambda: done.set_result(self._llm.reset_prefix_cache(reset_running_requests))
+            lambda: done.set_result(self._llm.reset_cache(is_held_too=reset_running_requests))
         )
         return await asyncio.wrap_future(done)
 

@@ -308,6 +308,9 @@ class Config:
             )
 
 
+VllmConfig = Config  # vLLM's name
+
+
 def read_options(options: type[T], given: Mapping[str, str], where: str) -> T:
     """A method's options dataclass from the KEY=VALUE texts a user wrote."""
     hints = get_type_hints(options)

@@ -224,17 +224,10 @@ class LLM(VllmCalls):
         """Totals since the start, with the keys every hunch tool uses."""
         return self.engine.stats()
 
-    def reset_cache(self) -> None:
+    def reset_cache(self, *, is_held_too: bool = False) -> bool:
         """Forget every cached prefix and what drafters keep of other requests."""
         with self._requests.lock:
-            self.engine.reset_cache()
-
-    def reset_prefix_cache(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
-        """vLLM's name for it; whether no prefix is left. Running requests go on as they are."""
-        with self._requests.lock:
-            return self.engine.reset_cache(is_held_too=reset_running_requests)
+            return self.engine.reset_cache(is_held_too=is_held_too)
 
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer

@@ -110,12 +110,9 @@ class LLMEngine(VllmCalls):
     def stats(self) -> dict[str, Any]:
         return self._engine.stats()
 
-    def reset_prefix_cache(
-        self, reset_running_requests: bool = False, reset_connector: bool = False
-    ) -> bool:
-        """Forget cached prefixes; whether none is left. Running requests go on as they are."""
+    def reset_cache(self, *, is_held_too: bool = False) -> bool:
         with self._requests.lock:
-            return self._engine.reset_cache(is_held_too=reset_running_requests)
+            return self._engine.reset_cache(is_held_too=is_held_too)
 
     def shutdown(self) -> None:
         """Give the model's memory back."""

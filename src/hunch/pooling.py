@@ -42,6 +42,12 @@ def unit(vector: Sequence[float]) -> list[float]:
     return [number / length for number in vector]
 
 
+def print_embeddings(embeds: Sequence[float], prefix: str = "Embeddings") -> None:
+    """vLLM's: a line with a vector's first numbers and its size."""
+    some = ", ".join(map(str, embeds[:4]))
+    print(f"{prefix}: [{some}{', ...' if len(embeds) > 4 else ''}] (size={len(embeds)})")
+
+
 def embedding_of(output: RequestOutput, normalize: bool) -> EmbeddingRequestOutput:
     """The answer to a request that pools its prompt's states."""
     found = output.embedding or []

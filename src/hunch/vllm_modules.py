@@ -33,6 +33,9 @@ _HOMES = {  # module -> the one that has its names
             "hunch.v1.engine.async_llm",
             "hunch.v1.engine.llm_engine",
             "hunch.v1.metrics",
+            "hunch.v1.sample",
+            "hunch.v1.sample.logits_processor",
+            "hunch.v1.sample.logits_processor.builtin",
         ),
         "hunch",
     ),
@@ -47,6 +50,7 @@ _HOMES = {  # module -> the one that has its names
         "hunch.sglang",
     ),
     "hunch.beam_search": "hunch.beams",
+    "hunch.utils.print_utils": "hunch.pooling",
     "hunch.v1.metrics.reader": "hunch.compat.metrics",
 }
 

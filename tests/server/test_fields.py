@@ -199,6 +199,8 @@ def test_best_of_gives_the_likeliest(server: LiveServer) -> None:
     assert made["choices"][0]["logprobs"] is None
     every = {expected_text("x", 1, 8, sample) for sample in range(4)}
     assert {choice["text"] for choice in made["choices"]} <= every
+    assert made["usage"]["completion_tokens"] == 4 * 8  # of all that were made
+    assert len(made["hunch"]["answers"]) == 2
     refused = server.post(COMPLETE, {"prompt": "x", "best_of": 2, "stream": True})
     assert refused.json()["error"]["param"] == "best_of"
 

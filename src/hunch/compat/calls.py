@@ -55,10 +55,18 @@ class VllmCalls:
     """vLLM's methods over what hunch has; others that are asked for say what to do instead."""
 
     stats: Callable[[], dict[str, Any]]
+    reset_cache: Callable[..., bool]
 
     def get_metrics(self) -> list[Metric]:
         """Totals since the start, by vLLM's names; `stats` has more of them."""
         return metrics_of(self.stats())
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget cached prefixes; whether none is left. Running requests go on as they are, and
+        what they hold is forgotten only where it is asked for."""
+        return self.reset_cache(is_held_too=reset_running_requests)
 
     if not TYPE_CHECKING:  # type checkers shall go on to find names that are not there
 

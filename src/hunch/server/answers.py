@@ -13,7 +13,7 @@ from hunch.chat.turn import Turn, read_message
 from hunch.server.calls import delta_of, without_reasoning
 from hunch.server.cursor import Delta, ending_of
 from hunch.server.problems import ProblemError
-from hunch.server.summary import Json, ending, prompt_logprobs, report, speculation, usage
+from hunch.server.summary import Json, best, ending, prompt_logprobs, report, speculation, usage
 from hunch.server.text import Text
 from hunch.types import CompletionOutput, Logprob, RequestOutput
 
@@ -227,7 +227,8 @@ class CompletionShape(OpenAIStream):
         return self.head_of("text_completion")
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
-        choices = []
+        choices, used = [], usage(outputs)  # of all answers there were to choose from
+        outputs = [best(output, self.num_answers) for output in outputs]
         for number, output in enumerate(outputs):
             for choice in output.outputs:
                 index = number * self.num_answers + choice.index
@@ -243,7 +244,7 @@ class CompletionShape(OpenAIStream):
                         **self._of_prompt(output),
                     }
                 )
-        return {**self.head, "choices": choices, **ending(outputs)}
+        return {**self.head, "choices": choices, **ending(outputs), "usage": used}
 
     def opening(self, index: int, output: RequestOutput) -> Iterator[Json]:
         if self.echo is None and not self.has_token_ids:

@@ -39,7 +39,7 @@ from hunch.server.schemas import (
 from hunch.server.settings import ServeConfig
 from hunch.server.streaming import EventStream, collect, until, while_connected
 from hunch.server.structured import check_tools, form_field
-from hunch.server.summary import best, check_ends
+from hunch.server.summary import check_ends
 from hunch.server.text import Text
 from hunch.types import SamplingParams
 
@@ -286,8 +286,6 @@ class Service(Prompts):
             return self._stream(body, streams, params[0], shape, deadline)
         outputs = await collect(streams)
         check_ends(outputs)
-        if params[0].n > body.n:
-            outputs = [best(output, body.n) for output in outputs]
         num_scores = sum(map(scores_in, outputs))
         return await beside(num_scores, lambda: JSONResponse(shape.whole(outputs)))
 

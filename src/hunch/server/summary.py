@@ -57,7 +57,9 @@ def check_ends(outputs: Sequence[RequestOutput]) -> None:
 
 
 def best(output: RequestOutput, count: int) -> RequestOutput:
-    """The answers with the highest mean logprob per token, best first."""
+    """The answers with the highest mean logprob per token, best first; all where no more are."""
+    if len(output.outputs) <= count:
+        return output
 
     def score(choice: CompletionOutput) -> float:
         entries = zip(choice.token_ids, choice.logprobs or (), strict=False)
