@@ -27,6 +27,7 @@ from hunch.errors import (
     TemplateError,
     UnsupportedModelError,
 )
+from hunch.text.tokenizer import Tokenizer
 from tiny_models import write_llama
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -60,6 +61,19 @@ def test_vllms_ngram_example(model: Path) -> None:
         assert output.prompt == prompts[0]
         assert isinstance(output.outputs[0].text, str)
         assert len(output.outputs[0].token_ids) <= 16
+
+
+def test_the_vocabulary_is_listed_for_draft_models_alone(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def listed(tokenizer: object) -> None:
+        raise AssertionError("that takes a while")
+
+    monkeypatch.setattr(Tokenizer, "vocab", listed)
+    with LLM(str(model), speculate="ngram", **SMALL) as llm:
+        assert llm.generate("a b", SamplingParams(max_tokens=2))[0].finished
+    with pytest.raises(AssertionError, match="takes a while"):
+        LLM(str(model), speculate=f"draft:{model}", **SMALL)
 
 
 def test_a_bare_string(llm: LLM) -> None:

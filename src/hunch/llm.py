@@ -361,7 +361,7 @@ def _load_runner(
     load_drafter(config.spec.method)
     spec = find_files(config.spec, files, device.type, config.model.download_dir)
     config = replace(config, spec=spec)
-    runner = assemble(config, target, device, tokenizer.vocab(), tokenizer, load_tokenizer)
+    runner = assemble(config, target, device, tokenizer.vocab, tokenizer, load_tokenizer)
     runner.capacity, runner.load_seconds = _with_sizes(runner, device), seconds
     if load_target is _load_target and isinstance(target, OverProcesses):
         runner.on_close = target.close

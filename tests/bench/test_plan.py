@@ -6,10 +6,14 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+import expert_models
 from bench.test_analysis import made
+from hunch.bench import session
 from hunch.bench.calibration import calibrate
 from hunch.bench.device.named import size_from
 from hunch.bench.gpus import GPUS, find, of_device
@@ -18,6 +22,8 @@ from hunch.bench.records import Answer, Report, Round, Run
 from hunch.bench.roofline import BYTES, Machine, Size
 from hunch.cli import main
 from hunch.errors import ConfigError, RequestError
+from hunch.models.load import load_decoder
+from hunch.models.weights import open_weights
 from tiny_families import write_family
 
 H200 = Machine.of(find("H200"))
@@ -220,6 +226,20 @@ def test_a_plan_from_a_report_is_for_the_model_that_was_measured(
         assert found["target"] == (words[-1] if words else "135M")
         assert found["machine"] == "hand"  # the report's CPU
     assert scales[0] == scales[1]  # the machine's, whatever is planned for it
+
+
+@pytest.mark.parametrize("case", ["qwen2-moe", "mixtral"])
+def test_a_report_says_how_much_of_a_model_are_experts(case: str, tmp_path: Path) -> None:
+    theirs = expert_models.make(case, tmp_path)
+    counts = {name: one.numel() for name, one in theirs.named_parameters()}
+    target = load_decoder(open_weights(tmp_path))
+    llm = SimpleNamespace(engine=SimpleNamespace(runner=SimpleNamespace(target=target)))
+    size = Size(**session._size(cast(Any, llm)))
+    in_experts = sum(count for name, count in counts.items() if ".experts." in name)
+    assert size.params * size.expert_share == pytest.approx(in_experts)
+    assert size.params == pytest.approx(sum(counts.values()))
+    assert size.weight_bytes == target.weight_bytes
+    assert size.asked == 0.5  # 3 of 6, 2 of 4
 
 
 def test_gpus_have_sources_and_plausible_figures() -> None:

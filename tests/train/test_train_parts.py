@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from train_setup import ENGINE, write_prompts, write_target
 
 from hunch import LLM
+from hunch.cli import options
 from hunch.errors import RequestError
 from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
@@ -48,6 +49,20 @@ def test_broken_lines_are_counted_and_named(
     assert len(found.records) == 60
     assert [text.split(":")[0] for text in found.bad] == ["line 2", "line 3"]
     assert "2 broken lines" in caplog.text
+
+
+def test_a_question_in_every_line_of_a_text_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text("What is ice?\n\n  List three fruits.\n")
+    asked = [{"turns": ["What is ice?"]}, {"turns": ["List three fruits."]}]
+    assert read_prompts(path).records == asked
+    assert options.read_prompts(path, 1) == [{"id": "1", **asked[0]}]
+    path.write_text('{"prompt": "a"}\n')
+    assert read_prompts(path).records == [{"prompt": "a"}]
+    other = path.with_suffix(".md")
+    other.write_text("What is ice?\n")
+    with pytest.raises(RequestError, match=r"not JSON .*is called NAME\.txt"):
+        read_prompts(other)
 
 
 def test_too_many_broken_lines_are_an_error(tmp_path: Path) -> None:

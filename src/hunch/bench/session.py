@@ -239,19 +239,12 @@ class Session:
 
 
 def _size(llm: LLM) -> dict[str, float]:
-    """The model as `hunch plan --from` reads it, its experts aside."""
+    """The model as `hunch plan --from` reads it."""
+    from hunch.bench.device.named import size_of
+
     target = llm.engine.runner.target  # type: ignore[attr-defined]
-    spec = target.spec
-    heads = spec.width * spec.head_dim * 2 * (spec.num_heads + spec.num_kv_heads)
-    mlp = (3 if spec.is_gated else 2) * spec.width * spec.ffn_width
-    kv_size = target.kv_dtype.itemsize
-    head_bytes = spec.head_dim * kv_size + 4 * (kv_size == 1)  # codes have a scale
-    return {
-        "params": spec.num_layers * (heads + mlp) + spec.vocab_size * spec.width,
-        "num_layers": spec.num_layers,
-        "kv_bytes": spec.num_layers * 2 * spec.num_kv_heads * head_bytes,
-        "weight_bytes": target.weight_bytes,
-    }
+    size = size_of(target.spec, target.kv_dtype.itemsize)
+    return asdict(replace(size, weight_bytes=target.weight_bytes))
 
 
 def _servers(asked: Asked, pids: Mapping[str, int]) -> list[Subject]:

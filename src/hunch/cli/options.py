@@ -151,19 +151,25 @@ def open_llm(model: str, speculate: str, *, quiet: bool = False, **arguments: An
 
 
 def read_prompts(path: Path, limit: int | None) -> list[dict[str, Any]]:
-    """Prompt records of a JSON-lines file, each with an id; a broken line is named."""
+    """Prompt records of a JSON-lines file, each with an id; a broken line is named. In a .txt file
+    every line is a question."""
+    from hunch.train.prompts import are_questions
+
     if not path.is_file():
         raise RequestError(f"{path}: no such file")
     records: list[dict[str, Any]] = []
     with readable(path):
         lines = path.read_text(encoding="utf-8").splitlines()
+    is_text = are_questions(path, lines)
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = {"turns": [line.strip()]} if is_text else json.loads(line)
         except json.JSONDecodeError as error:
-            raise RequestError(f"{path}, line {number}: not JSON ({error})") from None
+            raise RequestError(
+                f"{path}, line {number}: not JSON ({error}); a file of questions is called NAME.txt"
+            ) from None
         if not _has_text(record):
             raise RequestError(f"{path}, line {number}: needs 'turns' or 'prompt' with text in it")
         records.append({"id": str(number), **record})

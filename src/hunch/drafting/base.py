@@ -257,7 +257,7 @@ class DrafterContext:
     # The verifier uses q: draw with noise of your own, and say what you drew from.
     wants_q: bool = False
     is_followed: bool = False  # a policy chooses how many levels it drafts in each step
-    vocab: dict[str, int] | None = None  # the target's tokens, for comparing vocabularies
+    vocab: Callable[[], dict[str, int]] | None = None  # the target's tokens; it takes a moment
     codec: TextCodec | None = None  # the target's tokenizer
     load_codec: Callable[[str], TextCodec] | None = None  # the tokenizer beside a drafter's files
     kv: KVCache | None = None

@@ -99,10 +99,11 @@ class DraftModelDrafter:
 
     def load_network(self, path: str) -> tuple[Target, Columns]:
         """The model of these files, and how columns of its logits map to the target's tokens."""
+        vocab = self.context.vocab
         model, columns = load_draft_model(
             open_weights(path),
             self.context.target,
-            self.context.vocab,
+            None if vocab is None else vocab(),
             dtype=self.options.dtype,
             is_crossed=self.options.cross_vocab,
         )

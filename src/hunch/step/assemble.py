@@ -38,7 +38,7 @@ def assemble(
     config: Config,
     target: Target,
     device: torch.device,
-    vocab: dict[str, int] | None,
+    vocab: Callable[[], dict[str, int]] | None,
     codec: TextCodec | None = None,
     load_codec: Callable[[str], TextCodec] | None = None,
 ) -> Runner:
@@ -82,7 +82,7 @@ def assemble(
     )
     depth = _depth(schedule.depth, capacity.max_under_way, captures)
     runner = Runner(parts, depth=depth, captures=captures)
-    if runner.is_host_drafting:
+    if runner.is_host_drafting and runner.cost.is_measured:
         calibrate(runner)
     return runner
 
@@ -156,7 +156,7 @@ def _context(
     config: Config,
     target: Target,
     sampling: SamplingState,
-    vocab: dict[str, int] | None,
+    vocab: Callable[[], dict[str, int]] | None,
     codec: TextCodec | None,
     load_codec: Callable[[str], TextCodec] | None,
 ) -> DrafterContext:

@@ -1,9 +1,11 @@
-"""The prompts a drafter is trained and tested on: JSON lines, broken ones counted and named."""
+"""The prompts a drafter is trained and tested on: JSON lines, broken ones counted and named; or
+the lines of a .txt file."""
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +45,8 @@ class Prompts:
 
 def read_prompts(file: str | Path) -> Prompts:
     """Lines with `turns` (the chat template on the first), `prompt` (raw), or the `prompt_ids`
-    that a server wrote. BUILTIN: questions of every kind that come with hunch."""
+    that a server wrote; or a .txt file with a question in every line. BUILTIN: questions of every
+    kind that come with hunch."""
     if file == BUILTIN:
         return Prompts([{"turns": [text]} for text in builtin_prompts()], [])
     path = Path(file)
@@ -52,6 +55,8 @@ def read_prompts(file: str | Path) -> Prompts:
     found = Prompts([], [])
     with readable(path):
         lines = path.read_text(encoding="utf-8").splitlines()
+    if are_questions(path, lines):
+        return Prompts([{"turns": [line.strip()]} for line in lines if line.strip()], [])
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -71,6 +76,12 @@ def read_prompts(file: str | Path) -> Prompts:
     if found.bad:
         log.warning("%s: %d broken lines are left out (%s)", path, len(found.bad), named)
     return found
+
+
+def are_questions(path: Path, lines: Sequence[str]) -> bool:
+    """Whether these are a text file's lines, each a question; else they are JSON."""
+    first = next(filter(None, map(str.strip, lines)), "{")
+    return path.suffix == ".txt" and first[0] not in "[{"
 
 
 def to_hold_out(llm: LLM, max_len: int) -> list[tuple[list[int], str]]:
@@ -112,7 +123,7 @@ def _parse(line: str) -> tuple[str, dict[str, Any]]:
     try:
         record = json.loads(line)
     except json.JSONDecodeError as error:
-        return f"not JSON ({error.msg})", {}
+        return f"not JSON ({error.msg}); a file of questions is called NAME.txt", {}
     if not isinstance(record, dict):
         return "not an object", {}
     if "prompt_ids" in record:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from math import prod
 
 from hunch.bench.roofline import BYTES, Size
@@ -31,23 +32,32 @@ def size_from(text: str, dtype: str) -> Size:
         weights = open_weights(found)
         config, num_bytes = weights.config, float(weights.nbytes)
     spec = ModelSpec.from_config({k: v for k, v in config.items() if k != "quantization_config"})
+    size = size_of(spec)
+    if num_bytes is None or dtype != "bf16":  # a GGUF's weights are as the file has them
+        num_bytes = size.params * BYTES[dtype]
+    return replace(size, weight_bytes=num_bytes)
+
+
+def size_of(spec: ModelSpec, kv_item: int = KV_ITEM) -> Size:
+    """Of a model in 16 bits, with so many bytes for a number in the cache."""
     shapes = tensor_shapes(spec)
     params = float(sum(map(prod, shapes.values())))
-    if num_bytes is None or dtype != "bf16":  # a GGUF's weights are as the file has them
-        num_bytes = params * BYTES[dtype]
     share, asked = 0.0, 1.0
     if spec.experts is not None:
         routing = spec.experts.routing
         share = expert_params(spec, shapes) / params
         asked = routing.num_chosen / routing.num_experts
-    return Size(params, spec.num_layers, _kv_bytes(spec), num_bytes, share, asked)
+    kv_bytes = _kv_bytes(spec, kv_item)
+    return Size(params, spec.num_layers, kv_bytes, params * BYTES["bf16"], share, asked)
 
 
-def _kv_bytes(spec: ModelSpec) -> float:
+def _kv_bytes(spec: ModelSpec, item: int) -> float:
     """Of a token, in all layers that keep keys and values."""
+    scale = 4 * (item == 1)  # codes have one
     if spec.latent is not None:
-        return float(
-            len(spec.kv_layers) * KV_ITEM * (spec.latent.latent_dim + spec.latent.rope_dim)
-        )
+        width = spec.latent.latent_dim + spec.latent.rope_dim
+        return float(len(spec.kv_layers) * (item * width + scale))
     shapes = spec.kv_shapes(spec.num_kv_heads)
-    return float(sum(2 * layers * heads * width * KV_ITEM for layers, heads, width in shapes))
+    return float(
+        sum(2 * layers * heads * (width * item + scale) for layers, heads, width in shapes)
+    )
