@@ -27,6 +27,7 @@ from hunch.errors import (
     TemplateError,
     UnsupportedModelError,
 )
+from hunch.step.runner import Runner
 from hunch.text.tokenizer import Tokenizer
 from tiny_models import write_llama
 
@@ -74,6 +75,18 @@ def test_the_vocabulary_is_listed_for_draft_models_alone(
         assert llm.generate("a b", SamplingParams(max_tokens=2))[0].finished
     with pytest.raises(AssertionError, match="takes a while"):
         LLM(str(model), speculate=f"draft:{model}", **SMALL)
+
+
+def test_passes_are_timed_at_the_start_only_where_their_cost_decides(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed: list[Runner] = []
+    monkeypatch.setattr("hunch.step.assemble.calibrate", timed.append)
+    for options in ({"speculate": "off"}, {"always_draft": True}):
+        LLM(str(model), **{"speculate": "ngram"} | options, **SMALL).close()
+    assert not timed
+    LLM(str(model), speculate="ngram", **SMALL).close()
+    assert len(timed) == 1
 
 
 def test_a_bare_string(llm: LLM) -> None:
