@@ -49,6 +49,10 @@ WINDOW, WHOLE = "sliding_attention", "full_attention"
 GEMMA4 |= {"layer_types": [WINDOW, WINDOW, WHOLE, WINDOW, WHOLE]}
 GEMMA4_EXPERTS = {"enable_moe_block": True, "num_experts": 6, "top_k_experts": 2}
 GEMMA4_EXPERTS |= {"moe_intermediate_size": 20, "hidden_size_per_layer_input": 0}
+GEMMA3N = GATED | {"head_dim": 16, "sliding_window": 7, "num_hidden_layers": 5}
+GEMMA3N |= {"layer_types": GEMMA4["layer_types"], "num_kv_shared_layers": 2}
+GEMMA3N |= {"vocab_size_per_layer_input": 80, "hidden_size_per_layer_input": 8, "laurel_rank": 6}
+GEMMA3N |= {"activation_sparsity_pattern": [0.8, 0.8, 0.0, 0.0, 0.0]}
 CASES = {
     "granite": (
         "Granite",
@@ -124,6 +128,13 @@ CASES = {
     "gemma 4, unified": (
         "Gemma4Unified",
         {key: value for key, value in GEMMA4.items() if "per_layer_input" not in key},
+    ),
+    "gemma 3n": ("Gemma3n", GEMMA3N | {"intermediate_size": [56, 40, 56, 48, 56]}),
+    "gemma 3n, another stream": (
+        "Gemma3n",
+        GEMMA3N
+        | {"altup_active_idx": 1, "altup_num_inputs": 3, "altup_correct_scale": False}
+        | {"final_logit_softcapping": 3.0, "num_kv_shared_layers": 0},
     ),
     "llama": ("Llama", GATED | {"num_key_value_heads": 4}),
     "llama, grouped heads, tied": ("Llama", GATED | {"tie_word_embeddings": True}),
@@ -293,7 +304,7 @@ def make(name: str) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
     with torch.random.fork_rng():
         torch.manual_seed(11)
         names = family + (
-            "TextConfig" if family in ("Gemma3", "Gemma4", "Gemma4Unified") else "Config"
+            "TextConfig" if family in ("Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified") else "Config"
         )
         config = getattr(transformers, names)(**settings)
         # Others leave caps out; Falcon's adds its slopes twice.

@@ -29,6 +29,10 @@ WINDOW, WHOLE = "sliding_attention", "full_attention"
 GEMMA4 = {**SIZES, "sliding_window": 24, "global_head_dim": 64, "num_hidden_layers": 4}
 GEMMA4 |= {"layer_types": [WINDOW, WHOLE, WINDOW, WHOLE], "hidden_size_per_layer_input": 32}
 GEMMA4 |= {"rope_theta": None, "vocab_size_per_layer_input": 320}
+GEMMA3N = {**SIZES, "sliding_window": 24, "num_hidden_layers": 4, "num_kv_shared_layers": 2}
+GEMMA3N |= {"layer_types": [WINDOW, WHOLE, WINDOW, WHOLE], "hidden_size_per_layer_input": 16}
+GEMMA3N |= {"vocab_size_per_layer_input": 64, "laurel_rank": 8}
+GEMMA3N |= {"activation_sparsity_pattern": [0.9, 0.9, 0.0, 0.0]}
 EXPERTS = {**SIZES, "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LOCAL = {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 2}
 GROUPED = {**SIZES, "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -47,6 +51,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("GemmaForCausalLM", SIZES),
     "gemma 2": ("Gemma2ForCausalLM", {**GEMMA, **CAPS}),
     "gemma 3": ("Gemma3ForCausalLM", {**GEMMA, "rope_local_base_freq": 300.0}),
+    "gemma 3n": ("Gemma3nForCausalLM", GEMMA3N),
     "gemma 4": (
         "Gemma4ForCausalLM",
         {**GEMMA4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True},
@@ -207,7 +212,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # What the kernels do not know is computed by torch.
 BY_TORCH = ("olmo, limits", "apertus", "hunyuan", "hunyuan, experts")
-BY_TORCH += ("cohere, head norms", "persimmon", "bloom", "mpt", "nanochat", "bitnet")
+BY_TORCH += ("cohere, head norms", "persimmon", "bloom", "mpt", "nanochat", "bitnet", "gemma 3n")
 
 
 def write_family(path: Path, name: str, seed: int = 0) -> Path:

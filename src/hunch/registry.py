@@ -89,6 +89,8 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "Gemma2ForCausalLM": "hunch.models.families.gemma:Gemma2",
     "Gemma3ForCausalLM": "hunch.models.families.gemma:Gemma3",
     "Gemma3ForConditionalGeneration": "hunch.models.families.gemma:Gemma3",
+    "Gemma3nForCausalLM": "hunch.models.families.gemma3n:Gemma3n",
+    "Gemma3nForConditionalGeneration": "hunch.models.families.gemma3n:Gemma3n",
     "Gemma4ForCausalLM": "hunch.models.families.gemma4:Gemma4",
     "Gemma4ForConditionalGeneration": "hunch.models.families.gemma4:Gemma4",
     "Gemma4UnifiedForCausalLM": "hunch.models.families.gemma4:Gemma4",

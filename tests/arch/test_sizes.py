@@ -14,7 +14,6 @@ REASONS = {
     "__main__.py": "python -m hunch",
     "launch_server.py": "SGLang's name of the server's module",
     "entrypoints/openai/api_server.py": "vLLM's name of the server's module",
-    "kernels/norm.py": "one operation",
     "server/long_work.py": "whole answers and streams share it",
     "step/collector.py": "rooms that know no steps use it too",
     "sampling/stop.py": "both forms of a step ask it",

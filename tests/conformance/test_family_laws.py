@@ -48,6 +48,7 @@ def texts(llm: LLM) -> list[list[int]]:
 # The other tests of this folder have Llama; what else is slow here differs little from a daily one.
 SLOW = (
     "bitnet",
+    "gemma 3n",
     "phi-moe",
     "granite",
     "starcoder 2",

@@ -7,7 +7,14 @@ import torch.nn.functional as F
 from hunch.kernels.activation import ACTIVATIONS, gated, gated_ref
 from hunch.kernels.kv_store import kv_store, kv_store_ref
 from hunch.kernels.linear import linear, linear_ref
-from hunch.kernels.norm import layer_norm, layer_norm_ref, rms_norm, rms_norm_ref
+from hunch.kernels.norm import (
+    layer_norm,
+    layer_norm_ref,
+    rms_norm,
+    rms_norm_ref,
+    row_moments,
+    row_moments_ref,
+)
 from hunch.kernels.rope import rope, rope_ref, rotation
 
 
@@ -45,6 +52,8 @@ def test_norms():
     x, w, b = torch.randn(5, 24) * 3 + 1, torch.randn(24), torch.randn(24)
     close(rms_norm(x, w, 1e-5), rms_norm_ref(x, w, 1e-5))
     close(layer_norm(x, w, b, 1e-5), layer_norm_ref(x, w, b, 1e-5))
+    for ours, theirs in zip(row_moments(x), row_moments_ref(x), strict=True):
+        close(ours, theirs)
     assert not torch.allclose(rms_norm_ref(x, w, 1e-5), layer_norm_ref(x, w, b * 0, 1e-5))
 
 

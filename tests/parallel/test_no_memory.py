@@ -30,7 +30,7 @@ from hunch.parallel.split_target import SplitTarget
 from hunch.step.host_step import HostStep
 from parallel.conftest import save
 from parallel.failing_rank import PLANTED, Planted
-from parallel.test_tensor_parallel import FAMILIES, IDS, RECURRENT
+from parallel.test_tensor_parallel import FAMILIES, IDS, RECURRENT, SPLIT
 from tiny_models import write_llama, write_tokenizer
 
 TESTS = Path(__file__).parents[1]
@@ -284,7 +284,7 @@ def test_a_model_that_computes_no_numbers_is_not_short_of_memory(two: TwoRanks) 
         weight_D.copy_(kept)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", SPLIT)
 def test_passes_exchange_what_their_model_says(
     name: str,
     split: Callable[..., SplitTarget],

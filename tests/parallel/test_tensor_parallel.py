@@ -59,7 +59,7 @@ FAMILIES = {
     **{
         name: tiny_config(*given[:1], **given[1])
         for name, given in tiny_families.FAMILIES.items()
-        if name not in WHOLE_NORMS
+        if name not in (*WHOLE_NORMS, "gemma 3n")
     },
     "recurrent": tiny_config("Qwen3_5ForCausalLM", **RECURRENT),
     "tied": tiny_config(tie_word_embeddings=True),
@@ -69,13 +69,14 @@ FAMILIES = {
     ),
     "one KV head": tiny_config(num_key_value_heads=1),
 }
+SPLIT = [name for name in FAMILIES if name != "bitnet"]  # it rounds rows by their largest number
 
 
 def tokens(llm: LLM, params: SamplingParams) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", SPLIT)
 def test_ranks_give_the_scores_of_one(
     name: str, split: Callable[..., SplitTarget], tmp_path: Path
 ) -> None:
@@ -227,9 +228,10 @@ def test_a_model_that_does_not_load_leaves_the_ranks_well(
     path = save(tmp_path / "bad", weights)
     with pytest.raises(HunchError, match="lm_head"):
         SplitTarget(ranks, path, ModelConfig(model=str(path), threads=1), 2)
-    path = tiny_families.write_family(tmp_path / "whole", "olmo 2")
-    with pytest.raises(HunchError, match="leave tensor_parallel_size at 1"):
-        SplitTarget(ranks, path, ModelConfig(model=str(path), threads=1), 2)
+    for name in ("olmo 2", "gemma 3n"):
+        path = tiny_families.write_family(tmp_path / name, name)
+        with pytest.raises(HunchError, match="leave tensor_parallel_size at 1"):
+            SplitTarget(ranks, path, ModelConfig(model=str(path), threads=1), 2)
     assert plain_logits(split(good, 2), IDS).isfinite().all()
 
 

@@ -33,7 +33,8 @@ class TokenTable(Part):
 
     def __call__(self, ids_T: Tensor, x_TD: Tensor) -> Tensor:
         """The inputs of every layer, TLP; x_TD is the stream before the first."""
-        width = self.norm.weight_D.shape[0]
+        width, num_rows = self.norm.weight_D.shape[0], len(self.table_VX)
+        ids_T = ids_T.masked_fill(ids_T >= num_rows, 0)  # of pictures and sound, which have no row
         row_TLP = functional.embedding(ids_T, self.table_VX).view(len(ids_T), -1, width)
         seen_TLP = (self.project(x_TD) * self.project_scale).view(len(ids_T), -1, width)
         return (self.norm(seen_TLP) + row_TLP * self.table_scale) * self.SCALE
@@ -46,5 +47,9 @@ class InputGate(Part):
         self.gate, self.project, self.norm, self.activation = gate, project, norm, activation
 
     def __call__(self, x_TD: Tensor, input_TP: Tensor) -> Tensor:
+        return x_TD + self.branch(x_TD, input_TP)
+
+    def branch(self, x_TD: Tensor, input_TP: Tensor) -> Tensor:
+        """What is added."""
         asked_TP = ACTIVATIONS[self.activation](self.gate(x_TD))
-        return x_TD + self.norm(self.project(asked_TP * input_TP))
+        return self.norm(self.project(asked_TP * input_TP))

@@ -286,12 +286,13 @@ def build_block(
         mlp_out_norm=norm(names.mlp_out_norm, spec.has_branch_norms),
         residual_scale=spec.residual_scale,
         beside=build_beside(spec, source, prefix, names.experts) if is_beside else None,
-        inputs=_build_gate(spec, source, prefix, names),
+        inputs=build_gate(spec, source, prefix, names),
         scale_1=source.take(prefix + names.scale, 1) if spec.has_layer_scale else None,
     )
 
 
-def _build_gate(spec: ModelSpec, source: Source, prefix: str, names: Names) -> InputGate | None:
+def build_gate(spec: ModelSpec, source: Source, prefix: str, names: Names) -> InputGate | None:
+    """A layer's use of what the table says."""
     inputs = spec.inputs
     if inputs is None:
         return None

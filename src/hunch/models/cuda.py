@@ -7,6 +7,7 @@ wanted, D width, V vocabulary, L positions, H head width.
 from __future__ import annotations
 
 import logging
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from hunch.kernels.gpu_wide import is_exact
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.quant import Quantised, slices_of
 from hunch.models.backends import TRITON
-from hunch.models.decoder import Decoder, Hidden, finish_logits
+from hunch.models.decoder import Decoder, FusableBlock, Hidden, finish_logits
 from hunch.models.fused import FusedLayers, float_logits, unknown_to_kernels
 from hunch.models.fused_layer import Layer, row_norm
 from hunch.parallel.group import Exchange
@@ -49,8 +50,9 @@ class CudaDecoder:
         self.embedding_VD = decoder.embedding_VD
         tables = [rope.table_LH for rope in decoder.ropes]
         tempers = [rope.temper_L for rope in decoder.ropes]
+        layers = cast("list[FusableBlock]", decoder.layers)
         self.fused = FusedLayers(
-            decoder.layers, tables, decoder.spec.norm_eps, group=decoder.group, tempers=tempers
+            layers, tables, decoder.spec.norm_eps, group=decoder.group, tempers=tempers
         )
         self.layers = self.fused.layers
         self.timing = self.fused.timing  # for steps without rows, which are timed

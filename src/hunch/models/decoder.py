@@ -26,18 +26,21 @@ from hunch.layers.linear import Linear, RowLinear
 from hunch.layers.part import Part
 from hunch.layers.recurrent import HalfBlock, RecurrentBlock
 from hunch.layers.rope import Rope
+from hunch.layers.streams import StreamsBlock
 from hunch.models.backends import TORCH, Backend
 from hunch.models.build import LLAMA_NAMES, Names, build_block, build_norm, build_table, local_heads
 from hunch.models.reading import Config
 from hunch.models.recurrent import build_half, build_recurrent_block, local_recurrence
 from hunch.models.source import RandomSource, Source
 from hunch.models.spec import MAX_NODES, ModelSpec, read_common
+from hunch.models.streams import build_streams, build_streams_block
 from hunch.parallel.group import Exchange, span, spans
 from hunch.registry import MODELS, resolve
 
 TILE_ROWS = 64  # of every product of a GPU without kernels of ours: as cheap as one row there
 
-AnyBlock = Block | LatentBlock | RecurrentBlock | HalfBlock
+FusableBlock = Block | LatentBlock | RecurrentBlock | HalfBlock
+AnyBlock = FusableBlock | StreamsBlock
 Progress = Callable[[Iterable[str]], Iterable[str]]
 
 
@@ -46,7 +49,8 @@ class Hidden:
     """What a pass leaves behind for every packed token."""
 
     last_TD: Tensor  # after the final norm
-    features: tuple[Tensor, ...] = ()  # the residual stream after this many layers, each TD
+    # The residual stream after this many layers, each TD; of several, the first.
+    features: tuple[Tensor, ...] = ()
 
 
 def finish_logits(logits_MV: Tensor, spec: ModelSpec) -> Tensor:
@@ -127,6 +131,7 @@ class Decoder(Part):
             if spec.input_bits and isinstance(part, Linear):
                 part.input_bits = spec.input_bits
         self.inputs = build_table(spec, source, self.names)
+        self.streams = build_streams(spec, source)
         self.final_norm = None
         if spec.has_final_norm:
             self.final_norm = build_norm(spec, source, self.names.final_norm)
@@ -149,6 +154,8 @@ class Decoder(Part):
             return build_half(self.spec, source, prefix, layer, self.names)
         if self.spec.is_recurrent and self.spec.is_recurrent[layer]:
             return build_recurrent_block(self.spec, source, prefix, layer, self.names)
+        if self.spec.streams is not None:
+            return build_streams_block(self.spec, source, prefix, layer, self.names)
         return build_block(self.spec, source, prefix, layer, names=self.names)
 
     @property
@@ -203,14 +210,17 @@ class Decoder(Part):
         """All layers over a residual stream, with what else they take of the tokens."""
         assert (inputs_TLP is None) == (self.inputs is None)
         found = {0: x_TD}
+        streams = self.streams
+        x = x_TD if streams is None else streams.split(x_TD)  # TD or STD
         for num_done, layer in enumerate(self.layers, start=1):
-            if inputs_TLP is not None and isinstance(layer, Block):
-                x_TD = layer(x_TD, attend, inputs_TLP[:, num_done - 1])
+            if inputs_TLP is not None and isinstance(layer, Block | StreamsBlock):
+                x = layer(x, attend, inputs_TLP[:, num_done - 1])
             else:
-                x_TD = layer(x_TD, attend)
+                x = layer(x, attend)
             if num_done in feature_layers:
-                found[num_done] = x_TD
+                found[num_done] = x if streams is None else x[0]
         features = tuple(found[layer] for layer in feature_layers)
+        x_TD = x if streams is None else streams.merge(x)
         return Hidden(x_TD if self.final_norm is None else self.final_norm(x_TD), features)
 
     def forward(

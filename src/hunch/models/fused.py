@@ -374,6 +374,7 @@ def unknown_to_kernels(spec: ModelSpec, dtype: torch.dtype) -> dict[str, bool]:
         "Mamba 1 layers": isinstance(shape, SelectiveShape),
         "norms inside attention and MLPs": spec.has_inner_norms,
         "products that round their inputs": spec.input_bits > 0,
+        "several streams side by side": spec.streams is not None,
         "experts that read narrower vectors": spec.experts is not None
         and spec.experts.narrow_width > 0,
         "convolutions this long": shape is not None and shape.num_taps > MAX_TAPS,

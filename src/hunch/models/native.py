@@ -272,6 +272,7 @@ def not_native(spec: ModelSpec) -> list[str]:
         f"the activation {spec.activation}": spec.activation not in KERNEL_NAMES,
         "norms inside attention and MLPs": spec.has_inner_norms,
         "products that round their inputs": spec.input_bits > 0,
+        "several streams side by side": spec.streams is not None,
         "experts that read narrower vectors": spec.experts is not None
         and spec.experts.narrow_width > 0,
         "these widths of experts": spec.experts is not None and not _fits(spec.experts),

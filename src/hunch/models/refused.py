@@ -16,7 +16,6 @@ _CAUSAL = {
     "it chooses which tokens are seen": (
         *("AXK2", "DeepseekV4", "Doge", "Dots3Note", "HYV4", "Qwen4Exp"),
     ),
-    "it carries several streams side by side": ("Gemma3n",),
     "its experts are heads of attention": ("JetMoe",),
     "it is written for another model's states, not for text alone": (
         *("Gemma4Assistant", "Gemma4UnifiedAssistant", "Moshi", "Musicgen", "MusicgenMelody"),
@@ -38,7 +37,6 @@ REFUSED |= {
 }
 REFUSED |= {
     "MarianForCausalLM": _BOTH,
-    "Gemma3nForConditionalGeneration": REFUSED["Gemma3nForCausalLM"],
     "PaliGemmaForConditionalGeneration": "tokens of its prompt see those after them",
     "DiffusionGemmaForBlockDiffusion": "its text is not written from left to right",
     "MllamaForCausalLM": "its layers read pictures where others read text",

@@ -12,6 +12,7 @@ from hunch.layers.attention import Alibi
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.latent import LatentShape
 from hunch.layers.rope import RopeSpec
+from hunch.layers.streams import StreamsShape
 from hunch.models.reading import (
     FROM_GGUF,
     INPUT_BITS,
@@ -121,6 +122,7 @@ class ModelSpec:
     has_head_bias: bool = False  # of the output matrix
     # Embedding, residual stream and output
     inputs: TokenInputs | None = None
+    streams: StreamsShape | None = None  # side by side; None: there is one
     has_layer_scale: bool = False  # the stream is scaled at the end of each layer
     embed_width: int = 0  # of the embedding on disk, where it is projected to `width`
     embed_scale: float = 1.0
@@ -189,7 +191,8 @@ class ModelSpec:
                 "layers of a model with recurrent ones cannot be picked yet"
             )
         others = () if self.other_heads is None else self.other_heads.layers
-        if any(some and len(some) != self.num_layers for some in (others, self.kv_of)):
+        shares = () if self.streams is None else self.streams.sparsity
+        if any(some and len(some) != self.num_layers for some in (others, self.kv_of, shares)):
             raise UnsupportedModelError("layers that share keys and values cannot be picked yet")
         if self.experts is not None:
             self.experts.check()
@@ -198,10 +201,10 @@ class ModelSpec:
                 f"num_attention_heads={self.num_heads} is not a multiple of "
                 f"num_global_key_value_heads={self.other_heads.num_kv_heads}"
             )
-        if self.inputs is not None and self.inputs.vocab_size < self.vocab_size:
+        num_rows = self.vocab_size if self.inputs is None else self.inputs.vocab_size
+        if num_rows < self.vocab_size and self.streams is None:
             raise ModelFormatError(
-                f"vocab_size_per_layer_input={self.inputs.vocab_size} is less than "
-                f"vocab_size={self.vocab_size}"
+                f"vocab_size_per_layer_input={num_rows} is less than vocab_size={self.vocab_size}"
             )
         for rope in self.ropes:
             if rope.factors and len(rope.factors) != (rope.dim or self.turned_dim) // 2:

@@ -106,7 +106,7 @@ class Gemma4(Decoder):
             more_ropes=(replace(full_rope, head_dim=heads.head_dim),),
             rope_of=tuple(map(int, is_full)),
             other_heads=heads,
-            kv_of=_kv_of(config, types),
+            kv_of=kv_of(config, types),
             is_value_key=is_full if config.get("attention_k_eq_v") else (),
             inputs=_inputs(config),
             experts=_experts(config, common["num_layers"]),
@@ -129,7 +129,7 @@ def _num_shared(config: Config) -> int:
     return read_int(config, "num_kv_shared_layers") if config.get("num_kv_shared_layers") else 0
 
 
-def _kv_of(config: Config, types: tuple[str, ...]) -> tuple[int, ...]:
+def kv_of(config: Config, types: tuple[str, ...]) -> tuple[int, ...]:
     """The last layers read the keys and values of the last one before them of their kind."""
     num_shared = _num_shared(config)
     if not num_shared:

@@ -1,0 +1,141 @@
+"""Gemma 3n (text): four streams of which one is computed, a table that tells every layer something
+of each token, and later layers that read the keys and values of earlier ones.
+
+Of files that read pictures and sound too, what reads text is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hunch.errors import ModelFormatError
+from hunch.layers.streams import StreamsShape
+from hunch.models.decoder import Decoder
+from hunch.models.families.gemma import Gemma2
+from hunch.models.families.gemma4 import FULL, SLIDING, kv_of
+from hunch.models.reading import (
+    Config,
+    Defaulted,
+    read_attn_biases,
+    read_float,
+    read_int,
+    read_rope,
+    read_windows,
+)
+from hunch.models.spec import ModelSpec, TokenInputs, read_common
+
+_DEFAULTS = {  # files leave out what does not differ
+    "vocab_size": 262_400,
+    "hidden_size": 2048,
+    "intermediate_size": 16_384,
+    "num_hidden_layers": 35,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+    "sliding_window": 512,
+    "final_logit_softcapping": 30.0,
+    "vocab_size_per_layer_input": 262_144,
+    "hidden_size_per_layer_input": 256,
+    "altup_active_idx": 0,
+    "altup_correct_scale": True,
+    "altup_num_inputs": 4,
+    "num_kv_shared_layers": 15,
+    "laurel_rank": 64,
+    "rope_theta": 1e6,
+}
+_PATTERN = 5  # layers to one without a window
+_NUM_SPARSE, _SPARSITY = 10, 0.95  # of models with more layers than these, where files do not say
+
+
+class Gemma3n(Decoder):
+    """Norms mean w; the scale of scores is in the norms of q and k."""
+
+    names = Gemma2.names
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        config = Defaulted(config, _DEFAULTS)
+        num_layers = read_int(config, "num_hidden_layers")
+        widths = _of_layers(config, "intermediate_size", num_layers)
+        types = _layer_types(config, num_layers)
+        given = {"intermediate_size": widths[0], "layer_types": types}
+        common = read_common(Defaulted(given, config), architecture)
+        windows = read_windows(Defaulted(given, config), num_layers)
+        common |= {
+            "activation": str(config.get("hidden_activation")),
+            "windows": windows,
+            "ffn_widths": widths if len({*widths}) > 1 else (),
+        }
+        for key in (
+            "altup_coef_clip",
+            "audio_soft_tokens_per_image",
+            "vision_soft_tokens_per_image",
+        ):
+            config.get(key)  # of training, and of other senses
+        cap = config.get("final_logit_softcapping")
+        return ModelSpec(
+            **common,
+            embed_scale=float(common["width"]) ** 0.5,
+            attn_scale=1.0,
+            has_qk_norm=True,
+            has_v_norm=True,
+            has_branch_norms=True,
+            **read_attn_biases(config),
+            logits_cap=0.0 if cap is None else read_float(config, "final_logit_softcapping"),
+            more_ropes=(read_rope(config, common["head_dim"], _local_rope(config)),),
+            rope_of=tuple(int(layer_type == SLIDING) for layer_type in types),
+            kv_of=kv_of(config, types),
+            inputs=TokenInputs(
+                width=read_int(config, "hidden_size_per_layer_input"),
+                vocab_size=read_int(config, "vocab_size_per_layer_input"),
+            ),
+            streams=_streams(config, num_layers),
+        )
+
+
+def _streams(config: Config, num_layers: int) -> StreamsShape:
+    count, active = read_int(config, "altup_num_inputs"), config["altup_active_idx"]
+    if active not in range(count):
+        raise ModelFormatError(f"altup_active_idx={active!r} is none of {count} streams")
+    sparsity = config.get("activation_sparsity_pattern")
+    if sparsity is None:
+        num_sparse = _NUM_SPARSE if num_layers > _NUM_SPARSE else 0
+        shares = (_SPARSITY,) * num_sparse + (0.0,) * (num_layers - num_sparse)
+    else:
+        shares = _of_layers(config, "activation_sparsity_pattern", num_layers)
+    if not all(isinstance(share, int | float) and 0 <= share < 1 for share in shares):
+        raise ModelFormatError(f"activation_sparsity_pattern={sparsity!r}: shares of 0 to 1")
+    return StreamsShape(
+        count=count,
+        active=active,
+        has_scale=bool(config.get("altup_correct_scale")),
+        short_rank=read_int(config, "laurel_rank"),
+        sparsity=tuple(map(float, shares)),
+    )
+
+
+def _of_layers(config: Config, key: str, num_layers: int) -> tuple[Any, ...]:
+    """A value for each layer, where a file may have one for all."""
+    value = config.get(key)
+    values = tuple(value) if isinstance(value, list | tuple) else (value,) * num_layers
+    if len(values) != num_layers:
+        raise ModelFormatError(f"{key} lists {len(values)} layers, num_hidden_layers={num_layers}")
+    return values
+
+
+def _layer_types(config: Config, num_layers: int) -> tuple[str, ...]:
+    if config.get("layer_types") is None:
+        return tuple(FULL if (at + 1) % _PATTERN == 0 else SLIDING for at in range(num_layers))
+    return _of_layers(config, "layer_types", num_layers)
+
+
+def _local_rope(config: Config) -> Mapping[str, Any]:
+    """What layers with a window turn by."""
+    given, theta = config.get("rope_parameters"), config.get("rope_local_base_freq")
+    if isinstance(given, Mapping) and given.get(SLIDING) is not None:
+        return {"rope_theta": theta or 1e4, **given[SLIDING]}
+    return {"rope_theta": theta or 1e4}
