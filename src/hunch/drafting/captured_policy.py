@@ -1,7 +1,9 @@
-"""The policy of captured steps: how many nodes the next one checks, and who drafts in it.
+"""The policy of captured steps: how many nodes the next step checks, and which source drafts in it.
 
-All rows of a captured step check the same number of nodes, and the host chooses a step before it
-has read the result of the one before. Shape letters: R rows.
+All rows of a captured step check the same number of nodes. The host chooses a step before it has
+read the result of the step before.
+
+Shape letters: R rows of the step.
 """
 
 from __future__ import annotations
@@ -37,15 +39,15 @@ from hunch.drafting.step_shapes import (
 )
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 
-RATE = 0.04  # at which the estimates learn
-SURE_MATCH = log2(1 + SURE)  # doublings of a match with which a lookup goes before a network
-# From MANY rows on, the policy chooses and learns in one step of EVERY: doing both in every step
-# took a third of a small target's step (16 rows, 135M, H200). The first FIRST_STEPS steps of
-# requests that came together all count: else what does not pay would be tried for longer.
+RATE = 0.04  # learning rate of the estimates
+SURE_MATCH = log2(1 + SURE)  # from this match on, a lookup's guesses replace a network's draft
+# With MANY rows or more, the policy chooses and learns in one of EVERY steps: doing both in every
+# step took a third of a small target's step (16 rows, 135M, H200). After requests came together, it
+# does both in each of the first FIRST_STEPS steps, so that it soon stops what does not pay.
 MANY, EVERY, FIRST_STEPS = 16, 4, 8
-# A source that lost time must promise PER_STEP_LOST more for each plain step lost. REPAID: the loss
-# that is forgotten in a step without the source; MOST_GAINED: the largest gain that is remembered.
-# (PER_STEP_LOST=0: 0.998; where nothing can be guessed 0.97)
+# Losses of time are counted in plain steps. A source must promise PER_STEP_LOST more for each step
+# that it lost. REPAID: the loss that is forgotten in a step without the source. MOST_GAINED: the
+# largest gain that is remembered. (PER_STEP_LOST=0: 0.998; where nothing can be guessed 0.97)
 PER_STEP_LOST, REPAID, MOST_GAINED = 0.2, 0.005, 16.0
 
 
@@ -77,19 +79,21 @@ class CapturedPolicy:
         )
         self.sources = SourceChoice(drafter, shapes, rows)
         self.drafted = [Drafted()] * num_rows  # waiting drafts, as of the last result received
-        self.guesses: list[list[int]] = [[]] * num_rows  # of lookups, to be compared with tokens
-        # Whether a row's request names a network or a lookup; None: it names neither.
+        self.guesses: list[list[int]] = [[]] * num_rows  # of lookups, to compare with new tokens
+        # Whether a row's request names a network (True) or a lookup (False); None: neither.
         self.by_network: list[bool | None] = [None] * num_rows
         self.flow, self.counts = Flow(num_rows), StepCounts()
-        self._num_learned = self._num_tokens = 0  # rows and tokens of the last result
-        self._num_steps = 0  # with guesses, since requests came while none were running
-        self._lost: dict[tuple[int, bool], float] = {}  # plain steps, by rows and if by a network
-        # The last shape chosen, with the rows that it is for, and how many steps may still take it.
+        self._num_rows = self._num_tokens = 0  # rows and tokens of the last result
+        self._num_steps = 0  # steps with guesses, since requests came while none were running
+        # Losses in plain steps, by rows and whether a network worked in the steps.
+        self._lost: dict[tuple[int, bool], float] = {}
+        # The last choice: the steps that it is for (rows, extras, whether the network is current),
+        # the shape, and how many more steps may have it.
         self._held: tuple[tuple[int, int, bool], StepShape] | None = None
         self._num_held = 0
 
     def drafts_at(self, num_rows: int) -> bool:
-        """Whether steps of this many rows run the drafter, to draft or to keep up its KV."""
+        """Whether steps of this many rows run the drafter, to draft or to write its KV."""
         writes_kv = self.drafter is not None and self.drafter.writes_kv(0)
         return self.shapes.checks_at(num_rows) or writes_kv
 
@@ -118,9 +122,9 @@ class CapturedPolicy:
         return shape
 
     def _next(self, row_R: np.ndarray, extras: int = 0) -> StepShape:
-        """The only shape of such a step, the shape held for these rows, or the best.
+        """The shape that the next `choose` returns for these rows.
 
-        A choice may be made ahead, while the device is busy, for the step that takes it later.
+        It is the only one there is, the one held from an earlier choice, or the best.
         """
         num_rows = 1 << (len(row_R) - 1).bit_length()
         shapes = self.shapes.at(num_rows)
@@ -134,9 +138,11 @@ class CapturedPolicy:
         return shape
 
     def _skips_steps(self, num_rows: int) -> bool:
+        """Whether most steps of this many rows take the last choice and teach nothing."""
         return num_rows >= MANY and self._num_steps > FIRST_STEPS
 
     def _best(self, row_R: np.ndarray, num_rows: int, extras: int) -> StepShape:
+        """The best shape of the group of sources that `SourceChoice` chooses."""
         best, rates = dict[int, StepShape](), dict[int, float]()  # by group of source
         is_dropped = self.sources.can_drop and not self.sources.is_current[row_R].all()
         for shape, tokens in self._tokens(row_R, num_rows).items():
@@ -149,7 +155,7 @@ class CapturedPolicy:
         return best[self.sources.choose(row_R, rates)]
 
     def _tokens(self, row_R: np.ndarray, num_rows: int) -> dict[StepShape, float]:
-        """Expected tokens of a row by shape, as far as they count."""
+        """Expected tokens of a row by shape: weighted over rows, less the price of lost time."""
         ids = row_R.tolist()
         weight, most = (FLOWING, inf) if self.flow.is_on else (TOGETHER, MAX_MORE)
         tokens = dict.fromkeys(self.shapes.at(num_rows), 1.0 + self.margin)
@@ -158,7 +164,7 @@ class CapturedPolicy:
             for size, some in zip(sizes, gains, strict=True):
                 tokens[StepShape(size, source)] = 1.0 + gain_of_rows(some, weight, most)
         named = {self.by_network[row] for row in ids} if self.network.priors else {None}
-        only = named.pop() if len(named) == 1 else None  # what all requests name
+        only = named.pop() if len(named) == 1 else None  # the same for all requests
         for shape in tokens if self.costs.is_measured or only is not None else ():
             is_network = self._is_network(shape.source)
             if only is not None and (shape.source > 0) != only:
@@ -181,7 +187,7 @@ class CapturedPolicy:
         if is_merged:
             beside = tuple([self.drafter.num_beside(source, size) for size in sizes])
         for place, row in enumerate(ids if self.shapes.has_lookup else ()):
-            # Such a row checks a lookup's guesses; where the first is wrong, the network's count.
+            # The row checks a lookup's guesses; if the first is wrong, the network's count.
             if is_merged or match[row] >= SURE_MATCH:
                 ((first, *found),) = self.lookup.gains([row], (1, *beside))
                 pairs = zip(found, gains[place], strict=True)
@@ -189,21 +195,25 @@ class CapturedPolicy:
         return gains
 
     def is_ready(self, shape: StepShape, row_R: np.ndarray) -> bool:
-        """Whether a step of these rows can have this shape without catching up first."""
+        """Whether a step of these rows can have this shape at once; False is counted.
+
+        If not, a draft model must read the tokens that it missed first.
+        """
         is_ready = self.sources.is_ready(shape, row_R)
         self.counts.num_changes += not is_ready
         return is_ready
 
     def note_launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
-        """Note that such a step comes next; returns its shape, without nodes if it drops trees."""
+        """Note that a step of this shape is launched next; returns the shape that it can have."""
         return self.sources.note_launch(shape, row_R) if self.network.priors else shape
 
     def catch_up(
         self, ids: list[int], run: Callable[[list[int]], None], running: Collection[int] = ()
     ) -> None:
-        """Let the network catch up on these rows (by `run`), if it will draft for them.
+        """Let the draft model read what it missed of these rows, if it will draft for them.
 
-        Whether it will depends on all `running` rows, as they share steps.
+        `run` launches its passes. The model will draft if the next step of all `running` rows has a
+        source that uses it.
         """
         assert self.drafter is not None
         if not ids or not self.drafter.can_follow(self.rows.view(ids)):
@@ -216,14 +226,14 @@ class CapturedPolicy:
         self.sources.is_current[ids] = self.rows.computed[-1, ids] >= self.rows.known[ids]
 
     def _next_source(self, ids: list[int], running: Collection[int]) -> int:
-        """Who drafts in the next step of these rows, if the network has caught up on `ids`."""
+        """The source of the next step of these rows, assuming the model has caught up on `ids`."""
         self.sources.is_current[ids] = True
         return self._next(np.array(sorted({*ids, *running}))).source
 
     # --- after a step -----------------------------------------------------------------------------
 
     def captured(self, graph: CapturedStep) -> bool:
-        """A step was captured and timed; True: that is new."""
+        """A step was captured and timed; returns whether it is the first of its kind."""
         return self.costs.capture(step_key(graph), graph.seconds, graph.draft_seconds)
 
     def timed(
@@ -233,10 +243,11 @@ class CapturedPolicy:
         since: float | None = None,
         reading: float = 0.0,
     ) -> tuple[float, float]:
-        """A step was timed; returns the target's seconds, and those of a plain step instead.
+        """A step was timed; returns the target's seconds, and what a plain step would have taken.
 
-        since: seconds since the last result, if this step was already running then.
-        reading: seconds of prompts, and of steps that the host ran, beside it.
+        seconds: of the device.
+        since: seconds since the last result; None: the device was idle meanwhile.
+        reading: the part of these that went to prompts and to steps run by the host.
         """
         if self.drafter is None:  # all steps are plain: there is nothing to choose
             return seconds, seconds
@@ -248,7 +259,7 @@ class CapturedPolicy:
             costs.record(key, seconds)
             if own is not None:
                 costs.host[key[2]].record(
-                    self._num_learned, key[1], own, seconds, has_waited=reading > 0.0
+                    self._num_rows, key[1], own, seconds, has_waited=reading > 0.0
                 )
         target = target_seconds(seconds, graph.draft_seconds)
         share = costs.target((graph.num_rows, StepShape(0), graph.extras)) / costs.target(key)
@@ -257,10 +268,13 @@ class CapturedPolicy:
     def learn(
         self, row_R: np.ndarray, lines: list[list[int]], graph: CapturedStep
     ) -> list[str] | None:
-        """Learn from a step's result, a line per row; returns who drafted what it checked."""
+        """Learn from a step's result; returns the method that drafted each row's checked nodes.
+
+        lines: one per row, with the columns of `kernels.step`. None: no nodes were checked.
+        """
         assert self.drafter is not None
         ids: list[int] = row_R.tolist()
-        self._num_learned, self._num_tokens = len(ids), sum([line[TOKENS] for line in lines])
+        self._num_rows, self._num_tokens = len(ids), sum([line[TOKENS] for line in lines])
         self.flow.step(row_R)
         can_guess = graph.source != DraftSource.NOBODY and self.shapes.checks_at(graph.num_rows)
         if not (graph.num_nodes or can_guess):
@@ -289,11 +303,11 @@ class CapturedPolicy:
         return drafted_by
 
     def _is_network(self, source: int) -> bool:
-        """Whether the network drafts in steps of this source or follows them."""
+        """Whether the network drafts in steps of this source, or follows them."""
         return source >= (0 if self.sources.can_drop else 1)
 
     def _count_lost(self, graph: CapturedStep, num_here: int) -> None:
-        """Count the plain steps that the last step's source lost; the others' are forgotten."""
+        """Add the time that the step lost, in plain steps; the other source's loss fades."""
         num_rows, shape, extras = key = step_key(graph)
         is_network = self._is_network(shape.source)
         for other in (False, True):
@@ -307,7 +321,7 @@ class CapturedPolicy:
                 self._lost[num_rows, other] = max(before - REPAID, 0.0)
 
     def _learn_lookup(self, row: int, line: list[int], weight: float, num_nodes: int) -> None:
-        """Learn from a row's guesses, checked or not."""
+        """Learn from a lookup's guesses for a row, whether they were checked or not."""
         run, guesses = 0, self.guesses[row]
         most = min(line[TOKENS], len(guesses))
         while run < most and guesses[run] == line[FIRST + run]:
@@ -325,7 +339,7 @@ class CapturedPolicy:
         if line[CHECKED] <= 0 or source <= 0:
             return
         if source != DraftSource.MERGED and self.shapes.has_lookup and matched >= SURE:
-            return  # a lookup made the draft
+            return  # the draft was a lookup's
         run = line[TOKENS] - 1
         # If the row ended, it is not known what would have come next.
         is_missed = not line[REASON] and run < num_nodes

@@ -1,9 +1,12 @@
-"""The policy: what to draft and how much, by the most expected tokens per second.
+"""The policy: what to draft and how much, for the most expected tokens per second.
 
-Tokens come from a moving estimate of acceptance, seconds from what steps took (`costs`); zero nodes
-is an ordinary answer. Steps that the host runs and captured ones choose by the same functions.
-(DROP=99: 0.989) beside a rule is the mean of `tests/policy_table.py DROP=99` over that with the
-rule; decision 026 has them all. Shape letters: R rows of the step.
+Expected tokens come from a running estimate of acceptance, seconds from measured steps (`costs`).
+Zero nodes is an ordinary answer. Steps run by the host and captured steps share these functions.
+
+A note like (DROP=99: 0.989) says what a rule is worth: the mean of `tests/policy_table.py DROP=99`,
+which switches the rule off, divided by the mean with the rule. Decision 026 lists all of them.
+
+Shape letters: R rows of the step.
 """
 
 from __future__ import annotations
@@ -21,25 +24,25 @@ from hunch.drafting.step_shapes import DraftSource, RowLengths, StepShape, StepS
 
 # --- the choice -----------------------------------------------------------------------------------
 
-# How much the mean gain of a step's rows counts beyond the gain of the row with the least, for
-# requests that came together and while requests keep coming; and the most tokens beyond the least
-# that count in captured steps of requests that came together.
+# Weight of the rows' mean gain beyond the smallest gain of a row: for requests that came together,
+# and while requests keep coming. MAX_MORE: the most tokens beyond the smallest gain that count, in
+# captured steps of requests that came together.
 TOGETHER, FLOWING, MAX_MORE = 0.35, 0.5, 1.0
 
 
 def gain_of_rows(gains: Sequence[float], weight: float, most: float = inf) -> float:
-    """The gain that a step counts for whose rows gain these tokens.
+    """The gain of a step, from the tokens that each of its rows gains.
 
-    All rows of a step wait for what each of them checks, and requests that came together are done
-    when the last of them is: so the row that gains least decides. While requests keep coming, a row
-    that ends early makes room for the next request, and the mean counts for more.
+    All rows of a step wait for all nodes that it checks, and requests that came together are done
+    when the last of them is. So the smallest gain counts most. While requests keep coming, a row
+    that ends early makes room for the next request, so the mean counts for more.
     """
     least = min(gains)
     return least + weight * min(sum(gains) / len(gains) - least, most)
 
 
 def best_rate(tokens: Sequence[float], seconds: Sequence[float], margin: float = 0.0) -> int:
-    """The place of the best rate; the first is plain decoding, which others must beat by margin."""
+    """The index of the best rate. Index 0 is plain decoding, which others must beat by `margin`."""
     best, most = 0, tokens[0] / seconds[0] * (1.0 + margin)
     for place in range(1, len(tokens)):
         rate = tokens[place] / seconds[place]
@@ -49,7 +52,7 @@ def best_rate(tokens: Sequence[float], seconds: Sequence[float], margin: float =
 
 
 def best_count(chances: Sequence[float], cost: CostCurve, margin: float = 0.0) -> int:
-    """How many of one row's nodes to check, best first."""
+    """How many of one row's nodes to check; `chances` are of its nodes, best first."""
     tokens = list(accumulate(chances, initial=1.0))
     return best_rate(tokens, [cost.seconds(1 + n) for n in range(len(tokens))], margin)
 
@@ -64,7 +67,8 @@ def share_nodes(
 ) -> list[int]:
     """How many of each row's nodes to check, for the most tokens per second of all rows.
 
-    The chances of a row's nodes fall, so the best nodes of all rows are the first ones of each.
+    A row's chances are sorted, best first. So taking the best nodes of all rows takes a prefix of
+    each row's nodes.
     """
     num_rows = len(chances)
     if num_rows == 1:
@@ -88,18 +92,19 @@ def share_nodes(
 
 # --- how many guesses will be accepted ------------------------------------------------------------
 
-COMMON_RATE = 0.003  # at which the terms that all requests share learn, once many guesses were seen
-PRIOR_GUESSES = 12.0  # guesses that count as much as the priors: the first ones teach more
-CALIBRATION_RATE, MAX_CALIBRATION = 0.02, 2.0  # of what is expected, by what came; by source
-FADE = 0.003  # what the terms lose in a step without guesses, so that a source is tried again
-FINE = 8  # log-odds are rounded to one part in this many, so that chances can be cached
-NEW_MATCH = 0.7  # doublings of the match that is assumed for a new row
-# Chances of a lookup's first guess and of a further one without a match, and the log-odds that each
-# gains with every doubling of the match. Over 1,200 answers the first guess was right 10% of the
-# time without a match, 24% after a match of one token, 53% after three, 95% after sixteen.
+COMMON_RATE = 0.003  # learning rate of the terms that all requests share, after many guesses
+PRIOR_GUESSES = 12.0  # the priors count as much as this many guesses, so the first teach more
+CALIBRATION_RATE, MAX_CALIBRATION = 0.02, 2.0  # of the factor on expected tokens, by source
+FADE = 0.003  # share that terms lose in a step without guesses, so that a source is tried again
+FINE = 8  # log-odds are rounded to multiples of 1/FINE, so that chances can be cached
+NEW_MATCH = 0.7  # log2(1 + length) of the match that is assumed for a new row
+# Two pairs for lookups: the chance of the first guess, and of a further one after a right one, both
+# without a match; and what each doubling of the match adds to the log-odds of both. Over 1,200
+# answers the first guess was right 10% of the time without a match, 24% after a match of one token,
+# 53% after three, 95% after sixteen.
 OWN_TEXT, WITH_PHRASES = ((0.1, 0.6), (1.0, 0.5)), ((0.25, 0.45), (0.75, 0.65))
-# Chances of a network's, taken to be high, so that it is tried; for MERGED without the lookup's,
-# which have an estimate of their own.
+# The same chances of a network's guesses, set high so that it is tried. Those of MERGED leave out
+# the lookup's guesses, which have their own estimate.
 NETWORK_PRIORS = {
     DraftSource.CHAIN: (0.6, 0.65), DraftSource.TREE: (0.7, 0.7), DraftSource.MERGED: (0.75, 0.7),
 }  # fmt: skip
@@ -108,13 +113,13 @@ NETWORK_PRIORS = {
 class AcceptanceEstimate:
     """How many of a row's guesses will be accepted, by source.
 
-    It holds two log-odds: of a row's first guess, and of a further one after a right one. Each is
-    the sum of a source's prior, a term of the row, learned while its request runs, and a term that
-    all requests share. Sources differ in their priors alone, as the noise of separate estimates
-    would decide between them. The length of the match behind a row's next guesses may shift its
-    log-odds; the learned terms are then what remains.
+    It keeps two log-odds: that a row's first guess is right, and that a further one is right after
+    a right one. Each is a sum of three terms: the source's prior, a term of the row, learned while
+    its request runs, and a term that all requests share. Learned terms do not depend on the source:
+    with separate ones, noise would decide between sources. If the log-odds also depend on the match
+    behind a row's guesses (`by_match`), the learned terms are what the match does not explain.
 
-    All of it is scalar Python: steps have few rows, and for 8 of them numpy took twice as long.
+    All of it is scalar Python: steps have few rows, and with 8 of them numpy took twice as long.
     """
 
     def __init__(
@@ -124,7 +129,7 @@ class AcceptanceEstimate:
         *,
         rate: float,
         num_levels: int | Mapping[int, int],  # by source, or of all
-        by_match: tuple[float, float] = (0.0, 0.0),  # log-odds for every doubling of the match
+        by_match: tuple[float, float] = (0.0, 0.0),  # log-odds added by each doubling of the match
     ) -> None:
         self.priors = {one: (log_odds(p), log_odds(more)) for one, (p, more) in priors.items()}
         self.rate, self.by_match = rate, by_match
@@ -132,12 +137,12 @@ class AcceptanceEstimate:
             num_levels = dict.fromkeys(priors, num_levels)
         self.num_levels = num_levels
         self.first, self.further = [0.0] * num_rows, [0.0] * num_rows  # terms of the rows
-        # Doublings of the last match (0 tokens: none, 1: one, 3: two), behind the new guesses,
-        # and of the one before it, behind the guesses that are compared next.
+        # Matches are stored as log2(1 + length). `match` is behind the row's newest guesses,
+        # `before` behind the guesses that will be compared next.
         self.match, self.before = [NEW_MATCH] * num_rows, [NEW_MATCH] * num_rows
         self.common_first = self.common_further = 0.0
         self.num_learned = 0  # guesses that the shared terms have learned from
-        self.calibration = dict.fromkeys(priors, 1.0)  # accepted tokens per expected one
+        self.calibration = dict.fromkeys(priors, 1.0)  # factor on expected tokens, by source
 
     def start(self, rows: Sequence[int]) -> None:
         """New requests have these rows."""
@@ -146,7 +151,7 @@ class AcceptanceEstimate:
         self.clear_match(rows)
 
     def clear_match(self, rows: Sequence[int]) -> None:
-        """Nothing is known of these rows' next guesses."""
+        """Nothing is known about these rows' next guesses."""
         for row in rows:
             self.match[row] = self.before[row] = NEW_MATCH
 
@@ -160,33 +165,33 @@ class AcceptanceEstimate:
         run: int,  # leading guesses that were right
         compared: int,  # leading guesses that are known to be right or wrong
         source: int = DraftSource.LOOKUP,
-        weight: float = 1.0,  # for the shared terms: one over the rows of the step
-        num_levels: int | None = None,  # that the source drafted, if not the usual number
+        weight: float = 1.0,  # of the row, for the shared terms: 1 / number of rows in the step
+        num_levels: int | None = None,  # levels that the source drafted, if not the usual number
     ) -> None:
         """Learn from one row's guesses."""
         if not compared:
             return
         levels = self.num_levels[source] if num_levels is None else num_levels
-        odds, again = self.odds(row, source, self.before[row])
-        (chance, scale), (further, further_scale) = _chance(odds), _chance(again)
+        odds, further_odds = self.odds(row, source, self.before[row])
+        (chance, scale), (further, further_scale) = _chance(odds), _chance(further_odds)
         step = self.rate * scale * ((run > 0) - chance)
         self.first[row] += step
         self.num_learned += 1
         common = max(weight * COMMON_RATE, 1.0 / (PRIOR_GUESSES + self.num_learned)) / self.rate
         self.common_first += common * step
-        if asked := min(compared, levels) - 1:
-            step = self.rate * further_scale * (min(run, levels) - 1 - asked * further)
+        if num_further := min(compared, levels) - 1:
+            step = self.rate * further_scale * (min(run, levels) - 1 - num_further * further)
             self.further[row] += step
             self.common_further += common * step
 
-    def calibrate(self, source: int, expected: float, came: float, weight: float) -> None:
-        """Of this source's guesses so many tokens were expected, and so many were accepted."""
-        error = weight * (came - expected) / max(expected, 1.0)
-        right = self.calibration[source] * exp(CALIBRATION_RATE * error)
-        self.calibration[source] = min(max(right, 1.0 / MAX_CALIBRATION), MAX_CALIBRATION)
+    def calibrate(self, source: int, expected: float, accepted: float, weight: float) -> None:
+        """Compare the tokens expected of this source's guesses with those that were accepted."""
+        error = weight * (accepted - expected) / max(expected, 1.0)
+        factor = self.calibration[source] * exp(CALIBRATION_RATE * error)
+        self.calibration[source] = min(max(factor, 1.0 / MAX_CALIBRATION), MAX_CALIBRATION)
 
     def fade(self, rows: Sequence[int]) -> None:
-        """Forget a little, after a step without guesses: so an unused source is tried again."""
+        """Forget a little after a step without guesses, so that an unused source is tried again."""
         kept = 1.0 - FADE
         for row in rows:
             self.first[row] *= kept
@@ -205,15 +210,15 @@ class AcceptanceEstimate:
         self, rows: Sequence[int], sizes: tuple[int, ...], source: int = DraftSource.LOOKUP
     ) -> list[tuple[float, ...]]:
         """Expected tokens of each row, for each number of guesses in `sizes`."""
-        most, right = self.num_levels[source], self.calibration[source]
+        most, factor = self.num_levels[source], self.calibration[source]
         each = [_gains(*self.odds(row, source, self.match[row]), sizes, most) for row in rows]
         return [
-            tuple([min(right * gain, size) for gain, size in zip(some, sizes, strict=True)])
+            tuple([min(factor * gain, size) for gain, size in zip(some, sizes, strict=True)])
             for some in each
         ]
 
     def gain(self, row: int, source: int, size: int) -> float:
-        """The same of the guesses that are compared next, for one number of them."""
+        """Expected tokens of the `size` guesses that will be compared next."""
         odds, most = self.odds(row, source, self.before[row]), self.num_levels[source]
         return min(self.calibration[source] * _gains(*odds, (size,), most)[0], size)
 
@@ -224,71 +229,75 @@ def log_odds(chance: float) -> float:
 
 @lru_cache(maxsize=1 << 12)
 def _chance(odds: int) -> tuple[float, float]:
-    """The chance of (rounded) log-odds, and the factor that makes it move by the learning rate."""
+    """The chance for rounded log-odds, and how much these change per change of the chance."""
     chance = min(max(1.0 / (1.0 + exp(-odds / FINE)), 0.02), 0.98)
     return chance, 1.0 / max(chance * (1.0 - chance), 0.05)
 
 
 @lru_cache(maxsize=1 << 16)
-def _gains(odds: int, again: int, sizes: tuple[int, ...], most: int) -> tuple[float, ...]:
+def _gains(odds: int, further_odds: int, sizes: tuple[int, ...], most: int) -> tuple[float, ...]:
     """Expected tokens for each number of guesses; those past `most` add none."""
-    (first, _), (further, _) = _chance(odds), _chance(again)
+    (first, _), (further, _) = _chance(odds), _chance(further_odds)
     return tuple([first * (1.0 - further ** min(size, most)) / (1.0 - further) for size in sizes])
 
 
 # --- who drafts in captured steps -----------------------------------------------------------------
 
-# Groups of sources are compared by the logarithms of their rates, averaged over recent steps with
-# LEAD_RATE as the weight of the newest. A change costs time, so another group must lead by CHANGE.
-# A head is dropped if others lead by DROP, as it cannot catch up: new requests have none for
-# DROPPED steps. (LEAD_RATE=1: 0.988; DROP=99: 0.989)
+# Groups of sources are compared by the logarithms of their expected rates, averaged over recent
+# steps; LEAD_RATE is the weight of the newest. Switching costs time, so another group must lead by
+# CHANGE. A head cannot catch up, so doing without it must lead by DROP before it is dropped. New
+# requests then do without it for DROPPED steps. (LEAD_RATE=1: 0.988; DROP=99: 0.989)
 LEAD_RATE, CHANGE, DROP, DROPPED = 0.1, 0.02, 0.12, 400
-MAX_CATCH_UP = 32  # tokens that a draft model may read for each one that its row can still get
+MAX_CATCH_UP = 32  # missed tokens that a draft model may read per token that its row can still get
 
 
 class SourceChoice:
-    """Chooses who drafts in each captured step, and knows what it costs to change that.
+    """Chooses the source that drafts in each captured step; switching sources costs time.
 
     A network can only draft for rows of which it has seen every token. A draft model does not see
-    the tokens of steps without it; before it drafts again, the host runs it over what it missed. A
-    head that reads the target's states follows every step until it is dropped. It cannot catch up,
-    so it does not draft again for the rows that were running then. A waiting tree can only be
-    checked as one.
+    the tokens of steps without it; before it drafts again, a pass of it over the missed tokens is
+    launched between two captured steps. A head reads the target's states, so it cannot catch up:
+    it follows every step until it is dropped, and then does not draft again for the running rows.
+    A waiting tree can only be checked by a step for trees; others drop it.
     """
 
     def __init__(self, drafter: DeviceDrafter | None, shapes: StepShapes, rows: RowLengths) -> None:
         num_rows, sources = len(rows.known), {shape.source for shape in shapes.all}
         self.drafter, self.rows = drafter, rows
         network = drafter.network if drafter is not None and shapes.network_sources else None
-        self.can_catch_up = network is not None  # a draft model
-        self.can_drop = DraftSource.LOOKUP_ALONE in sources  # a head
+        self.can_catch_up = network is not None  # the network is a draft model
+        self.can_drop = DraftSource.LOOKUP_ALONE in sources  # the network is a head beside lookups
         self.is_current = np.zeros(num_rows, dtype=np.bool_)  # the network has seen all of the row
-        # Of each row's waiting draft, as of the last step launched.
+        # The source of each row's waiting draft, as of the last step launched.
         self.waiting = np.full(num_rows, DraftSource.NOBODY)
-        self.dropped_steps = 0  # that are still to come without a dropped head
+        self.dropped_steps = 0  # steps still to come without the dropped head
         self._trees = [one for one in shapes.network_sources if drafter and drafter.depth(one)]
-        # Sources of a group replace each other at no cost: a head's chains and lookups.
-        costs = {one for one in sources if one < 0 or self.can_catch_up or one in self._trees}
-        self.groups = {one: one if one in costs else DraftSource.LOOKUP for one in sources}
-        self._late: dict[tuple[int, int], float] = {}  # logarithms of rates, by rows and group
+        # Within a group, switching costs nothing: a head's chains and lookups are one group.
+        alone = {one for one in sources if one < 0 or self.can_catch_up or one in self._trees}
+        self.groups = {one: one if one in alone else DraftSource.LOOKUP for one in sources}
+        # Means of the logarithms of recent expected rates, by power of two of rows and group.
+        self._recent: dict[tuple[int, int], float] = {}
 
     def start(self, ids: list[int], *, is_first: bool) -> None:
         """Requests came into these rows; is_first: no others are running."""
         self.is_current[ids] = self.can_drop and not self.dropped_steps
         self.waiting[ids] = DraftSource.NOBODY
         if is_first:
-            self._late.clear()
+            self._recent.clear()
 
     def is_ready(self, shape: StepShape, row_R: np.ndarray) -> bool:
         """Whether a step of these rows can have this shape without catching up first."""
         return not (self.can_catch_up and shape.source > 0) or bool(self.is_current[row_R].all())
 
     def is_dropped(self, ids: list[int]) -> np.ndarray:
-        """For which rows a head was dropped."""
+        """For each row, whether the head was dropped."""
         return ~self.is_current[ids] & self.can_drop
 
     def note_launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
-        """Note that such a step comes next; returns its shape, without nodes if it drops trees."""
+        """Note that a step of this shape is launched next; returns the shape that it can have.
+
+        If the rows' waiting trees cannot be checked by such a step, it checks no nodes.
+        """
         source, is_tree = shape.source, shape.source in self._trees
         if self._trees and not is_tree and np.isin(self.waiting[row_R], self._trees).any():
             shape = StepShape(0, source)
@@ -298,9 +307,9 @@ class SourceChoice:
         return shape
 
     def choose(self, row_R: np.ndarray, rates: Mapping[int, float]) -> int:
-        """The group with the best rate of late, if it pays to change to it.
+        """The group with the best mean rate of recent steps, less the price of switching to it.
 
-        rates: the best expected tokens per second of each group.
+        rates: the best expected tokens per second of each group, for the next step.
         """
         if len(rates) == 1:
             return next(iter(rates))
@@ -309,26 +318,26 @@ class SourceChoice:
         if self.dropped_steps:
             self.dropped_steps -= 1
             return DraftSource.LOOKUP_ALONE
-        if self.can_drop and not is_current:  # it goes on following some of the rows
+        if self.can_drop and not is_current:  # the head still follows some of the rows, or none
             return DraftSource.LOOKUP if is_current_R.any() else DraftSource.LOOKUP_ALONE
         can_use = is_current or not self.can_catch_up or self._can_catch_up_on(row_R)
         waiting, best, most = self.groups.get(int(self.waiting[row_R[0]])), 0, -inf
         size, weight = (len(row_R) - 1).bit_length(), 1.0 - (1.0 - LEAD_RATE) ** len(row_R)
         for group, rate in rates.items():
             now = log(rate)
-            late = self._late.get((size, group), now)
-            late = self._late[size, group] = late + weight * (now - late)
-            late += CHANGE * (group == waiting) - DROP * (group == DraftSource.LOOKUP_ALONE)
-            late -= CHANGE * (self.can_catch_up and (group > 0) != is_current)
-            if late > most and (can_use or group <= 0):
-                best, most = group, late
+            mean = self._recent.get((size, group), now)
+            score = self._recent[size, group] = mean + weight * (now - mean)
+            score += CHANGE * (group == waiting) - DROP * (group == DraftSource.LOOKUP_ALONE)
+            score -= CHANGE * (self.can_catch_up and (group > 0) != is_current)
+            if score > most and (can_use or group <= 0):
+                best, most = group, score
         if best == DraftSource.LOOKUP_ALONE:
             self.dropped_steps = DROPPED
-            self._late.clear()
+            self._recent.clear()
         return best
 
     def _can_catch_up_on(self, row_R: np.ndarray) -> bool:
-        """Whether what these rows can still get is worth a draft model's catching up on them."""
+        """Whether these rows can still get enough tokens for a draft model to catch up on them."""
         assert self.drafter is not None
         rows = self.rows
         missing = (rows.known[row_R] - rows.computed[-1, row_R]).sum()
