@@ -16,26 +16,28 @@ from hunch.types import Request
 WINDOW = 15  # passes remembered per size
 MAX_SINGLE = 16  # sizes up to this are remembered one by one
 CORRECTED = 0.1  # share of an error by which all shapes are corrected, and the shape itself
-OWN_FADE = 0.001  # share of its own correction that an unused shape loses with each step
-MAX_SURPRISE = 0.3  # largest error that counts, as a logarithm: a pause is no cost
-# The device waited for the host if the time between steps was LATE times its own. A row with
-# checked nodes is assumed to take the host CHECKED_ROW times as long as a plain one, until that was
-# measured. HOST_RATE: weight of the newest step. Of fewer rows than MANY_ROWS nothing is learned:
-# most of the host's time is then not for rows. (MANY_ROWS=1e9: 0.967)
+OWN_FADE = 0.001  # share of its own correction that a shape loses with each step
+MAX_SURPRISE = 0.3  # largest error that counts, as a logarithm: a pause of the process is no cost
+# The device waited for the host if a step took LATE times as long as the device worked. A row with
+# checked nodes is assumed to take the host CHECKED_ROW times as long as a plain one, until that is
+# measured. HOST_RATE: weight of the newest step. Steps of fewer than MANY_ROWS rows teach nothing:
+# there, most of the host's time does not depend on the rows. (MANY_ROWS=1e9: 0.967)
 LATE, CHECKED_ROW, HOST_RATE, MANY_ROWS = 1.1, 1.4, 0.1, 16
-TOKEN, FIXED_TOKEN, FIXED_LEVEL = 0.05, 0.01, 0.1  # assumed costs, in passes over one token
+# Assumed costs, in passes over one token: of a further token (before anything was measured, and in
+# `FixedCurve`), and of a network's level.
+TOKEN, FIXED_TOKEN, FIXED_LEVEL = 0.05, 0.01, 0.1
 
 
 class CostCurve:
-    """Seconds of a pass over n packed tokens; never falls as n grows.
+    """Seconds of a pass over n packed tokens; they never fall as n grows.
 
-    Passes are remembered by size (each one up to 16, then by eighths of a power of two); a size's
-    estimate is the lower quartile of its last passes, since noise only ever adds time. Between
-    sizes the curve is a straight line; beyond them it keeps its last slope. Before anything is
-    measured, a pass costs one unit and every further token `prior` units.
+    Passes are remembered by size: each size up to 16, then eighths of a power of two. The estimate
+    for a size is the lower quartile of its last passes, since noise only adds time. The curve is a
+    straight line between two sizes, and keeps its slope after the last one. Before anything is
+    measured, a pass costs one unit, and `prior` units more for every further token.
 
-    Passes take longer as texts grow. The sizes in use show by how much, and those measured
-    earlier are corrected by the same factor, so that all stay comparable.
+    Passes take longer as texts grow. The sizes in use show by how much. The other sizes are
+    corrected by the same factor, so that all stay comparable.
     """
 
     is_measured = True  # False: seconds are assumed, so that choices do not depend on the machine
@@ -51,6 +53,7 @@ class CostCurve:
         self._known: dict[int, float] = {}  # answers given since the curve last changed
 
     def record(self, num_tokens: int, seconds: float) -> None:
+        """A pass over `num_tokens` tokens took `seconds`."""
         size = _bucket(num_tokens)
         passes = self._passes.setdefault(size, deque(maxlen=WINDOW))
         aged = self._level / self._levels.get(size, self._level)
@@ -95,9 +98,9 @@ class CostCurve:
 
 
 class FixedCurve(CostCurve):
-    """Costs that are assumed, not measured: choices follow acceptance alone.
+    """Costs that are assumed, not measured, so that choices depend on acceptance alone.
 
-    With `prior` 0 all passes cost the same, and every guess pays: for tests that want many.
+    With `prior` 0 all passes cost the same, so every guess pays: for tests that need many guesses.
     """
 
     is_measured = False
@@ -106,33 +109,38 @@ class FixedCurve(CostCurve):
         pass
 
 
-StepKey = tuple[int, StepShape, int]  # of a captured step: rows, shape, what its rows ask for
+StepKey = tuple[int, StepShape, int]  # of a captured step: rows, shape, extras
 
 
 class StepCosts:
     """Seconds of captured steps, drafting included.
 
-    Steps are timed when they are captured, over short texts; over longer texts they take longer. By
-    how much is learned from the steps in use and applied to all, so that they stay comparable.
-    Beside that, each step in use has a correction of its own. What was not captured is read off a
-    curve by packed tokens.
+    Steps are timed when they are captured, with short texts. With longer texts they take longer.
+    The steps in use show by how much, and all steps are corrected by that, so that they stay
+    comparable. In addition, each step in use has a correction of its own. Seconds of steps that
+    were not captured come from a curve over packed tokens.
 
-    Steps whose rows ask for more than tokens (rules, masks, scores) are captured when they are
-    first needed. They are compared with steps without, and until then one is assumed to take as
-    much longer as the known ones do.
+    Steps with *extras* (rules, masks, scores: see `step.step_kinds`) are captured when they are
+    first needed. For each combination of extras, one correction says how much longer such steps
+    take than those without.
     """
 
     def __init__(self, *, is_measured: bool = True) -> None:
         self.is_measured = is_measured
         self.curve = CostCurve() if is_measured else FixedCurve(FIXED_TOKEN)
-        self.host: defaultdict[int, HostTime] = defaultdict(HostTime)  # by what rows ask for
-        self._captured: dict[tuple[int, StepShape], float] = {}  # the target's part, without more
+        self.host: defaultdict[int, HostTime] = defaultdict(HostTime)  # by extras
+        # Seconds when captured: of the target in steps without extras, and of drafting.
+        self._captured: dict[tuple[int, StepShape], float] = {}
         self._drafting: dict[StepKey, float] = {}
-        self._common: dict[int, float] = {}  # corrections as logarithms, by what rows ask for
+        # Corrections, as logarithms: of all steps with the same extras, and of single steps.
+        self._common: dict[int, float] = {}
         self._own: dict[StepKey, float] = {}
 
     def capture(self, key: StepKey, seconds: float, draft_seconds: float = 0.0) -> bool:
-        """A step was timed when it was captured; True: for the first time, which counts."""
+        """A step was timed when it was captured; returns whether for the first time.
+
+        Later times of the same step are ignored.
+        """
         if key in self._drafting or not self.is_measured:
             return False
         self._drafting[key] = draft_seconds
@@ -155,11 +163,11 @@ class StepCosts:
             self._correct(key, target)
 
     def _correct(self, key: StepKey, target: float) -> None:
-        """Correct all steps whose rows ask for the same, and this one, by what it took."""
+        """Correct this step, and all steps with the same extras, by the time that it took."""
         surprise, extras = log(target / self.target(key)), key[2]
         if extras not in self._common:
             self._common[extras], surprise = surprise, 0.0
-        elif not extras or key in self._own:  # else the capture did not have the host's work for it
+        elif not extras or key in self._own:  # else: the capture ran without the host's work
             surprise = CORRECTED * min(surprise, MAX_SURPRISE)
             self._common[extras] += surprise
         for other in self._own:
@@ -184,7 +192,7 @@ class StepCosts:
         num_rows, shape, extras = key
         if not self.is_measured:
             return FIXED_LEVEL * min(shape.num_nodes, 5) * (shape.source > 0)
-        while num_rows:  # if this size was not captured: as the next smaller one
+        while num_rows:  # a size that was not captured takes the time of the next smaller one
             seconds = self._drafting.get((num_rows, shape, extras))
             if seconds is not None:
                 return seconds
@@ -201,11 +209,12 @@ def step_key(graph: CapturedStep) -> StepKey:
 
 
 def target_seconds(seconds: float, draft_seconds: float) -> float:
-    """The target's part of a step's seconds; drafting was timed apart, so it is bounded."""
+    """The target's part of a step's seconds: a tenth at least, as drafting was timed separately."""
     return max(seconds - draft_seconds, 0.1 * seconds)
 
 
 def _bucket(num_tokens: int) -> int:
+    """The size under which a pass over `num_tokens` tokens is remembered."""
     if num_tokens <= MAX_SINGLE:
         return num_tokens
     step = 1 << (num_tokens.bit_length() - 4)  # eighths of the power of two below
@@ -215,9 +224,9 @@ def _bucket(num_tokens: int) -> int:
 class HostTime:
     """The host's seconds for a step's rows, where it takes longer than the device.
 
-    A row with checked nodes is more work for it than a plain one. The seconds of a row are learned
-    from plain and checking steps, and the ratio of both from steps that follow one of the other
-    sort: else an old figure could keep one of them out of use.
+    A row with checked nodes is more work for the host than a plain row. Both types of steps teach
+    the seconds of a row. The ratio of the two is learned only when a step follows one of the other
+    type: then both were measured lately.
     """
 
     def __init__(self) -> None:
@@ -229,8 +238,8 @@ class HostTime:
     ) -> None:
         """It took `seconds` from one step to the next; the device worked for `device` of them.
 
-        has_waited: the host ran a pass beside the step and waited for both, so that the device was
-        idle during all that the host did afterwards.
+        has_waited: the host also ran a pass and waited for it, so the device was idle during all
+        of the host's later work.
         """
         if num_rows < MANY_ROWS:
             return
@@ -254,21 +263,21 @@ class HostTime:
         return num_rows * self._work(shape) * self._per_row * (num_rows >= MANY_ROWS)
 
     def _work(self, shape: StepShape) -> float:
-        """The host's work for a row, as a multiple of a plain row's."""
+        """The host's time for a row of such a step, as a multiple of a plain row's."""
         return self._checked if shape.num_nodes else 1.0
 
 
-# Requests keep coming if one arrived beside others that had made SETTLED steps, and after another
-# had ended. `level` is then 1, falls by the factor FLOW with each step, and counts while it is
-# above LEAST_FLOW.
+# A request that arrives beside others that have taken SETTLED steps, and after another has ended,
+# sets `Flow.level` to 1. Each step multiplies it by FLOW. Requests keep coming while it is above
+# LEAST_FLOW.
 SETTLED, FLOW, LEAST_FLOW = 8, 0.98, 0.1
 
 
 class Flow:
     """Whether requests keep coming, so that one that ends early makes room for the next.
 
-    Requests that came together may start steps apart, as long prompts are computed one after the
-    other. That is why an arrival counts only after another request has ended.
+    Requests that came together may start some steps apart, as long prompts are computed one after
+    the other. That is why an arrival counts only after another request has ended.
     """
 
     def __init__(self, num_rows: int) -> None:

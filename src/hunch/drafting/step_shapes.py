@@ -1,4 +1,4 @@
-"""The shapes that steps may have: how many nodes a step checks, and who drafts in it."""
+"""The shapes of captured steps: how many nodes a step checks, and which source drafts in it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import numpy as np
 
 from hunch.draft import Rows
 
-MAX_CHECKED = 512  # packed tokens of a step with nodes; in larger steps nodes do not pay
-MIN_CHECKED = 16  # packed tokens of one tile: up to there, three nodes take no longer than one
+MAX_CHECKED = 512  # most packed tokens of a step with nodes; in larger steps nodes do not pay
+MIN_CHECKED = 16  # packed tokens of one tile: in smaller steps, three nodes cost no more than one
 # Shapes per source of a network, alone and beside lookups: few, as each takes time to capture.
 NUM_ALONE, NUM_BESIDE = 3, 3
 CHAIN_SIZES = (1, 3, 5)  # nodes checked of a network's chains, besides whole chains
-TREE_SIZES = (7, 15)  # and of best-first trees: with the root, whole tiles
-SURE = 4  # tokens of a match from which on a lookup goes before a network
-BEGINNING = 7  # levels drafted after a step that checked none
+TREE_SIZES = (7, 15)  # nodes checked of best-first trees: with the root, whole tiles
+SURE = 4  # from a match of this many tokens on, a lookup's guesses replace a network's draft
+BEGINNING = 7  # levels drafted in a step that checked none
 
 
 class DraftSource(IntEnum):
-    """Who drafts in a captured step, for the step after it.
+    """What drafts at the end of a captured step, for the next one. Networks are above 0.
 
     The `RowSource` of a row is something else: the method that its request names.
     """
 
-    LOOKUP_ALONE = -2  # and a head does not follow the target's states: it was dropped
+    LOOKUP_ALONE = -2  # a lookup; the head was dropped and does not follow the target's states
     NOBODY = -1
     LOOKUP = 0
     CHAIN = 1  # of a network
@@ -37,7 +37,7 @@ class DraftSource(IntEnum):
 
 
 class StepShape(NamedTuple):
-    """A captured step: the nodes it checks, and who drafts for the step after it."""
+    """The nodes that a captured step checks of each row, and what drafts for the next step."""
 
     num_nodes: int
     source: int = DraftSource.LOOKUP
@@ -58,7 +58,7 @@ class CapturedStep(Protocol):
     def draft_seconds(self) -> float: ...
     @property
     def extras(self) -> int:
-        """What its rows ask for besides tokens, which changes its costs; 0: nothing."""
+        """Flags of what its rows ask for besides tokens (`step.step_kinds`); 0: nothing."""
 
 
 class RowLengths(Protocol):
@@ -73,11 +73,11 @@ class RowLengths(Protocol):
 
 
 class Drafted(NamedTuple):
-    """Who made a row's waiting draft."""
+    """Where a row's waiting draft comes from."""
 
     source: int = 0
     matched: int = 0  # tokens of the match behind it
-    num_nodes: int = 0  # nodes that the step checked in which it was drafted
+    num_nodes: int = 0  # nodes checked by the step that drafted it
 
 
 def chains_of(num_levels: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
@@ -108,16 +108,16 @@ def lookups_of(num_nodes: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
 
 
 def levels_after(num_tokens: int, most: int) -> int:
-    """Levels worth drafting in a step that could commit `num_tokens` tokens.
+    """Levels to draft in a step that could commit `num_tokens` tokens.
 
-    The next step will most likely check as many as this one. After one that checked none, drafting
-    begins.
+    They are as many as this step checked, since the next one will most likely check the same
+    number. A step that checked none drafts `BEGINNING` levels.
     """
     return min(most, num_tokens - 1) or min(most, BEGINNING)
 
 
 def tree_levels(num_nodes: int, most: int) -> int:
-    """Levels that a best-first tree counts as: so many if each had three nodes."""
+    """Levels that a best-first tree counts as: one for every three nodes."""
     return min(-(-num_nodes // 3), most)
 
 
@@ -127,7 +127,7 @@ class StepShapes:
     def __init__(self, shapes: Sequence[StepShape]) -> None:
         self.all = tuple(sorted(shapes))
         self.max_nodes = max(shape.num_nodes for shape in self.all)
-        # Most nodes of a lookup's chain that a step checks; a draft may have more.
+        # Most nodes that a step checks of a lookup's chain; the chain may be longer.
         self.max_looked_up = max((s.num_nodes for s in self.all if s.source <= 0), default=0)
         self.has_lookup = any(
             shape.num_nodes and shape.source in (DraftSource.LOOKUP, DraftSource.MERGED)
@@ -140,14 +140,14 @@ class StepShapes:
     def at(self, num_rows: int) -> list[StepShape]:
         """The shapes of steps of `num_rows` rows; plain decoding, if among them, comes first."""
         if num_rows not in self._at:
-            few = [shape for shape in self.all if num_rows * (1 + shape.num_nodes) <= MAX_CHECKED]
-            if 2 * num_rows < MIN_CHECKED and StepShape(3) in few:
-                few = [shape for shape in few if shape.num_nodes != 1 or not self.has_lookup]
+            fit = [shape for shape in self.all if num_rows * (1 + shape.num_nodes) <= MAX_CHECKED]
+            if 2 * num_rows < MIN_CHECKED and StepShape(3) in fit:
+                fit = [shape for shape in fit if shape.num_nodes != 1 or not self.has_lookup]
             most = NUM_BESIDE if self.has_lookup else NUM_ALONE
             for source in self.network_sources:
-                dropped = [shape for shape in few if shape.source == source][:-most]
-                few = [shape for shape in few if shape not in dropped]
-            self._at[num_rows] = few or [self.all[0]]
+                dropped = [shape for shape in fit if shape.source == source][:-most]
+                fit = [shape for shape in fit if shape not in dropped]
+            self._at[num_rows] = fit or [self.all[0]]
         return self._at[num_rows]
 
     def sizes_at(self, num_rows: int) -> dict[int, tuple[int, ...]]:
@@ -160,7 +160,7 @@ class StepShapes:
         return self._sizes[num_rows]
 
     def largest(self, source: int) -> int:
-        """Nodes of the largest step of a source."""
+        """The most nodes that a step of this source checks."""
         return max(shape.num_nodes for shape in self.all if shape.source == source)
 
     def checks_at(self, num_rows: int) -> bool:
@@ -168,7 +168,10 @@ class StepShapes:
         return bool(self.sizes_at(num_rows))
 
     def to_capture(self, num_rows: int) -> list[StepShape]:
-        """The shapes to capture for this many rows: also those in which drafting begins."""
+        """The shapes to capture for this many rows.
+
+        For each source there is also one without nodes, for steps in which drafting begins.
+        """
         shapes = self.at(num_rows)
         first = [StepShape(0, source) for source in sorted({shape.source for shape in shapes})]
         return shapes + [shape for shape in first if shape not in shapes]
@@ -181,7 +184,7 @@ class ShapeCounts:
     steps: int = 0
     tokens: int = 0  # of all rows; 0 without a drafter
     seconds: float = 0.0  # of the device
-    late_seconds: float = 0.0  # that it waited for the host
+    late_seconds: float = 0.0  # in which the device waited for the host
 
     def add(self, num_tokens: int, seconds: float, late_seconds: float) -> None:
         """One more step."""
@@ -192,14 +195,15 @@ class ShapeCounts:
 
 
 class StepCounts:
-    """Totals since the start, to see what the policy chose."""
+    """Totals since the start, which show what the policy chose."""
 
     def __init__(self) -> None:
         self.shapes: defaultdict[tuple[int, StepShape], ShapeCounts] = defaultdict(ShapeCounts)
-        self.prompt_seconds = 0.0  # of prompts and the host's own steps, beside captured steps
-        self.num_read, self.read_seconds = 0, 0.0  # rows that a network caught up on, and seconds
-        self.num_changes = 0  # steps that waited until a network had caught up
-        self.lost_steps = {"lookup": 0.0, "network": 0.0}  # plain ones, by source; < 0: gained
+        self.prompt_seconds = 0.0  # of prompts and steps run by the host, beside captured steps
+        # How often a draft model caught up on a row, and the seconds that launching it took.
+        self.num_read, self.read_seconds = 0, 0.0
+        self.num_changes = 0  # steps before which a draft model had to catch up
+        self.lost_steps = {"lookup": 0.0, "network": 0.0}  # in plain steps; below 0: gained
 
     def report(self) -> dict[str, Any]:
         """All counts, for JSON; every number is a total."""

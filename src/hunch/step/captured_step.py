@@ -1,8 +1,8 @@
-"""Captured steps of rows that decode: launched ahead of their results, read one step late.
+"""Captured steps of rows that decode: a step is launched before the last one's result is read.
 
-A step is two graphs, `forward` and `finish`. Without grammars both are launched at once. Where rows
-have grammars, the host receives the step before while `forward` runs, fills in the masks (what may
-follow each drafted node), and then launches `finish`. The rest of a result is applied after that.
+A step is two graphs, `forward` and `finish`. Without grammars both are launched at once. If rows
+have grammars, the host receives the step before while `forward` runs, fills in the masks (tokens
+that may follow each node), launches `finish`, and then applies the rest of that result.
 
 Shape letters: R rows of the step, C columns of a result, X rows of the engine.
 """
@@ -71,7 +71,7 @@ class CapturedSteps:
             assert isinstance(found.network.model, FusedTarget)
             model, kv = found.network.model, found.network.kv
             self.catch_up = CatchUp(model, kv, self.rows, self.device_rows.state.tokens_XL, pool)
-        # By row: captured steps do all that it asks for; its prompt was read, or is being read.
+        # By row: captured steps can do all it asks for; the choice of its first token was launched.
         self.is_served, self.is_decoding = np.zeros((2, capacity.max_rows), dtype=np.bool_)
         self.extras = RowExtras(
             self.rows,
@@ -83,8 +83,8 @@ class CapturedSteps:
             can_take_back=not parts.scores_processed and not capacity.has_states,
         )
         self._last: tuple[list[RowWork], Group] | None = None  # all work, and its captured part
-        self._received_at: float | None = None  # the last result, if another step was pending
-        self._host_seconds = self._prompt_seconds = 0.0  # since then: host's steps, and prompts
+        self._received_at: float | None = None  # the last result; None: the device was idle since
+        self._host_seconds = self._prompt_seconds = 0.0  # since then: steps by the host, prompts
         self._num_pending = self.num_masked = 0  # steps not received, and those that read masks
         most = None if found is None else step_kinds.max_draft_rows(shapes, capacity.max_rows)
         self.capacity = replace(
@@ -140,21 +140,21 @@ class CapturedSteps:
             self.policy.by_network[start.row] = self.extras.by_network(start.row)
 
     def _can_serve(self, request: Request) -> bool:
-        """Whether captured steps do all that the request asks for."""
+        """Whether captured steps can do all that the request asks for."""
         params = request.params
         if params.logprobs is not None and params.logprobs > SCORE_SIZES[-1]:
             return False
         mode, drafter = params.speculation.mode, self.drafter
         if mode == "off" or not self.capacity.max_nodes or params.speculation.max_nodes == 0:
             return True
-        if drafter is None:  # the host makes its drafts
+        if drafter is None:  # the host drafts
             return False
         return mode in ("default", "auto", drafter.name) or mode in drafter.sources
 
     def observes(self, rows: list[int]) -> bool:
-        """Whether the host's drafter must see what the target did for these rows.
+        """Whether the host's drafter must see the target's states of these rows.
 
-        What drafts on the device has all it needs there, and a head that was dropped needs nothing.
+        Most device forms have all they need on the device. A head that was dropped needs nothing.
         """
         if self.drafter is None or not self.is_served[rows].all():
             return True
@@ -170,12 +170,12 @@ class CapturedSteps:
         return self.is_served[rows] & (True if is_ready_R is None else is_ready_R)
 
     def _is_ready(self, rows: list[int], drafter: DeviceDrafter) -> np.ndarray | None:
-        """For which rows the drafter is ready or was dropped; None: for all."""
+        """For each row, whether the drafter is ready or was dropped; None: ready for all."""
         is_ready_R = drafter.is_ready(self.rows.view(rows))
         return None if is_ready_R is None else is_ready_R | self.policy.sources.is_dropped(rows)
 
     def begin_decoding(self, rows: list[int]) -> None:
-        """The choice of these rows' first tokens was launched: captured steps come next."""
+        """The choice of these rows' first tokens was launched; captured steps come next."""
         self._last = None
         self.is_decoding[rows] = True
 
@@ -185,7 +185,7 @@ class CapturedSteps:
         return {row for row in served.tolist() if requests[row] is not None}
 
     def after_host_step(self, result: StepResult) -> None:
-        """The host ran a step: its rows changed, and a draft model may have to catch up on them."""
+        """The host ran a step: note its rows, and let a draft model read their new tokens."""
         self._last = None
         self._host_seconds += result.target_seconds + result.draft_seconds
         for row in result.rows:
@@ -199,7 +199,7 @@ class CapturedSteps:
         self._host_seconds += seconds
 
     def _read_missed(self, ids: list[int]) -> list[int]:
-        """Let a draft model, if it will draft, read what it missed; returns rows that still run."""
+        """Let a draft model read what it missed, if it will draft; returns rows that still run."""
         running = self.running()
         rows = [row for row in ids if row in running]
         if self.catch_up is not None:
@@ -212,10 +212,10 @@ class CapturedSteps:
     def launch(
         self, work: list[RowWork], receive: Callable[[], set[int]], apply: Callable[[], None]
     ) -> PendingStep | None:
-        """Launch a step of the rows that can take one; None: the host must run them all.
+        """Launch a step of the rows that can take one; None: the host must run all of them.
 
-        `receive` receives the steps before it, and returns the rows whose tokens were taken back;
-        `apply` applies their results.
+        `receive` receives the results of earlier steps, and returns the rows whose tokens were
+        taken back. `apply` applies these results.
         """
         group = self._group(work)
         if group is not None and self.drafter is not None:
@@ -273,13 +273,16 @@ class CapturedSteps:
         return Group(ready, self.extras) if ready else None
 
     def _shape(self, group: Group, apply: Callable[[], None]) -> StepShape:
-        """The step's shape; if need be, a draft model reads the tokens that it missed."""
+        """The shape of the next step.
+
+        If a draft model will draft in it, and missed tokens, its passes over these are launched.
+        """
         if not group.is_drafting:
             return StepShape(0)
         shape = self.policy.choose(group.row_R, extras=group.extras)
         if self.policy.is_ready(shape, group.row_R):
             return shape
-        apply()  # the host must know them
+        apply()  # the host packs the missed tokens, so it must know them
         rows = self._read_missed(group.ids)
         is_ready = bool(rows) and self.policy.sources.is_ready(shape, np.array(rows))
         return shape if is_ready else self.plain_shape
@@ -298,11 +301,11 @@ class CapturedSteps:
 
     def upload(self, group: Group, graph: StepGraph) -> None:
         """Bring the rows of a step up to date on the device, before it is launched."""
-        if not self._num_pending:  # the device was idle: the time since then is not a step's
+        if not self._num_pending:  # the device was idle: the time since the last result is no cost
             self._received_at, self._host_seconds, self._prompt_seconds = None, 0.0, 0.0
         max_checked = self.extras.max_checked(group)
         renewed = self.device_rows.update(group.ids, max_checked, group.max_draft, graph.num_rows)
-        if renewed:  # now the device drafts, and the host's draft is out of date
+        if renewed:  # from now on the device drafts: the host's waiting drafts are out of date
             self.host_drafter.forget(renewed)
             for row in renewed:
                 self.rows.drafts[row] = None
@@ -310,9 +313,9 @@ class CapturedSteps:
     # --- after a step -----------------------------------------------------------------------------
 
     def receive(self, pending: PendingStep) -> set[int]:
-        """Wait for a step's result, and let grammars consume its tokens, for the next masks.
+        """Wait for a step's result and let grammars consume its tokens, for the next masks.
 
-        Returns the rows that chose a token without a mask, which their grammar then refused.
+        Returns the rows that chose a token without a mask and whose grammar refused it.
         """
         if pending.received is not None:
             return pending.received.checked.taken_back
@@ -342,12 +345,12 @@ class CapturedSteps:
         return checked.taken_back
 
     def _times(self, pending: PendingStep, seconds: float) -> tuple[float | None, float]:
-        """Seconds since the last result of rows that decode, and of what else ran in that time."""
+        """Seconds since the last result, and those of prompts and the host's steps among them."""
         if pending.follows_prompts:
             self._prompt_seconds += seconds if self._received_at is not None else 0.0
             return None, 0.0
         before, self._received_at = self._received_at, perf_counter()
-        reading = max(self._host_seconds - seconds, 0.0)  # what the host ran waited for this step
+        reading = max(self._host_seconds - seconds, 0.0)  # the host's steps waited for this one
         reading += self._prompt_seconds
         self._host_seconds = self._prompt_seconds = 0.0
         return None if before is None else self._received_at - before, reading

@@ -1,4 +1,4 @@
-"""Log-probabilities and pooled states that requests ask for: of prompts, and in host-led steps.
+"""Log-probabilities and pooled states: of prompts, and of tokens decided in steps by the host.
 
 Shape letters: T packed tokens, M rows of logits, K tokens decided for a row, P longest path,
 D model width, V vocabulary.
@@ -64,7 +64,7 @@ class HostScores:
         return self.sampling.process(logits_KV, row_K, pos_K, path_KP, mask_KV)
 
     def of_prompts(self, last_TD: Tensor, parts: list[RowPart]) -> PromptScores:
-        """What requests ask for of the prompt tokens in a pass; nobody waits for a device."""
+        """Launch the scores and states that requests ask for of their prompts, without waiting."""
         found = PromptScores()
         for part in parts:
             request = self.rows.requests[part.row]
@@ -126,12 +126,12 @@ class PromptScores:
 
 
 def to_host(tensor: Tensor) -> Tensor:
-    """The tensor in the host's memory, once the device has come to it."""
+    """A copy in the host's memory, filled once the device gets there."""
     if tensor.device.type == "cpu":
         return tensor
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """The host's tensor on a device; nobody waits."""
+    """A copy on the device, made without waiting for it."""
     return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Captured passes over a packed batch: the target's, and those that let a draft model catch up.
+"""Captured passes over a packed batch: the target's, and a draft model's over missed tokens.
 
 Shape letters: T packed tokens, P tree depth, X rows of the engine, B blocks of a table, I tiles.
 """
@@ -29,7 +29,7 @@ log = logging.getLogger("hunch")
 
 MAX_PASS = 2048  # tokens of the largest captured pass; in larger ones launches take little time
 SPARE_TILES = 16  # partly filled tiles that a pass has room for; a large pass: size / 16
-SMALL, LARGE = 512, 2048  # tokens of a pass that catches up; a large one only if so many are left
+SMALL, LARGE = 512, 2048  # most tokens of a catch-up pass; LARGE if at least as many are left
 PASSES = (16, 32, 64, 128, 256, SMALL, LARGE)  # captured at the start
 
 
@@ -180,12 +180,12 @@ def size_of(num_tokens: int) -> int:
 
 
 class CatchUp:
-    """Runs a draft model over tokens that it has not seen; its KV group is the last one."""
+    """Launches a draft model's passes over tokens that it missed; its KV group is the last one."""
 
     def __init__(
         self, model: FusedTarget, kv: KVCache, rows: RowBuffers, tokens_XL: Tensor, pool: Any
     ) -> None:
-        """`tokens_XL`: the rows' tokens on the device, which may know one more than the host."""
+        """`tokens_XL`: the rows' tokens on the device, where one more may be known."""
         self.rows, self.tokens_XL = rows, tokens_XL
         self.passes = PassGraphs(model, kv, (), rows.table.shape, rows.block_size, pool)
 
@@ -195,11 +195,11 @@ class CatchUp:
         return [partial(prepare, size) for size in PASSES]
 
     def run(self, ids: list[int]) -> None:
-        """Run it over all known tokens of these rows that have no KV in its group, if it can."""
+        """Run it over all known tokens of these rows that it has no KV of, if memory suffices."""
         self._try(ids, 0)
 
     def run_ahead(self, ids: list[int]) -> None:
-        """`run` with one more token of each row, which a step that was launched chooses."""
+        """`run` with one more token of each row, which a step already launched will choose."""
         self._try(ids, 1)
 
     def _try(self, ids: list[int], num_more: int) -> None:

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Received(NamedTuple):
-    """What a step did, and which of its requests are still in their rows."""
+    """The result of a step, and which of its requests are still in their rows."""
 
     result_RC: np.ndarray  # valid until the buffer is used again
     lines: list[list[int]]  # the same without scores, and without tokens that were taken back
@@ -42,7 +42,7 @@ class PendingStep:
     requests: list[Request | None]
     graph: StepGraph
     buffer: int  # of the download, where its result will be
-    num_masked: dict[int, int]  # masks of each row that chooses before its grammar is asked
+    num_masked: dict[int, int]  # masks of each row whose choices its grammar checks later
     void: set[int]  # rows that began it after a token that was taken back
     timer: StepTimer | None = None  # of the pass over prompts, if it chose their first tokens
     plan_id: int = 0
@@ -58,15 +58,15 @@ class PendingStep:
 
 @dataclass(slots=True)
 class PendingPrompts:
-    """A pass over prompts that was launched, with what follows it."""
+    """A pass over prompts that was launched, and the step after it that chooses first tokens."""
 
     plan_id: int
     work: list[RowWork]
-    parts: list[RowPart]  # prompts that it read to their end
+    parts: list[RowPart]  # prompts that end in this pass
     results: dict[int, RowResult]  # of the others, by row
     scores: PromptScores  # that requests ask for
-    step: PendingStep | None = None  # that chooses the first tokens; None: no prompt was ended
-    target_seconds: float = 0.0  # without such a step: of launching the pass
+    step: PendingStep | None = None  # chooses the first tokens; None: no prompt ends here
+    target_seconds: float = 0.0  # without such a step: seconds that launching the pass took
     draft_seconds: float = 0.0
 
 

@@ -1,11 +1,11 @@
-"""Prompts of rows that take captured steps after them: read without waiting for the device.
+"""Prompts of rows that take captured steps afterwards: the host does not wait for the device.
 
-The host packs the prompts' tokens, as for any step that it runs, and launches the target's pass.
-The first tokens are chosen by the `finish` graph of a captured step: the states of each prompt's
-last token are copied to where the step's own `forward` would have left them. So the next step can
-be launched before the first tokens are known, and these come back as those of captured steps do.
+The host packs the prompts' tokens, as in steps that it runs itself, and launches the target's pass.
+It copies the states of each prompt's last token to where the `forward` graph of a captured step
+leaves them. Then it launches the `finish` graph of that step, which chooses the first tokens. So
+the next step can be launched before these are known, and they come back like other tokens.
 
-The text of a preempted request counts as its prompt when it comes back.
+When a preempted request continues, all of its text counts as its prompt.
 
 Shape letters: R rows of the step, T packed tokens, D model width.
 """
@@ -34,21 +34,21 @@ from hunch.types import RowResult, RowWork, StepPlan, StepResult
 
 
 class PromptSteps:
-    """Launches passes over prompts, and applies what came of them."""
+    """Launches passes over prompts, and applies their results."""
 
     def __init__(self, captured: CapturedSteps, host: HostStep) -> None:
         self.captured, self.host, self.rows = captured, host, host.rows
-        # Several ranks take part in each step, and a pass may fail on one of them.
-        self._is_unsure = captured.steps.lead is not None and host.passes is None
+        # Ranks without captured passes: a pass may run out of memory on one of them.
+        self._can_fail = captured.steps.lead is not None and host.passes is None
         self._is_host_drafting = captured.capacity.max_nodes > 0 and captured.drafter is None
         drafter, needs = captured.drafter, captured.host_drafter.needs
-        # A head that reads the target's states, and keeps KV of them.
+        # The drafter is a head: it reads the target's states and keeps KV of its own.
         self._has_head = drafter is not None and drafter.network is None and needs.kv is not None
 
     def takes(self, work: list[RowWork]) -> bool:
-        """Whether all of these rows can be read here; if one cannot, the host runs them all."""
+        """Whether all of these rows can be launched here; else the host runs all of them."""
         captured = self.captured
-        if self._is_unsure:
+        if self._can_fail:
             return False
         rows = [item.row for item in work]
         if any(item.is_apart for item in work) or captured.is_decoding[rows].any():
@@ -60,20 +60,20 @@ class PromptSteps:
         return not captured.observes(rows) or self._can_cover(rows, captured.drafter)
 
     def _can_cover(self, rows: list[int], drafter: DeviceDrafter) -> bool:
-        """Whether a head can cover these rows before their first tokens are known.
+        """Whether a head can compute its KV of these rows before their first tokens are known.
 
-        The host drafts for rows with a hole in the head's KV, or longer than the head can read.
+        If a row has a hole in the head's KV, or is longer than the head can read, the host drafts.
         """
         computed = self.rows.computed
         is_whole = self._has_head and bool((computed[1:, rows] >= computed[0, rows]).all())
         return is_whole and drafter.can_follow(self.rows.view(rows))
 
     def launch(self, plan: StepPlan, receive: Callable[[], object]) -> PendingPrompts | StepResult:
-        """Launch a pass over prompts and, while it runs, all that follows it.
+        """Launch a pass over prompts and, while it runs, everything that follows it.
 
-        `receive` receives the steps before it. If it runs out of memory, nothing has changed on the
-        host. If no prompt is read to its end, and none is scored, there is nothing to wait for, and
-        the result is returned at once.
+        `receive` receives the results of earlier steps. If the pass runs out of memory, nothing has
+        changed on the host. If no prompt ends in this pass, and none is scored, the result is
+        returned at once.
         """
         began, rows = perf_counter(), self.rows
         batch = pack(rows, plan.work)
@@ -107,10 +107,10 @@ class PromptSteps:
         return pending if last or scores else self.apply(pending)
 
     def _cover(self, batch: Batch, hidden: Hidden) -> None:
-        """Let a head cover the prompts: compute its KV of their tokens but the last.
+        """Let a head compute its KV of the prompts' tokens, except the last of each.
 
-        It reads the target's states, and the token after each. After the last one that is the first
-        token, so the `finish` graph covers that.
+        For each token it reads the target's state and the next token. After the last one, that is
+        the first new token, so the `finish` graph does it.
         """
         rows = [part.row for part in batch.parts]
         if not self.captured.observes(rows):
@@ -145,8 +145,8 @@ class PromptSteps:
     def _first_shape(self, group: Group) -> StepShape:
         """The shape of the step that chooses first tokens.
 
-        A head drafts in it if it will draft in the next step, which other rows may be in too. A
-        draft model has not read the prompts.
+        A head drafts in it if it will draft in the next step, in which other rows may take part. A
+        draft model does not, as it has not read the prompts yet.
         """
         captured, policy = self.captured, self.captured.policy
         use, shapes, plain = policy.sources, policy.shapes, captured.plain_shape
@@ -160,7 +160,7 @@ class PromptSteps:
         return StepShape(0, policy.choose(row_R, extras=extras).source)
 
     def _partial(self, part: RowPart) -> RowResult:
-        """The result of a row that has not caught up; the next step may begin after it."""
+        """The result of a row whose prompt does not end in this pass; the next one continues it."""
         known = part.start + part.num_known
         self.rows.computed[0, part.row] = max(known, self.rows.computed[0, part.row])
         computed = tuple(self.rows.computed[:, part.row].tolist())
@@ -169,9 +169,10 @@ class PromptSteps:
     def _fill_masks(
         self, group: Group, graph: StepGraph, receive: Callable[[], object]
     ) -> dict[int, int]:
-        """While the pass runs: fill in what grammars allow as first tokens.
+        """While the pass runs, fill in the tokens that grammars allow as first ones.
 
-        Steps before it may still read their own masks, which are in the same place.
+        All steps share the memory of masks. If a pending step may still read it, the host waits for
+        that step's result first.
         """
         if not group.has_masks:
             return {}
@@ -181,12 +182,13 @@ class PromptSteps:
         return extras.fill_masks(group, graph.num_rows, 0, masks, set(), is_first=True)
 
     def _catch_up(self, rows: list[int]) -> float:
-        """Let a draft model read the prompts, and first tokens that the host does not know yet.
+        """Let a draft model read the prompts and the first tokens, if it will draft for the rows.
 
-        It runs after the target's pass. Returns the seconds that launching it took.
+        The host does not know the first tokens yet: the device copies them from its rows. Returns
+        the seconds that launching the model's passes took.
         """
         captured, known, end = self.captured, self.rows.known, self.rows.end
-        ids = [row for row in rows if end[row] > known[row] + 1]  # else it ends with that token
+        ids = [row for row in rows if end[row] > known[row] + 1]  # others end with the first token
         if captured.catch_up is None or not ids:
             return 0.0
         began = perf_counter()

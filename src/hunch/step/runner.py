@@ -1,8 +1,8 @@
 """The runner: takes the engine's plans, runs their steps, and returns the results.
 
-On a GPU the rows that decode take captured steps, and most prompts are read without waiting for
-the device: the host reads the results of both one step late. It runs all other steps itself. On a
-CPU it runs every step.
+On a CPU the host runs every step. On a GPU it launches captured steps for rows that decode, and
+passes over most prompts, and reads the results of both one step late. It runs all other steps
+itself.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class Runner:
     ) -> list[Callable[[], Any]]:
         """Calls to make before the first request.
 
-        A rehearsal keeps nothing, and has further calls at its end: for what requests may need.
+        A rehearsal keeps nothing. It has further calls at its end, for steps that only some
+        requests need.
         """
         todo: list[Callable[[], Any]] = []
         if (passes := self.host.passes) is not None:
@@ -107,7 +108,7 @@ class Runner:
     # --- the engine's side ------------------------------------------------------------------------
 
     def submit(self, plan: StepPlan) -> None:
-        """Launch the captured step of a plan and its prompts, or run what cannot be launched."""
+        """Launch a plan's captured step and its prompts; the host runs rows that neither takes."""
         if self.host.has_stages:
             self._begin(plan)
             return
@@ -126,7 +127,7 @@ class Runner:
             self._queue.append(prompts)
             return
         if pending is None:
-            # The host goes on with rows that took captured steps, and must know their tokens.
+            # The host may run rows that took captured steps, so it must know their tokens.
             self._apply_pending()
             self._queue.append(self._run(plan))
             return
@@ -136,7 +137,7 @@ class Runner:
             rest = replace(plan, work=[work for work in plan.work if work.row not in taken])
             pending.order, pending.others = plan.work, self._launch_prompts(rest, pending)
             if pending.others is None:
-                self._apply_pending()  # now, as the device would have to wait for that later
+                self._apply_pending()  # while the captured step runs, so that the device is busy
                 pending.others = self._run(rest)
         self._queue.append(pending)
 
@@ -145,8 +146,8 @@ class Runner:
     ) -> PendingPrompts | StepResult | None:
         """Launch a pass over prompts, and what follows it; None: the host must run these rows.
 
-        The result is there at once if there is nothing to wait for, or memory was short.
-        `beside`: the captured step of the same plan, which is not in the queue yet.
+        It returns a result if there is nothing to wait for, or if memory was short and the host ran
+        the rows. `beside`: the captured step of the same plan, which is not in the queue yet.
         """
         if self.captured is None or self.prompts is None or not self.prompts.takes(plan.work):
             return None
@@ -212,14 +213,14 @@ class Runner:
         return result
 
     def _keep_states(self, plan: StepPlan) -> None:
-        """Keep the states that prompts which begin alike will begin with."""
+        """Copy the recurrent states that later prompts with the same beginning will start from."""
         for work in plan.work:
             if work.snapshot >= 0:
                 self._copy_state(work.row, self.capacity.max_rows + work.snapshot)
 
     @torch.inference_mode()
     def _copy_state(self, source: int, target: int) -> None:
-        """Copy a recurrent state: numbers are rows, and after them snapshots."""
+        """Copy a recurrent state. Rows are numbered first, then snapshots."""
         states = self.host.kv[0].states
         assert states is not None
         states.copy(source, target)
@@ -228,7 +229,7 @@ class Runner:
         """Run a plan's rows together, or one by one if there is not enough memory for that.
 
         A step that failed can be repeated: nothing is committed until all that takes memory is
-        done, and KV is written to the same slots again. Recurrent states alone cannot go back.
+        done, and KV is written to the same slots again. Only recurrent states cannot be restored.
         """
         together = [work for work in plan.work if not work.is_apart]
         if len(together) == len(plan.work):
@@ -293,7 +294,7 @@ class Runner:
         return merge_results(pending.group.ids, pending.order, result, others)
 
     def has_result(self) -> bool:
-        """Whether the next result is there: of the host, or the first tokens after prompts."""
+        """Whether the next result is a host's step, or first tokens that the device has chosen."""
         pending = self._queue[0]
         if isinstance(pending, PendingPrompts) and self.captured is not None:
             step = pending.step
