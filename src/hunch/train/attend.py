@@ -1,7 +1,7 @@
-"""How tokens of texts see each other in training: each its own text up to itself.
+"""Attention in training: each token attends to its own text, up to itself.
 
-Shape letters: B texts, L their padded length, T tokens in a row (of padded texts B * L), S where
-texts start in a row and the last ends; N heads, M KV heads, H head width, A all heads side by side.
+Shape letters: B texts, L their padded length, T tokens in a row (of padded texts B * L), S text
+starts and the end of the last text; N heads, M KV heads, H head width, A all heads side by side.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Split = Callable[[Tensor, Heads, Rotation | None], tuple[Tensor, Tensor, Tensor]
 
 
 class Dense:
-    """Texts side by side, each token reading its own text up to itself.
+    """Attention over a batch of texts that are padded to one length.
 
-    Texts are padded at the end, where nothing looks.
+    Padding is at the end, so no token of a text attends to it.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Dense:
         ropes: Sequence[Rope],
         split: Split = split_heads,
         *,
-        has_readers: bool = False,  # layers that read the keys and values of others
+        has_readers: bool = False,  # some layers read the keys and values of other layers
     ) -> None:
         self.shape = ids_BL.shape
         self.split, self.has_readers = split, has_readers
@@ -48,7 +48,7 @@ class Dense:
         self.rotations = self.rotations or [None]
 
     def heads(self, qkv_TAH: Tensor, heads: Heads) -> list[Tensor]:
-        """q, k and v as attention takes them: text, head, position, width."""
+        """q, k and v with the dimensions that attention needs: text, head, position, width."""
         rotation = self.rotations[heads.rope]
         if rotation is not None and rotation.cos_T1H.shape[-1] < heads.head_dim:
             qkv_TAH, rotation = turn_tails(qkv_TAH, heads, rotation), None
@@ -73,12 +73,12 @@ class Dense:
         return _attend(q, k, v, heads).transpose(1, 2).flatten(0, 1)
 
     def recur(self, inputs_TI: Tensor, shape: Recurrence, weights: Any, layer: int) -> Tensor:
-        """What recurrent layers remember of each text by then."""
+        """The outputs of a recurrent layer for each text."""
         return recur_texts(inputs_TI.view(*self.shape, -1), shape, weights).flatten(0, 1)
 
 
 class Packed:
-    """Texts one after the other, without padding."""
+    """Attention over a pack: texts in a row, without padding."""
 
     def __init__(self, inputs: PackInputs, ropes: Sequence[Rope]) -> None:
         self.start_S, self.longest = inputs.start_S, inputs.longest
@@ -97,24 +97,24 @@ class Packed:
         return torch.cat([_attend_text(q, k, v, heads) for q, k, v in by_text])
 
     def _flash(self, q_TNH: Tensor, k_TMH: Tensor, v_TMH: Tensor, heads: Heads) -> Tensor:
-        """By torch's kernel for texts in a row: it is told where they start on the device."""
+        """Torch's kernel for packed texts; it reads the starts of texts from the device."""
         starts, longest, window = self.start_S, self.longest, heads.window
         found: Tensor = torch.ops.aten._flash_attention_forward(
             q_TNH, k_TMH, v_TMH, starts, starts, longest, longest,
-            0.0, True, False, scale=heads.scale,  # no dropout, causal, no mask to look at
+            0.0, True, False, scale=heads.scale,  # no dropout, causal, no debug mask
             window_size_left=None if window is None else window - 1,
         )[0]  # fmt: skip
         return found
 
 
 def _attend_text(q_TNH: Tensor, k_TMH: Tensor, v_TMH: Tensor, heads: Heads) -> Tensor:
-    """One text's tokens by themselves."""
+    """Attention within one text."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q_TNH, k_TMH, v_TMH))
     return _attend(q, k, v, heads)[0].transpose(0, 1)
 
 
 def can_pack(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether texts in a row can be attended over: on a GPU by a kernel that has nothing else."""
+    """Whether `Packed` supports this model: it has plain causal attention and windows alone."""
     is_plain = not (spec.attn_cap or spec.has_sinks or spec.alibi or spec.kv_of)
     is_plain &= spec.latent is None and spec.recurrence is None and spec.other_heads is None
     is_plain &= all(window is None or window > 0 for window in spec.windows)
@@ -127,7 +127,7 @@ def can_pack(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
-    """By torch's kernels."""
+    """Causal attention by torch's kernels, with a window if the heads have one."""
     length, mask_LL = q.shape[2], None
     if heads.window is not None and abs(heads.window) < length:
         mask_LL = _seen(length, heads.window, q.device)
@@ -137,7 +137,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
 
 
 def _seen(length: int, window: int | None, device: torch.device) -> Tensor:
-    """Which positions each of a text's tokens sees, LL."""
+    """The mask of positions that each token of a text attends to, LL."""
     pos_L = torch.arange(length, device=device)
     first_L: Tensor = first_seen(pos_L, window)
     return (pos_L <= pos_L[:, None]) & (pos_L >= first_L[:, None])
@@ -146,10 +146,7 @@ def _seen(length: int, window: int | None, device: torch.device) -> Tensor:
 def _attend_plainly(
     q: Tensor, k: Tensor, v: Tensor, heads: Heads, sinks_N: Tensor | None
 ) -> Tensor:
-    """Attention whose scores are capped, fall with the distance, or compete with a sink's.
-
-    No kernel of torch has these.
-    """
+    """Attention with capped scores, ALiBi or sinks, which torch's kernels do not support."""
     group, length = heads.num_heads // heads.num_kv_heads, q.shape[2]
     k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
     scores = (q @ k.transpose(2, 3)).float() * heads.scale

@@ -1,27 +1,28 @@
-"""What a drafter is expected to bring before it is trained: a simple model, stated as it is.
+"""The speed-up to expect of a drafter before it is trained: a simple model.
 
-A guess is right with the chance a at every place of a draft, so that n guesses bring
-1 + a + ... + a^n tokens per pass. That fits what was measured within 3%: a draft of 4 layers whose
-first guess is right 68% of the time has 2.81 tokens per pass with a chain of 5, the sum says 2.82.
+A guess is right with the same chance a at every place of a draft, so a chain of n guesses gives
+1 + a + ... + a^n tokens per pass. That agrees with measurements to 3%: a draft of 4 layers whose
+first guess is right 68% of the time has 2.81 tokens per pass with a chain of 5; the sum is 2.82.
 
     a = best(method, layers) * coverage * seen / (seen + FAMILIARITY)
 
-On a GPU a draft model's tree of w nodes on each of n levels brings 1 + b + ... + b^n with a chance
-b of a level that the w best guesses of it raise: by a part of what a misses, which is known of the
-draft that comes with hunch alone. A level of a tree costs more than one of a chain: on an H200 and
-beside a target of 7B's cost 0.155 ms for 0.108 (the steps of a tree of 15 and a chain of 7 in
-docs/benchmarks.md, less what checking them takes).
+On a GPU, a draft model's tree of w nodes on each of n levels gives 1 + b + ... + b^n. The chance b
+that one of a level's w nodes is right is larger than a: the width finds a part of the tokens that
+the best guess misses. How large that part is was measured with the draft that comes with hunch
+alone. A level of a tree costs more than one of a chain: on an H200, beside a target of 7B's cost,
+0.155 ms instead of 0.108 (the steps of a tree of 15 and a chain of 7 in docs/benchmarks.md, without
+the time for checking them).
 
-`best` is what the recipe comes to with its layers, `coverage` the share of the answers' tokens that
-the draft vocabulary has, `seen` the tokens it learns from: those of the answers, and of each time
-that it goes over them again a little less than of the time before (arXiv 2305.16264). Constants
-come from the recipes' own runs in docs/training.md; what fewer units lose is assumed, and what
-layers side by side bring is known of one model. Training replaces the estimate by what it measures.
+`best` is the chance that a recipe reaches with its layers. `coverage` is the share of the answers'
+tokens that the draft vocabulary has. `seen` is the number of tokens that it learns from; each time
+that the same answers come again, they count a little less (arXiv 2305.16264). Constants come from
+the recipes' own runs in docs/training.md. The loss from fewer units is assumed, and the gain from
+layers side by side was measured on one model. Training replaces the estimate by measurements.
 
-A draft cut from a smaller model follows the same curve over that model's layers, up to a limit that
-comes from a measurement: how many of the target's tokens the smaller model says by itself. Taught,
-it is assumed to miss three tenths less than that. What holds all of its layers begins as good as
-the smaller model, what holds half of them begins with nothing.
+A draft cut from a smaller model follows the same curve over that model's layers, up to a limit. The
+limit comes from a measurement: how many of the target's tokens the smaller model guesses untrained.
+Trained, it is assumed to miss three tenths fewer. A draft with all of its layers starts as good as
+the smaller model, one with half of them starts from nothing.
 """
 
 from __future__ import annotations
@@ -36,53 +37,53 @@ from hunch.train.costs import Costs, layer_parameters, num_parameters, unit_para
 from hunch.train.sizes import METHODS, Method, Size, Smaller, parts_of, sizes_for
 from hunch.train.states import TOP
 
-FAMILIARITY = 4.3e6  # tokens seen after which a draft is half as good as it gets
-LOST = 0.04  # of its chance, what a guess loses with half of a layer's units
-USELESS = 7  # layers side by side that are of no use, however many layers they are of
-TAUGHT = 0.7  # of what a smaller model misses by itself, what it misses once it is taught
-# Times over the same answers after which more teach little. The paper has 15, of models that learn
-# to write; a draft for a target of 2B's cost was level long before it had gone over them 20 times.
+FAMILIARITY = 4.3e6  # tokens seen after which a draft is half as good as it can get
+LOST = 0.04  # share of a guess's chance that is lost with each halving of a layer's units
+USELESS = 7  # with this many layers side by side, the further ones add nothing
+TAUGHT = 0.7  # misses of a smaller model once it is trained, as a share of those before
+# Passes over the same answers after which further ones teach little. The paper has 15, for models
+# that learn to write; a draft for a target of 2B's cost stopped improving long before 20 passes.
 AGAIN = 6.0
-SHARES = (0.25, 0.75)  # of the time, that answers get at least and at most
-FASTEST = 120_000  # answers' tokens per second that the engine's host keeps up with
-# The share of the seconds for answers that start, prompts and questions leave (assumed).
+SHARES = (0.25, 0.75)  # the least and the largest share of the time that answers get
+FASTEST = 120_000  # most tokens of answers per second that the engine's host can handle
+# The share of the seconds for answers that remains after start, prompts and questions (assumed).
 _WRITING = {"cuda": 0.5, "cpu": 1.0}
 # The share of the answers' tokens that the most frequent ones of a vocabulary of 49,152 cover.
 _COVERAGE = ((2048, 0.82), (4096, 0.88), (8192, 0.931), (16384, 0.966), (32768, 0.993))
-# Training reaches this share of what its largest product reaches alone.
+# The share of the largest product's operations per second that training reaches.
 _COMPUTES = {"cuda": 0.35, "cpu": 0.6}
-_KEPT = 3 * TOP  # numbers of 2 bytes that are kept of a token beside states
-_READS = 0.9  # and the target's pass over many texts at once
+_KEPT = 3 * TOP  # numbers of 2 bytes that are kept for a token beside states
+_READS = 0.9  # the same share for the target's pass over many texts at once
 
 
 class Tree(NamedTuple):
-    """A draft model's tree under `auto` on a GPU, and what of a guess's misses its width finds."""
+    """A draft model's tree under `auto` on a GPU."""
 
     width: int
     num_levels: int
-    num_nodes: int  # that are checked, with a lookup's beside them
-    found: float
+    num_nodes: int  # nodes that are checked, including a lookup's beside them
+    found: float  # share of the best guess's misses that the other nodes of a level find
 
 
 TREES = (Tree(5, 3, 15, 0.41), Tree(4, 4, 30, 0.35), Tree(3, 7, 31, 0.27))
-TREE_LEVEL = 1.43  # what a tree's level takes, for one of a chain's
+TREE_LEVEL = 1.43  # time of a tree's level, in levels of a chain
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Expected:
-    """What a drafter would do."""
+    """What to expect of a drafter."""
 
     size: Size
     chance: float  # that a guess is right
-    num_nodes: int  # of the chain or tree that is best with it,
-    num_levels: int  # and the guesses that it makes one after the other
+    num_nodes: int  # of its best chain or tree
+    num_levels: int  # guesses of that draft that are made one after the other
     tokens_per_pass: float
-    node_seconds: float  # of one guess; of all, where one pass makes them
+    node_seconds: float  # for one guess; for all of them, if one pass makes them
     speedup: float  # over plain decoding, one request at a time
 
     @property
     def draft_seconds(self) -> float:
-        """All of its guesses."""
+        """Seconds for all guesses of a draft."""
         if not METHODS[self.size.method].is_sequential:
             return self.node_seconds
         return self.node_seconds * levels_in_passes(self.num_nodes, self.num_levels)
@@ -106,15 +107,15 @@ def chance_of(tokens_per_pass: float, num_nodes: int) -> float:
 
 
 def still_missed(now: float, then: float) -> float:
-    """The share of the guesses that are wrong now which are still wrong with the chances of then.
+    """The share of today's wrong guesses that will still be wrong at the later chance.
 
-    Chances themselves are not compared: what was measured may be above the one expected by then.
+    It is 1 at most: a measured chance may already be above the later one that is expected.
     """
     return min((1 - then) / max(1 - now, 1e-9), 1.0)
 
 
 def levels_in_passes(num_nodes: int, num_levels: int) -> float:
-    """What the levels of a draft take, in passes over one node."""
+    """The time of a draft's levels, in passes over one node."""
     return num_levels * (TREE_LEVEL if num_nodes > num_levels else 1.0)
 
 
@@ -128,7 +129,7 @@ class Draft(NamedTuple):
 
     @property
     def step(self) -> float:
-        """What a step takes, in steps of plain decoding."""
+        """The time of a step, in steps of plain decoding."""
         return self.tokens_per_pass / self.speedup
 
 
@@ -137,7 +138,7 @@ def best_draft(
 ) -> Draft:
     """How many guesses to check, and how much faster than plain decoding that is.
 
-    covered: of all tokens the share that can be guessed; the width of a tree finds no others.
+    covered: the share of all tokens that the draft vocabulary has; a tree cannot guess others.
     """
     plain, depth = costs.of_pass(1) + costs.step, method.depth
     found = [(n, n, chain_tokens(chance, n)) for n in range(1, depth + 1)]
@@ -167,7 +168,7 @@ def beside_lookups(drafter: float, lookups: float) -> float:
 
 
 def usual_coverage(columns: int, vocab_size: int) -> float:
-    """The share of answers a draft vocabulary covers, before any answer was seen."""
+    """The share of answers' tokens that a draft vocabulary covers, before any answer was seen."""
     if columns >= vocab_size:
         return 1.0
     before = (0, 0.0)
@@ -180,13 +181,13 @@ def usual_coverage(columns: int, vocab_size: int) -> float:
 
 
 def tokens_answered(costs: Costs, spec: ModelSpec, seconds: float, device: str) -> float:
-    """Tokens that the target writes in so long, before any was written."""
+    """The number of tokens that the target is expected to write in this time."""
     rate = costs.products * _COMPUTES.get(device, _COMPUTES["cpu"]) / (2.0 * num_parameters(spec))
     return seconds * min(rate, FASTEST) * _WRITING.get(device, 1.0)
 
 
 def learning_seconds(costs: Costs, spec: ModelSpec, size: Size, device: str) -> float:
-    """What training takes for a token, forward and backward."""
+    """Seconds of training per token, forward and backward."""
     layer = layer_parameters(spec) - (1 - size.units) * unit_parameters(spec)
     weights = size.layers * size.abreast * layer + size.columns * spec.width
     speed = costs.products * _COMPUTES.get(device, _COMPUTES["cpu"])
@@ -202,9 +203,9 @@ def tokens_seen(
     device: str,
     smaller: Smaller | None = None,
 ) -> float:
-    """Tokens that training learns from in its time, each forward and backward.
+    """The number of tokens that training learns from in this time; repeated ones count less.
 
-    The target reads each of the answers before: once where what it says can be kept.
+    The target must read the answers too: once if its opinions can be kept, else each time.
     """
     method = METHODS[size.method]
     learning = learning_seconds(*parts_of(size, costs, spec, smaller), size, device)
@@ -228,7 +229,7 @@ def answering_share(
     device: str,
     smaller: Smaller | None = None,
 ) -> float:
-    """The share of `seconds` to spend on answers, so that training sees the most tokens after."""
+    """The share of `seconds` to spend on answers, so that training learns from the most tokens."""
     least, most = (round(100 * share) for share in SHARES)
 
     def seen(percent: int) -> float:
@@ -265,7 +266,7 @@ def expect(
         limit, whole = 1 - TAUGHT * (1 - smaller.agrees), wholeness(size, own.num_layers)
         best = min(best, limit) + whole * max(limit - best, 0.0)
         begins = whole * smaller.agrees
-    # What begins nearer to the target has less to learn.
+    # A draft that starts nearer to the target has less to learn.
     learned = seen / (seen + FAMILIARITY * missed**2)
     chance = share * (begins + max(best - begins, 0.0) * learned)
     node = node_seconds(own_costs, own, size)
@@ -282,16 +283,16 @@ def expect(
 
 
 def layers_held(size: Size) -> float:
-    """Layers one after the other that a draft is as good as: one beside another counts for less,
-    and for nothing where `USELESS` of them stand abreast."""
+    """The number of layers in sequence that a draft is as good as. Layers side by side count for
+    less, and for nothing with `USELESS` of them."""
     return size.layers * (1 + (size.abreast - 1) * (USELESS - size.abreast) / USELESS)
 
 
 def found_beside(size: Size, num_layers: int) -> float:
-    """The share of a draft's wrong guesses that layers abreast make right.
+    """The share of a draft's wrong guesses that layers side by side make right.
 
-    That is the share of the target's other layers that are held abreast, less what is lost by
-    holding them so: nothing for one, all for `USELESS`. Measured on one model of 30 layers, each
+    That is the share of the target's other layers that are held side by side, times a factor that
+    falls to 0 with `USELESS` of them. Measured on one model of 30 layers, each
     draft trained for 24 seconds: a guess of 8 layers with three in each is right with chance 0.735,
     of 4 with one 0.575, of 4 with seven 0.55; the first one after 130 seconds with 0.825.
     """
@@ -307,7 +308,7 @@ def wholeness(size: Size, num_layers: int) -> float:
 
 
 def node_seconds(costs: Costs, spec: ModelSpec, size: Size) -> float:
-    """A drafted node of this drafter; all of its nodes, where one pass makes them."""
+    """Seconds for a node of this drafter; for all of its nodes, if one pass makes them."""
     method = METHODS[size.method]
     if method.is_sequential:
         num_layers = size.layers + method.extra
@@ -333,7 +334,7 @@ def rank(
     sizes: Iterable[Size] | None = None,
     smaller: Smaller | None = None,
 ) -> list[Expected]:
-    """All sizes, the fastest first; of equally fast ones that whose single guess is worth most."""
+    """All sizes, the fastest first; of equally fast ones, the one with the best single guess."""
     words: dict[str, Any] = {"seconds": seconds, "device": device, "answered": answered}
     found = [
         expect(costs, spec, size, coverage=coverage, smaller=smaller, **words)

@@ -1,6 +1,7 @@
-"""A step of training over a pack: on a GPU one graph from the tokens to the changed tensors.
+"""A training step over a pack; on a GPU it is one CUDA graph, from the tokens to the new weights.
 
-A step of a few thousand tokens has some hundred launches that take longer to make than to run.
+A step of a few thousand tokens launches some hundred kernels, and launching them one by one takes
+longer than running them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from hunch.train.student import Student
 
 
 class PackedSteps:
-    """Teaches a student what the target said of packs of one shape."""
+    """Trains a student on the target's opinions of packs, which all have one shape."""
 
     def __init__(
         self,
@@ -28,7 +29,7 @@ class PackedSteps:
         num_tokens: int,
         greedy_share: float,
     ) -> None:
-        """`greedy_share` of each opinion goes to the token that the target chose."""
+        """`greedy_share`: the share of each opinion that is given to the token the target chose."""
         self.student, self.optimiser, self.kept = student, optimiser, kept
         self.greedy_share = greedy_share
         self.shape = kept.laid.shape(num_tokens)
@@ -40,13 +41,16 @@ class PackedSteps:
         return self.kept.laid.packs(self.shape, seed, epoch)
 
     def learn(self, pack: Pack, late: float) -> Tensor:
-        """The loss on a pack, along whose gradient the optimiser goes."""
-        if self.device.type != "cuda":  # nothing is gained by a fixed shape
+        """Take one optimiser step on a pack; returns the loss.
+
+        late: goes from 0 to 1 during training, for losses that change.
+        """
+        if self.device.type != "cuda":  # without graphs, no fixed shape is needed
             flat = torch.from_numpy(pack.flat(pack.shape))
             return self._step(PackInputs(flat, pack.shape), late)
         flat = torch.from_numpy(pack.flat(self.shape))
         self._flat.copy_(flat.pin_memory(), non_blocking=True)
-        if self.student.is_loss_changing:
+        if self.student.is_loss_changing:  # a graph would repeat the first step's `late`
             return self._step(PackInputs(self._flat, self.shape), late)
         if self._graph is None:
             self._graph = Graph(

@@ -1,8 +1,11 @@
-"""Texts one after the other without padding: packs of about one size, which can be filled to one
-shape, so that a step of training is always the same launches.
+"""Packs: several texts in a row, without padding between them.
 
-Shape letters: B texts of a pack, S where they start and the last ends, T tokens, M positions that
-teach, N positions of all texts, V the target's vocabulary.
+Packs have about the same size. Filled up to one shape, all of them can take the same CUDA graph of
+a training step. A position *teaches* if a token of the answer follows it that the draft vocabulary
+has a column for.
+
+Shape letters: B texts of a pack, S text starts and the end of the last text, T tokens, M positions
+that teach, N positions of all texts, V the target's vocabulary.
 """
 
 from __future__ import annotations
@@ -16,33 +19,33 @@ from torch import Tensor
 
 from hunch.train.batches import Array, Texts
 
-_OPEN = 16  # packs that are filled at a time
-_MANY = 2.0  # texts that a pack has room for, over those that as many tokens have on average
-_SPARE = 1.06  # positions that teach, over those that as many tokens have on average
-_MULTIPLE = 128  # of positions that teach
+_OPEN = 16  # packs that are filled at the same time
+_MANY = 2.0  # room for texts, as a multiple of the average number in so many tokens
+_SPARE = 1.06  # room for positions that teach, as a multiple of their average number
+_MULTIPLE = 128  # the room for positions that teach is rounded up to a multiple of this
 
 
 @dataclass(frozen=True, slots=True)
 class PackShape:
-    """What a pack has, or has room for."""
+    """The size of a pack, or the room in it."""
 
     num_tokens: int
     num_texts: int
     num_rows: int  # positions that teach
-    longest: int  # tokens of a text
+    longest: int  # tokens of the longest text
 
     @property
     def sizes(self) -> list[int]:
-        """Numbers of each part of `Pack.flat`."""
+        """The length of each part of `Pack.flat`."""
         return [*(2 * [self.num_tokens]), self.num_texts + 1, *(3 * [self.num_rows]), 1]
 
 
 @dataclass(slots=True)
 class Pack:
-    """Some texts, where they were made."""
+    """Some texts in a row, in the host's memory."""
 
     index_B: Array  # of its texts in their collection
-    at_T: Array  # where each token lies among those of all texts
+    at_T: Array  # index of each token among those of all texts
     ids_T: Array
     pos_T: Array
     start_S: Array
@@ -64,10 +67,10 @@ class Pack:
         return PackShape(self.num_tokens, len(self.index_B), len(self.row_M), longest)
 
     def flat(self, shape: PackShape) -> Array:
-        """All that a device is told, as one array, filled up to a shape.
+        """All inputs of a step as one array, filled up to a shape.
 
-        What fills it teaches nothing: texts of zeros, and the first position that teaches again,
-        as often as there is room, with no weight.
+        The filling teaches nothing: it is texts of zeros, and copies of the first position that
+        teaches, which have no weight.
         """
         size, count = shape.num_tokens, len(self.row_M)
         more = np.arange(self.num_tokens, size, shape.longest)  # where texts of zeros start
@@ -85,7 +88,7 @@ class Pack:
 
 
 class PackInputs:
-    """A pack as a network takes it; all of it is made of one tensor."""
+    """The inputs of a step over a pack: views of one tensor (`Pack.flat`)."""
 
     def __init__(self, flat: Tensor, shape: PackShape) -> None:
         ids, pos, self.start_S, row, label, at, self.count_1 = flat.split_with_sizes(shape.sizes)
@@ -94,7 +97,7 @@ class PackInputs:
         self.longest = shape.longest
 
     def weight_M(self) -> Tensor:
-        """What each of the positions counts: as much as the others, or nothing."""
+        """The weight of each position in the loss: equal for those that teach, 0 for filling."""
         place_M = torch.arange(len(self.row_M), device=self.row_M.device)
         return (place_M < self.count_1) / self.count_1
 
@@ -109,7 +112,7 @@ class _Filling:
 
 
 class Laid:
-    """All texts in a row, each cut to the context."""
+    """All texts in a row, each cut to the context length."""
 
     def __init__(self, texts: Texts, column_V: Tensor, context: int) -> None:
         self.lengths = np.minimum(texts.lengths, context)
@@ -126,7 +129,7 @@ class Laid:
         self.num_taught = before[self.start[1:]] - before[self.start[:-1]]
 
     def shape(self, num_tokens: int) -> PackShape:
-        """Of packs of so many tokens, or as many as the longest text has."""
+        """The shape for packs of `num_tokens` tokens, or of the longest text if it has more."""
         longest = int(self.lengths.max())
         num_tokens = max(num_tokens, longest)
         lengths = self.lengths[self.num_taught > 0]
@@ -134,11 +137,11 @@ class Laid:
         num_rows = max(int(_SPARE * share * num_tokens), int(self.num_taught.max()))
         num_rows = min(-(-num_rows // _MULTIPLE) * _MULTIPLE, num_tokens)
         num_texts = int(_MANY * num_tokens * len(lengths) / max(lengths.sum(), 1)) + 1
-        num_texts += -(-num_tokens // longest)  # of zeros
+        num_texts += -(-num_tokens // longest)  # texts of zeros that fill a pack
         return PackShape(num_tokens, num_texts, num_rows, longest)
 
     def pack(self, index_B: Array) -> Pack:
-        """These texts."""
+        """A pack of these texts."""
         start, lengths = self.start[index_B], self.lengths[index_B]
         start_S = np.concatenate([[0], np.cumsum(lengths)])
         at_T = np.arange(start_S[-1]) + np.repeat(start - start_S[:-1], lengths)
@@ -148,8 +151,8 @@ class Laid:
         return Pack(np.asarray(index_B), at_T, ids_T, pos_T, start_S, row_M, label_T[row_M])
 
     def packs(self, shape: PackShape, seed: int, epoch: int) -> Iterator[Pack]:
-        """All texts that teach, in an order that seed and epoch decide; a shape is what each pack
-        has at most."""
+        """Packs of all texts that teach, none larger than `shape`, in an order set by seed and
+        epoch."""
         order = np.random.default_rng((seed, epoch)).permutation(np.flatnonzero(self.num_taught))
         most = shape.num_texts - -(-shape.num_tokens // shape.longest)
         filling: list[_Filling] = []

@@ -1,4 +1,4 @@
-"""Methods against plain decoding in the serving engine: one request at a time, in turn."""
+"""Measures methods and plain decoding in the serving engine, in turn, one request at a time."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from hunch import LLM
 
 PLAIN = "plain"
-_ANSWERING = 8.0  # seconds for answers, however long engines took to build
-_LEAST = 12  # tokens of an answer that tell how fast it came
-# An answer whose steps took so many times the median of its method's is asked for again: a kernel
-# was compiled in it, or the machine did something else. What a method always takes stays.
+_ANSWERING = 8.0  # seconds that are left for answers, however long the engines took to build
+_LEAST = 12  # tokens that an answer must have for its speed to be measured
+# An answer is repeated if its steps took this many times the median of its method: a kernel was
+# compiled meanwhile, or the machine was busy. Times that a method always takes still count.
 _ODD = 1.3
 _GPU_KV = 2**31  # bytes of KV that each of the engines gets on a GPU
 
 
 @dataclass(slots=True)
 class Speed:
-    """What one method did."""
+    """Tokens, steps and seconds of one answer, or of several."""
 
     tokens: int = 0
     steps: int = 0
@@ -36,7 +36,7 @@ class Speed:
 
     @classmethod
     def of(cls, some: Sequence[Speed]) -> Speed:
-        """All of them together."""
+        """The sum of several."""
         return cls(
             sum(one.tokens for one in some),
             sum(one.steps for one in some),
@@ -64,7 +64,7 @@ class Speeds:
     per_position: dict[str, list[float]]
     acceptance_rate: dict[str, float]
     node_cost: dict[str, float]  # of a drafted node, in passes of the target
-    captured: dict[str, Any] = field(default_factory=dict)  # what each method's captured steps did
+    captured: dict[str, Any] = field(default_factory=dict)  # counts of each method's captured steps
     by_category: dict[str, dict[str, float]] = field(
         default_factory=dict
     )  # tokens per pass, by method
@@ -91,12 +91,12 @@ def compare_speeds(
     categories: Sequence[str] = (),
     clock: Clock | None = None,
 ) -> Speeds:
-    """`llm` decodes plainly; each method is a `speculate=` beside it, over the same weights.
+    """Compare methods with plain decoding. Their engines share the weights of `llm`.
 
-    Goes on until the prompts or the seconds are used up, with two prompts at least: where these
-    would take longer, by answers of fewer tokens. Building the engines is part of the seconds, but
-    some are left for the answers whatever it took: kernels are compiled once per machine.
-    `categories` says of each prompt what it asks for.
+    `llm` decodes plainly; `methods` are names with their `speculate=` texts. Prompts are answered
+    until they or the seconds are used up, but at least two; if time is short, answers have fewer
+    tokens. Building the engines counts toward the seconds, but some are always left for answers, as
+    kernels are compiled only once per machine. `categories` has the category of each prompt.
     """
     ends, whole = perf_counter() + seconds, llm.config
     llm.config = replace(whole, is_greedy=True)
@@ -105,7 +105,7 @@ def compare_speeds(
     try:
         with (clock or Clock()).part(CAPTURE):
             engines |= {name: llm.sibling(text) for name, text in methods.items()}
-            for name, engine in engines.items():  # kernels compile, policies see a first text
+            for name, engine in engines.items():  # compiles kernels, gives policies a first text
                 one = _answer(engine, prompts[0], 16)
                 first = one if name == PLAIN else first
         ends, num_done = max(ends, perf_counter() + min(seconds, _ANSWERING)), 0
@@ -153,7 +153,7 @@ def _captured(llm: LLM) -> dict[str, Any]:
 
 
 def _by_category(some: Sequence[Speed], categories: Sequence[str]) -> dict[str, float]:
-    """Tokens per pass by what the prompts ask for."""
+    """Tokens per pass by category of the prompts."""
     found = defaultdict[str, list[Speed]](list)
     for one, category in zip(some, categories, strict=False):
         found[category].append(one)
@@ -161,7 +161,7 @@ def _by_category(some: Sequence[Speed], categories: Sequence[str]) -> dict[str, 
 
 
 def odd_ones(some: Sequence[Speed]) -> list[int]:
-    """The answers whose steps took far longer than the method's others."""
+    """The numbers of answers whose steps took far longer than those of the method's others."""
     usual = median(map(_step_seconds, some))
     return [number for number, one in enumerate(some) if _step_seconds(one) > _ODD * usual]
 
@@ -171,7 +171,7 @@ def _step_seconds(one: Speed) -> float:
 
 
 def _answer(llm: LLM, prompt: list[int], max_tokens: int) -> Speed:
-    """What one answer took."""
+    """Generate one answer; returns its tokens, steps and seconds after the first token."""
     from hunch import SamplingParams
 
     began = perf_counter()
