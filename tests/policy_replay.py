@@ -18,6 +18,7 @@ from hunch.drafting.captured_policy import CapturedPolicy
 from hunch.drafting.step_shapes import StepShape
 from hunch.kernels.step import CHECKED, FIRST, KNOWN, MATCHED, REASON, TOKENS
 from hunch.step.rows import RowBuffers
+from hunch.step.step_kinds import plain_shape
 from hunch.types import Capacity
 
 PROMPT, NUM_GUESSES, NUM_LEVELS, MERGED_LEVELS, MAX_LEVELS, SURE = 50, 15, 5, 7, 10, 4
@@ -197,14 +198,13 @@ class Replay:
                 continue
             row_R = np.array(sorted(self.place))
             shape = self.policy.choose(row_R)
-            if not self.policy.is_ready(shape, row_R):
-                self._learn_pending()
-                self._host_step(row_R)
-                continue
+            is_ready = self.policy.is_ready(shape, row_R)
+            if not is_ready:
+                shape = self._read_missed(shape, row_R)
             if all(self.waits[row] == -1 for row in self.place):  # nothing is there to check
                 shape = StepShape(0, shape.source)
             shape = self.policy.note_launch(shape, row_R)
-            done = self._step(shape, row_R)
+            done = self._step(shape, row_R, has_waited=not is_ready)
             self._learn_pending()
             self.pending = done
 
@@ -242,17 +242,13 @@ class Replay:
         self.rows.computed[-1, ids] = self.rows.known[ids]
         self.now += 0.3
 
-    def _host_step(self, row_R: np.ndarray) -> None:
-        """Reads rows to the network: a step without drafts that the host runs."""
-        self.now += 1.3 * self.seconds(_bucket(len(row_R)), SimpleNamespace(num_nodes=0, source=-1))
-        self.shapes.append(None)
-        for row in row_R.tolist():
-            self._say(row, 1)
-            self.waits[row] = -1
-            self.rows.known[row] = PROMPT + self.place.get(row, 0)
-        ids = [row for row in row_R.tolist() if row in self.place]
-        if ids:
-            self.policy.catch_up(ids, self._read)
+    def _read_missed(self, shape: Any, row_R: np.ndarray) -> Any:
+        """The network reads what it missed, once the host knows it; the shape of the next step."""
+        self._learn_pending()
+        self.policy.catch_up(row_R.tolist(), self._read, sorted(self.place))
+        if self.policy.sources.is_ready(shape, row_R):
+            return shape
+        return plain_shape(self.policy.shapes)
 
     def _say(self, row: int, count: int) -> None:
         self.num_tokens += count
@@ -270,12 +266,13 @@ class Replay:
             return min(int(text.tree[here]), num_nodes // MERGED_WIDTH)
         return text.run(here, waits, has_lookup=self.has_lookup)
 
-    def _step(self, shape: Any, row_R: np.ndarray) -> tuple[Any, ...]:
+    def _step(self, shape: Any, row_R: np.ndarray, *, has_waited: bool = False) -> tuple[Any, ...]:
         num_nodes, source = shape
         took = self.seconds(_bucket(len(row_R)), shape)
         reading = self.prompt[0] + self.num_came * self.prompt[1] if self.num_came else 0.0
         host = self.host(len(row_R), shape)
-        since = took + reading + host if self.num_came else max(took, host)  # it waits for prompts
+        # With prompts, or where the host has waited for a result, its work is not hidden.
+        since = took + reading + host if self.num_came or has_waited else max(took, host)
         self.now += since
         self.shapes.append(shape)
         result_RC = np.full((len(row_R), FIRST + num_nodes + 1 + NUM_GUESSES), -1, dtype=np.int64)

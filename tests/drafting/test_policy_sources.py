@@ -130,6 +130,12 @@ def speed(replayed: Replay) -> float:
     return num_tokens / took
 
 
+def test_after_a_network_has_caught_up_the_step_that_was_chosen_runs() -> None:
+    replayed = replay(BOTH, texts("copies", 6, 96), seconds_of("7B"), 1)
+    assert replayed.policy.counts.num_changes > 0
+    assert all(isinstance(shape, StepShape) for shape in replayed.shapes)  # the host ran none
+
+
 def share_of_best(target: str, kind: str, num_rows: int = 1, *, has_head: bool = False) -> float:
     """Speed of `auto` over that of the best source alone, trials of the others included."""
     some = texts(kind, 12 if num_rows == 1 else 5 * num_rows, 96)
