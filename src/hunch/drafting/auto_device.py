@@ -151,9 +151,6 @@ class DeviceAuto(DeviceEither):
     def writes_kv(self, source: int) -> bool:
         return self.model.writes_kv(source)
 
-    def can_follow(self, rows: Rows) -> bool:
-        return self.model.can_follow(rows)
-
     def drafted_by(self, source: int, matched: int) -> str:
         return self.name_of(source, matched, self.model.name)
 
@@ -208,9 +205,6 @@ class DeviceAutoHead(DeviceEither):
 
     def writes_kv(self, source: int) -> bool:
         return source >= 0
-
-    def can_follow(self, rows: Rows) -> bool:
-        return self.head.can_follow(rows)
 
     def needs_host(self, rows: Rows) -> bool:
         return self.head.needs_host(rows)

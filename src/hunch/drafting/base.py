@@ -132,6 +132,8 @@ class DeviceDrafter:
     num_nodes: int = 0  # most nodes of a draft; 0: those of its levels
     is_adaptive: bool = True  # fewer nodes, or none, if they do not pay
     margin: float = 0.0  # share by which checking nodes must beat plain decoding
+    trained_len: int | None = None  # its network's context; past it, it guesses worse
+    max_len: int | None = None  # its network drafts for no row that may get longer; None: for all
     sources: dict[str, RowSource] = field(default_factory=dict)  # methods that a request may name
 
     def __post_init__(self) -> None:
@@ -214,10 +216,6 @@ class DeviceDrafter:
     def writes_kv(self, source: int) -> bool:
         """Whether a step of this source also writes the drafter's KV of all known tokens."""
         return False
-
-    def can_follow(self, rows: Rows) -> bool:
-        """Whether these rows are short enough for its network."""
-        return True
 
     def needs_host(self, rows: Rows) -> bool:
         """Whether only the host's drafter can draft for these rows."""

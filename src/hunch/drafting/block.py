@@ -69,8 +69,7 @@ class BlockDrafter(StateFollower):
         shape = given.shape(context, default=most, max_depth=most)
         if shape.is_dynamic:  # a node more with children costs no pass
             shape = replace(shape, width=shape.num_nodes)
-        limit = min(given.window or net.spec.max_len, net.spec.max_len)
-        super().__init__(self.method, shape, given, context, limit)
+        super().__init__(self.method, shape, given, context, net.spec.max_len)
         self.needs = Needs(
             max_nodes=shape.num_nodes,
             feature_layers=net.feature_layers,

@@ -8,6 +8,7 @@ Shape letters: R rows of the step.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from math import inf, log2
 from time import perf_counter
@@ -38,6 +39,8 @@ from hunch.drafting.step_shapes import (
     StepShapes,
 )
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
+
+log = logging.getLogger("hunch")
 
 RATE = 0.04  # learning rate of the estimates
 SURE_MATCH = log2(1 + SURE)  # from this match on, a lookup's guesses replace a network's draft
@@ -82,6 +85,10 @@ class CapturedPolicy:
         self.guesses: list[list[int]] = [[]] * num_rows  # of lookups, to compare with new tokens
         # Whether a row's request names a network (True) or a lookup (False); None: neither.
         self.by_network: list[bool | None] = [None] * num_rows
+        self.is_followed = np.ones(num_rows, dtype=np.bool_)  # the network drafts for such a row
+        # Until it was said that a row may get too long for the network, or is past its context.
+        self._max_len = None if drafter is None else drafter.max_len
+        self._trained_len = None if drafter is None else drafter.trained_len
         self.flow, self.counts = Flow(num_rows), StepCounts()
         self._num_rows = self._num_tokens = 0  # rows and tokens of the last result
         self._num_steps = 0  # steps with guesses, since requests came while none were running
@@ -107,6 +114,14 @@ class CapturedPolicy:
         self.sources.start(ids, is_first=is_first)
         self.lookup.start(ids)
         self.network.start(ids)
+        if self.drafter is not None and self.drafter.max_len is not None:
+            self.is_followed[ids] = self.rows.end[ids] <= self.drafter.max_len
+            if self._max_len is not None and not self.is_followed[ids].all():
+                log.warning(
+                    "%s drafts for texts of up to %d tokens: rows that may get longer go on "
+                    "without its network", self.drafter.name, self._max_len,
+                )  # fmt: skip
+                self._max_len = None
         self._clear_guesses(ids)
 
     def _clear_guesses(self, ids: list[int]) -> None:
@@ -205,6 +220,13 @@ class CapturedPolicy:
 
     def note_launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
         """Note that a step of this shape is launched next; returns the shape that it can have."""
+        if self._trained_len is not None and self.rows.known[row_R].max() > self._trained_len:
+            assert self.drafter is not None
+            log.warning(
+                "a text is longer than the context of %s, %d tokens: it goes on drafting, and may "
+                "guess worse from there on", self.drafter.name, self._trained_len,
+            )  # fmt: skip
+            self._trained_len = None
         return self.sources.note_launch(shape, row_R) if self.network.priors else shape
 
     def catch_up(
@@ -216,7 +238,7 @@ class CapturedPolicy:
         source that uses it.
         """
         assert self.drafter is not None
-        if not ids or not self.drafter.can_follow(self.rows.view(ids)):
+        if not ids or not self.is_followed[[*ids, *running]].any():
             return
         if self.drafter.writes_kv(self._next_source(ids, running)):
             began = perf_counter()

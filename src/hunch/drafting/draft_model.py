@@ -35,6 +35,8 @@ from hunch.models.heads.draft_model import (
     load_draft_model,
     renumbered,
 )
+from hunch.models.heads.step import MARGIN
+from hunch.models.spec import ModelSpec
 from hunch.models.swap import copy_network
 from hunch.models.target import Target, with_kv
 from hunch.models.weights import open_weights
@@ -78,12 +80,13 @@ class DraftModelDrafter:
         self.options = read_options(DraftOptions, options, "draft")
         self.context, self.is_adaptive, self.path = context, self.options.adaptive, path
         weights = open_weights(path)
+        self.trained_len = ModelSpec.from_config(weights.config).max_len
         self.shape = self.options.shape(context)
         self.model, self.columns = self.load_network(path)
         self.ids_C = self.columns.ids_C
         if not comes_with_hunch(path):
             _warn_of_cost(byte_share(weights, context.target))
-        limit = min(self.options.window or self.model.spec.max_len, self.model.spec.max_len)
+        limit = min(self.options.window or self.trained_len, self.trained_len)
         self.window = KvWindow(context, max(limit - self.shape.depth, 1))
         self.pending: dict[int, Pending] = {}
         self.host = RowArrays()
@@ -138,13 +141,16 @@ class DraftModelDrafter:
             return None
         if not can_capture(context, shape, self.options.draft_temperature, has_trees=True):
             return None
+        is_limited = self.options.window is not None or self.model.spec.rope is None
+        is_limited |= shape.depth > MARGIN
         return DeviceDraftModel(
             name="draft",
             model=cast("CudaDecoder", self.model),
             kv=context.kv,
             sampling=context.sampling,
             ids_C=self.ids_C,
-            max_len=self.window.limit,
+            trained_len=self.trained_len,
+            max_len=self.window.limit if is_limited else None,
             is_adaptive=self.options.adaptive,
             **device_shape(shape, only_chains=context.only_chains),
         )
@@ -288,7 +294,6 @@ class DeviceDraftModel(DeviceDrafter):
     kv: KVCache
     sampling: SamplingState
     ids_C: Tensor | None  # the target's id of each column; None: the same
-    max_len: int  # the longest text it can follow
     _tilings: dict[tuple[int, int], Any] = field(default_factory=dict)
 
     @property
@@ -302,15 +307,6 @@ class DeviceDraftModel(DeviceDrafter):
 
     def writes_kv(self, source: int) -> bool:
         return source > 0
-
-    def can_follow(self, rows: Rows) -> bool:
-        return bool((rows.end_X[rows.ids_R] <= self.max_len).all())
-
-    def needs_host(self, rows: Rows) -> bool:
-        return not self.can_follow(rows)
-
-    def is_ready(self, rows: Rows) -> np.ndarray:
-        return np.asarray(rows.end_X.numpy()[rows.ids_R.numpy()] <= self.max_len)
 
     def draft(
         self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0

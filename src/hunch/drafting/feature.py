@@ -50,8 +50,7 @@ class FeatureDrafter(StateFollower):
         shape = options.shape(context, default=net.num_tokens)
         if shape.depth > MARGIN:
             raise ConfigError(f"{name}: drafts of depth {shape.depth}; at most {MARGIN}")
-        limit = min(options.window or net.spec.max_len, net.spec.max_len)
-        super().__init__(name, shape, options, context, limit)
+        super().__init__(name, shape, options, context, net.spec.max_len)
         self.net = net
         # The network's state at each row's last computed position, which drafts start from.
         self.state_XD = torch.zeros(

@@ -39,11 +39,12 @@ class StateFollower:
         shape: TreeShape,
         options: GrowOptions,
         context: DrafterContext,
-        limit: int,
+        trained_len: int,
     ) -> None:
         self.name, self.shape, self.context = name, shape, context
         self.draft_temperature, self.is_adaptive = options.draft_temperature, options.adaptive
-        self.window = KvWindow(context, limit)
+        self.max_len, self.trained_len = options.window, trained_len
+        self.window = KvWindow(context, min(options.window or trained_len, trained_len))
         self.host = RowArrays()
         self.is_on_device = False  # the device drafts, except for rows whose KV has a hole
         self.covered_X = np.full(context.max_rows, -1)  # known length up to which all is covered
@@ -57,6 +58,7 @@ class StateFollower:
         if context.kv is None or not net.is_capturable or not can_be_held:
             return None
         self.is_on_device = True
+        self.window.limit = context.max_len  # a step goes on past the trained context
         return self.device_form(
             name=self.name,
             net=net,
@@ -64,7 +66,8 @@ class StateFollower:
             kv=context.kv,
             group=context.group,
             sampling=context.sampling,
-            max_len=self.window.limit,
+            trained_len=self.trained_len,
+            max_len=self.max_len,
             is_adaptive=self.is_adaptive,
             **device_shape(
                 self.shape,
@@ -160,7 +163,6 @@ class DeviceFollower(DeviceDrafter):
     kv: KVCache
     group: int  # of its KV, in computed_GX
     sampling: SamplingState
-    max_len: int  # the longest text it can follow
     _ids_C: Tensor | None = None  # the target's id of each column of logits
 
     def __post_init__(self) -> None:
@@ -178,14 +180,11 @@ class DeviceFollower(DeviceDrafter):
     def writes_kv(self, source: int) -> bool:
         return True
 
-    def can_follow(self, rows: Rows) -> bool:
-        return bool((rows.end_X[rows.ids_R] <= self.max_len).all())
-
     def needs_host(self, rows: Rows) -> bool:
         return True
 
     def is_ready(self, rows: Rows) -> np.ndarray:
-        return covered(rows, self.group, self.max_len)
+        return covered(rows, self.group)
 
 
 def joined(arrays: list[Array]) -> Array:

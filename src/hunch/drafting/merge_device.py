@@ -92,9 +92,6 @@ class DeviceMerge(DeviceWithLookups):
     def writes_kv(self, source: int) -> bool:
         return self.model.writes_kv(source)
 
-    def can_follow(self, rows: Rows) -> bool:
-        return self.model.can_follow(rows)
-
     def needs_host(self, rows: Rows) -> bool:
         return self.model.needs_host(rows)
 

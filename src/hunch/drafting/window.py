@@ -67,12 +67,11 @@ class RowArrays:
         return self._tokens_at + row * self._tokens_step + 8 * position
 
 
-def covered(rows: Rows, group: int, max_len: int) -> Array:
-    """Which rows end within `max_len` and have KV of all but their last token."""
+def covered(rows: Rows, group: int) -> Array:
+    """Which rows have KV of all but their last token."""
     ids_R = rows.ids_R.numpy()
     have_R = rows.computed_GX.numpy()[group, ids_R]
-    is_whole_R = have_R >= rows.known_X.numpy()[ids_R] - 1
-    return np.asarray(is_whole_R & (rows.end_X.numpy()[ids_R] <= max_len))
+    return np.asarray(have_R >= rows.known_X.numpy()[ids_R] - 1)
 
 
 class KvWindow:

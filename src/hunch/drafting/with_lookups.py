@@ -56,6 +56,8 @@ class DeviceWithLookups(DeviceDrafter):
             ),
             is_adaptive=is_adaptive,
             margin=matches.margin,
+            trained_len=model.trained_len,
+            max_len=model.max_len,
         )
 
     @property

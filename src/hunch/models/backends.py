@@ -55,9 +55,12 @@ class Backend:
 
     def load_draft(self, weights: Weights, target: Target, dtype: str) -> Target:
         """A whole draft model, in the precision that suits this target."""
+        from hunch.models.heads.step import num_positions
         from hunch.models.load import load_decoder
 
-        return self.like_target(load_decoder(weights, dtype=dtype, device=target.device))
+        max_len = num_positions(target)
+        model = load_decoder(weights, dtype=dtype, device=target.device, max_len=max_len)
+        return self.like_target(model)
 
     def load_cut(
         self, weights: Weights, spec: ModelSpec, target: Target, dtype: str, ids_C: Tensor | None

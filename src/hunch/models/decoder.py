@@ -158,6 +158,14 @@ class Decoder(Part):
             return build_streams_block(self.spec, source, prefix, layer, self.names)
         return build_block(self.spec, source, prefix, layer, names=self.names)
 
+    def reach(self, max_len: int) -> None:
+        """Let learned positions go on to `max_len`: there they are the last one's."""
+        more = max_len - self.spec.max_len
+        if self.positions_LD is not None and more > 0:
+            last_ND = self.positions_LD[-1:].expand(more, -1)
+            self.positions_LD = torch.cat((self.positions_LD, last_ND))
+            self.spec = replace(self.spec, max_len=max_len)
+
     @property
     def rope(self) -> Rope | None:
         """What most layers turn by."""

@@ -52,13 +52,14 @@ def load_decoder(
     stage: Stage = WHOLE,
     progress: Progress = iterate,
     hold: str | None = None,
+    max_len: int = 0,
 ) -> Decoder:
     """The model of `weights`, on `device`. `auto` is float32 on a CPU, else the file's own.
 
     `hold` says how matrices are held (source.HOLDS); None: in few bits where dtype says so or,
-    on a GPU, where the file does.
+    on a GPU, where the file does. `max_len`: positions go on to there, if that is past its context.
     """
-    spec = spec_of(weights)
+    spec = spec_of(weights).reaching(max_len)
     device = torch.device(device)
     family: type[Decoder] = resolve(MODELS, spec.architecture)
     read_ahead(weights.path)
@@ -70,6 +71,7 @@ def load_decoder(
     source = FileSource(weights, choose_dtype(dtype, spec, device), device, group, hold)
     check_tensors(spec, source)
     decoder = family(spec, source, progress)
+    decoder.reach(max_len)
     staging.release()
     if source.expanded:
         formats, name = ", ".join(sorted(source.expanded)), str(source.dtype).removeprefix("torch.")

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 
 from hunch.draft import TargetStep
-from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.step_shapes import DraftSource, StepShape
 from hunch.models.decoder import Hidden
 from hunch.step.batch import Batch, RowPart, pack
@@ -57,16 +56,15 @@ class PromptSteps:
             return False
         if captured.drafter is None:
             return not self._is_host_drafting
-        return not captured.observes(rows) or self._can_cover(rows, captured.drafter)
+        return not captured.observes(rows) or self._can_cover(rows)
 
-    def _can_cover(self, rows: list[int], drafter: DeviceDrafter) -> bool:
+    def _can_cover(self, rows: list[int]) -> bool:
         """Whether a head can compute its KV of these rows before their first tokens are known.
 
-        If a row has a hole in the head's KV, or is longer than the head can read, the host drafts.
+        If a row has a hole in the head's KV, the host drafts.
         """
         computed = self.rows.computed
-        is_whole = self._has_head and bool((computed[1:, rows] >= computed[0, rows]).all())
-        return is_whole and drafter.can_follow(self.rows.view(rows))
+        return self._has_head and bool((computed[1:, rows] >= computed[0, rows]).all())
 
     def launch(self, plan: StepPlan, receive: Callable[[], object]) -> PendingPrompts | StepResult:
         """Launch a pass over prompts and, while it runs, everything that follows it.

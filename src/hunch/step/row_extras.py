@@ -59,8 +59,10 @@ class Group:
         self.work = work
         self.ids = [item.row for item in work]
         self.row_R = np.array(self.ids)
-        self.max_checked = [item.num_nodes for item in work]  # nodes that may be checked
-        self.max_draft = [item.max_draft for item in work]  # and drafted
+        drafted = rows.is_drafted_X[self.row_R].tolist()
+        pairs = list(zip(work, drafted, strict=True))
+        self.max_checked = [item.num_nodes * can for item, can in pairs]  # nodes, at most
+        self.max_draft = [item.max_draft * can for item, can in pairs]  # and drafted
         self.has_waiting = any(self.max_checked)
         self.is_drafting = self.has_waiting or any(self.max_draft)
         self.extras = int(np.bitwise_or.reduce(rows.extras_X[self.row_R]))
@@ -108,6 +110,7 @@ class RowExtras:
         self.sources, self._row_sources = sources, row_sources
         self.extras_X = np.zeros(num_rows, dtype=np.int64)  # RULES, MASKS and so on
         self.num_best_X = np.full(num_rows, NO_SCORES)
+        self.is_drafted_X = np.ones(num_rows, dtype=np.bool_)  # False: too long for the network
         self._can_take_back = can_take_back
         self.is_traced_X = np.zeros(num_rows, dtype=np.bool_)
         # Tokens and parents of the waiting drafts of rows with a grammar or a trace.
@@ -116,13 +119,14 @@ class RowExtras:
         self._is_predicted = np.zeros(num_rows, dtype=np.bool_)  # the waiting draft
         self._with_more_stops: set[int] = set()  # rows with more stop ids than the device knows
 
-    def start(self, row: int, request: Request) -> None:
+    def start(self, row: int, request: Request, *, is_followed: bool = True) -> None:
+        """is_followed: the drafter's network drafts for texts as long as this one may get."""
         params = request.params
         self.forget_draft(row)
         self._with_more_stops.discard(row)
         if len(request.stop_ids) > MAX_STOPS:
             self._with_more_stops.add(row)
-        self._start_source(row, request)
+        self._start_source(row, request, is_followed)
         extras = int(self.extras_X[row]) & SOURCES
         if self.sampling.flags_X[row] & HISTORY:
             extras |= RULES
@@ -138,12 +142,21 @@ class RowExtras:
         self.extras_X[row] = extras | DRAFTS * params.speculation.trace
         self.num_best_X[row] = NO_SCORES if params.logprobs is None else params.logprobs
 
-    def _start_source(self, row: int, request: Request) -> None:
-        """Tell the device which method drafts for the row, if its request names one."""
+    def _start_source(self, row: int, request: Request, is_followed: bool) -> None:
+        """Tell the device which method drafts for the row, if its request names one.
+
+        A row that the network does not follow is drafted for by a lookup, or from its prediction.
+        """
         if self.sources is None:
             return
         mode, expected = request.params.speculation.mode, request.prediction_ids
-        source = self._source[row] = self.sources.get(mode)
+        source = self.sources.get(mode)
+        self.is_drafted_X[row] = True
+        if not is_followed and mode != "off" and (source is None or source.by_network):
+            lookups = (one for one in self.sources.values() if one.by_network is False)
+            source = next(lookups, self.sources.get(PREDICTION))
+            self.is_drafted_X[row] = bool(expected or (source and source.by_network is False))
+        self._source[row] = source
         if mode == "off" or (source is not None and not source.with_prediction):
             expected = ()
         if source is not None or expected:

@@ -23,7 +23,7 @@ from hunch.layers.linear import Linear
 from hunch.layers.rope import Rope
 from hunch.models.heads.block import BlockBody, BlockShape, context_parts
 from hunch.models.heads.files import Table
-from hunch.models.heads.step import MARGIN, TiledNet
+from hunch.models.heads.step import MARGIN, TiledNet, num_positions
 from hunch.models.target import Target
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class BlockNet(TiledNet):
         self.feature_layers, self.num_kv_layers = shape.feature_layers, shape.spec.num_layers
         self.kv_dtype: torch.dtype = target.dtype
         spec = shape.spec
-        length = spec.max_len + MARGIN
+        length = max(spec.max_len + MARGIN, num_positions(target))
         self.rope = Rope(shape.spec.rope, spec.head_dim, length, target.device)
         mask_D = body.mask_D
         if mask_D is None:

@@ -26,8 +26,14 @@ if TYPE_CHECKING:
     from hunch.kernels.gpu_tiling import Tiler  # these need Triton, which a CPU may not have
     from hunch.models.heads.fused import FusedHead
 
-MARGIN = 64  # positions past the trained context that a draft may reach
+MARGIN = 64  # positions past the context that a draft may reach
 SHARED_BYTES = 64 * 2**20  # for partial results of rows whose positions a GPU's programs share
+
+
+def num_positions(target: Target) -> int:
+    """Positions that a network beside this target must have: in captured steps it goes on past
+    its own context. 0: as many as it has."""
+    return target.spec.max_len + MARGIN if target.backend.captures_steps else 0
 
 
 class TiledNet(Part):
@@ -85,7 +91,8 @@ class StepNet(TiledNet):
         self.spec = spec
         self.embed = embed or target.embed
         rope_dim = rope_dim or spec.head_dim
-        self.rope = Rope(spec.rope, rope_dim, spec.max_len + MARGIN, target.device)
+        max_len = max(spec.max_len + MARGIN, num_positions(target))
+        self.rope = Rope(spec.rope, rope_dim, max_len, target.device)
         self.num_kv_layers = num_kv_layers
         self.state_width = spec.width  # of what a row keeps between steps
         self.kv_dtype: torch.dtype = target.dtype
