@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 pytest.importorskip("triton")
 
@@ -38,6 +38,7 @@ from hunch.train.batches import Texts
 from hunch.train.job import Job, build_student, read_settings, write_student
 from phrase_tables import table_of
 from stand_in import lead_by_host, stand_in
+from tiny_families import write_family
 
 PROMPTS = [[5, 6, 7, 8] * 4, [9, 4], list(range(10, 31)), [7, 7, 7, 7, 7]]
 PARAMS = {
@@ -352,17 +353,59 @@ def test_load_takes_the_draft_model_out_and_lets_it_in_again(
     assert set(shapes[back:-2]) == {StepShape(7, 1)}
 
 
-def test_rows_too_long_for_the_draft_model(
-    model: Path, plain: dict[str, list[list[int]]], tmp_path: Path
+def test_a_draft_model_drafts_past_its_own_context(
+    model: Path,
+    plain: dict[str, list[list[int]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """`auto` goes on by lookup on the device, `draft` with a window on the host."""
     short = write_shallow(model, tmp_path / "short")
-    config = json.loads((short / "config.json").read_text()) | {"max_position_embeddings": 24}
-    (short / "config.json").write_text(json.dumps(config))
-    for method, is_used in ((f"auto:draft={short}", False), (f"draft:{short}", True)):
-        with LLM(str(model), speculate=method, **SMALL) as llm:
+    with_context(short, 8)
+    for method in (f"auto:draft={short}:any_size=true", f"draft:{short}:adaptive=false"):
+        with (
+            LLM(str(model), speculate=method, always_draft=True, **SMALL) as llm,
+            monkeypatch.context() as patch,
+        ):
+            patch.setattr(HostStep, "run", None)
             assert tokens(llm, PARAMS["greedy"]) == plain["greedy"]
-            assert ("draft" in llm.stats()["drafters"]) == is_used
+            drafted = llm.stats()["drafters"]["draft"]
+            assert drafted["accepted"] > 40  # few are before position 8
+    assert caplog.text.count("longer than the context of draft, 8 tokens") == 1
+
+
+def test_rows_too_long_for_learned_positions(
+    model: Path,
+    plain: dict[str, list[list[int]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They take captured steps, by lookup or without drafts; shorter rows are drafted for."""
+    opt = write_family(tmp_path / "opt", "opt")
+    with_context(opt, 24)
+    tensors = load_file(opt / "model.safetensors")
+    (name,) = [name for name in tensors if "embed_positions" in name]
+    save_file(tensors | {name: tensors[name][:26]}, opt / "model.safetensors")
+    lengths = [24, 4, 24, 24]  # the second is short enough
+    params = [replace(PARAMS["greedy"], max_tokens=length) for length in lengths]
+    said = [answer[:length] for answer, length in zip(plain["greedy"], lengths, strict=True)]
+    for method, others in (("draft:", set()), ("auto:any_size=true:draft=", {"suffix"})):
+        with (
+            LLM(str(model), speculate=f"{method}{opt}", always_draft=True, **SMALL) as llm,
+            monkeypatch.context() as patch,
+        ):
+            patch.setattr(HostStep, "run", None)
+            assert tokens(llm, PARAMS["greedy"]) == plain["greedy"]
+            assert set(llm.stats()["drafters"]) == others
+            assert [out.outputs[0].token_ids for out in llm.generate(PROMPTS, params)] == said
+            assert others or "draft" in llm.stats()["drafters"]
+    assert caplog.text.count("rows that may get longer go on without its network") == 2
+
+
+def with_context(draft: Path, length: int) -> None:
+    config = json.loads((draft / "config.json").read_text()) | {"max_position_embeddings": length}
+    (draft / "config.json").write_text(json.dumps(config))
 
 
 def test_drafting_that_seemed_slower_than_a_whole_step(model: Path) -> None:

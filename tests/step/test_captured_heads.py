@@ -6,6 +6,8 @@ The device's kernels are replaced by plain Python here; tests/kernels compares t
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -21,6 +23,7 @@ from deepseek_files import make_deepseek
 from hunch import LLM, Speculation
 from hunch.drafting.following import DeviceFollower
 from hunch.drafting.step_shapes import DraftSource, StepShape
+from hunch.step.host_step import HostStep
 from hunch.step.runner import Runner
 from hunch.types import GroupInfo
 from mtp_files import make_stages
@@ -237,17 +240,8 @@ def test_rows_that_want_no_drafts_are_captured_too(
         assert llm.stats()["drafted"] > drafted
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        pytest.param(":window=16", marks=pytest.mark.slow),
-        ":draft_temperature=0.5",
-    ],
-)
-def test_what_only_the_host_can_draft(
-    options: str, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with load(world.model, "eagle3", f"{options}:adaptive=false") as llm:
+def test_what_only_the_host_can_draft(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    with load(world.model, "eagle3", ":draft_temperature=0.5:adaptive=false") as llm:
         drafts = Drafts(llm, monkeypatch)
         assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
         assert not drafts.found
@@ -320,10 +314,32 @@ def test_a_short_row_is_captured_beside_one_past_the_window(
     params = [replace(GREEDY, max_tokens=length) for length in lengths]
     with load(world.model, "eagle", ":window=20") as llm:
         drafts = Drafts(llm, monkeypatch)
+        monkeypatch.setattr(HostStep, "run", None)
         got = tokens(llm, world.prompts[:2], params)
         assert got == [world.plain["greedy"][i][:length] for i, length in enumerate(lengths)]
-        assert {len(text) <= 20 for text, _ in drafts.found} == {True}
+        assert {text[:5] == world.prompts[1][:5] for text, some in drafts.found if some} == {True}
         drafts.check(world.heads["eagle"], world.study, 2)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "dspark"])
+def test_a_head_drafts_past_its_own_context(
+    name: str,
+    world: World,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also after prompts that are longer; the host runs no step for it."""
+    short = shutil.copytree(world.model.parent / name, tmp_path / "short")
+    config = json.loads((short / "config.json").read_text()) | {"max_position_embeddings": 12}
+    (short / "config.json").write_text(json.dumps(config))
+    with LLM(str(world.model), speculate=f"{name}:{short}:adaptive=false", **SMALL) as llm:
+        drafts = Drafts(llm, monkeypatch)
+        monkeypatch.setattr(HostStep, "run", None)
+        assert tokens(llm, world.prompts, GREEDY) == world.plain["greedy"]
+        drafts.found = [(text, some) for text, some in drafts.found if len(text) > 12]
+        drafts.check(world.heads[name], world.study, 20)
+    assert caplog.text.count(f"longer than the context of {name}, 12 tokens") == 1
 
 
 @pytest.mark.parametrize("name", ["eagle3", "medusa"])

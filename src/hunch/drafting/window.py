@@ -2,7 +2,7 @@
 
 Shape letters: X rows of the engine, R rows of this step, T packed tokens, B blocks, P tree depth.
 
-A network is trained up to some context, and guesses badly past it. So each row has a window that
+A network is trained up to some context, and guesses worse past it. So each row has a window that
 starts at a block's edge, `first`; the network counts positions from there. When the window is full,
 it moves to start half a window back. Rows whose window does not start at 0 publish no KV.
 """

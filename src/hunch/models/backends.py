@@ -67,8 +67,12 @@ class Backend:
     ) -> Target:
         """A draft model that shares the target's embedding and output matrix."""
         from hunch.models.heads.draft_model import cut_decoder
+        from hunch.models.heads.step import num_positions
 
-        return self.like_target(cut_decoder(weights, spec, target, dtype, ids_C))
+        max_len = num_positions(target)
+        model = cut_decoder(weights, spec.reaching(max_len), target, dtype, ids_C)
+        model.reach(max_len)
+        return self.like_target(model)
 
     def like_target(self, model: Decoder) -> Target:
         """A draft model on the target's kernels, where they know it too."""

@@ -205,7 +205,7 @@ def read_rope(config: Config, head_dim: int, given: Any = None) -> RopeSpec:
     rope_type = rope.get("rope_type") or rope.get("type") or "default"
     readers: dict[str, Callable[[Config], dict[str, Any]]] = {
         "default": lambda _: {},
-        "dynamic": lambda _: {},  # up to max_position_embeddings, which is what is served
+        "dynamic": lambda _: {},  # up to max_position_embeddings; a drafter goes on so
         "linear": lambda r: {"factor": read_float(r, "factor")},
         "llama3": _read_llama3,
         "yarn": lambda r: _read_yarn(r, config),

@@ -36,7 +36,6 @@ from hunch.layers.linear import Linear
 from hunch.models.backends import NATIVE, TORCH, TRITON, Backend
 from hunch.models.decoder import Decoder, Hidden
 from hunch.models.heads.files import check_map
-from hunch.models.heads.step import num_positions
 from hunch.models.load import check_tensors, choose_dtype, choose_hold
 from hunch.models.native import ID_MAP, NativeDecoder
 from hunch.models.source import HOLDS, FileSource, Shape
@@ -131,8 +130,7 @@ def cut_native(
 def cut_decoder(
     weights: Weights, spec: ModelSpec, target: Target, dtype: str, ids_C: Tensor | None
 ) -> Decoder:
-    device, max_len = target.device, num_positions(target)
-    spec = spec.reaching(max_len)
+    device = target.device
     # What shares the target's tables computes in their precision, whatever its file was saved in.
     given = target.dtype if dtype == "auto" or dtype in HOLDS else choose_dtype(dtype, spec, device)
     source = _CutSource(weights, given, device, spec, target)
@@ -140,7 +138,6 @@ def cut_decoder(
     family: type[Decoder] = resolve(MODELS, spec.architecture)
     check_tensors(spec, source, (family.names.embed, family.names.head, ID_MAP))
     model = family(spec, source)
-    model.reach(max_len)
     if ids_C is not None:
         model.head = Linear(model.head.rows(ids_C))
     return model
