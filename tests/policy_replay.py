@@ -45,6 +45,7 @@ class Drafter:
     """A device drafter of given shapes, as far as the policy asks it."""
 
     name, is_guided, network = "auto", False, object()
+    trained_len = max_len = None
 
     def __init__(self, *shapes: StepShape, margin: float = 0.0, num_levels: int = 5) -> None:
         self.shapes, self.margin, self.num_levels = shapes, margin, num_levels
@@ -61,9 +62,6 @@ class Drafter:
 
     def writes_kv(self, source: int) -> bool:
         return source > 0
-
-    def can_follow(self, rows: Any) -> bool:
-        return True
 
     def drafted_by(self, source: int, matched: int) -> str:
         return "draft" if source > 0 else "suffix"

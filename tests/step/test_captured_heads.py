@@ -312,7 +312,7 @@ def test_a_short_row_is_captured_beside_one_past_the_window(
 ) -> None:
     lengths = [24, 10]
     params = [replace(GREEDY, max_tokens=length) for length in lengths]
-    with load(world.model, "eagle", ":window=20") as llm:
+    with load(world.model, "eagle", ":window=20:adaptive=false") as llm:
         drafts = Drafts(llm, monkeypatch)
         monkeypatch.setattr(HostStep, "run", None)
         got = tokens(llm, world.prompts[:2], params)

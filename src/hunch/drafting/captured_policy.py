@@ -201,7 +201,9 @@ class CapturedPolicy:
         gains = self.network.gains(ids, levels, source)
         if self.drafter.max_len is not None:
             none, is_followed = (0.0,) * len(sizes), self.is_followed[ids].tolist()
-            gains = [some if is_in else none for some, is_in in zip(gains, is_followed, strict=True)]
+            gains = [
+                some if is_in else none for some, is_in in zip(gains, is_followed, strict=True)
+            ]
         if is_merged:
             beside = tuple([self.drafter.num_beside(source, size) for size in sizes])
         for place, row in enumerate(ids if self.shapes.has_lookup else ()):
