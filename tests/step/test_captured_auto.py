@@ -390,9 +390,10 @@ def test_rows_too_long_for_learned_positions(
     lengths = [24, 4, 24, 24]  # the second is short enough
     params = [replace(PARAMS["greedy"], max_tokens=length) for length in lengths]
     said = [answer[:length] for answer, length in zip(plain["greedy"], lengths, strict=True)]
-    for method, others in (("draft:", set()), ("auto:any_size=true:draft=", {"suffix"})):
+    alone, beside = f"draft:{opt}:adaptive=false", f"auto:any_size=true:draft={opt}"
+    for method, others in ((alone, set()), (beside, {"suffix"})):
         with (
-            LLM(str(model), speculate=f"{method}{opt}", always_draft=True, **SMALL) as llm,
+            LLM(str(model), speculate=method, always_draft=True, **SMALL) as llm,
             monkeypatch.context() as patch,
         ):
             patch.setattr(HostStep, "run", None)
