@@ -68,9 +68,10 @@ class Backend:
         """A draft model that shares the target's embedding and output matrix."""
         from hunch.models.heads.draft_model import cut_decoder
         from hunch.models.heads.step import num_positions
+        from hunch.models.load import reaching
 
         max_len = num_positions(target)
-        model = cut_decoder(weights, spec.reaching(max_len), target, dtype, ids_C)
+        model = cut_decoder(weights, reaching(spec, max_len), target, dtype, ids_C)
         model.reach(max_len)
         return self.like_target(model)
 

@@ -59,7 +59,7 @@ def load_decoder(
     `hold` says how matrices are held (source.HOLDS); None: in few bits where dtype says so or,
     on a GPU, where the file does. `max_len`: positions go on to there, if that is past its context.
     """
-    spec = spec_of(weights).reaching(max_len)
+    spec = reaching(spec_of(weights), max_len)
     device = torch.device(device)
     family: type[Decoder] = resolve(MODELS, spec.architecture)
     read_ahead(weights.path)
@@ -77,6 +77,11 @@ def load_decoder(
         formats, name = ", ".join(sorted(source.expanded)), str(source.dtype).removeprefix("torch.")
         log.warning("no GPU kernel for %s: these matrices are expanded to %s", formats, name)
     return decoder
+
+
+def reaching(spec: ModelSpec, max_len: int) -> ModelSpec:
+    """The same with positions up to `max_len` at least, unless they are learned."""
+    return spec if spec.rope is None else replace(spec, max_len=max(spec.max_len, max_len))
 
 
 def spec_of(weights: Weights) -> ModelSpec:

@@ -217,10 +217,6 @@ class ModelSpec:
         """Every way layers turn their heads; none where positions are learned."""
         return () if self.rope is None else (self.rope, *self.more_ropes)
 
-    def reaching(self, max_len: int) -> ModelSpec:
-        """The same with positions up to `max_len` at least, unless they are learned."""
-        return self if self.rope is None else replace(self, max_len=max(self.max_len, max_len))
-
     def at(self, layer: int) -> ModelSpec:
         """The same with the sizes of one layer."""
         other, widths = self.other_heads, self.ffn_widths

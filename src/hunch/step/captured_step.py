@@ -136,8 +136,7 @@ class CapturedSteps:
             self.device_rows.mark_stale(start.row)
             self.is_decoding[start.row] = False
             self.is_served[start.row] = self._can_serve(start.request)
-            is_followed = bool(self.policy.is_followed[start.row])
-            self.extras.start(start.row, start.request, is_followed=is_followed)
+            self.extras.start(start.row, start.request, bool(self.policy.is_followed[start.row]))
             self.policy.by_network[start.row] = self.extras.by_network(start.row)
 
     def _can_serve(self, request: Request) -> bool:

@@ -119,7 +119,7 @@ class RowExtras:
         self._is_predicted = np.zeros(num_rows, dtype=np.bool_)  # the waiting draft
         self._with_more_stops: set[int] = set()  # rows with more stop ids than the device knows
 
-    def start(self, row: int, request: Request, *, is_followed: bool = True) -> None:
+    def start(self, row: int, request: Request, is_followed: bool = True) -> None:
         """is_followed: the drafter's network drafts for texts as long as this one may get."""
         params = request.params
         self.forget_draft(row)
