@@ -132,7 +132,7 @@ class DeviceDrafter:
     num_nodes: int = 0  # most nodes of a draft; 0: those of its levels
     is_adaptive: bool = True  # fewer nodes, or none, if they do not pay
     margin: float = 0.0  # share by which checking nodes must beat plain decoding
-    trained_len: int | None = None  # its network's context; past it, it guesses worse
+    trained_len: int | None = None  # its network's context, if rows may get longer
     max_len: int | None = None  # its network drafts for no row that may get longer; None: for all
     sources: dict[str, RowSource] = field(default_factory=dict)  # methods that a request may name
 

@@ -149,7 +149,7 @@ class DraftModelDrafter:
             kv=context.kv,
             sampling=context.sampling,
             ids_C=self.ids_C,
-            trained_len=self.trained_len,
+            trained_len=self.trained_len if self.trained_len < context.max_len else None,
             max_len=self.window.limit if is_limited else None,
             is_adaptive=self.options.adaptive,
             **device_shape(shape, only_chains=context.only_chains),

@@ -66,7 +66,7 @@ class StateFollower:
             kv=context.kv,
             group=context.group,
             sampling=context.sampling,
-            trained_len=self.trained_len,
+            trained_len=self.trained_len if self.trained_len < context.max_len else None,
             max_len=self.max_len,
             is_adaptive=self.is_adaptive,
             **device_shape(

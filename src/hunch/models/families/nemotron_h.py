@@ -9,9 +9,9 @@ from typing import Any
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import RopeSpec
-from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.experts import ExpertNames, read_deepseek_experts
+from hunch.models.families.mamba import Mamba1
 from hunch.models.mamba import is_mamba, read_layer_types, read_mamba
 from hunch.models.reading import Config, Defaulted, read_attn_biases, read_float, read_int, refuse
 from hunch.models.spec import ModelSpec, read_common
@@ -46,13 +46,8 @@ _EXPERT_NAMES = ExpertNames(
 class NemotronH(Decoder):
     """Heads are not turned; MLPs are of squares, without a gate."""
 
-    names = Names(
-        roots=("model.", "backbone."),
-        embed="model.embeddings.weight",
-        final_norm="model.norm_f",
-        attn_norm="norm",
-        mlp_norm="norm",
-        recurrent="mixer.",
+    names = replace(
+        Mamba1.names,
         q="mixer.q_proj",
         k="mixer.k_proj",
         v="mixer.v_proj",

@@ -252,7 +252,8 @@ def _check(options: DraftOptions, spec: ModelSpec) -> None:
 
 
 # For a target of 2B's cost, after 14 seconds: 1.68 tokens per pass on unseen prompts with the rate
-# of other recipes, 2.10 with twice that, no less with four and eight times (docs/training.md).
+# of other recipes and 2.10 with twice that; on fewer texts 1.95 and 2.00 with four and eight times
+# that. Its padded matrices had too small steps then, so the rate is between (docs/training.md).
 RECIPE = Recipe(
     options=DraftOptions, student=DraftStudent, check=_check, has_few_columns=True, lr=5.4e-3
 )
