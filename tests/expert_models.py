@@ -135,11 +135,22 @@ CASES["glm-4.5"] = (
 )
 LLAMA4 = COMMON | {"num_local_experts": 4, "intermediate_size": 32, "intermediate_size_mlp": 48}
 LLAMA4 |= {"attention_chunk_size": 7, "floor_scale": 5, "attn_scale": 0.7, "pad_token_id": 0}
+FACTORS = {"rope_type": "longrope", "original_max_position_embeddings": 256, "rope_theta": 1e4}
+FACTORS |= {"short_factor": [1.0 + n / 8 for n in range(8)], "long_factor": [2.0] * 8}
 CASES |= {
     "llama 4": ("Llama4", LLAMA4 | {"no_rope_layer_interval": 2}),
     "llama 4, yarn": (
         "Llama4",
         LLAMA4 | {"no_rope_layer_interval": 2, "rope_parameters": YARN_4},
+    ),
+    "llama 4, rope factors": (
+        "Llama4",
+        LLAMA4
+        | {"no_rope_layer_interval": 2}
+        | {
+            "rope_parameters": FACTORS
+            | {"factor": 3.0, "short_factor": [1.0, 1.4] * 8, "long_factor": [2.0] * 16}
+        },
     ),
     "llama 4, as converted": (
         "Llama4",
@@ -163,8 +174,6 @@ NO_EXPERTS = (
     "moe_intermediate_size",
 )
 DENSE = {k: v for k, v in LATENT.items() if k not in (*NO_EXPERTS, "first_k_dense_replace")}
-FACTORS = {"rope_type": "longrope", "original_max_position_embeddings": 256, "rope_theta": 1e4}
-FACTORS |= {"short_factor": [1.0 + n / 8 for n in range(8)], "long_factor": [2.0] * 8}
 CASES |= {
     "mellum": (
         "Mellum",

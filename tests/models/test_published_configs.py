@@ -18,7 +18,7 @@ from hunch.models.load import load_decoder, spec_of
 from hunch.models.native import load_native
 from hunch.models.reading import READ_VERSION, Recorded
 from hunch.models.spec import ModelSpec
-from hunch.models.weights import open_weights
+from hunch.models.weights import for_length, open_weights
 from hunch.models.weights.base import unified_config
 from hunch.registry import MODELS, resolve
 from their_models import GATED
@@ -170,6 +170,9 @@ def test_a_part_of_each_head_is_turned_by_those_families_alone_that_do():
     assert tiny_spec("NemotronForCausalLM", partial_rotary_factor=0.25).rope.dim == 2
     with pytest.raises(UnsupportedModelError, match=r"partial_rotary_factor.*whole heads"):
         tiny_spec(partial_rotary_factor=0.5)
+    granite = {"partial_rotary_factor": 0.5, "layer_rope_theta": [0, 99.0, 99.0]}
+    with pytest.raises(UnsupportedModelError, match=r"partial_rotary_factor.*whole heads"):
+        tiny_spec("GraniteSWAForCausalLM", **granite)
     config = transformers.DeepseekV3Config().to_dict() | {
         "architectures": ["DeepseekV3ForCausalLM"]
     }
@@ -181,8 +184,8 @@ def test_a_part_of_each_head_is_turned_by_those_families_alone_that_do():
 def test_a_floor_of_weights_that_counts_is_refused():
     sizes = {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 16}
     assert tiny_spec("Ernie4_5_MoeForCausalLM", **sizes, moe_norm_min=1e-12).experts is not None
-    with pytest.raises(UnsupportedModelError, match=r"moe_norm_min=0.9"):
-        tiny_spec("Ernie4_5_MoeForCausalLM", **sizes, moe_norm_min=0.9)
+    with pytest.raises(UnsupportedModelError, match=r"moe_norm_min=0.1"):  # with a bias, it may
+        tiny_spec("Ernie4_5_MoeForCausalLM", **sizes, moe_norm_min=0.1)
 
 
 def test_recurrent_layers_have_one_activation():
@@ -274,6 +277,36 @@ def test_rope_settings_in_several_places_are_those_that_transformers_takes(given
         expected = theirs(torch.tensor([ids])).logits[0]
     ours = plain_logits(load_decoder(open_weights(tmp_path)), ids)
     torch.testing.assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+
+
+BY_TYPE = {"sliding_attention": {"rope_theta": 99.0}, "full_attention": YARN}
+
+
+def test_rope_settings_by_type_of_layer_may_stand_under_their_older_name():
+    config = tiny_config("Gemma3ForCausalLM", rope_theta=None, sliding_window=8, head_dim=8)
+    spec = ModelSpec.from_config(unified_config(config | {"rope_scaling": BY_TYPE}))
+    assert spec == ModelSpec.from_config(unified_config(config | {"rope_parameters": BY_TYPE}))
+    assert spec.more_ropes[0].theta == 99.0
+
+
+def test_yarn_that_ends_between_dimensions_by_type_of_layer_is_refused():
+    """transformers reads `truncate` where settings are not nested."""
+    given = {"rope_theta": None, "sliding_window": 8, "head_dim": 8}
+    given["rope_parameters"] = BY_TYPE | {"full_attention": YARN | {"truncate": False}}
+    with pytest.raises(UnsupportedModelError, match=r"truncate=false.*by type of layer"):
+        tiny_spec("Gemma3ForCausalLM", **given)
+    assert not tiny_spec(rope_scaling=YARN | {"truncate": False}).rope.is_truncated
+
+
+def test_rope_factors_by_type_of_layer_are_those_of_the_context_that_is_served(caplog):
+    long = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    long["original_max_position_embeddings"] = 64
+    given = {"rope_parameters": BY_TYPE | {"full_attention": long}, "rope_theta": None}
+    config = tiny_config("Gemma3ForCausalLM", sliding_window=8, head_dim=8, **given)
+    for max_len, first in ((None, 2.0), (64, 1.0)):
+        spec = spec_of(for_length(tiny_weights(config), max_len))
+        assert spec.rope.factors[0] == first
+    assert "max_model_len=64 uses the former" in caplog.text
 
 
 def test_layers_of_gemma4_are_counted_with_leading_zeros():

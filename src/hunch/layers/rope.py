@@ -94,7 +94,7 @@ def _yarn(spec: RopeSpec, freq: Tensor, head_dim: int) -> Tensor:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, head_dim - 1)
     pairs = torch.arange(head_dim // 2, dtype=torch.float32)
-    stretch = ((pairs - low) / max(high - low, 0.001)).clamp(0, 1)
+    stretch = ((pairs - low) / (high - low or 0.001)).clamp(0, 1)
     return stretch * freq / spec.factor + (1 - stretch) * freq
 
 

@@ -270,13 +270,19 @@ def _read_yarn(rope: Config, config: Config) -> dict[str, Any]:
     mscale, all_dim = rope.get("mscale"), rope.get("mscale_all_dim")
     if attention is None and mscale and all_dim:
         attention = stretch(factor, float(mscale)) / stretch(factor, float(all_dim))
+    is_truncated, whole = bool(rope.get("truncate", True)), config.get("rope_parameters") or {}
+    if not is_truncated and any(isinstance(part, Mapping) for part in whole.values()):
+        raise UnsupportedModelError(
+            "config.json: truncate=false in rope settings by type of layer is not supported: "
+            "transformers does not read it there. Take it out for what transformers computes"
+        )
     return {
         "factor": factor,
         "original_len": original,
         "attention_factor": attention,
         "beta_fast": read_float(rope, "beta_fast", 32.0),
         "beta_slow": read_float(rope, "beta_slow", 1.0),
-        "is_truncated": bool(rope.get("truncate", True)),
+        "is_truncated": is_truncated,
     }
 
 

@@ -160,7 +160,7 @@ class ModelSpec:
         if recorded.get(INPUT_BITS):
             spec = replace(spec, input_bits=read_int(recorded, INPUT_BITS))
         spec.check()
-        is_part = spec.rope is not None and spec.rope.dim > 0
+        is_part = any(rope.dim > 0 for rope in spec.ropes)
         if is_part and not family.turns_part and not config.get(FROM_GGUF):
             raise UnsupportedModelError(
                 f"{name}: config.json asks for a part of each head to be turned "

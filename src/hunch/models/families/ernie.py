@@ -13,6 +13,7 @@ from hunch.models.families.llama import Llama
 from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
 from hunch.models.spec import ModelSpec
 
+_LEAST_SUM = 1e-9  # of weights of chosen experts: a floor below it never counts
 _DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0}
 
 
@@ -59,8 +60,7 @@ class ErnieMoe(Ernie):
             num_chosen=read_count(config, "moe_k", "num_experts_per_tok"),
             is_normed=True,
         )
-        least = routing.num_chosen / routing.num_experts  # of a sum of a softmax's largest
-        if read_float(config, "moe_norm_min", 1e-12) > least:
+        if read_float(config, "moe_norm_min", 1e-12) > _LEAST_SUM:
             raise UnsupportedModelError(f"moe_norm_min={config['moe_norm_min']} is not supported")
         width = read_int(config, "moe_intermediate_size")
         num_shared = config.get("moe_num_shared_experts", 2) or 0

@@ -65,7 +65,7 @@ class Llama4(Decoder):
         if not config.get("attn_temperature_tuning", True):
             still = RopeSpec(rope_type="none")
         has_norm = bool(config.get("use_qk_norm", True))
-        if has_norm and common["rope"].rope_type == "yarn":  # its scale would be normed away
+        if has_norm and common["rope"].rope_type in ("yarn", "longrope"):  # it is normed away
             common["rope"] = replace(common["rope"], attention_factor=1.0)
         return ModelSpec(
             **common,

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from hunch.errors import UnsupportedModelError
 from hunch.kernels.experts import Routing
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import RopeSpec
@@ -103,6 +104,11 @@ class Qwen2Moe(Qwen2):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        types = config.get("layer_types") or ()
+        if "sliding_attention" in types and not config.get("use_sliding_window", False):
+            raise UnsupportedModelError(  # transformers has windows of 0 there
+                "config.json: layer_types has windows, which use_sliding_window switches off"
+            )
         spec = super().read_config(config, architecture)
         experts = replace(
             read_experts(config, spec.num_layers),

@@ -172,8 +172,12 @@ def unified_config(raw: dict[str, Any]) -> dict[str, Any]:
         if raw.get("tie_word_embeddings") not in (None, config.get("tie_word_embeddings")):
             del config["tie_word_embeddings"]  # where the two contradict each other, the files tell
     rope = config.pop("rope_parameters", None)
-    rope = None if config.get("rope_scaling") else rope
-    if isinstance(rope, dict) and any(isinstance(part, dict) for part in rope.values()):
+    scaling = config.get("rope_scaling")
+    if _is_by_layer(scaling):
+        rope = config.pop("rope_scaling")
+    elif scaling:
+        rope = None
+    if _is_by_layer(rope):
         config["rope_parameters"] = rope  # one per kind of layer: its family reads it
     elif isinstance(rope, dict):
         rope = dict(rope)
@@ -189,6 +193,11 @@ def unified_config(raw: dict[str, Any]) -> dict[str, Any]:
     if "dtype" in config:
         config.setdefault("torch_dtype", config["dtype"])
     return config
+
+
+def _is_by_layer(rope: Any) -> bool:
+    """Whether rope settings are nested, by type of layer."""
+    return isinstance(rope, dict) and any(isinstance(part, dict) for part in rope.values())
 
 
 def _is_stretched(rope: Mapping[str, Any]) -> bool:
@@ -242,22 +251,33 @@ def for_length(weights: Weights, max_len: int | None) -> Weights:
     """
     config = weights.config
     key = "rope_scaling" if isinstance(config.get("rope_scaling"), dict) else "rope_parameters"
-    rope = config.get(key)
-    if not isinstance(rope, dict) or not {"short_factor", "long_factor"} <= rope.keys():
-        return weights
-    beside = config.get("original_max_position_embeddings")  # where Phi's files have it
-    original, whole = rope.get("original_max_position_embeddings", beside), _positions(config)
-    if not isinstance(original, int) or original >= whole:
-        return weights
-    if max_len is not None and max_len <= original:
-        weights.config = {**config, key: {**rope, "long_factor": rope["short_factor"]}}
-    else:
-        say_once(
-            f"{weights.path} has rope factors for texts of up to {original} tokens, and others for "
-            f"up to {whole}, which are used at every length. max_model_len={original} uses the "
-            "former, as transformers does for short texts"
-        )
+    rope: Any = config.get(key)
+    changed = rope
+    for layer_type, part in rope.items() if _is_by_layer(rope) else ((None, rope),):
+        original = _two_sets(config, part)
+        if not original:
+            continue
+        if max_len is not None and max_len <= original:
+            short = {**part, "long_factor": part["short_factor"]}
+            changed = short if layer_type is None else {**changed, layer_type: short}
+        else:
+            say_once(
+                f"{weights.path} has rope factors for texts of up to {original} tokens, and others "
+                f"for up to {_positions(config)}, which are used at every length. "
+                f"max_model_len={original} uses the former, as transformers does for short texts"
+            )
+    if changed is not rope:
+        weights.config = {**config, key: changed}
     return weights
+
+
+def _two_sets(config: Mapping[str, Any], rope: Any) -> int:
+    """The context of the first of two sets of rope factors; 0: there is one, or none."""
+    if not isinstance(rope, dict) or not {"short_factor", "long_factor"} <= rope.keys():
+        return 0
+    beside = config.get("original_max_position_embeddings")  # where Phi's files have it
+    original = rope.get("original_max_position_embeddings", beside)
+    return original if isinstance(original, int) and original < _positions(config) else 0
 
 
 def _positions(config: Mapping[str, Any]) -> int:
