@@ -104,7 +104,19 @@ CASES |= {
         | {"n_groups": 2, "state_size": 16},
     ),
 }
-BY_TORCH = ("mamba", "falcon mamba", "nemotron h, narrow experts")  # what the kernels do not know
+JAMBA = PLAIN | {"attn_layer_period": 3, "attn_layer_offset": 1, "mamba_d_state": 8}
+del JAMBA["head_dim"]
+CASES |= {
+    "jamba": ("Jamba", JAMBA | {"num_experts": 4, "num_experts_per_tok": 2}),
+    "jamba, no experts": (
+        "Jamba",
+        JAMBA
+        | {"num_experts": 1, "num_experts_per_tok": 1, "mamba_proj_bias": True}
+        | {"mamba_conv_bias": False, "mamba_dt_rank": 7, "tie_word_embeddings": True},
+    ),
+}
+# What the kernels do not know.
+BY_TORCH = ("mamba", "falcon mamba", "nemotron h, narrow experts", "jamba", "jamba, no experts")
 # transformers in float32 is up to 4e-4 away from itself in float64 on some CPUs.
 CLOSE = {"atol": 1e-3, "rtol": 1e-3}
 IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()

@@ -147,6 +147,7 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "MiniCPM3ForCausalLM": "hunch.models.families.deepseek:MiniCPM3",
     "YoutuForCausalLM": "hunch.models.families.deepseek:Youtu",
     "BambaForCausalLM": "hunch.models.families.bamba:Bamba",
+    "JambaForCausalLM": "hunch.models.families.jamba:Jamba",
     "FalconMambaForCausalLM": "hunch.models.families.mamba:FalconMamba",
     "MambaForCausalLM": "hunch.models.families.mamba:Mamba1",
     "Mamba2ForCausalLM": "hunch.models.families.mamba:Mamba2",

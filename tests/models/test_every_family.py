@@ -390,9 +390,9 @@ def test_why_an_architecture_is_refused_is_said():
     theirs = {name for name in dir(transformers) if name.endswith(("ForCausalLM", "Generation"))}
     assert {*REFUSED} <= theirs | {"DiffusionGemmaForBlockDiffusion"}
     with pytest.raises(
-        UnsupportedModelError, match=r"'JambaForCausalLM' is not .*Mamba 1 layers beside others"
+        UnsupportedModelError, match=r"'ZambaForCausalLM' is not .*share blocks of attention"
     ):
-        ModelSpec.from_config({"architectures": ["JambaForCausalLM"], "n_layer": 2})
+        ModelSpec.from_config({"architectures": ["ZambaForCausalLM"], "n_layer": 2})
     text = (ROOT / "docs" / "models.md").read_text()
     assert [reason for reason in {*REFUSED.values()} if f"| {reason} |" not in text] == []
 

@@ -221,3 +221,11 @@ def test_the_first_files_of_phi_3_call_their_factors_yarn():
     assert spec.rope is not None
     assert spec.rope.rope_type == "longrope"
     assert spec.rope.factors == (2.0,) * 4
+
+
+def test_files_of_phi_3_say_their_original_context_beside_the_factors():
+    """transformers takes it from there alone, and 4096 where it is left out."""
+    long = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    given = {"rope_scaling": long | {"original_max_position_embeddings": 64}, "head_dim": 8}
+    with pytest.raises(ModelFormatError, match="lacks original_max_position_embeddings"):
+        tiny_spec("Phi3ForCausalLM", **given)

@@ -211,6 +211,36 @@ def test_windows_of_smollm_are_those_of_its_layer_types():
     assert spec.windows == (None, None, 8)
 
 
+@pytest.mark.parametrize(
+    ("family", "given"),
+    [
+        ("Qwen2", {"num_hidden_layers": 30}),
+        ("Qwen3", {"num_hidden_layers": 30, "sliding_window": 9}),
+        ("Qwen2Moe", {"num_hidden_layers": 5, "max_window_layers": 3}),
+        ("Qwen3Moe", {"num_hidden_layers": 3, "max_window_layers": 2}),
+    ],
+)
+def test_windows_of_qwen_that_a_file_does_not_list_are_those_of_transformers(family, given):
+    given = GATED | given | {"use_sliding_window": True}
+    theirs = getattr(transformers, f"{family}Config")(**given)
+    types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * theirs.num_hidden_layers
+    expected = tuple(theirs.sliding_window if t == "sliding_attention" else None for t in types)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    experts |= {"shared_expert_intermediate_size": 16} if family == "Qwen2Moe" else {}
+    given |= experts if "Moe" in family else {}
+    assert ModelSpec.from_config(given | {"architectures": [f"{family}ForCausalLM"]}).windows == (
+        expected
+    )
+
+
+def test_windows_of_zero_are_refused():
+    """As transformers has them where Qwen2-MoE's are listed and switched off."""
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    sizes |= {"shared_expert_intermediate_size": 16, "layer_types": ["sliding_attention"] * 3}
+    with pytest.raises(UnsupportedModelError, match="use_sliding_window switches off"):
+        tiny_spec("Qwen2MoeForCausalLM", **sizes)
+
+
 def test_settings_of_qwen():
     coder = {"use_qk_norm": True, "qkv_bias": False, "shared_expert_intermediate_size": 0}
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}

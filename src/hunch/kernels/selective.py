@@ -31,6 +31,7 @@ class SelectiveShape(Recurrence):
     has_conv_bias: bool = True
     has_bias: bool = False  # of the first product and of the last
     part_eps: float | None = None  # of norms of what the channels give; None: there are none
+    has_part_weights: bool = False  # these norms have weights
 
     @property
     def state(self) -> tuple[int, int, int]:
@@ -45,9 +46,11 @@ class SelectiveShape(Recurrence):
     ) -> tuple[Tensor, Tensor]:
         mixed_D = convolved(window_JI, weights.conv_JD) + weights.conv_bias_D
         mixed_D = mixed_D * sigmoid(mixed_D)
-        parts = (weights.project_XD @ mixed_D).split_with_sizes((self.rank, self.k_dim, self.k_dim))
+        sizes = (self.rank, self.k_dim, self.k_dim)
+        parts = (weights.project_XD @ mixed_D).split_with_sizes(sizes)
         if self.part_eps is not None:
-            parts = tuple(_normed(part, self.part_eps) for part in parts)
+            by = weights.part_norm_X.split_with_sizes(sizes)
+            parts = tuple(_normed(x, self.part_eps) * w for x, w in zip(parts, by, strict=True))
         from_R, written_H, read_H = parts
         size_D = functional.softplus(weights.step_DR @ from_R + weights.step_bias_D)
         state_HD = state_NHD[0] * torch.exp(weights.rate_HD * size_D)
@@ -71,3 +74,4 @@ class SelectiveWeights:
     step_bias_D: Tensor
     rate_HD: Tensor  # below zero: how fast a number fades
     skip_D: Tensor  # how much of its own channels a token reads
+    part_norm_X: Tensor  # of norms of what project_XD gives; ones where they have no weights

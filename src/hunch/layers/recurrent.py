@@ -144,13 +144,13 @@ class Selective(Recurrent):
         self.conv_JD, self.conv_bias_D = weights.conv_JD, weights.conv_bias_D
         self.project_XD, self.step_DR = weights.project_XD, weights.step_DR
         self.step_bias_D, self.rate_HD = weights.step_bias_D, weights.rate_HD
-        self.skip_D = weights.skip_D
+        self.skip_D, self.part_norm_X = weights.skip_D, weights.part_norm_X
 
     @property
     def weights(self) -> SelectiveWeights:
         return SelectiveWeights(
             *(self.conv_JD, self.conv_bias_D, self.project_XD, self.step_DR),
-            *(self.step_bias_D, self.rate_HD, self.skip_D),
+            *(self.step_bias_D, self.rate_HD, self.skip_D, self.part_norm_X),
         )
 
     def gated(self, read_TND: Tensor, gate_TZ: Tensor) -> Tensor:

@@ -122,6 +122,12 @@ def build_selective(
     conv_bias_D = torch.zeros(width, device=source.device)
     if shape.has_conv_bias:
         conv_bias_D = source.floats(f"{prefix}conv1d.bias", width)
+    part_norm_X = torch.ones(rank + 2 * keys, device=source.device)
+    if shape.has_part_weights:
+        sizes = {"dt": rank, "b": keys, "c": keys}
+        part_norm_X = torch.cat(
+            [source.floats(f"{prefix}{part}_layernorm.weight", n) for part, n in sizes.items()]
+        )
     weights = SelectiveWeights(
         as_taps(source.floats(f"{prefix}conv1d.weight", width, 1, shape.num_taps)),
         conv_bias_D,
@@ -130,6 +136,7 @@ def build_selective(
         source.floats(f"{prefix}dt_proj.bias", width),
         -rate_DH.exp().t().contiguous() if rate_DH.numel() else rate_DH,
         source.floats(f"{prefix}D", width),
+        part_norm_X,
     )
     has_bias = shape.has_bias
     return Selective(

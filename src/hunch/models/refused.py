@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 _CAUSAL = {
-    "it has Mamba 1 layers beside others; known are models of these alone": ("Jamba", "Zamba"),
-    "its Mamba 2 layers share blocks of attention; known are those with layers of their own": (
-        "Zamba2",
+    "its layers share blocks of attention; known are those with blocks of their own": (
+        *("Zamba", "Zamba2"),
     ),
     "it has recurrent layers of a kind that is not known here": (
         *("BailingHybrid", "KimiLinear", "MiniMax", "OlmoHybrid", "RecurrentGemma", "Rwkv"),

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from hunch.errors import ModelFormatError
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.families.mistral import Mixtral
 from hunch.models.reading import (
+    FROM_GGUF,
     Config,
     Defaulted,
     gpt_layers,
@@ -84,8 +86,9 @@ class Phi3(Decoder):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config.get("original_max_position_embeddings")  # read with the rope factors, if any
-        given = config.get("rope_scaling")
+        beside, given = config.get("original_max_position_embeddings"), config.get("rope_scaling")
+        if given and beside is None and not config.get(FROM_GGUF):  # 4096 to transformers then
+            raise ModelFormatError("config.json lacks original_max_position_embeddings")
         if isinstance(given, Mapping) and given.get("type") == "yarn":  # by its first files' name
             named = {**given, "type": "longrope"}
             config = Defaulted({"rope_scaling": named}, config)

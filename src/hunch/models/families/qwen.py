@@ -43,15 +43,20 @@ class Qwen2(Decoder):
             chunks = {**config["dual_chunk_attention_config"]}
             size = read_int(chunks, "chunk_size") - read_int(chunks, "local_size")
             common["max_len"] = min(common["max_len"], size)
-        common["windows"] = read_windows(
-            config,
+        common["windows"] = cls.windows(
+            Defaulted(config, {"sliding_window": 4096}),
             common["num_layers"],
             is_on=bool(config.get("use_sliding_window", False)),
-            first=int(config.get("max_window_layers", 0)),
+            first=int(config.get("max_window_layers", 80 if "VL" in architecture else 28)),
         )
         # GGUF files say it; Hugging Face's config.json has no word for it.
         has_bias = bool(config.get("attention_bias", True))
         return ModelSpec(**common, has_qkv_bias=has_bias)
+
+    @staticmethod
+    def windows(config: Config, num_layers: int, is_on: bool, first: int) -> tuple[int | None, ...]:
+        """`first`: of the layers with a window, where they are not listed."""
+        return read_windows(config, num_layers, is_on, first)
 
 
 class Qwen3(Qwen2):
@@ -89,6 +94,11 @@ class Qwen3Moe(Qwen3):
         spec = super().read_config(config, architecture)
         return replace(spec, experts=read_experts(config, spec.num_layers))
 
+    @staticmethod
+    def windows(config: Config, num_layers: int, is_on: bool, first: int) -> tuple[int | None, ...]:
+        """All layers have one, whatever else the config says."""
+        return read_windows(config, num_layers, is_on)
+
 
 class Qwen3VLMoe(Qwen3Moe):
     """The weights of the chosen experts add up to one."""
@@ -104,11 +114,6 @@ class Qwen2Moe(Qwen2):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        types = config.get("layer_types") or ()
-        if "sliding_attention" in types and not config.get("use_sliding_window", False):
-            raise UnsupportedModelError(  # transformers has windows of 0 there
-                "config.json: layer_types has windows, which use_sliding_window switches off"
-            )
         spec = super().read_config(config, architecture)
         experts = replace(
             read_experts(config, spec.num_layers),
@@ -117,6 +122,18 @@ class Qwen2Moe(Qwen2):
         )
         has_bias = bool(config.get("qkv_bias", True))
         return replace(spec, experts=experts, has_qkv_bias=has_bias)
+
+    @staticmethod
+    def windows(config: Config, num_layers: int, is_on: bool, first: int) -> tuple[int | None, ...]:
+        """Every second layer below `first`, where they are not listed."""
+        if not is_on and "sliding_attention" in (config.get("layer_types") or ()):
+            raise UnsupportedModelError(  # transformers has windows of 0 there
+                "config.json: layer_types has windows, which use_sliding_window switches off"
+            )
+        layer_types = ("full_attention", "sliding_attention")
+        types = [layer_types[i % 2 == 0 and i < first] for i in range(num_layers)]
+        types = config.get("layer_types") or types
+        return read_windows(Defaulted({"layer_types": types}, config), num_layers, is_on)
 
 
 class Dots1(Qwen3):

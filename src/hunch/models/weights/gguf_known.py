@@ -77,7 +77,6 @@ _VECTORS = "it gives texts as vectors and writes none"
 REASONS: dict[str, str] = {  # general.architecture -> why it is not computed
     name: REFUSED[f"{ours}ForCausalLM"]
     for name, ours in {
-        "jamba": "Jamba",
         "kimi-linear": "KimiLinear",
         **dict.fromkeys(("rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"), "Rwkv"),
     }.items()
@@ -91,7 +90,7 @@ REASONS |= dict.fromkeys(
 )
 REASONS |= dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "it does not write left to right")
 REASONS |= dict.fromkeys(
-    ("bitnet", "deepseek32", "gemma3n", "glm-dsa"),
+    ("bitnet", "deepseek32", "gemma3n", "glm-dsa", "jamba"),
     "it is not read from GGUF files; use its safetensors",
 )
 REASONS |= {
