@@ -18,8 +18,10 @@ from hunch.models.spec import ModelSpec, read_common
 _EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2}
 _EXPERT = "feed_forward.experts.{}."
 # Of how it runs elsewhere, and what follows from other keys.
-_UNUSED = ("use_mamba_kernels", "use_mambapy", "use_associative_scan", "layers_block_type")
-_UNUSED += ("num_logits_to_keep", "calc_logits_for_entire_prompt", "layer_types")
+_UNUSED = (
+    *("use_mamba_kernels", "use_mambapy", "use_associative_scan", "layers_block_type"),
+    *("num_logits_to_keep", "calc_logits_for_entire_prompt", "layer_types"),
+)
 
 
 class Jamba(Decoder):
