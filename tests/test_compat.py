@@ -135,6 +135,60 @@ def test_a_key_of_speculative_config_without_effect_is_named(
         config_from_vllm(speculative_config={"rejection_sample_method": "synthetic"})
 
 
+TREES = {  # method and vLLM's tree -> what drafts
+    ("eagle", "[(0,), (0, 0), (0, 0, 0)]"): "num_nodes=3",
+    ("eagle", "[(0,), (1,), (0, 0), (0, 1)]"): "tree=fixed:num_nodes=4:depth=2:branch=2",
+    ("eagle3", "[(0,), (0, 0), (0, 1)]"): "tree=dynamic:num_nodes=3:depth=2:branch=2:width=1",
+    ("mtp", "[(0,), (1,), (0, 0), (1, 0), (1, 0, 0)]"): (
+        "tree=dynamic:num_nodes=5:depth=3:branch=2:width=2"
+    ),
+    ("medusa", "[[0], [1], [0, 0]]"): "tree=static:choices=0/1/0.0",
+}
+
+
+@pytest.mark.parametrize(("method", "tree"), TREES)
+def test_vllms_tree_by_its_paths(method: str, tree: str) -> None:
+    given = {"method": method, "model": "P", "speculative_token_tree": tree}
+    made = config_from_vllm(speculative_config=given).spec
+    assert str(made) == f"{method}:P:{TREES[method, tree]}"
+    num_nodes = tree.count("(") or 3
+    again = {**given, "num_speculative_tokens": num_nodes}
+    assert config_from_vllm(speculative_config=again).spec == made
+    with pytest.raises(ConfigError, match=f"has {num_nodes} nodes"):
+        config_from_vllm(speculative_config={**given, "num_speculative_tokens": 9})
+
+
+@pytest.mark.parametrize(
+    ("tree", "words"),
+    [
+        ("[(0,), (1, 0)]", r"\(1, 0\) needs node \(1,\)"),
+        ("[(0,), (2,)]", r"\(2,\) needs node \(1,\)"),
+        *((wrong, "list of paths") for wrong in ("", "[0]", "[()]", "f()", "(" * 9999, "[(-1,)]")),
+        *((wrong, "list of paths") for wrong in (5, [["0"]], "[(True,)]", "[(0.5,)]", "[{}]")),
+    ],
+)
+def test_a_tree_that_is_none(tree: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config_from_vllm(
+            speculative_config={"method": "eagle", "model": "P", "speculative_token_tree": tree}
+        )
+
+
+def test_keys_of_vllms_0_33() -> None:
+    quiet = {"xpress_topc": 2, "disable_eagle_block_drop": True, "tensor_parallel_size": None}
+    made = config_from_vllm(speculative_config={"method": "ngram", **quiet}).spec
+    assert made.method == "ngram"
+    for wrong, words in (("tensor_parallel_size", "draft_tensor"), ("fly_window_size", "typical")):
+        with pytest.raises(ConfigError, match=words):
+            config_from_vllm(speculative_config={"method": "ngram", wrong: 2})
+    with pytest.raises(ConfigError, match="kv_bytes='x' must be"):
+        config_from_vllm(kv_cache_memory_bytes="x")
+    asks = {"watermarking": False, "stream_interval": 1, "trace_decode_token_ids": None}
+    assert SamplingParams(**asks) == SamplingParams()
+    with pytest.raises(RequestError, match="no watermark"):
+        SamplingParams(watermarking=True)
+
+
 def test_sglang_arguments() -> None:
     config = config_from_sglang(
         model_path="m",

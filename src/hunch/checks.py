@@ -38,6 +38,14 @@ VLLMS_SAMPLING: dict[str, tuple[tuple[Any, ...], str]] = {
     "extra_args": ((None, {}), "speculation= and prediction= are hunch's own"),
     "flat_logprobs": ((False,), "logprobs are a dict for each token"),
     "thinking_token_budget": ((None,), "LLM.chat takes it"),
+    "watermarking": ((None, False), "texts carry no watermark"),
+    "stream_interval": ((None, 1), "an output comes with every step"),
+    "skip_reading_prefix_cache": ((None, False), "LLM(enable_prefix_caching=False) reads none"),
+    "logprob_token_ids": ((None,), "logprobs=N gives the likeliest tokens; -1 all"),
+    "prompt_logprob_token_ids": ((None,), "prompt_logprobs=N gives the likeliest tokens; -1 all"),
+    "prompt_logprob_start": ((None, 0), "prompt_logprobs has an entry for every token"),
+    "trace_decode_token_ids": ((None,), "prediction= is drafted from and checked"),
+    "routed_experts_prompt_start": ((None, 0), "features stay inside"),
 }  # fmt: skip
 _BACKENDS = (None, "auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer")
 VLLMS_FORMS: dict[str, tuple[tuple[Any, ...], str]] = {  # the same of structured outputs

@@ -152,7 +152,47 @@ def test_flags_of_vllms_and_sglangs_newest_releases(
 
 def test_flags_known_by_their_prefix_hide_none_of_ours() -> None:
     known = {word for action in make_parser()._actions for word in action.option_strings}
+    exact = {*NOTHING, *NOTHING_VALUED, *REFUSED}
+    known = {flag for flag in known if not {flag, flag.replace("--no-", "--", 1)} & exact}
     assert [flag for flag in known if unused_flag(flag)] == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--disable-log-outputs --no-tokens-only --no-enable-scale-out --disable-scale-out",
+        "--disable-prompt-embeds --no-numa-bind --enable-cascade-attn --no-language-model-only",
+        "--no-dllm-fdfo --enable-fastapi-docs --disable-expert-parallel -ep -dcp 1 -dpr 0 -dpb mp",
+    ],
+)
+def test_the_opposite_of_a_switch_without_a_meaning_asks_for_nothing(
+    started: list[tuple[Config, ServeConfig]], words: str
+) -> None:
+    run(["NAME", *words.split()])
+    ((config, settings),) = started
+    assert (config.model.model, settings.models) == ("NAME", ())
+
+
+def test_vllms_words_for_switching_off(started: list[tuple[Config, ServeConfig]]) -> None:
+    words = "--disable-prefix-caching --disable-force-include-usage --enable-custom-all-reduce"
+    run(["NAME", *words.split(), "--disable-lora", "--disable-auto-tool-choice"])
+    ((config, settings),) = started
+    assert config.cache.enable_prefix_caching is False
+    assert settings.force_usage is False
+    with pytest.raises(ConfigError, match="--tokens-only: one engine"):
+        run(["NAME", "--tokens-only"])
+
+
+def test_flags_of_sglangs_0_5_23(started: list[tuple[Config, ServeConfig]]) -> None:
+    words = "--speculative-algorithm NGRAM --speculative-use-block-verification --attn-dp-size 1"
+    words += (
+        " --monokernel-backend amd --enable-hicache --ple-offload-embedding --qsa-indexer-dtype"
+    )
+    run(["--model-path", "NAME", *words.split(), "auto", "--return-output-ids"])
+    ((config, settings),) = started
+    assert (config.spec.verifier, settings.models) == ("block", ())
+    with pytest.raises(ConfigError, match="/tokenize gives the ids"):
+        run(["--model-path", "NAME", "--return-input-ids"])
 
 
 def test_flags_of_others_as_arguments_of_an_engine() -> None:

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from hunch.compat.flags_by_prefix import unused_flag
+from hunch.compat.flags_by_prefix import Unused, unused_flag
 from hunch.compat.llamacpp import from_llamacpp
-from hunch.compat.server_words import MANY, NOTHING, NOTHING_VALUED, REFUSED, by_flag
+from hunch.compat.server_words import MANY, NOTHING_VALUED, by_flag
 from hunch.config import say_once
 from hunch.errors import ConfigError
 
@@ -44,6 +44,14 @@ _RENAMED = by_flag(
         "--force-usage": "--enable-force-include-usage --stream-response-default-include-usage",
         "--incremental-streaming-output": "--stream-output",
         "--gpu-memory-utilization": "--device-memory-utilization",
+        "--no-enable-prefix-caching": "--disable-prefix-caching",
+        "--no-enable-chunked-prefill": "--disable-chunked-prefill",
+        "--no-enable-auto-tool-choice": "--disable-auto-tool-choice",
+        "--no-enable-sleep-mode": "--disable-sleep-mode",
+        "--no-enable-lora": "--disable-lora",
+        "--no-disable-custom-all-reduce": "--enable-custom-all-reduce",
+        "--no-disable-chunked-mm-input": "--enable-chunked-mm-input",
+        "--no-force-usage": "--disable-force-include-usage",
     }
 )
 _BUNDLED = {
@@ -68,13 +76,14 @@ _ONLY = {  # flag -> values that ask for what is done anyway; others are refused
             *("--ep-size", "--expert-parallel-size", "--ep", "--prefill-context-parallel-size"),
             *("--dcp-size", "--attn-cp-size", "--attention-context-parallel-size"),
             *("--moe-dp-size", "--moe-data-parallel-size", "--data-parallel-size-local"),
+            *("--attn-dp-size", "--attention-data-parallel-size", "-dcp", "-pcp", "-dpl"),
         ),
         ("1",),
     ),
     **dict.fromkeys(
         (
             *("--node-rank", "--base-gpu-id", "--num-redundant-experts", "--data-parallel-rank"),
-            "--data-parallel-start-rank",
+            *("--data-parallel-start-rank", "-dpn", "-dpr"),
         ),
         ("0",),
     ),
@@ -99,8 +108,12 @@ _DEFAULTS = {
     "openai": "off",
 }  # SGLang's --sampling-defaults as --generation-config
 _OVERRIDES = ("--hf-overrides", "--json-model-override-args")  # vLLM's and SGLang's
+_VERIFIERS = {  # SGLang's switches
+    "--speculative-use-rejection-sampling": "rejection",
+    "--speculative-use-block-verification": "block",
+}
 _ROPE = {"--rope-scaling": "rope_scaling", "--rope-theta": "rope_theta"}  # keys of config.json
-_DOTTED = re.compile(r"--[a-z-]+\.[\w-]+")  # --speculative-config.method
+_DOTTED = re.compile(r"-(-[a-z-]+|O)\.[\w-]+")  # --speculative-config.method
 _SIZES = {"k": 1000, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -119,8 +132,8 @@ def translate_flags(words: Sequence[str]) -> list[str]:
             found += [word for origin in _list(value or "") for word in ("--cors-origins", origin)]
         elif flag == "--hf-token":
             os.environ["HF_TOKEN"] = value or ""
-        elif flag == "--speculative-use-rejection-sampling":
-            found += ["--verifier", "rejection"]
+        elif flag in _VERIFIERS:
+            found += ["--verifier", _VERIFIERS[flag]]
         elif flag == "--sampling-defaults":
             found += ["--generation-config", _DEFAULTS.get(value or "", value or "")]
         elif flag in _ROPE:
@@ -130,12 +143,6 @@ def translate_flags(words: Sequence[str]) -> list[str]:
             if not isinstance(given_here, dict):
                 raise ConfigError(f"{flag} {value}: a JSON object is needed")
             bundles.setdefault("--hf-overrides", {}).update(given_here)
-        elif flag in REFUSED:
-            raise ConfigError(f"{flag}: {REFUSED[flag]}")
-        elif flag in NOTHING or flag.startswith("-O."):
-            say_once(f"{flag} has no effect: {NOTHING.get(flag) or NOTHING['-O0']}")
-        elif flag in NOTHING_VALUED:
-            say_once(f"{flag} {value} has no effect: {NOTHING_VALUED[flag]}")
         elif flag in _ONLY:
             if value not in _ONLY[flag]:
                 allowed = " or ".join(_ONLY[flag])
@@ -147,10 +154,10 @@ def translate_flags(words: Sequence[str]) -> list[str]:
         elif flag in _BYTES and value is not None:
             found += ["--kv-bytes", _size(value)]
         elif flag not in _RENAMED and (unused := unused_flag(flag)):
-            why, is_refused, _ = unused
-            if is_refused:
-                raise ConfigError(f"{flag}: {why}")
-            say_once(f"{flag} has no effect: {why}")
+            if unused.is_refused:
+                raise ConfigError(f"{flag}: {unused.why}")
+            shown = flag if value is None else f"{flag} {value}"
+            say_once(f"{shown} has no effect: {unused.why}")
         else:
             found += [_RENAMED.get(flag, flag)] + ([] if value is None else [value])
     for name, keys in bundles.items():
@@ -172,28 +179,29 @@ def as_argument(name: str, value: Any, known: Collection[str]) -> dict[str, Any]
         flat = {"model": "speculative_model", "num_speculative_tokens": "num_speculative_tokens"}
         return {flat[key]: value} if key in flat else {"speculative_config": {key: value}}
     if ours in known:
-        return {ours: int(_size(str(value))) if flag in _BYTES else value}
+        size = _size(str(value)) if flag in _BYTES else ""
+        return {ours: int(size) if size.isdigit() else value}
     if flag == "--hf-token":
         os.environ["HF_TOKEN"] = str(value)
-    elif flag == "--lora-paths" and value:
-        raise ConfigError(f"{name}={value!r}: give lora=PATH, which merges one adapter")
-    elif flag in REFUSED and value:
-        raise ConfigError(f"{name}={value!r}: {REFUSED[flag]}")
-    elif flag in _ONLY and str(value) not in _ONLY[flag]:
-        allowed = " or ".join(map(repr, _ONLY[flag]))
-        raise ConfigError(f"{name}={value!r} is not supported; only {allowed}")
-    elif why := NOTHING.get(flag) or NOTHING_VALUED.get(flag) or _OF_SERVERS.get(flag):
-        if value:
-            say_once(f"{name}={value!r} has no effect: {why}")
-    elif flag in {*REFUSED, *_ONLY, "--lora-paths"}:
         return {}
-    elif unused := unused_flag(flag):
-        if value and unused[1]:
-            raise ConfigError(f"{name}={value!r}: {unused[0]}")
+    if flag == "--lora-paths":
         if value:
-            say_once(f"{name}={value!r} has no effect: {unused[0]}")
-    else:
+            raise ConfigError(f"{name}={value!r}: give lora=PATH, which merges one adapter")
+        return {}
+    if flag in _ONLY:
+        if str(value) not in _ONLY[flag]:
+            allowed = " or ".join(map(repr, _ONLY[flag]))
+            raise ConfigError(f"{name}={value!r} is not supported; only {allowed}")
+        return {}
+    unused = unused_flag(flag)
+    if flag in _OF_SERVERS:
+        unused = Unused(_OF_SERVERS[flag], is_refused=False, is_switch=False)
+    if unused is None:
         return None
+    if value and unused.is_refused:
+        raise ConfigError(f"{name}={value!r}: {unused.why}")
+    if value:
+        say_once(f"{name}={value!r} has no effect: {unused.why}")
     return {}
 
 
@@ -207,10 +215,10 @@ def _with_values(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
         flag, equals, value = word.partition("=")
         flag = _BUNDLED.get(flag, flag)
         is_valued = flag in valued or _DOTTED.fullmatch(flag) is not None
-        unused = unused_flag(flag) if flag not in NOTHING and flag not in _RENAMED else None
+        unused = unused_flag(flag) if flag not in _RENAMED else None
         is_many = flag in MANY or (unused is not None and flag not in valued)
         if unused is not None and not is_valued:
-            is_valued = not unused[2]
+            is_valued = not unused.is_switch
         if flag.startswith("-") and equals and (is_valued or flag in _RENAMED or unused):
             yield flag, value
         elif is_valued and rest and not rest[0].startswith("--"):

@@ -41,7 +41,7 @@ NOTHING = by_flag(  # switches
         EXPERTS: """--enable-expert-parallel --enable-ep-moe --enable-eplb --enable-dbo
             --disable-shared-experts-fusion --enable-dp-attention --enable-dp-lm-head
             --disable-flashinfer-cutlass-moe-fp4-allgather --enable-two-batch-overlap
-            --enable-elastic-ep""",
+            --enable-elastic-ep -ep""",
         "a row's result never depends on other rows": (
             "--disable-cascade-attn --enable-deterministic-inference"
         ),
@@ -70,6 +70,8 @@ NOTHING = by_flag(  # switches
             "--exclude-tools-when-tool-choice-none"
         ),
         "embeddings are served beside answers": "--is-embedding",
+        "the last responses are always kept": "--enable-response-store",
+        "answers of /generate always have them": "--return-output-ids",
         "scores are always float32": "--enable-fp32-lm-head",
     }
 )  # fmt: skip
@@ -85,7 +87,7 @@ NOTHING_VALUED = by_flag(  # flags with a value
             --tokenizer-metrics-custom-labels-header""",
         "the template itself shows how it reads content": "--chat-template-content-format",
         GRAMMARS: """--guided-decoding-backend --grammar-backend --structured-outputs-config
-            --constrained-json-whitespace-pattern""",
+            --constrained-json-whitespace-pattern --constrained-json-max-whitespace-cnt""",
         COMPILED: """-O --optimization-level -cc --cudagraph-capture-sizes --cuda-graph-sizes
             --max-cudagraph-capture-size --cuda-graph-bs --torch-compile-max-bs --kernel-config
             --performance-mode --warmups""",
@@ -106,12 +108,12 @@ NOTHING_VALUED = by_flag(  # flags with a value
         TEXT: """--allowed-local-media-path --allowed-media-domains --mm-processor-cache-gb
             --mm-encoder-tp-mode --mm-encoder-attn-backend --mm-attention-backend""",
         ATTENTION: """--attention-config --prefill-attention-backend --decode-attention-backend
-            --override-attention-dtype --speculative-attention-mode --gdn-prefill-backend""",
+            --override-attention-dtype --speculative-attention-mode --gdn-prefill-backend -ac""",
         EXPERTS: "--all2all-backend --moe-backend --moe-a2a-backend --moe-runner-backend",
         ADAPTERS: """--max-cpu-loras --max-loras-per-batch --lora-target-modules --lora-backend
             --lora-dtype --lora-extra-vocab-size""",
         RANKS: """--data-parallel-backend --data-parallel-rpc-port --master-port --dist-timeout
-            --numa-node --distributed-timeout-seconds""",
+            --numa-node --distributed-timeout-seconds -dpp -dpb""",
         "requests that begin alike go to the same engine": "--load-balance-method",
         "uvicorn's own limit holds": "--h11-max-incomplete-event-size",
         "nothing reads it": """--additional-config --override-neuron-config --reasoning-config
@@ -135,7 +137,7 @@ REFUSED = by_flag(
             --io-processor-plugin --scheduler-cls --worker-extension-cls
             --enable-custom-logit-processor""",
         MACHINES: """--data-parallel-address --data-parallel-hybrid-lb --headless --master-addr
-            --dist-init-addr""",
+            --dist-init-addr -dpa -dph""",
         "write it into config.json beside a copy of the model's files": ("--hf-config-path"),
         "let a proxy check the certificates of clients": "--ssl-ca-certs --ssl-cert-reqs",
         "HTTP is served: OpenAI's routes": "--grpc",
@@ -143,6 +145,7 @@ REFUSED = by_flag(
         "/tokenize and the model's own files say it": "--enable-tokenizer-info-endpoint",
         "give --kv-bytes or --num-blocks": "--max-total-tokens",
         "send truncate_prompt_tokens in a request": "--allow-auto-truncate",
+        "/tokenize gives the ids of a prompt": "--return-input-ids",
         "features stay inside": "--enable-return-hidden-states --enable-return-routed-experts",
         "give --quantization, or weights that are quantised": "--torchao-config",
         "give --chat-template, a template or a file": """--completion-template

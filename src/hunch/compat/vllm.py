@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hunch.compat.server_flags import as_argument
+from hunch.compat.token_tree import NAME as TREE
+from hunch.compat.token_tree import tree_options
 from hunch.config import (
     CacheConfig,
     Config,
@@ -55,6 +57,8 @@ _FILES = "the files say themselves what they are"
 _GRAMMARS = "llguidance reads every grammar"
 _AS_TARGET = "a drafter is computed as its target is"
 _ALL_GUESSES = "a head that reads the token before weighs all tokens by it"
+_HASHES = "a block is found again as soon as all that depends on it is written"
+_FLY = "rejection_sample_method='typical_acceptance_sampler' accepts more, and changes the text"
 _PAYS = "how much is drafted and checked follows what is accepted and what passes cost"
 _NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     # argument -> values that ask for what hunch does anyway, and why others change nothing
@@ -128,6 +132,13 @@ _SPECULATIVE_CONFIG = {  # key of vLLM's speculative_config -> the flat argument
     "max_model_len": "speculative_max_model_len",
     "revision": "revision",
     "use_heterogeneous_vocab": "cross_vocab",
+    TREE: TREE,
+}
+_SPECULATIVE_INSTEAD = {  # its keys that are refused, and what to give
+    "tensor_parallel_size": "give draft_tensor_parallel_size",
+    **dict.fromkeys(("fly_window_size", "fly_entropy_threshold", "fly_entropy_top_k"), _FLY),
+    **dict.fromkeys(("target_model_config", "draft_model_config"), "give paths: model"),
+    **dict.fromkeys(("target_parallel_config", "draft_parallel_config"), "give sizes"),
 }
 _SPECULATIVE_NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {  # its keys that change nothing
     **dict.fromkeys(("quantization", "draft_load_config", "code_revision"), ((), _FILES)),
@@ -149,7 +160,10 @@ _SPECULATIVE_NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {  # its keys t
         "speculate='suffix:shared=true' looks into answers of other requests",
     ),
     **dict.fromkeys(("dspark_draft_topk", "markov_topk"), ((), _ALL_GUESSES)),
-    "speculative_token_tree": ((), "speculate='NAME:PATH:tree=dynamic' drafts trees"),
+    "xpress_topc": ((), _ALL_GUESSES),
+    "draft_lm_head_quantization": ((), _AS_TARGET),
+    "index_share_for_mtp_iteration": ((), _FILES),
+    **dict.fromkeys(("disable_eagle_block_drop", "disable_lookahead_block_hashes"), ((), _HASHES)),
 }
 _METHODS = {  # vLLM's and SGLang's names of methods -> ours
     "draft_model": "draft",
@@ -301,8 +315,14 @@ def _spec_from_flat(given: dict[str, Any], rest: dict[str, Any]) -> SpecConfig:
     if method in WEIGHTLESS and model not in (None, f"[{method}]", method):
         raise ConfigError(f"speculative_model={model!r}: the method {method} reads no model")
     options: dict[str, str] = {}
+    num_tokens = None
     if "num_speculative_tokens" in given:
-        options["num_nodes"] = str(whole(given, "num_speculative_tokens", 1))
+        num_tokens = whole(given, "num_speculative_tokens", 1)
+        options["num_nodes"] = str(num_tokens)
+    if TREE in given and method in WEIGHTLESS:
+        say_once(f"{TREE} has no effect: {method} has no model")
+    elif TREE in given:
+        options = tree_options(given[TREE], method, num_tokens)
     if method == "ngram":
         options |= _lookup_lengths(given)
     if "speculative_max_model_len" in given and method in WEIGHTLESS:
@@ -357,6 +377,10 @@ def _unbundle(bundle: Mapping[str, Any] | str) -> dict[str, Any]:
             raise ConfigError(
                 f"speculative_config: {key}: give speculate='synthetic:tokens_per_pass=N' instead"
             )
+        if value is not None and (instead := _SPECULATIVE_INSTEAD.get(key)):
+            raise ConfigError(f"speculative_config: {key}: {instead}")
+        if key in _SPECULATIVE_INSTEAD:
+            continue
         if key not in _SPECULATIVE_CONFIG and key not in _SPECULATIVE_NO_EFFECT:
             known = {*_SPECULATIVE_CONFIG, *_SPECULATIVE_NO_EFFECT}
             raise ConfigError(f"speculative_config: key {unknown(str(key), known)}")
