@@ -195,6 +195,16 @@ CASES |= {
         | {"sliding_window": 7, "sliding_window_pattern": 3, "n_group": 2, "topk_group": 1}
         | {"num_shared_experts": 2},
     ),
+    "kolibri": (
+        "Kolibri1",
+        {key: value for key, value in QWEN.items() if key != "intermediate_size"}
+        | {"sliding_window": 7, "layer_types": [WINDOW, ALL, WINDOW]}
+        | {"shared_expert_intermediate_size": 32},
+    ),
+    "kolibri, weights that add up to one": (
+        "Kolibri1",
+        QWEN | {"sliding_window": 7, "norm_topk_prob": True, "num_hidden_layers": 5},
+    ),
     "afmoe": (
         "Afmoe",
         QWEN

@@ -115,8 +115,22 @@ CASES |= {
         | {"mamba_conv_bias": False, "mamba_dt_rank": 7, "tie_word_embeddings": True},
     ),
 }
+MINIMAX = PLAIN | {"num_local_experts": 4, "num_experts_per_tok": 2, "block_size": 16}
+CASES |= {
+    "minimax": ("MiniMax", MINIMAX),
+    "minimax, scaled": (
+        "MiniMax",
+        MINIMAX
+        # transformers counts positions by the first layer's keys.
+        | {"layer_types": ["full_attention", "linear_attention", "linear_attention"]}
+        | {"num_hidden_layers": 3, "sliding_window": 7, "tie_word_embeddings": True}
+        | {"full_attn_alpha_factor": 1.7, "full_attn_beta_factor": 0.8, "mlp_alpha_factor": 1.3}
+        | {"linear_attn_alpha_factor": 2.1, "linear_attn_beta_factor": 0.6, "mlp_beta_factor": 0.9},
+    ),
+}
 # What the kernels do not know.
 BY_TORCH = ("mamba", "falcon mamba", "nemotron h, narrow experts", "jamba", "jamba, no experts")
+BY_TORCH += ("minimax", "minimax, scaled")
 # transformers in float32 is up to 4e-4 away from itself in float64 on some CPUs.
 CLOSE = {"atol": 1e-3, "rtol": 1e-3}
 IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()

@@ -287,6 +287,8 @@ CASES = {
         | {"attention_types": [[["global", "local"], 1], [["global"], 1]]},
     ),
     "opt": ("OPT", COMMON | {"ffn_dim": 56, "word_embed_proj_dim": 32}),
+    "biogpt": ("BioGpt", PLAIN),
+    "gpt 1": ("OpenAIGPT", GPT2),
     "opt, norms after": (
         "OPT",
         COMMON | {"ffn_dim": 56, "word_embed_proj_dim": 16, "do_layer_norm_before": False},
@@ -309,7 +311,7 @@ def make(name: str) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
         config = getattr(transformers, names)(**settings)
         # Others leave caps out; Falcon's adds its slopes twice.
         config._attn_implementation = "sdpa" if settings.get("alibi") else "eager"
-        kind = "GPT2LMHeadModel" if family == "GPT2" else f"{family}ForCausalLM"
+        kind = f"{family}{'LMHeadModel' if family in ('GPT2', 'OpenAIGPT') else 'ForCausalLM'}"
         theirs = getattr(transformers, kind)(config).eval()
         with torch.no_grad():
             for parameter in theirs.parameters():  # fresh norms are ones and biases zeros

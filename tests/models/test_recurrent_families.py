@@ -182,6 +182,12 @@ def test_stages_of_halves_are_the_whole(count, tmp_path):
     assert torch.equal(part.logits(x_TD), plain_logits(load_decoder(weights), IDS))
 
 
+def test_layers_that_forget_by_their_number_are_not_in_stages(tmp_path):
+    make("minimax", tmp_path)
+    with pytest.raises(UnsupportedModelError, match="pipeline_parallel_size at 1"):
+        load_decoder(open_weights(tmp_path), stage=Stage(0, 2))
+
+
 @pytest.mark.parametrize("case", ["lfm2", "granite 4 h", "falcon h1", "nemotron h"])
 def test_what_is_not_split_over_processes_says_so(case, tmp_path):
     make(case, tmp_path)

@@ -7,6 +7,7 @@ D their width, Z = N * D, G groups of a norm, C channels of the convolution, J i
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from hunch.errors import UnsupportedModelError
 from hunch.kernels.activation import sigmoid
 from hunch.kernels.delta import DeltaShape, DeltaWeights
+from hunch.kernels.lightning import LightningShape, LightningWeights
 from hunch.kernels.recurrence import Recurrence
 from hunch.kernels.selective import SelectiveShape, SelectiveWeights
 from hunch.kernels.short_conv import ConvShape, ConvWeights
@@ -175,6 +177,35 @@ class ShortConv(Recurrent):
         return read_TND.flatten(1) * gate_TZ.float()
 
 
+class Lightning(Recurrent):
+    """Lightning attention: all heads that were read are normed at once, then gated."""
+
+    def __init__(
+        self,
+        inputs: Linear,
+        kept_N: Tensor,
+        norm_Z: Tensor,  # float32
+        out: Linear,
+        shape: LightningShape,
+        layer: int,
+    ) -> None:
+        super().__init__(inputs, out, layer)
+        self.shape: LightningShape = shape
+        self.kept_N, self.norm_Z = kept_N, norm_Z
+
+    @property
+    def weights(self) -> LightningWeights:
+        return LightningWeights(self.kept_N)
+
+    def gated(self, read_TND: Tensor, gate_TZ: Tensor) -> Tensor:
+        read_TZ = read_TND.flatten(1)
+        scale_T1 = torch.rsqrt(read_TZ.square().mean(-1, keepdim=True) + _LIGHTNING_EPS)
+        return read_TZ * scale_T1 * self.norm_Z * sigmoid(gate_TZ.float())
+
+
+_LIGHTNING_EPS = 1e-6  # whatever the model's other norms have
+
+
 def _silu(x: Tensor) -> Tensor:
     return x * sigmoid(x)
 
@@ -183,6 +214,34 @@ class RecurrentBlock(PlainBlock):
     """A decoder layer whose first half is recurrent."""
 
     attn: Recurrent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CarriedScales:
+    """Of layers that carry on what their halves read: a pair is how much of that, and how much of
+    what the half gives."""
+
+    attn: tuple[float, float]
+    recurrent: tuple[float, float]
+    mlp: tuple[float, float]
+
+
+@dataclass(eq=False, repr=False)
+class CarriedBlock(PlainBlock):
+    """A layer that carries on what its halves read, normed, in place of the stream before it."""
+
+    attn_scales: tuple[float, float] = (1.0, 1.0)
+    mlp_scales: tuple[float, float] = (1.0, 1.0)
+
+    def __call__(self, x_TD: Tensor, attend: Attend) -> Tensor:
+        x_TD = self.attn_norm(x_TD)
+        x_TD = _sum(x_TD, self.attn(x_TD, attend), self.attn_scales)
+        x_TD = self.mlp_norm(x_TD)
+        return _sum(x_TD, self.mlp(x_TD), self.mlp_scales)
+
+
+def _sum(carried_TD: Tensor, given_TD: Tensor, scales: tuple[float, float]) -> Tensor:
+    return carried_TD * scales[0] + given_TD * scales[1]
 
 
 class BothBlock(Block):

@@ -24,13 +24,18 @@ from hunch.layers.experts import Experts
 from hunch.layers.latent import LatentBlock
 from hunch.layers.linear import Linear, RowLinear
 from hunch.layers.part import Part
-from hunch.layers.recurrent import HalfBlock, RecurrentBlock
+from hunch.layers.recurrent import CarriedBlock, HalfBlock, RecurrentBlock
 from hunch.layers.rope import Rope
 from hunch.layers.streams import StreamsBlock
 from hunch.models.backends import TORCH, Backend
 from hunch.models.build import LLAMA_NAMES, Names, build_block, build_norm, build_table, local_heads
 from hunch.models.reading import Config
-from hunch.models.recurrent import build_half, build_recurrent_block, local_recurrence
+from hunch.models.recurrent import (
+    build_carried_block,
+    build_half,
+    build_recurrent_block,
+    local_recurrence,
+)
 from hunch.models.source import RandomSource, Source
 from hunch.models.spec import MAX_NODES, ModelSpec, read_common
 from hunch.models.streams import build_streams, build_streams_block
@@ -40,7 +45,7 @@ from hunch.registry import MODELS, resolve
 TILE_ROWS = 64  # of every product of a GPU without kernels of ours: as cheap as one row there
 
 FusableBlock = Block | LatentBlock | RecurrentBlock | HalfBlock
-AnyBlock = FusableBlock | StreamsBlock
+AnyBlock = FusableBlock | StreamsBlock | CarriedBlock
 Progress = Callable[[Iterable[str]], Iterable[str]]
 
 
@@ -152,6 +157,8 @@ class Decoder(Part):
         """One layer, whose tensors are named `prefix` + the family's names."""
         if self.spec.is_mlp:
             return build_half(self.spec, source, prefix, layer, self.names)
+        if self.spec.carried is not None:
+            return build_carried_block(self.spec, source, prefix, layer, self.names)
         if self.spec.is_recurrent and self.spec.is_recurrent[layer]:
             return build_recurrent_block(self.spec, source, prefix, layer, self.names)
         if self.spec.streams is not None:

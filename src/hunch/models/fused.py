@@ -25,6 +25,7 @@ from hunch.kernels.gpu_route import Timing
 from hunch.kernels.gpu_tiling import Tiling
 from hunch.kernels.gpu_wide import MIN_ROWS, padded, product, product_parts
 from hunch.kernels.kv_store import KVCache
+from hunch.kernels.lightning import LightningShape
 from hunch.kernels.quant import Quantised, Weight, slices_of
 from hunch.kernels.selective import SelectiveShape
 from hunch.layers.block import Block
@@ -372,6 +373,7 @@ def unknown_to_kernels(spec: ModelSpec, dtype: torch.dtype) -> dict[str, bool]:
         "q, k and v within limits": bool(spec.qkv_clip),
         f"the activation {spec.activation}": spec.activation not in KERNEL_NAMES,
         "Mamba 1 layers": isinstance(shape, SelectiveShape),
+        "lightning attention": isinstance(shape, LightningShape),
         "norms inside attention and MLPs": spec.has_inner_norms,
         "products that round their inputs": spec.input_bits > 0,
         "several streams side by side": spec.streams is not None,

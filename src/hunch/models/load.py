@@ -233,10 +233,10 @@ def check_tensors(spec: ModelSpec, source: FileSource, given: Collection[str] = 
 
 
 def _may_stay_unread(name: str, spec: ModelSpec) -> bool:
-    unread = resolve(MODELS, spec.architecture).names.unread
-    if _IGNORED.search(name) or (unread and re.search(unread, name)):
+    names: Names = resolve(MODELS, spec.architecture).names
+    if _IGNORED.search(name) or (names.unread and re.search(names.unread, name)):
         return True
-    if spec.is_tied and name == "lm_head.weight":
+    if spec.is_tied and name == names.head:
         return True
     layer = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
     if layer is None:

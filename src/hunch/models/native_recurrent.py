@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hunch.kernels.delta import DeltaShape
+from hunch.kernels.lightning import LightningShape
 from hunch.kernels.native_structs import RULES, NativePart, RecurrentStruct
 from hunch.kernels.recurrence import Recurrence
 from hunch.kernels.selective import SelectiveShape
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def knows(shape: Recurrence | None, num_lanes: int) -> bool:
     """Whether the kernels compute it, if there is one: their rows are of whole vectors."""
-    if shape is None or isinstance(shape, SelectiveShape):
+    if shape is None or isinstance(shape, SelectiveShape | LightningShape):
         return shape is None
     widths = [width for width in shape.state[1:] if width]
     if isinstance(shape, SsmShape):

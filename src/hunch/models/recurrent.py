@@ -10,16 +10,20 @@ import torch
 
 from hunch.errors import ConfigError, ModelFormatError, UnsupportedModelError
 from hunch.kernels.delta import DeltaShape
+from hunch.kernels.lightning import LightningShape
 from hunch.kernels.recurrence import Recurrence
 from hunch.kernels.selective import SelectiveShape
 from hunch.kernels.short_conv import ConvShape
 from hunch.kernels.ssm import SsmShape
+from hunch.layers.attention import Attention
 from hunch.layers.linear import Linear
 from hunch.layers.norm import RMSNorm
 from hunch.layers.recurrent import (
     BothBlock,
+    CarriedBlock,
     GatedDelta,
     HalfBlock,
+    Lightning,
     Recurrent,
     RecurrentBlock,
     ShortConv,
@@ -90,6 +94,33 @@ def build_recurrent_block(
     return RecurrentBlock(attn_norm, mixer, mlp_norm, mlp, spec.residual_scale)
 
 
+def build_carried_block(
+    spec: ModelSpec, source: Source, prefix: str, layer: int, names: Names
+) -> CarriedBlock:
+    """A layer that carries on what its halves read."""
+    scales, is_recurrent = spec.carried, spec.is_recurrent[layer]
+    attn_norm, mlp_norm = (
+        build_norm(spec, source, prefix + name) for name in (names.attn_norm, names.mlp_norm)
+    )
+    assert scales is not None
+    assert isinstance(attn_norm, RMSNorm)
+    assert isinstance(mlp_norm, RMSNorm)
+    mixer: Recurrent | Attention
+    if is_recurrent:
+        mixer = build_recurrent(spec, source, prefix + names.recurrent, layer)
+    else:
+        mixer = build_attention(spec, source, prefix, layer, names=names)
+    mlp = build_mlp(spec, source, prefix, layer, names=names)
+    return CarriedBlock(
+        attn_norm,
+        mixer,
+        mlp_norm,
+        mlp,
+        attn_scales=scales.recurrent if is_recurrent else scales.attn,
+        mlp_scales=scales.mlp,
+    )
+
+
 def build_half(spec: ModelSpec, source: Source, prefix: str, layer: int, names: Names) -> HalfBlock:
     """A layer that is one half alone."""
     norm = build_norm(spec, source, prefix + names.attn_norm)
@@ -116,8 +147,29 @@ def build_recurrent(spec: ModelSpec, source: Source, prefix: str, layer: int) ->
         return _build_conv(shape, source, prefix, spec.place_of(layer))
     if isinstance(shape, SelectiveShape):
         return build_selective(spec, shape, source, prefix, spec.place_of(layer))
+    if isinstance(shape, LightningShape):
+        return _build_lightning(spec, shape, source, prefix, layer)
     assert isinstance(shape, SsmShape)
     return build_mamba(spec, shape, source, prefix, spec.place_of(layer))
+
+
+def _build_lightning(
+    spec: ModelSpec, shape: LightningShape, source: Source, prefix: str, layer: int
+) -> Lightning:
+    """Later heads forget less, and so do later layers, down to almost nothing."""
+    width, count = shape.value_width, shape.num_heads
+    rate_N = (2.0 ** (-8.0 / count)) ** torch.arange(1, count + 1, device=source.device)
+    rate_N = rate_N * (1 - layer / (spec.num_layers - 1 + 1e-5) + 1e-5)
+    return Lightning(
+        source.linear(
+            (f"{prefix}qkv_proj", f"{prefix}output_gate"), (3 * width, width), spec.width
+        ),
+        torch.exp(-rate_N),
+        source.floats(f"{prefix}norm.weight", width),
+        source.row_linear(f"{prefix}out_proj", spec.width, width, has_bias=False),
+        shape,
+        spec.place_of(layer),
+    )
 
 
 def _build_conv(shape: ConvShape, source: Source, prefix: str, place: int) -> ShortConv:

@@ -11,6 +11,7 @@ from hunch.kernels.recurrence import Recurrence, StatesShape
 from hunch.layers.attention import Alibi
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.latent import LatentShape
+from hunch.layers.recurrent import CarriedScales
 from hunch.layers.rope import RopeSpec
 from hunch.layers.streams import StreamsShape
 from hunch.models.reading import (
@@ -127,6 +128,7 @@ class ModelSpec:
     embed_width: int = 0  # of the embedding on disk, where it is projected to `width`
     embed_scale: float = 1.0
     residual_scale: float = 1.0  # of what attention and MLP add to the stream
+    carried: CarriedScales | None = None  # layers carry on what they read; None: the stream
     logits_scale: float = 1.0
     logits_cap: float = 0.0  # as attn_cap
     is_tied: bool = False  # the embedding is the output matrix too

@@ -73,6 +73,11 @@ def stage_spec(spec: ModelSpec, stage: Stage) -> ModelSpec:
             f"{spec.architecture}: layers that read other layers' keys and values cannot be in "
             "stages: leave pipeline_parallel_size at 1"
         )
+    if spec.carried is not None:
+        raise UnsupportedModelError(
+            f"{spec.architecture}: how fast a layer forgets goes by its number in the whole model: "
+            "leave pipeline_parallel_size at 1"
+        )
     layers = stage.layers(spec)
     part = slice(layers.start, layers.stop)
     experts = spec.experts

@@ -1,4 +1,4 @@
-"""GPT-2, GPT-Neo, GPTBigCode (StarCoder 1): learned positions, layer norms, a plain MLP."""
+"""GPT 1 and 2, GPT-Neo, GPTBigCode (StarCoder 1): learned positions, layer norms, a plain MLP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from typing import Any
 from hunch.errors import UnsupportedModelError
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.reading import FROM_GGUF, Config, gpt_layers, read_float, read_int, refuse
+from hunch.models.reading import (
+    FROM_GGUF,
+    Config,
+    Defaulted,
+    gpt_layers,
+    read_float,
+    read_int,
+    refuse,
+)
 from hunch.models.spec import ModelSpec, read_sizes
 
 
@@ -51,6 +59,25 @@ class Gpt2(Decoder):
             is_tied=bool(config.get("tie_word_embeddings", True)),
             is_transposed=not config.get(FROM_GGUF, False),
         )
+
+
+class Gpt1(Gpt2):
+    """Norms stand after the sums, and none at the end. Its "gelu" is the approximation."""
+
+    names = replace(
+        Gpt2.names,
+        embed="transformer.tokens_embed.weight",
+        positions="transformer.positions_embed.weight",
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        given = str(config.get("afn", "gelu"))
+        named = {"activation_function": "gelu_new" if given == "gelu" else given}
+        spec = super().read_config(
+            Defaulted(named, Defaulted(config, {"n_positions": 512})), architecture
+        )
+        return replace(spec, is_post_norm=True, has_final_norm=False)
 
 
 class GptBigCode(Gpt2):

@@ -15,7 +15,7 @@ from hunch.models.families.qwen import read_experts
 from hunch.models.reading import Config, Defaulted, read_int, refuse
 from hunch.models.spec import ModelSpec, read_common
 
-_EXPERTS = {"num_experts": 16, "num_experts_per_tok": 2}
+_EXPERTS = {"num_experts_per_tok": 2}
 _EXPERT = "feed_forward.experts.{}."
 # Of how it runs elsewhere, and what follows from other keys.
 _UNUSED = (

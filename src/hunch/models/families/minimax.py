@@ -1,4 +1,5 @@
-"""MiniMax M2: experts chosen by sigmoids, a part of each head turned, all heads normed at once."""
+"""MiniMax Text-01 and M1: lightning attention and experts. M2: experts chosen by sigmoids, a part
+of each head turned, all heads normed at once."""
 
 from __future__ import annotations
 
@@ -6,12 +7,52 @@ from dataclasses import replace
 
 from hunch.errors import UnsupportedModelError
 from hunch.kernels.experts import Routing
+from hunch.kernels.lightning import LightningShape
 from hunch.layers.experts import ExpertSpec
+from hunch.layers.recurrent import CarriedScales
 from hunch.models.build import Names
 from hunch.models.experts import read_count
 from hunch.models.families.mistral import Mixtral
-from hunch.models.reading import Config, Defaulted, read_int, refuse
+from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
+from hunch.models.recurrent import FULL, LINEAR, is_of_type
 from hunch.models.spec import ModelSpec, read_common
+
+_DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
+
+
+class MiniMax(Mixtral):
+    """Mixtral's experts; layers carry on what they read, normed and scaled."""
+
+    names = replace(
+        Mixtral.names,
+        qkv="",  # of layers that attend: files do not fuse them
+        recurrent="self_attn.",
+        unread=r"\.self_attn\.(slope_rate|\w+_decay)$",  # follow from the config
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "hidden_act", "silu")  # of queries, keys and values too
+        config.get("block_size")  # tokens are folded in one by one
+        spec = super().read_config(
+            Defaulted(Defaulted({"layer_types": None}, config), _DEFAULTS), architecture
+        )
+        every = [(FULL, LINEAR)[layer % 2] for layer in range(spec.num_layers)]
+        types = config.get("layer_types") or every
+
+        def scales(name: str) -> tuple[float, float]:
+            return read_float(config, f"{name}_alpha_factor", 1.0), read_float(
+                config, f"{name}_beta_factor", 1.0
+            )
+
+        return replace(
+            spec,
+            recurrence=LightningShape(num_heads=spec.num_heads, head_dim=spec.head_dim),
+            is_recurrent=is_of_type(types, LINEAR, spec.num_layers),
+            carried=CarriedScales(
+                attn=scales("full_attn"), recurrent=scales("linear_attn"), mlp=scales("mlp")
+            ),
+        )
 
 
 class MiniMaxM2(Mixtral):

@@ -1,4 +1,4 @@
-"""OLMo 1 to 3, OLMoE, FlexOlmo, EXAONE 4, K-EXAONE, AFMoE: norms of branches, of heads, or
+"""OLMo 1 to 3, OLMoE, FlexOlmo, EXAONE 4, K-EXAONE, AFMoE, Kolibri: norms of branches, of heads, or
 weightless."""
 
 from __future__ import annotations
@@ -143,6 +143,38 @@ class ExaoneMoe(Exaone4):
         experts = read_deepseek_experts(config, spec.num_layers)
         experts = replace(experts, layers=first_dense(config, spec.num_layers))
         return replace(spec, has_input_norms=True, has_branch_norms=False, experts=experts)
+
+
+class Kolibri(Exaone4):
+    """Norms before the branches too; logits with a bias choose experts, sigmoids weigh them."""
+
+    names = Names(
+        attn_out_norm="post_attn_norm",
+        mlp_out_norm="post_ffn_norm",
+        experts=ExpertNames(shared="mlp.shared_experts.", choice_bias="moe.router.expert_bias"),
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "attention_bias", False)
+        config = Defaulted(config, {
+            "rms_norm_eps": 1e-6, "head_dim": 128, "sliding_window": 513,
+            "sliding_window_pattern": 5, "num_experts_per_tok": 6,
+            "moe_intermediate_size": 512, "intermediate_size": 1, "mlp_bias": False,
+        })  # fmt: skip
+        spec = super().read_config(config, architecture)
+        experts = read_experts(config, spec.num_layers)
+        return replace(
+            spec,
+            has_input_norms=True,
+            experts=replace(
+                experts,
+                routing=replace(experts.routing, scores="chosen_sigmoid"),
+                layers=(True,) * spec.num_layers,
+                has_choice_bias=True,
+                shared_width=read_int(config, "shared_expert_intermediate_size", 512),
+            ),
+        )
 
 
 class Afmoe(Exaone4):

@@ -1,10 +1,12 @@
-"""OPT: learned positions, layer norms, a plain MLP, biases everywhere."""
+"""OPT, BioGPT: learned positions, layer norms, a plain MLP, biases everywhere."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.reading import Config, gpt_layers, read_int, refuse
+from hunch.models.reading import Config, Defaulted, gpt_layers, read_int, refuse
 from hunch.models.spec import ModelSpec, read_sizes
 
 
@@ -48,3 +50,29 @@ class Opt(Decoder):
             # Projected, embedding and output matrix are no longer the same.
             is_tied=bool(config.get("tie_word_embeddings", True)) and embed_width == width,
         )
+
+
+class BioGpt(Opt):
+    """OPT's layers, behind an embedding that is scaled."""
+
+    names = replace(
+        Opt.names,
+        roots=("biogpt.", ""),
+        embed="biogpt.embed_tokens.weight",
+        positions="biogpt.embed_positions.weight",
+        final_norm="biogpt.layer_norm",
+        layer="biogpt.layers.{}.",
+        head="output_projection.weight",
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        config.get("layer_norm_eps")  # transformers has 1e-5, whatever it says
+        named = {
+            "ffn_dim": read_int(config, "intermediate_size", 4096),
+            "activation_function": config.get("hidden_act", "gelu"),
+            "max_position_embeddings": config.get("max_position_embeddings", 1024),
+        }
+        spec = super().read_config(Defaulted(named, config), architecture)
+        has_scale = bool(config.get("scale_embedding", True))
+        return replace(spec, embed_scale=spec.width**0.5 if has_scale else 1.0)
