@@ -27,9 +27,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 if not torch.cuda.is_available() and importlib.util.find_spec("triton"):
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
-    from triton_interpreter import hasten_interpreter
+    from triton import knobs
 
-    hasten_interpreter()
+    if knobs.runtime.interpret:
+        from triton_interpreter import hasten_interpreter
+
+        hasten_interpreter()
 
 
 @pytest.fixture(autouse=True)
