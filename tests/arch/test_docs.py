@@ -1,6 +1,8 @@
 """The docs can be read in an editor, and what they promise can be had."""
 
 import re
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -80,6 +82,9 @@ SPAN = re.compile(r"`([^`\n]+)`")
 FILE = re.compile(r"([\w./-]+\.(?:py|cpp|h))(?:: (\w+)(?:\.(\w+))?)?")
 FOLDERS = ("src", "tests", "tools", "examples")
 FILES = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")]
+NAMED: defaultdict[str, list[Path]] = defaultdict(list)
+for path in FILES:
+    NAMED[path.name].append(path)
 OTHERS_FILES = {"lm_heads.h"}  # of llama.cpp and the like
 
 
@@ -98,7 +103,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
         match = FILE.fullmatch(span)
         if match is None or match[1] in OTHERS_FILES:
             continue
-        found = [path for path in FILES if path.as_posix().endswith(f"/{match[1]}")]
+        found = [path for path in NAMED[Path(match[1]).name] if path.match(match[1])]
         assert found, f"{page.name} names {match[1]}"
         for name in filter(None, match.groups()[1:]):
             assert any(re.search(rf"\b{name}\b", path.read_text()) for path in found), span
@@ -109,12 +114,16 @@ OF_CODE = [DOCS / "tour.md", DOCS / "adding-a-drafter.md", *sorted((DOCS / "deci
 OTHERS_NAMES = {"cp.async.bulk.prefetch.L2"}  # an instruction
 
 
+@cache
+def words_of_code() -> set[str]:
+    text = "".join(path.read_text() for path in FILES if path.suffix in (".py", ".cpp", ".h"))
+    return set(re.findall(r"\w+", text))
+
+
 @pytest.mark.parametrize("page", OF_CODE, ids=lambda page: page.stem)
 def test_names_of_code_exist(page: Path) -> None:
     """Names in backquotes on pages about the source: those with a dot, an underscore, or mixed."""
-    text = "".join(path.read_text() for path in FILES if path.suffix in (".py", ".cpp", ".h"))
-    words = set(re.findall(r"\w+", text))
     for span in SPAN.findall(page.read_text(encoding="utf-8")):
         is_name = NAME.fullmatch(span) and re.search(r"[._]|[a-z][A-Z]", span)
         if is_name and span not in OTHERS_NAMES and not FILE.fullmatch(span):
-            assert set(re.findall(r"\w+", span)) <= words, f"{page.name} names {span}"
+            assert set(re.findall(r"\w+", span)) <= words_of_code(), f"{page.name} names {span}"

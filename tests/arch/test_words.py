@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -54,12 +55,13 @@ PROSE = re.compile(
 )
 
 
-def parts_of(name: str) -> set[str]:
+@cache
+def parts_of(name: str) -> frozenset[str]:
     """The words a name is made of: `StepPace` and `step_pace` are both step, pace."""
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
     for phrase in PHRASES:
         words = words.replace(phrase, "")
-    return set(words.split("_"))
+    return frozenset(words.split("_"))
 
 
 def names_in(tree: ast.AST) -> set[str]:
