@@ -74,6 +74,18 @@ def test_what_is_wrong_with_a_regex_is_said_in_a_line(compile_grammar):
         compile_grammar(StructuredOutput(regex="(ab"))
 
 
+@pytest.mark.parametrize("asked", [{"json": {"$ref": "#"}}, {"grammar": 'root ::= root "a"'}])
+def test_a_grammar_that_nothing_fits_is_called_so(asked, compile_grammar):
+    with pytest.raises(GrammarError, match="compiled: no text fits it"):
+        compile_grammar(StructuredOutput(**asked))
+
+
+def test_a_forced_text_that_is_too_long_is_found_while_compiling(compile_grammar):
+    """Not in a step, which others wait for."""
+    with pytest.raises(GrammarError, match="fixed text of 100009 bytes or more"):
+        compile_grammar(StructuredOutput(regex="(a{10}){9999}b{19}"))
+
+
 @pytest.mark.parametrize(("asked", "good", "bad"), KINDS)
 def test_every_kind(asked, good, bad, compile_grammar, tokenizer):
     assert takes(compile_grammar, tokenizer, good, **asked)

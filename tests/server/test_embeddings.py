@@ -52,6 +52,17 @@ def test_many_texts_and_raw_states(server: LiveServer) -> None:
     server.wait_idle()
 
 
+def test_fields_of_vllms_embeddings(server: LiveServer) -> None:
+    quiet = {"padding": "do_not_pad", "embed_dtype": "float32", "endianness": "native"}
+    notes = {"request_id": "a", "priority": 1, "cache_salt": "s", "mm_processor_kwargs": {}}
+
+    def vector(**fields: object) -> object:
+        return server.post(PATH, {"input": "Hello", **fields}).json()["data"][0]["embedding"]
+
+    assert vector(**quiet, **notes, use_activation=True) == vector()
+    assert vector(use_activation=False) == vector(normalize=False) != vector()
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "word"),
     [
@@ -63,6 +74,8 @@ def test_many_texts_and_raw_states(server: LiveServer) -> None:
         ({"input": "a", "pooling": "max"}, 400, "'last' or 'mean'"),
         ({"input": "a" * 600}, 400, "context"),
         ({"input": "a", "model": "other"}, 404, "other"),
+        ({"input": "a", "embed_dtype": "float16"}, 400, "only 'float32' is taken"),
+        ({"messages": [{"role": "user", "content": "a"}]}, 400, "/v1/chat/completions takes them"),
         ({"input": ["a"] * 2049}, 400, "2049 texts given"),
     ],
 )

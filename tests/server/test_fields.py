@@ -106,6 +106,7 @@ def test_an_unknown_name_is_an_error_with_the_nearest_known_one(server: LiveServ
         ({"use_beam_search": False, "length_penalty": 1.0, "typical_p": 1, "best_of": 1}, {}),
         ({"provider": {}, "usage": {"include": True}, "cache_prompt": True, "rid": "a"}, {}),
         ({"lora_path": None, "whatever": None}, {}),
+        ({"mm_payload": "tensors", "media_io_kwargs": {}, "routed_experts_prompt_start": 0}, {}),
     ],
 )
 def test_names_of_other_servers_mean_ours(given: dict[str, Any], ours: dict[str, Any]) -> None:
@@ -121,6 +122,7 @@ def test_names_of_other_servers_mean_ours(given: dict[str, Any], ours: dict[str,
         ("guided_whitespace_pattern", "[ ]?", "guided_grammar or guided_regex"),
         ("spaces_between_special_tokens", False, "only True is taken"),
         ("extra_body", {"top_k": 1}, "beside the others"),
+        ("repetition_detection", {"max_pattern_size": 5}, "send repetition_penalty"),
         ("separate_reasoning", False, "a field of its own"),
         ("repetiton_penalty", 1, "did you mean repetition_penalty?"),
     ],

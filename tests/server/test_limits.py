@@ -284,8 +284,13 @@ def test_templates_from_requests_are_refused_unless_allowed(
         "chat_template": "{{ messages }}",
         "max_tokens": 2,
     }
-    assert server.post(CHAT, body).status_code == 400
-    assert start_server(allow_request_chat_template=True).post(CHAT, body).status_code == 200
+    counted = {name: body[name] for name in ("messages", "chat_template")}
+    asked = {CHAT: body, f"{CHAT}/input_tokens": body, "/tokenize": counted}
+    allowing = start_server(allow_request_chat_template=True)
+    for path, given in asked.items():
+        refused = server.post(path, given)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "chat_template")
+        assert allowing.post(path, given).status_code == 200
 
 
 def test_a_form_post_from_another_site_is_not_taken(server: LiveServer) -> None:
@@ -330,6 +335,8 @@ def test_unknown_paths_and_methods_get_errors_in_the_same_form(server: LiveServe
         ("{'prompt': 'a'}", "the body is not JSON: .*, at character 1$"),
         ('{"prompt": "a",}', "the body is not JSON: .*, at character 15$"),
         ("", "the body is missing: send JSON"),
+        ('{"prompt": "a", "n": ' + "9" * 5000 + "}", "a number of too many digits"),
+        ('{"prompt": ' + "[" * 20000 + "]" * 20000 + "}", "nested too deep"),
     ],
 )
 def test_what_is_wrong_with_a_body_is_said(server: LiveServer, body: str, words: str) -> None:

@@ -52,6 +52,15 @@ def test_a_message(thinker: LiveServer) -> None:
     assert message["usage"]["output_tokens"] == 6
 
 
+def test_fields_of_vllms_messages(thinker: LiveServer) -> None:
+    notes = {"cache_salt": "s", "kv_transfer_params": {}, "mm_payload": "tensors"}
+    fields = {"messages": user("Warm."), "chat_template_kwargs": {"enable_thinking": False}}
+    assert ask(thinker, **fields, **notes).json()["content"][0]["text"] == "Warm."
+    count = "/v1/messages/count_tokens"
+    plain, without = ask(thinker, count, messages=user("a")), ask(thinker, count, **fields)
+    assert (plain.status_code, without.status_code) == (200, 200)
+
+
 def test_thinking_text_and_tool_use(thinker: LiveServer) -> None:
     says = user(f"<think>Hm.</think>I look.\n{CALL}")
     fields: dict[str, Any] = {"messages": says, "tools": TOOLS}

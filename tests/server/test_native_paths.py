@@ -153,6 +153,12 @@ def test_flushing_forgets_prefixes_unless_requests_run(slow: LiveServer) -> None
         next(lines)
         assert server.post("/flush_cache").status_code == 400
         assert server.post("/reset_prefix_cache").json() == {"success": False}
+        num_cached()
+        held_too = "/reset_prefix_cache?reset_running_requests=true&reset_external=true"
+        assert server.post(held_too).json() == {"success": True}
+        assert num_cached() == 0
+        assert server.post("/reset_prefix_cache?reset_running_requests=x").status_code == 400
+        assert next(lines, None) is not None  # it goes on
     assert server.post("/flush_cache?timeout=60").status_code == 200  # its end was waited for
 
 

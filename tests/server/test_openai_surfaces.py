@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import openai
@@ -52,6 +53,85 @@ def asks(text: str, role: str = "user") -> Any:
 def test_no_field_of_the_client_is_unknown(params: Any, body: type[Body], others: set[str]) -> None:
     """Each is honoured, or refused with what to do in its place."""
     assert get_type_hints(params).keys() - body.model_fields.keys() - others == set()
+
+
+FUNCTION = {"name": "f", "parameters": {"type": "object", "properties": {}}}
+SENT: dict[str, Any] = {  # field -> a value that asks for something
+    "audio": {"format": "wav", "voice": "alloy"},
+    "frequency_penalty": 0.5,
+    "function_call": "auto",
+    "functions": [FUNCTION],
+    "logit_bias": {"65": -100},
+    "logprobs": True,
+    "max_completion_tokens": 5,
+    "max_tokens": 5,
+    "messages": [{"role": "user", "content": "bye"}],
+    "metadata": {"a": "b"},
+    "modalities": ["text"],
+    "model": "bytes",
+    "moderation": {},
+    "n": 2,
+    "parallel_tool_calls": True,
+    "prediction": {"type": "content", "content": "x"},
+    "presence_penalty": 0.5,
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {},
+    "prompt_cache_retention": "24h",
+    "reasoning_effort": "low",
+    "response_format": {"type": "text"},
+    "safety_identifier": "s",
+    "seed": 7,
+    "service_tier": "auto",
+    "stop": ["zzz"],
+    "store": True,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "temperature": 0.5,
+    "tool_choice": "auto",
+    "tools": [{"type": "function", "function": FUNCTION}],
+    "top_logprobs": 2,
+    "top_p": 0.5,
+    "user": "u",
+    "verbosity": "low",
+    "web_search_options": {},
+}
+BESIDE: dict[str, dict[str, Any]] = {  # what a field needs beside it
+    "stream_options": {"stream": True},
+    "top_logprobs": {"logprobs": True},
+    "tool_choice": {"tools": SENT["tools"]},
+}
+
+
+def told_of_fields() -> dict[str, str]:
+    """Field -> what docs/serving.md says of it."""
+    text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    table = text.partition("Fields of `client.chat.completions.create`")[2].split("\n\n")[1]
+    rows = [line.strip("|").split("|") for line in table.splitlines()[2:]]
+    return {field.strip(" `"): told.strip() for names, told in rows for field in names.split(",")}
+
+
+def test_every_field_of_a_chat_is_in_the_table() -> None:
+    known = get_type_hints(chat_create_params.CompletionCreateParamsBase).keys() | {"stream"}
+    assert told_of_fields().keys() == SENT.keys() == known
+
+
+@pytest.mark.parametrize("field", SENT)
+def test_the_table_of_fields_is_true(client: openai.OpenAI, field: str) -> None:
+    told = told_of_fields()[field]
+    plain = {"model": "bytes", "messages": asks("fine"), "max_tokens": 8, "seed": 1}
+    sent = {**plain, **BESIDE.get(field, {}), field: SENT[field]}
+    if told.startswith("refused"):
+        with pytest.raises(openai.BadRequestError) as refused:
+            client.chat.completions.create(**sent)
+        assert (refused.value.param, refused.value.status_code) == (field, 400)
+        return
+    made = client.chat.completions.create(**sent)
+    if told.endswith("change nothing"):
+        assert made.choices == client.chat.completions.create(**plain).choices
+    elif "stream" in sent:
+        assert len(list(made)) > 1
+    else:
+        assert len(made.choices) == sent.get("n", 1)
 
 
 def test_parsed_answers_and_calls(client: openai.OpenAI) -> None:

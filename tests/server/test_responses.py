@@ -45,10 +45,15 @@ def test_fields_of_vllms_responses(client: openai.OpenAI) -> None:
         return made.output_text
 
     notes = {"request_id": "x", "priority": 1, "cache_salt": "s", "enable_response_messages": False}
+    notes |= {"include_reasoning": True, "chat_template_kwargs": {"a": 1}, "mm_payload": "none"}
     assert text(**notes, min_p=0.0, ignore_eos=False, skip_special_tokens=True) == text()
     stop = text()[3:5]
     assert text(stop=stop) == text().partition(stop)[0]
-    wrong: list[dict[str, Any]] = [{"min_p": 7}, {"structured_outputs": {"choice": [], "json": {}}}]
+    wrong: list[dict[str, Any]] = [
+        {"min_p": 7},
+        {"previous_input_messages": [{}]},
+        {"structured_outputs": {"choice": [], "json": {}}},
+    ]
     for given in wrong:
         with pytest.raises(openai.BadRequestError, match=next(iter(given))):
             text(**given)

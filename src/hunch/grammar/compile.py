@@ -25,6 +25,7 @@ from hunch.types import StructuredOutput
 
 MAX_SECONDS = 5.0
 MAX_AT_ONCE = 2
+MAX_FORCED_BYTES = 100_000  # every mask spells all of a forced text
 NUM_KEPT = 64  # compiled grammars
 # Characters: the engine is told beforehand which tokens fit strings of these lengths. Where a
 # string may still be that long, it looks at longer tokens alone. Without lengths above 10, masks
@@ -93,9 +94,7 @@ class GrammarCompiler:
         return Budget(max_tokens, begin.encode(), end.encode(), tuple(ids))
 
     def _compile(self, source: str, budget: Budget | None) -> Grammar:
-        tokenizer, spellings = (
-            self._load()
-        )  # the first time takes long, and is not the grammar's fault
+        tokenizer, spellings = self._load()  # takes long once, which is not the grammar's fault
         if not self._places.acquire(timeout=self._max_seconds):
             raise GrammarError("other grammars are being compiled; try again later")
         found: list[LLMatcher] = []
@@ -120,6 +119,12 @@ class GrammarCompiler:
             raise GrammarError("the grammar cannot be compiled")
         if found[0].is_error():
             raise GrammarError(f"the grammar cannot be compiled: {_short(found[0].get_error())}")
+        num_forced = len(found[0].compute_ff_bytes())
+        if num_forced > MAX_FORCED_BYTES:
+            raise GrammarError(
+                f"the grammar begins with a fixed text of {num_forced} bytes or more; at most "
+                f"{MAX_FORCED_BYTES} are taken"
+            )
         return Grammar(found[0], tokenizer, self._codec, spellings, budget)
 
     def _load(self) -> tuple[LLTokenizer, Spellings]:
@@ -213,6 +218,8 @@ def _start(work: Any) -> threading.Thread:
 
 
 def _short(message: str) -> str:
+    if "NoExtension" in message:  # there is not even a first token
+        return "no text fits it"
     if regex := _REGEX_FAULT.search(message):
         return f"invalid regex {regex[1]}: {regex[2]}"[:300]
     _, mark, fault = message.partition("failed to compile JSON schema: ")

@@ -71,6 +71,11 @@ PAGE_HEADERS = {
     "cache-control": "no-cache",
     "x-frame-options": "DENY",
 }
+UNREADABLE = {  # by what reading the body as JSON raised
+    UnicodeDecodeError: "the body is not UTF-8",
+    ValueError: "the body holds a number of too many digits",
+    RecursionError: "the body is nested too deep",
+}
 FAULTS: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
 }
@@ -196,6 +201,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
                 tools=body.tools,
                 add_generation_prompt=body.add_generation_prompt,
                 continue_final_message=body.continue_final_message,
+                chat_template=body.chat_template,
                 chat_template_kwargs=body.chat_template_kwargs,
             )
             ids = (await service.open_turn(chat, SamplingParams())).prompt_ids
@@ -219,7 +225,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeBody) -> dict[str, str]:
         service.check_model(body.model)
-        service.check_ids(body.tokens)
+        service.check_ids(body.tokens, "tokens")
         text = service.text.decode(body.tokens, skip_special_tokens=False)
         return {"prompt": text, "content": text, "text": text}  # vLLM's, llama.cpp's, SGLang's
 
@@ -304,8 +310,10 @@ def _add_faults(app: FastAPI, service: Service) -> None:
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         text = str(error.detail)
-        if isinstance(error.__cause__, UnicodeDecodeError):
-            text = "the body is not UTF-8"
+        for fault, told in UNREADABLE.items():
+            if isinstance(error.__cause__, fault):
+                text = told
+                break
         if error.status_code in (404, 405):
             path, allowed = request.url.path, (error.headers or {}).get("Allow")
             text = f"this server has no {request.method} {path[:100]}"

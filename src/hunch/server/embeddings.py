@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, Response
 from hunch.pooling import pooling_params, unit
 from hunch.server.ollama import name_of
 from hunch.server.problems import ProblemError, at_most
-from hunch.server.schemas import MAX_COUNT, OLLAMA_FAULTS, Body, Ids, Some
+from hunch.server.schemas import MAX_COUNT, OLLAMA_FAULTS, Ids, KnownElsewhere, Some
 from hunch.server.service import Service
 from hunch.server.streaming import collect
 from hunch.types import RequestOutput
@@ -32,7 +32,7 @@ MAX_AT_ONCE = 64  # texts of one request in the engine; others' requests get row
 Input = str | list[int]
 
 
-class PooledBody(Body):
+class PooledBody(KnownElsewhere):
     """What both APIs have in common, and fields of ours."""
 
     model: str | None = None
@@ -40,6 +40,8 @@ class PooledBody(Body):
     pooling: Literal["last", "mean"] = "last"
     normalize: bool = True  # vectors of length 1
     timeout: Annotated[float, Field(gt=0)] | None = None
+    priority: Annotated[int, Field(ge=-(2**31), le=MAX_COUNT)] = 0
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
 
 
 class EmbeddingBody(PooledBody):
@@ -139,7 +141,7 @@ async def _embed(
     at_most("input", len(inputs), service.settings.limits.max_inputs, "texts")
     how = partial(service.encode, add_special_tokens=add_special_tokens, param="input", most=most)
     ids = [await how(one, keeps_start=keeps_start) for one in inputs]
-    outputs = await _run(service, ids, body.pooling)
+    outputs = await _run(service, ids, body)
     vectors = [output.embedding or [] for output in outputs]
     width = len(vectors[0])
     if body.dimensions is not None and body.dimensions != width:
@@ -152,16 +154,17 @@ async def _embed(
     return outputs, [unit(vector) for vector in vectors] if body.normalize else vectors
 
 
-async def _run(service: Service, ids: Sequence[list[int]], pooling: str) -> list[RequestOutput]:
+async def _run(service: Service, ids: Sequence[list[int]], body: PooledBody) -> list[RequestOutput]:
     """All of them or none, some at a time."""
-    name, params = f"embd-{uuid.uuid4().hex}", pooling_params(pooling)
+    name, params = f"embd-{uuid.uuid4().hex}", pooling_params(body.pooling)
+    options: dict[str, Any] = {"priority": body.priority, "cache_salt": body.cache_salt or ""}
     outputs: dict[int, RequestOutput] = {}
     todo = iter(enumerate(ids))
 
     async def work() -> None:
         for number, one in todo:
             stream = await service.engine.submit(
-                one, params, request_id=f"{name}-{number}", stream=False
+                one, params, request_id=f"{name}-{number}", stream=False, **options
             )
             (outputs[number],) = await collect([stream])
 

@@ -63,7 +63,7 @@ class Engine(Protocol):
 
     def stats(self) -> dict[str, Any]: ...
 
-    def reset_cache(self) -> object: ...
+    def reset_cache(self, *, is_held_too: bool = False) -> object: ...
 
     def check_alive(self) -> None: ...
 
@@ -217,10 +217,11 @@ class Loop:
             case "abort":
                 self._abort(message["id"])
             case "reset":
-                is_idle = not self.engine.has_work()
-                if is_idle:
-                    self.engine.reset_cache()
-                channel.send({"op": "reset", "is_done": is_idle})
+                is_held_too = bool(message["is_held_too"])
+                is_done = is_held_too or not self.engine.has_work()
+                if is_done:
+                    self.engine.reset_cache(is_held_too=is_held_too)
+                channel.send({"op": "reset", "is_done": is_done})
             case "counts":
                 self._counts[self.lines.channels.index(channel)] = message["families"]
             case "gone":

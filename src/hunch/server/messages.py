@@ -18,6 +18,7 @@ from hunch.server.schemas import (
     Body,
     ChatBody,
     ErrorBody,
+    KnownElsewhere,
     Many,
     Some,
     SpeculationBody,
@@ -74,7 +75,7 @@ class OutputConfig(Body):
     format: dict[str, Any] | None = None
 
 
-class CountBody(Body):
+class CountBody(KnownElsewhere):
     """POST /v1/messages/count_tokens."""
 
     model: str | None = None
@@ -84,6 +85,7 @@ class CountBody(Body):
     tool_choice: AnthropicChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # for templates, as in vLLM's server
     # Taken, and without effect here.
     cache_control: dict[str, Any] | None = None
     context_management: dict[str, Any] | None = None
@@ -100,9 +102,10 @@ class MessagesBody(CountBody):
     top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     stream: bool = False
-    seed: int | None = None  # ours, as are these two
+    seed: int | None = None  # ours, as are the next two
     speculation: SpeculationBody | None = None
     timeout: Annotated[float, Field(gt=0)] | None = None
+    cache_salt: str | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     container: Any = None
@@ -160,7 +163,10 @@ def _chat(body: CountBody, max_len: int | None = None) -> ChatBody:
             "stream": body.stream,
             "speculation": body.speculation,
             "top_p": body.top_p or None,
-            **{n: getattr(body, n) for n in ("temperature", "top_k", "seed", "timeout")},
+            **{
+                name: getattr(body, name)
+                for name in ("temperature", "top_k", "seed", "timeout", "cache_salt")
+            },
         }
     return chat_body(fields)
 
@@ -252,11 +258,12 @@ def _tools(body: CountBody) -> Json:
 
 
 def _thinking(body: CountBody) -> Json:
-    fields: Json = {}
+    fields: Json = {"chat_template_kwargs": body.chat_template_kwargs}
     if body.output_config is not None:
         fields["reasoning_effort"] = body.output_config.effort
     if body.thinking is not None:
         is_on = body.thinking.type != "disabled"
-        fields["chat_template_kwargs"] = {"enable_thinking": is_on, "thinking": is_on}
+        asked = {"enable_thinking": is_on, "thinking": is_on}
+        fields["chat_template_kwargs"] = {**asked, **(body.chat_template_kwargs or {})}
         fields["thinking_token_budget"] = body.thinking.budget_tokens
     return fields

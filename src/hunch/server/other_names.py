@@ -23,6 +23,7 @@ NAMES = {
     "n_cmpl": "n",
     "repeat_penalty": "repetition_penalty",
     "chat_template_args": "chat_template_kwargs",  # Dynamo
+    "use_activation": "normalize",  # vLLM's embeddings
 }
 
 # Nothing that an answer shows depends on these.
@@ -35,7 +36,8 @@ HINTS = frozenset({
     "routed_dp_rank", "custom_labels", "stream_interval", "cache_prompt", "id_slot",
     "timings_per_token", "n_keep", "return_progress", "t_max_predict_ms", "provider",
     "transforms", "route", "models", "plugins", "usage", "ttl", "keep_alive", "nvext",
-    "draft_model", "prompt_cache_options", "return_weight_versions",
+    "draft_model", "prompt_cache_options", "return_weight_versions", "mm_payload",
+    "media_io_kwargs", "routed_experts_prompt_start",
 })
 # fmt: on
 
@@ -62,6 +64,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logits_processors": ([],),
     "custom_logit_processor": ("",),
     "truncation_side": ("left",),
+    "include_reasoning": (True,),
+    "padding": ("do_not_pad",),  # of embeddings, as the next two
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
     "session_params": ({},),
     "reasoning_format": ("auto", "deepseek"),
     "lora_path": ("",),
@@ -84,6 +90,10 @@ INSTEAD = {
     "repeat_last_n": "penalties look at all tokens: send -1",
     "session_params": "send the whole prompt; what it begins with is cached",
     "stop_regex": "send stop, strings that end the answer",
+    "repetition_detection": "send repetition_penalty, or stop strings",
+    "prompt_embeds": "send prompt: text or token ids",
+    "previous_input_messages": "send previous_response_id, or all of input",
+    "thinking_token_budget": "a chat takes it: /v1/chat/completions",
     "logprob_token_ids": "send top_logprobs, for the likeliest tokens",
     "token_ids_logprob": "send top_logprobs_num, for the likeliest tokens",
     "n_probs": "send logprobs: true and top_logprobs",

@@ -221,13 +221,16 @@ class RemoteEngine:
         self._leave(stream, "abort")
         stream.fail(error or RequestError("the request was aborted"))
 
-    async def reset_cache(self) -> bool:
-        """Forget cached prefixes; False: requests run, and nothing was forgotten."""
+    async def reset_cache(self, *, is_held_too: bool = False) -> bool:
+        """Forget cached prefixes; False: requests run, and nothing was forgotten.
+
+        With `is_held_too` they are forgotten even so, and the requests go on.
+        """
         if self.death is not None:
             raise EngineError(self.death)
         done: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._resets.append(done)
-        self._send({"op": "reset"})
+        self._send({"op": "reset", "is_held_too": is_held_too})
         return await done
 
     def stats(self) -> dict[str, Any]:

@@ -133,9 +133,10 @@ class Replicas:
         for engine in self.engines:
             engine.abort(request_id)
 
-    async def reset_cache(self) -> bool:
+    async def reset_cache(self, *, is_held_too: bool = False) -> bool:
         up = [engine for engine in self.engines if engine.death is None]
-        return all(await asyncio.gather(*(engine.reset_cache() for engine in up)))
+        resets = (engine.reset_cache(is_held_too=is_held_too) for engine in up)
+        return all(await asyncio.gather(*resets))
 
     def stats(self) -> dict[str, Any]:
         """All engines' reports as one."""

@@ -74,6 +74,7 @@ class ResponsesBody(ChoosingBody):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
     reasoning: ReasoningBody | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     text: TextBody | None = None
     previous_response_id: str | None = None
     store: bool = True
@@ -232,7 +233,8 @@ def _chat(body: ResponsesBody, items: Sequence[Json]) -> ChatBody:
         "response_format": _format(body.text),
         "truncate_prompt_tokens": -1 if body.truncation == "auto" else None,
     }
-    for name in body.model_fields_set & {"stream", *ChoosingBody.model_fields}:
+    own = {"stream", "chat_template_kwargs", *ChoosingBody.model_fields}
+    for name in body.model_fields_set & own:
         fields[name] = getattr(body, name)
     return chat_body(fields)
 

@@ -320,7 +320,7 @@ class ChatBody(SamplingBody):
         )
 
 
-class TokenizeBody(Body):
+class TokenizeBody(KnownElsewhere):
     """POST /tokenize: a prompt, the messages of a chat, or llama.cpp's content."""
 
     model: str | None = None
@@ -330,6 +330,7 @@ class TokenizeBody(Body):
     add_special_tokens: bool | None = None  # default: of a prompt
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool = False
     content: str | None = None

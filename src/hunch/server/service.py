@@ -220,10 +220,6 @@ class Service(Prompts):
     ) -> Response:
         self.check_model(body.model)
         self.check_speculation(body)
-        if body.chat_template is not None and not self.settings.allow_request_chat_template:
-            raise ProblemError(
-                400, "this server takes no chat templates from requests", param="chat_template"
-            )
         at_most("n", body.n, self.settings.limits.max_sequences, "sequences in all")
         params = chat_params(body, self.settings.limits, self.engine.info.max_len, self.defaults)
         params = await self.with_prediction(params, body.prediction)
@@ -255,6 +251,9 @@ class Service(Prompts):
             raise ProblemError(400, message, param="continue_final_message")
         form = self.chat_format
         if body.chat_template is not None:
+            if not self.settings.allow_request_chat_template:
+                message = "this server takes no chat templates from requests"
+                raise ProblemError(400, message, param="chat_template")
             form = chat_format(self.parsers, self.text, body.chat_template)
         most = body.truncate_prompt_tokens
         rendering = {

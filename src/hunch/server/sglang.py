@@ -186,9 +186,14 @@ def _add_upkeep(app: FastAPI, service: Service) -> None:
         return Response("Cache flushed.\n", media_type="text/plain")
 
     @app.post("/reset_prefix_cache", include_in_schema=False)
-    async def reset_prefix_cache(request: Request) -> dict[str, bool]:
-        """The same by vLLM's name."""
-        return {"success": await _flush(service, request, 0.0)}
+    async def reset_prefix_cache(
+        request: Request, reset_running_requests: bool = False, reset_external: bool = False
+    ) -> dict[str, bool]:
+        """The same by vLLM's name: with `reset_running_requests`, beside running requests too.
+
+        There is no external cache that `reset_external` could mean.
+        """
+        return {"success": await _flush(service, request, is_held_too=reset_running_requests)}
 
     @app.post("/start_profile", include_in_schema=False)
     @app.post("/stop_profile", include_in_schema=False)
@@ -254,11 +259,15 @@ async def _one_token(service: Service) -> None:
         raise ProblemError(503, message, code="engine_unavailable") from None
 
 
-async def _flush(service: Service, request: Request, seconds: float) -> bool:
+async def _flush(
+    service: Service, request: Request, seconds: float = 0.0, *, is_held_too: bool = False
+) -> bool:
     if "origin" in request.headers or request.headers.get("sec-fetch-site", "none") != "none":
         raise ProblemError(403, "web pages may not do this", code="origin_not_allowed")
     end = time.monotonic() + min(max(seconds, 0.0), MAX_FLUSH_SECONDS)
-    while not (is_done := await service.engine.reset_cache()) and time.monotonic() < end:
+    while not (is_done := await service.engine.reset_cache(is_held_too=is_held_too)):
+        if time.monotonic() >= end:
+            break
         await asyncio.sleep(0.05)
     return is_done
 

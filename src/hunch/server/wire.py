@@ -4,7 +4,7 @@ Both are the same interpreter, one started by the other, so marshal serves: a to
 a tenth of JSON's time, and that time is taken from the engine where cores are few.
 
 To the engine:   start {factory, config, logs}, submit {id, prompt_ids, params, options},
-                 abort {id}, reset {}, close {}
+                 abort {id}, reset {is_held_too}, close {}
 From the engine: ready {info}, accepted {id}, refused {id, error_type, message},
                  deltas {items, tokens}, reset {is_done}, stats {stats}, alive {}, fatal {message}
 """
