@@ -19,7 +19,8 @@ from hunch.models.native import load_native
 from hunch.models.stage import Stage
 from hunch.models.weights import open_weights
 from hunch.step.batch import Batch
-from hunch.train.attend import Dense
+from hunch.train.attend import Packed
+from hunch.train.packs import Spans
 from recurrent_models import BY_TORCH, CASES, CLOSE, IDS, make
 
 
@@ -44,11 +45,12 @@ def test_logits_are_those_of_transformers(pair):
 
 
 @torch.no_grad()
-def test_a_trainer_reads_texts_side_by_side(pair):
-    model, ids_BL = load_decoder(pair[1]), torch.tensor([IDS[:15], IDS[20:35]])
-    x_TD = model.start(ids_BL.flatten(), torch.arange(15).repeat(2))
-    hidden_TD = model.run(x_TD, Dense(ids_BL, model.ropes)).last_TD
-    expected = torch.cat([plain_logits(model, ids) for ids in ids_BL.tolist()])
+def test_a_trainer_reads_texts_in_a_row(pair):
+    model, texts = load_decoder(pair[1]), [IDS[:15], IDS[20:33], IDS[1:4]]
+    spans = Spans.of([len(text) for text in texts], model.device)
+    x_TD = model.start(torch.tensor([*texts[0], *texts[1], *texts[2]]), spans.pos_T)
+    hidden_TD = model.run(x_TD, Packed(spans, model.ropes)).last_TD
+    expected = torch.cat([plain_logits(model, ids) for ids in texts])
     torch.testing.assert_close(model.logits(hidden_TD), expected, atol=1e-4, rtol=1e-4)
 
 

@@ -34,8 +34,8 @@ from hunch.step.captured_step import Group
 from hunch.step.host_step import HostStep
 from hunch.step.runner import Runner
 from hunch.step.step_kinds import StepGraph, StepKind
-from hunch.train.batches import Texts
 from hunch.train.job import Job, build_student, read_settings, write_student
+from hunch.train.texts import Texts
 from phrase_tables import table_of
 from stand_in import lead_by_host, stand_in
 from tiny_families import write_family

@@ -15,10 +15,11 @@ from builders import plain_logits, tiny_config, tiny_weights
 from hunch import LLM, SamplingParams
 from hunch.errors import UnsupportedModelError
 from hunch.models.load import load_decoder
-from hunch.train.batches import Batch
 from hunch.train.job import run_job
+from hunch.train.packs import Laid
 from hunch.train.progress import Progress
-from hunch.train.states import run_target
+from hunch.train.states import opinions_of, read_pack
+from hunch.train.texts import Texts
 from hunch.train.vocab import count_columns
 from tiny_families import FAMILIES, write_family
 from tiny_models import write_tokenizer
@@ -28,15 +29,14 @@ from tiny_models import write_tokenizer
 def test_texts_are_read_as_the_target_reads_them(name: str) -> None:
     architecture, changes = FAMILIES[name]
     target = load_decoder(tiny_weights(tiny_config(architecture, **changes), scale=2.0))
-    ids_BL = torch.randint(0, 96, (2, 40), generator=torch.Generator().manual_seed(0))
-    batch = Batch(ids_BL, torch.tensor([40, 40]), torch.tensor([1, 1]), np.arange(2))
+    ids, offset = np.random.default_rng(0).integers(0, 96, 82), np.array([0, 40, 52, 82])
     columns = count_columns(np.ones(96, dtype=np.int64), None)
-    outputs = run_target(target, batch, columns, is_complete=True)
-    assert isinstance(outputs.p_MC, torch.Tensor)
-    found = outputs.p_MC.view(2, 39, -1)
-    for row in range(2):
-        expected = plain_logits(target, ids_BL[row].tolist()).softmax(-1)[:-1]
-        torch.testing.assert_close(found[row][:, columns.column_V], expected, rtol=1e-3, atol=1e-4)
+    laid = Laid(Texts(ids, offset, np.ones(3, dtype=np.int64)), columns.column_V, 40)
+    inputs = laid.pack(np.arange(3)).inputs(target.device)
+    p_MC = opinions_of(target, columns, inputs, read_pack(target, inputs))
+    for text, found in zip(np.split(ids, offset[1:-1]), p_MC.split([39, 11, 29]), strict=True):
+        expected = plain_logits(target, text.tolist()).softmax(-1)[:-1]
+        torch.testing.assert_close(found[:, columns.column_V], expected, rtol=1e-3, atol=1e-4)
 
 
 OTHERS = ["deepseek v3", "qwen3.5"]

@@ -11,10 +11,10 @@ from train_setup import ENGINE, new_job
 from hunch import LLM, SamplingParams
 from hunch.errors import ConfigError
 from hunch.kernels.phrases import FILE, NUM_LEVELS
-from hunch.train.batches import Texts
 from hunch.train.job import run_job
 from hunch.train.phrases import Counting, count, make_table, replay
 from hunch.train.progress import Progress
+from hunch.train.texts import Texts
 
 VOCAB = 100
 PHRASE = [11, 12, 13, 14]  # most texts say it once, between words that never come again

@@ -12,10 +12,11 @@ import torch
 import hunch.train.kept
 from builders import tiny_model
 from hunch.kernels.gpu_slope import log_sums, weighted_softmax
-from hunch.train.batches import Texts, batches, put
 from hunch.train.kept import Kept
 from hunch.train.loss import teach
-from hunch.train.states import TopOpinions, run_target
+from hunch.train.packs import Laid
+from hunch.train.states import TopOpinions, opinions_of, read_pack
+from hunch.train.texts import Texts, put
 from hunch.train.vocab import count_columns
 
 TOKENS = np.random.default_rng(0).integers(0, 96, 400)
@@ -30,25 +31,26 @@ def test_kept_outputs_are_those_of_a_pass(
         monkeypatch.setattr(hunch.train.kept, "HOST_BYTES", 0)
     target, layers = tiny_model(), (1, 3)
     columns = count_columns(TEXTS.count(96), 50)
+    laid = Laid(TEXTS, columns.column_V, 120)
     kept = Kept(
-        TEXTS, columns, target.device, target.dtype, feature_widths=(32, 32), hidden_width=32,
-        context=120, folder=tmp_path,
+        laid, columns, target.device, target.dtype, feature_widths=(32, 32), hidden_width=32,
+        folder=tmp_path,
     )  # fmt: skip
     assert any(tmp_path.iterdir()) is is_on_disk
-    for batch in batches(TEXTS, 300, 120, 0, 0):
-        assert not kept.has(batch)
-        kept.add(batch, run_target(target, batch, columns, layers))
-    for batch in batches(TEXTS, 200, 120, 1, 5):  # the texts in other company
-        assert kept.has(batch)
-        new = run_target(target, batch, columns, layers, greedy_share=0.3)
-        ours = kept.outputs(batch, greedy_share=0.3)
-        assert torch.equal(ours.row_M, new.row_M)
-        assert torch.equal(ours.label_M, new.label_M)
-        assert torch.allclose(ours.p_MC.dense(), new.p_MC, atol=1e-5)
-        is_text = (torch.arange(batch.ids_BL.shape[1]) < batch.length_B[:, None]).flatten()
-        states = [(ours.hidden_TD, new.hidden_TD), *zip(ours.features, new.features, strict=True)]
-        for kept_TD, new_TD in states:
-            assert torch.allclose(kept_TD[is_text], new_TD[is_text], atol=1e-5)
+    for pack in laid.packs(laid.shape(200), 0, 0):
+        assert not kept.has(pack)
+        inputs = pack.inputs(target.device)
+        states = read_pack(target, inputs, layers)
+        kept.add(pack, inputs, states, opinions_of(target, columns, inputs, states))
+    for pack in laid.packs(laid.shape(300), 1, 5):  # the texts in other company
+        assert kept.has(pack)
+        inputs = pack.inputs(target.device)
+        new, ours = read_pack(target, inputs, layers), kept.states(inputs)
+        p_MC = opinions_of(target, columns, inputs, new)
+        assert torch.allclose(kept.opinions(inputs).dense(), p_MC, atol=1e-5)
+        pairs = [(ours.hidden_TD, new.hidden_TD), *zip(ours.features, new.features, strict=True)]
+        for kept_TD, new_TD in pairs:
+            assert torch.allclose(kept_TD, new_TD, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["ce", "kl", "tv", "blend", "l1"])
@@ -66,12 +68,6 @@ def test_few_columns_teach_as_all_do(kind: str) -> None:
         assert torch.equal(best_M, (h_MD @ head_CD.T).argmax(-1))
     assert torch.allclose(*losses, rtol=1e-5)
     assert torch.allclose(*slopes, atol=1e-6)
-
-
-def test_over_fewer_columns_opinions_sum_to_one() -> None:
-    top = TopOpinions.of(torch.ones(9, 40).softmax(-1), 40).first(20)
-    assert top.dense().shape == (9, 20)
-    assert torch.allclose(top.dense().sum(-1), torch.ones(9))
 
 
 def test_the_kernels_give_torchs_softmax() -> None:

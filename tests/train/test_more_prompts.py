@@ -12,7 +12,6 @@ import pytest
 from train_setup import ENGINE, write_prompts, write_target
 
 from hunch import LLM
-from hunch.train.batches import Texts
 from hunch.train.builtin import builtin_prompts
 from hunch.train.costs import Costs
 from hunch.train.expect import METHODS, best_draft
@@ -31,6 +30,7 @@ from hunch.train.progress import Progress
 from hunch.train.prompts import BUILTIN, read_prompts, split_prompts
 from hunch.train.regenerate import AnswerOptions, read_answers, regenerate
 from hunch.train.tasks import FOLLOW_UPS, OF_DOCUMENTS, OF_TEXTS, OF_WORDS
+from hunch.train.texts import Texts
 from hunch.train.vocab import count_columns, coverage_of, enough_columns
 
 TEXT = "The harbour opens in May. " * 8

@@ -54,10 +54,10 @@ def test_killed_while_it_reads_and_resumed_is_the_same(
     job = new_job(target, prompts, tmp_path / "out", text=text, save_every=0.01, **SCRATCH)
     original = Pretrain._learn
 
-    def learn(self: Pretrain, batch: Any) -> torch.Tensor:
+    def learn(self: Pretrain, *words: Any) -> torch.Tensor:
         if self.place.step == 7:
             raise _Killed
-        return original(self, batch)
+        return original(self, *words)
 
     with monkeypatch.context() as patch:
         patch.setattr(Pretrain, "_learn", learn)

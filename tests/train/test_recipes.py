@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from train_setup import ENGINE, new_job
+from train_setup import ENGINE, new_job, read_texts
 
 from builders import tiny_config, tiny_model, tiny_weights
 from hunch import LLM, SamplingParams
 from hunch.errors import UnsupportedModelError
+from hunch.models.decoder import Decoder
 from hunch.models.load import load_decoder
 from hunch.registry import RECIPES, resolve
-from hunch.train.batches import Batch, Texts, batches
 from hunch.train.cut import UNITS, layers_text
 from hunch.train.go_on import GoOn, job_for
 from hunch.train.job import (
@@ -29,11 +29,13 @@ from hunch.train.job import (
     write_student,
 )
 from hunch.train.loop import CANDIDATE, LAST, Loop
+from hunch.train.packs import Laid
 from hunch.train.progress import Progress
 from hunch.train.recipes.draft import choose_layers, read_layers
 from hunch.train.regenerate import read_answers
-from hunch.train.states import run_target
-from hunch.train.student import check_target
+from hunch.train.states import TopOpinions
+from hunch.train.student import Student, check_target
+from hunch.train.texts import Texts
 from hunch.train.vocab import count_columns
 from tiny_families import write_family
 from tiny_models import write_llama
@@ -128,6 +130,14 @@ def test_a_draft_of_a_target_with_learned_positions(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
 
 
+@torch.no_grad()
+def loss_of(student: Student, target: Decoder) -> float:
+    ids = np.arange(48) % target.spec.vocab_size
+    laid = Laid(Texts(ids, np.array([0, 24, 48]), np.array([4, 4])), student.columns.column_V, 24)
+    inputs, states, p_MC = read_texts(student, target, laid.pack(np.arange(2), anchors=24))
+    return float(student.loss_on(inputs, states, TopOpinions.of(p_MC)).loss)
+
+
 @pytest.mark.parametrize(("method", "options"), [("draft", {}), ("block", {"rank": "8"})])
 def test_units_that_add_nothing_are_left_out(method: str, options: dict[str, str]) -> None:
     """Half of each layer's write nothing: without them a drafter says the same."""
@@ -139,14 +149,11 @@ def test_units_that_add_nothing_are_left_out(method: str, options: dict[str, str
             tensor[:, torch.randperm(512, generator=generator)[:256]] = 0.0
     target = load_decoder(weights, dtype="float32", device="cpu")
     columns = count_columns(np.ones(target.spec.vocab_size, dtype=np.int64), None)
-    ids_BL = torch.arange(48).view(2, 24) % target.spec.vocab_size
-    batch = Batch(ids_BL, torch.full((2,), 24), torch.full((2,), 4), np.arange(2))
     losses = []
     for units in ("1", "0.5"):
         recipe = read_settings(method, {"layers": "1", "units": units, **options}).recipe
         student = resolve(RECIPES, method).student(recipe, target, columns, weights)
-        outputs = run_target(target, batch, columns, student.feature_layers)
-        losses.append(float(student.loss_on(outputs).loss.detach()))
+        losses.append(loss_of(student, target))
         written, tensors = student.files()
         assert written["intermediate_size"] == round(512 * float(units))
         assert written.get(UNITS, 1.0) == float(units)
@@ -168,16 +175,14 @@ def test_layers_side_by_side_add_what_each_writes() -> None:
         weights.tensors[name.replace(".0.", ".1.")] = tensor
     target = load_decoder(weights, dtype="float32", device="cpu")
     columns = count_columns(np.ones(target.spec.vocab_size, dtype=np.int64), None)
-    ids_BL = torch.arange(48).view(2, 24) % target.spec.vocab_size
-    batch = Batch(ids_BL, torch.full((2,), 24), torch.full((2,), 4), np.arange(2))
-    outputs, losses = run_target(target, batch, columns, ()), []
+    losses = []
     for layers, abreast in (("0,", "1"), ("0,1", "2")):
         recipe = read_settings("draft", {"layers": layers, "abreast": abreast}).recipe
         student = resolve(RECIPES, "draft").student(recipe, target, columns, weights)
         for name, tensor in student.tensors.items():
             if abreast == "2" and name.endswith(("o_proj.weight", "down_proj.weight")):
                 tensor.data *= 0.5
-        losses.append(float(student.loss_on(outputs).loss.detach()))
+        losses.append(loss_of(student, target))
         written, _ = student.files()
         assert written["num_attention_heads"] == int(abreast) * config["num_attention_heads"]
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
@@ -225,16 +230,6 @@ def test_layers_are_chosen_from_both_ends() -> None:
         assert len(layers) == count
         assert layers == sorted(set(layers))
         assert layers[0] == 0
-
-
-def test_batches_hold_every_text_once(trained: tuple[Any, Any]) -> None:
-    job, _ = trained
-    texts = read_answers(job.out / "work" / "answers")
-    found: list[tuple[int, ...]] = []
-    for batch in batches(texts, 512, 96, seed=3, epoch=1):
-        for ids, length in zip(batch.ids_BL.tolist(), batch.length_B.tolist(), strict=True):
-            found.append(tuple(ids[:length]))
-    assert sorted(found) == sorted(tuple(texts.text(i).tolist()) for i in range(len(texts)))
 
 
 def test_started_again_with_no_time_left_it_keeps_what_it_has(

@@ -24,15 +24,15 @@ from hunch.hub import resolve
 from hunch.hub.drafters import TrainedDrafter, add_trained, digest_of
 from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
-from hunch.train.attend import Dense
-from hunch.train.batches import Batch, Texts
+from hunch.train.attend import Packed
 from hunch.train.go_on import GoOn, job_for
 from hunch.train.job import Job, build_student, job_of, read_settings, run_job, write_student
 from hunch.train.loop import Loop
+from hunch.train.packs import Spans
 from hunch.train.progress import Progress
 from hunch.train.recipes.draft import read_layers
 from hunch.train.regenerate import read_answers
-from hunch.train.states import run_target
+from hunch.train.texts import Texts
 from hunch.train.vocab import count_columns
 from recurrent_models import make
 from tiny_families import write_family
@@ -90,12 +90,12 @@ def compare_scores(target: Path, small: Path, num_layers: int) -> None:
     settings = read_settings("draft", job.options)
     student, teacher = build_student(job, settings, TEXTS)
     model, size = load_decoder(open_weights(str(small)), device="cpu"), teacher.spec.vocab_size
-    ids_BL = torch.cat((torch.arange(40), torch.arange(size - 24, size))).view(2, 32)
-    batch = Batch(ids_BL, torch.full((2,), 32), torch.full((2,), 4), np.arange(2))
-    states_TD = student.states(run_target(teacher, batch, student.columns))  # type: ignore[attr-defined]
+    ids_T = torch.cat((torch.arange(40), torch.arange(size - 24, size)))
+    spans = Spans.of([32, 32], teacher.device)
+    states_TD = student.normed(student.stream(ids_T, spans))  # type: ignore[attr-defined]
     mine_TC = states_TD @ student.head_CD.T  # type: ignore[attr-defined]
-    known_BL, pos_T = ids_BL.clamp(max=model.spec.vocab_size - 1), torch.arange(32).repeat(2)
-    hidden = model.read(known_BL.flatten(), pos_T, Dense(known_BL, model.ropes))
+    known_T = ids_T.clamp(max=model.spec.vocab_size - 1)
+    hidden = model.read(known_T, spans.pos_T, Packed(spans, model.ropes))
     theirs_TC = model.logits(hidden.last_TD)[:, student.columns.ids_C]
     torch.testing.assert_close(mine_TC, theirs_TC, rtol=1e-4, atol=1e-4)
     assert int(student.columns.ids_C.max()) < model.spec.vocab_size

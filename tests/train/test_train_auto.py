@@ -31,7 +31,6 @@ from hunch.hub.names import resolve
 from hunch.kernels.phrases import read_phrases
 from hunch.models.spec import ModelSpec
 from hunch.models.target import load_target
-from hunch.train.batches import Texts
 from hunch.train.clock import Clock
 from hunch.train.costs import Costs, cut_draft, measure_costs
 from hunch.train.count import count_bytes
@@ -57,6 +56,7 @@ from hunch.train.replay import Curve
 from hunch.train.serving import Serving
 from hunch.train.sizes import METHODS, Size, sizes_for
 from hunch.train.speeds import Speeds
+from hunch.train.texts import Texts
 from hunch.train.trials import Run, with_columns
 
 LONG = 1e6  # seconds of training in which every size gets as good as it can

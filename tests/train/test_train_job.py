@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from hunch.train.job import run_job
 from hunch.train.loop import LAST, Loop
 from hunch.train.progress import Progress
 from hunch.train.regenerate import AnswerOptions, read_answers, regenerate
+from hunch.train.student import PackLoss
 
 QUIET = Progress(is_quiet=True)
 BAR = 1.5  # tokens per pass; plain decoding has 1
@@ -163,15 +165,16 @@ def test_a_loss_that_is_no_number_stops_at_the_last_good_checkpoint(
 
     job = new_job(target, prompts, tmp_path / "out", layers="0,1,3", save_every=0.01)
     shutil.copytree(answered, job.out / "work")
-    original, count = DraftStudent.loss_on_pack, 0
+    original, count = DraftStudent.loss_on, 0
 
-    def loss_on_pack(self: Any, *words: Any) -> torch.Tensor:
+    def loss_on(self: Any, pack: Any, states: Any, opinions: Any, *words: Any) -> PackLoss:
         nonlocal count
-        count += 1
-        return original(self, *words) * (torch.nan if count > 12 else 1.0)
+        count += opinions is not None  # else it is a test
+        found = original(self, pack, states, opinions, *words)
+        return replace(found, loss=found.loss * (torch.nan if count > 12 else 1.0))
 
     with monkeypatch.context() as patch:
-        patch.setattr(DraftStudent, "loss_on_pack", loss_on_pack)
+        patch.setattr(DraftStudent, "loss_on", loss_on)
         with pytest.raises(TrainingError, match=r"no number.*lr="):
             run_job(job, QUIET)
     kept = torch.load(job.out / "work" / "train" / LAST, weights_only=True)

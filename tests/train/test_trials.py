@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 from test_train_auto import COSTS, FAMILIES, wide_spec
 
-from hunch.train.batches import Texts
 from hunch.train.clock import Clock
 from hunch.train.expect import rank
 from hunch.train.plan import Asked, Plan
 from hunch.train.progress import Progress
 from hunch.train.serving import Serving
 from hunch.train.sizes import Size, sizes_for
+from hunch.train.texts import Texts
 from hunch.train.trials import LONG, Run, _candidates, choose, with_columns
 
 SPEC = wide_spec(*FAMILIES[0])

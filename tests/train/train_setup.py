@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from safetensors.torch import load_file, save_file
 
+from hunch.models.decoder import Decoder
 from hunch.train.job import Job
+from hunch.train.packs import Pack, PackInputs
+from hunch.train.states import States, opinions_of, read_pack
+from hunch.train.student import Student
 from tiny_models import write_llama
 
 ENGINE: dict[str, Any] = {
@@ -57,3 +62,12 @@ def write_prompts(path: Path, count: int = 36) -> Path:
 def new_job(target: Path, prompts: Path, out: Path, method: str = "draft", **options: Any) -> Job:
     given = {**OPTIONS, **{key: str(value) for key, value in options.items()}}
     return Job(method, str(target), str(prompts), out, given, dict(ENGINE))
+
+
+def read_texts(
+    student: Student, target: Decoder, pack: Pack
+) -> tuple[PackInputs, States, torch.Tensor]:
+    """A pack's inputs, and what the target says of it to a student."""
+    inputs = pack.inputs(target.device)
+    states = read_pack(target, inputs, student.feature_layers)
+    return inputs, states, opinions_of(target, student.columns, inputs, states)

@@ -20,7 +20,6 @@ from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.registry import RECIPES, resolve
 from hunch.train.answering import HELD
-from hunch.train.batches import Texts
 from hunch.train.clock import OTHER, WRITE, Clock, in_words
 from hunch.train.files import read_json
 from hunch.train.job import (
@@ -65,6 +64,7 @@ from hunch.train.prompts import read_prompts
 from hunch.train.regenerate import give_back, read_answers
 from hunch.train.serving import Serving
 from hunch.train.sizes import possible
+from hunch.train.texts import Texts
 from hunch.train.trials import LEAST, Run, choose, compare, job_for, promised, train, with_columns
 
 MIN_ANSWERS, MIN_HELD = 8, 16

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from safetensors.numpy import save
 
-from hunch.train.batches import Texts
 from hunch.train.phrases import Counting, make_table
+from hunch.train.texts import Texts
 
 
 def count_bytes(data: bytes) -> bytes:

@@ -25,7 +25,6 @@ from hunch.models.heads.draft_model import CUT_FROM
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.registry import RECIPES, resolve
-from hunch.train.batches import Texts
 from hunch.train.costs import num_parameters
 from hunch.train.cut import UNITS, cut_options
 from hunch.train.files import read_json
@@ -38,6 +37,7 @@ from hunch.train.job import (
 )
 from hunch.train.loop import Loop
 from hunch.train.progress import Progress
+from hunch.train.texts import Texts
 
 HELD_OUT = 0.2  # share of the answers to measure on
 RATE = 0.3  # of the recipe's: what was learned before shall stay

@@ -23,7 +23,6 @@ from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights, open_weights
 from hunch.registry import RECIPES, resolve, unknown
 from hunch.train.answering import answer_for, room_for
-from hunch.train.batches import Texts
 from hunch.train.clock import LOAD
 from hunch.train.cut import cut_options
 from hunch.train.export import Card, source_commit, write_drafter
@@ -38,6 +37,7 @@ from hunch.train.regenerate import AnswerOptions, for_answers, give_back, read_a
 from hunch.train.select import Measured, measure, select
 from hunch.train.serving import Serving
 from hunch.train.student import CountRecipe, Recipe, Student, option_names
+from hunch.train.texts import Texts
 from hunch.train.vocab import columns_of, count_columns, enough_columns
 
 if TYPE_CHECKING:

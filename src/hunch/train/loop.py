@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -13,18 +13,17 @@ import torch
 
 from hunch.errors import ConfigError, TrainingError
 from hunch.models.decoder import Decoder
-from hunch.train.attend import can_pack
-from hunch.train.batches import Batch, Texts, batches
 from hunch.train.clock import Rates, in_words
 from hunch.train.files import write_whole
 from hunch.train.kept import Kept, keep_for
 from hunch.train.optimiser import Optimiser
 from hunch.train.packed_step import PackedSteps
-from hunch.train.packs import Pack
+from hunch.train.packs import Laid, Pack, PackInputs
 from hunch.train.progress import Progress
 from hunch.train.replay import Curve, Replay
-from hunch.train.states import TargetOutputs, TopOpinions, read_pack, run_target
+from hunch.train.states import States, opinions_of, read_pack
 from hunch.train.student import Student
+from hunch.train.texts import Texts
 
 CONTEXT = 1280  # tokens of a prompt and its answer, unless told: prompts of up to 1,024
 LAST = "last.pt"
@@ -71,7 +70,7 @@ class Place:
 
     step: int = 0
     epoch: int = 0
-    at: int = 0  # batches of this epoch that are done
+    at: int = 0  # packs of this epoch that are done
     seconds: float = 0.0  # spent so far, over all starts
     num_candidates: int = 0
     num_tokens: int = 0  # gone over so far
@@ -102,8 +101,7 @@ class Loop:
         self.optimiser = Optimiser(student.tensors, student.plain)
         self.place, self.curve, self.rates = Place(), Curve(), Rates()
         self.kept: Kept | None = None
-        self.packed: PackedSteps | None = None  # None: batches are padded
-        self._held: tuple[Texts, list[TargetOutputs]] | None = None  # and what the target says
+        self._held: tuple[Texts, list[tuple[Pack, PackInputs, States]]] | None = None
         self.remark, self.flops = remark, 0.0
         self._restore()
         # Speeds are of what this process adds.
@@ -142,17 +140,18 @@ class Loop:
 
     def run(self, texts: Texts, held_out: Texts, show: Progress) -> None:
         """Until the share is 1. A loss that is no number ends it at the last checkpoint."""
-        if self.kept is None:
+        if self.kept is None or not self.kept.is_whole:
             self.kept = self._new_kept(texts)
-        self.packed = self._new_packed()
-        self.is_trial &= self.kept is not None  # else each visit reads anew
+        self.is_trial &= self.kept.is_whole  # else each visit reads anew
+        share = self.options.greedy_share
+        steps = PackedSteps(self.student, self.optimiser, self.kept, self.batch, share)
         before = saved = tested = perf_counter()
         read = 0.0
         every = self.options.test_every or self.options.save_every
         words = ""
         with show.stage("train", 1.0) as bar:
-            for batch in self._batches(texts):
-                loss = self._learn(batch)
+            for pack in self._packs(steps):
+                loss = self._learn(pack, steps)
                 if self.waits and self.target.device.type == "cuda":
                     torch.cuda.synchronize(self.target.device)
                 now = perf_counter()
@@ -164,7 +163,7 @@ class Loop:
                 before = now
                 self.place.step += 1
                 self.place.at += 1
-                self.place.num_tokens += batch.num_tokens
+                self.place.num_tokens += pack.num_tokens
                 self._put_aside(loss)
                 if now - saved > self.options.save_every:
                     self._check(loss)
@@ -233,22 +232,12 @@ class Loop:
             "what is there goes on from here"
         )
 
-    def _learn(self, batch: Batch | Pack) -> torch.Tensor:
+    def _learn(self, pack: Pack, steps: PackedSteps) -> torch.Tensor:
         rate = self.rate()
-        if isinstance(batch, Pack):
-            assert self.packed is not None
-            self._read(batch)
-            self.flops += self.student.flops_of(batch.num_tokens, len(batch.row_M))
-            self.optimiser.set_rates(rate, rate * _PLAIN_SHARE)
-            return self.packed.learn(batch, self.late)
-        outputs = self.outputs(batch.to(self.target.device))
-        if not len(outputs.row_M):
-            return torch.zeros(())  # nothing in these texts that the draft vocabulary can say
-        self.flops += self.student.flops(outputs)
-        result = self.student.loss_on(outputs)
-        result.loss.backward()  # type: ignore[no-untyped-call]
-        self.optimiser.step(rate, rate * _PLAIN_SHARE)
-        return result.loss.detach()
+        self._read(pack)
+        self.flops += self.student.flops(pack.shape)
+        self.optimiser.set_rates(rate, rate * _PLAIN_SHARE)
+        return steps.learn(pack, self.late)
 
     @property
     def _is_timed(self) -> bool:
@@ -264,33 +253,10 @@ class Loop:
             torch.cuda.synchronize(self.target.device)
         return perf_counter()
 
-    def outputs(self, batch: Batch) -> TargetOutputs:
-        """What is right, as the target sees it: a pass over texts that are new, else kept."""
-        options, late, kept = self.options, self.late, self.kept
-        seed = options.seed + self.place.step
-        if kept is None and options.whole:
-            share, whole = options.greedy_share, options.whole
-            return self._run_target(batch, greedy_share=share, whole=whole, late=late, seed=seed)
-        if kept is None:
-            found = self._run_target(batch, late=late, seed=seed)
-            assert isinstance(found.p_MC, torch.Tensor)
-            top = TopOpinions.of(found.p_MC).toward(found.label_M, options.greedy_share)
-            return replace(found, p_MC=top)
-        if self._can_read_packs:
-            self._read(kept.laid.pack(batch.index_B))
-        elif not kept.has(batch):
-            kept.add(batch, self._run_target(batch))
-        return kept.outputs(batch, greedy_share=options.greedy_share, late=late, seed=seed)
-
     @property
     def late(self) -> float:
         """How far a loss that changes has gone."""
         return min(max((self.share - _LATE[0]) / (_LATE[1] - _LATE[0]), 0.0), 1.0)
-
-    @property
-    def _can_read_packs(self) -> bool:
-        target = self.target
-        return can_pack(target.spec, target.device, target.dtype)
 
     def _read(self, pack: Pack) -> None:
         """Let the target read texts that are new."""
@@ -299,34 +265,29 @@ class Loop:
             return
         is_timed, student = self._is_timed, self.student
         began = self._now() if is_timed else 0.0
-        self.kept.add_pack(
-            pack, read_pack(self.target, pack, student.columns, student.feature_layers)
-        )
+        inputs = pack.inputs(self.target.device)
+        states = read_pack(self.target, inputs, student.feature_layers)
+        p_MC = opinions_of(self.target, student.columns, inputs, states)
+        self.kept.add(pack, inputs, states, p_MC)
         self.rates.target(pack.num_tokens, self._now() - began if is_timed else None)
 
-    def _run_target(self, batch: Batch, **words: Any) -> TargetOutputs:
-        is_timed, columns = self._is_timed, self.student.columns
-        began = self._now() if is_timed else 0.0
-        found = run_target(self.target, batch, columns, self.student.feature_layers, **words)
-        self.rates.target(batch.num_tokens, self._now() - began if is_timed else None)
-        return found
+    def _laid(self, texts: Texts) -> Laid:
+        """The texts as they teach; raises if none does."""
+        options, student = self.options, self.student
+        column_V, whole, seed = student.columns.column_V, options.whole, options.seed
+        laid = Laid(texts, column_V, options.context, whole=whole, seed=seed)
+        if not laid.num_taught.any() or (student.anchors and not laid.num_anchors.any()):
+            raise TrainingError(
+                f"{len(texts)} texts, and no answer in them to learn from: answers are empty, or "
+                f"begin after the first {options.context} tokens (context=)"
+            )
+        return laid
 
-    def _new_packed(self) -> PackedSteps | None:
-        """Steps over texts in a row, where target and student can take these."""
-        kept, student = self.kept, self.student
-        if kept is None or not (student.takes_packs and self._can_read_packs):
-            return None
-        if not kept.laid.num_taught.any():
-            return None
-        return PackedSteps(student, self.optimiser, kept, self.batch, self.options.greedy_share)
-
-    def _new_kept(self, texts: Texts) -> Kept | None:
-        """Room for what the target says of the texts, where there is any; with whole=, which
-        prompts teach changes."""
-        if self.options.whole:
-            return None
-        folder = self.folder / "states"
-        return keep_for(self.student, texts, context=self.options.context, folder=folder)
+    def _new_kept(self, texts: Texts) -> Kept:
+        """Room for what the target says of the texts."""
+        laid = self._laid(texts)
+        room = laid.shape(self.batch, self.student.anchors).num_tokens
+        return keep_for(self.student, laid, room=room, folder=self.folder / "states")
 
     def _check(self, loss: torch.Tensor) -> None:
         """Before anything is written."""
@@ -351,44 +312,38 @@ class Loop:
             self.place.num_candidates += 1
             self._save(CANDIDATE.format(self.place.num_candidates - 1))
 
-    def _batches(self, texts: Texts) -> Iterator[Batch | Pack]:
+    def _packs(self, steps: PackedSteps) -> Iterator[Pack]:
         while self.share < 1:
             done = self.place.at
-            for number, batch in enumerate(self._epoch(texts)):
+            for number, pack in enumerate(steps.packs(self.options.seed, self.place.epoch)):
                 if number < done:
                     continue
                 if self.share >= 1:
                     return
-                yield batch
+                yield pack
             self.place.epoch, self.place.at = self.place.epoch + 1, 0
-
-    def _epoch(self, texts: Texts) -> Iterator[Batch | Pack]:
-        options, epoch = self.options, self.place.epoch
-        if self.packed is not None:
-            return self.packed.packs(options.seed, epoch)
-        return iter(batches(texts, self.batch, options.context, options.seed, epoch))
 
     @torch.no_grad()
     def test(self, texts: Texts) -> Replay:
         """Accepted length on held-out answers, without an engine."""
         if self._held is None or self._held[0] is not texts:
-            self._held = texts, [self._held_out(batch) for batch in self._in_order(texts)]
+            self._held = texts, list(self._held_out(texts))
         replay = Replay()
-        for outputs in self._held[1]:
-            result = self.student.loss_on(outputs, is_test=True)
-            replay.add(outputs.batch, result.agreed, self.options.depth)
+        for pack, inputs, states in self._held[1]:
+            result = self.student.loss_on(inputs, states, None)
+            replay.add(pack, result.agreed, self.options.depth)
         return replay
 
-    def _in_order(self, texts: Texts) -> Iterator[Batch]:
-        return batches(texts, self.batch, self.options.context, 0, 0)
-
-    def _held_out(self, batch: Batch) -> TargetOutputs:
+    def _held_out(self, texts: Texts) -> Iterator[tuple[Pack, PackInputs, States]]:
         """Every position of held-out answers counts, also those whose token has no column."""
-        columns, layers = self.student.columns, self.student.feature_layers
-        batch = batch.to(self.target.device)
-        found = run_target(self.target, batch, columns, layers, is_complete=True)
-        assert isinstance(found.p_MC, torch.Tensor)
-        return replace(found, p_MC=TopOpinions.of(found.p_MC))
+        student, column_V = self.student, self.student.columns.column_V
+        laid = Laid(texts, column_V, self.options.context, is_complete=True)
+        shape = laid.shape(self.batch, self.options.context if student.anchors else 0)
+        for pack in laid.packs(shape, 0, 0):
+            inputs, states = pack.inputs(self.target.device), States(torch.empty(0), ())
+            if student.needs_hidden or student.feature_layers:
+                states = read_pack(self.target, inputs, student.feature_layers)
+            yield pack, inputs, states
 
 
 def restore(student: Student, path: Path) -> dict[str, Any]:

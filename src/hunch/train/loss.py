@@ -2,7 +2,7 @@
 
 The logits over the vocabulary are the largest thing in training. They are made a part at a time,
 turned into their gradient at once, and dropped.
-Shape letters: M rows, D width, C columns, K likeliest columns.
+Shape letters: M rows, R those with a weight, D width, C columns, K likeliest columns.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ def check_loss(loss_name: str) -> str:
     return loss_name
 
 
-def shares_of(loss_name: str, late: float) -> tuple[float, float]:
-    """How much of cross-entropy and of total variation a loss has; `late` goes from 0 to 1."""
+Late = float | Tensor  # how far a loss that changes has gone: from 0 to 1
+
+
+def shares_of(loss_name: str, late: Late) -> tuple[Late, Late]:
+    """How much of cross-entropy and of total variation a loss has; a 0.0 is none at all."""
     if loss_name == "blend":
         return 1.0 - 0.7 * late, 2.0 * late
     if loss_name == "l1":  # DSpark's: a tenth of cross-entropy, nine of the whole difference
@@ -36,7 +39,7 @@ def shares_of(loss_name: str, late: float) -> tuple[float, float]:
     return float(loss_name != "tv"), float(loss_name == "tv")
 
 
-def slope(z_MC: Tensor, p_MC: Tensor, loss_name: str, late: float = 1.0) -> tuple[Tensor, Tensor]:
+def slope(z_MC: Tensor, p_MC: Tensor, loss_name: str, late: Late = 1.0) -> tuple[Tensor, Tensor]:
     """The loss of each row, and its gradient by the logits, float32.
 
     ce: cross-entropy to the whole distribution. kl: the same less the target's entropy, so that 0
@@ -50,12 +53,12 @@ def slope(z_MC: Tensor, p_MC: Tensor, loss_name: str, late: float = 1.0) -> tupl
     loss_M = torch.zeros(len(z_MC), device=z_MC.device)
     slope_MC = torch.zeros_like(q_MC)
     gap_MC = q_MC - p_MC
-    if entropy:
+    if _is_there(entropy):
         loss_M -= entropy * (p_MC * log_q_MC).sum(-1)
         slope_MC += entropy * gap_MC
         if loss_name != "ce":
             loss_M += entropy * torch.xlogy(p_MC, p_MC).sum(-1)
-    if variation:
+    if _is_there(variation):
         loss_M += variation * 0.5 * gap_MC.abs().sum(-1)
         sign_MC = variation * 0.5 * gap_MC.sign()
         slope_MC += q_MC * (sign_MC - (q_MC * sign_MC).sum(-1, keepdim=True))
@@ -63,7 +66,7 @@ def slope(z_MC: Tensor, p_MC: Tensor, loss_name: str, late: float = 1.0) -> tupl
 
 
 def top_slope(
-    z_MC: Tensor, p: TopOpinions, weight_M: Tensor, loss_name: str, late: float = 1.0
+    z_MC: Tensor, p: TopOpinions, weight_M: Tensor, loss_name: str, late: Late = 1.0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`slope` for a distribution of few columns: the weighted losses, their gradient by the logits
     in the logits' precision and place, and the best columns.
@@ -76,20 +79,24 @@ def top_slope(
     log_sum_M, best_M = _log_sums(z_MC)
     q_MK = (own_MK - log_sum_M[:, None]).exp()
     loss_M = torch.zeros_like(log_sum_M)
-    factor_M, few_MK = torch.full_like(log_sum_M, entropy), -entropy * p_MK
-    if entropy:
+    factor_M, few_MK = entropy * torch.ones_like(log_sum_M), -entropy * p_MK
+    if _is_there(entropy):
         loss_M += entropy * (p_MK * (log_sum_M[:, None] - own_MK)).sum(-1)
         if loss_name != "ce":
             loss_M += entropy * torch.xlogy(p_MK, p_MK).sum(-1)
-    if variation:
+    if _is_there(variation):
         gap_MK = q_MK - p_MK
         loss_M += variation * 0.5 * (1 + (gap_MK.abs() - q_MK).sum(-1))
         less_MK = q_MK * (gap_MK.sign() - 1)  # what is outside has more than the target gives it
-        factor_M -= variation * 0.5 * less_MK.sum(-1)
-        few_MK += variation * 0.5 * less_MK
+        factor_M = factor_M - variation * 0.5 * less_MK.sum(-1)
+        few_MK = few_MK + variation * 0.5 * less_MK
     slope_MC = _weighted_softmax(z_MC, log_sum_M, factor_M * weight_M)
     slope_MC.scatter_add_(1, column_MK, (weight_M[:, None] * few_MK).to(slope_MC.dtype))
     return loss_M * weight_M, slope_MC, best_M
+
+
+def _is_there(share: Late) -> bool:
+    return isinstance(share, Tensor) or share != 0.0  # a number on the device is not waited for
 
 
 def _log_sums(z_MC: Tensor) -> tuple[Tensor, Tensor]:
@@ -114,10 +121,10 @@ class _Taught(torch.autograd.Function):
         ctx: Any,
         h_MD: Tensor,
         w_CD: Tensor,
-        p_MC: Tensor | TopOpinions,
+        p_MC: Tensor | TopOpinions | None,
         weight_M: Tensor,
         loss_name: str,
-        late: float,
+        late: Late,
     ) -> tuple[Tensor, Tensor]:
         has_w = w_CD.requires_grad
         total = torch.zeros((), device=h_MD.device)
@@ -126,8 +133,11 @@ class _Taught(torch.autograd.Function):
         best_M = torch.empty(len(h_MD), dtype=torch.int64, device=h_MD.device)
         for first in range(0, len(h_MD), _NUM_ROWS):
             part = slice(first, first + _NUM_ROWS)
-            h, p = h_MD[part], p_MC[part]
+            h, p = h_MD[part], None if p_MC is None else p_MC[part]
             z_MC = functional.linear(h, w_CD)
+            if p is None:
+                best_M[part] = z_MC.argmax(-1)
+                continue
             if isinstance(p, TopOpinions):
                 weight = weight_M[part]
                 loss_M, slope_MC, best_M[part] = top_slope(z_MC, p, weight, loss_name, late)
@@ -153,11 +163,23 @@ class _Taught(torch.autograd.Function):
 def teach(
     h_MD: Tensor,
     head_CD: Tensor,
-    p_MC: Tensor | TopOpinions,
+    p_MC: Tensor | TopOpinions | None,
     weight_M: Tensor,
     loss_name: str,
-    late: float = 1.0,
+    late: Late = 1.0,
 ) -> tuple[Tensor, Tensor]:
-    """The weighted loss of states before an output matrix, and the column each row likes best."""
-    loss, best_M = _Taught.apply(h_MD, head_CD, p_MC, weight_M, loss_name, late)  # type: ignore[no-untyped-call]
+    """The weighted loss of states before an output matrix, and the column each row likes best;
+    without the target's distribution, the latter alone.
+
+    A CPU leaves out rows without weight: their column is -1. A GPU's graphs have a fixed shape.
+    """
+    words = (weight_M, loss_name, late)
+    if h_MD.is_cuda:
+        found: tuple[Tensor, Tensor] = _Taught.apply(h_MD, head_CD, p_MC, *words)  # type: ignore[no-untyped-call]
+        return found
+    used_R = weight_M.nonzero().squeeze(1)
+    p_RC, words = None if p_MC is None else p_MC[used_R], (weight_M[used_R], *words[1:])
+    loss, best_R = _Taught.apply(h_MD.index_select(0, used_R), head_CD, p_RC, *words)  # type: ignore[no-untyped-call]
+    best_M = torch.full((len(h_MD),), -1)
+    best_M[used_R] = best_R
     return loss, best_M

@@ -20,7 +20,6 @@ import random
 import re
 from typing import TYPE_CHECKING, Any
 
-from hunch.train.batches import Texts
 from hunch.train.builtin import sums
 from hunch.train.progress import Progress
 from hunch.train.questions import ask_target, closing_of, opening_of
@@ -34,6 +33,7 @@ from hunch.train.tasks import (
     OF_TEXTS,
     OF_WORDS,
 )
+from hunch.train.texts import Texts
 
 if TYPE_CHECKING:
     from hunch import LLM

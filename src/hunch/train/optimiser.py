@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from hunch.step.capture import Graph, new_pool
 
 _MOMENTUM, _BETA2, _EPS = 0.95, 0.95, 1e-10
 _BETA1 = 0.9
@@ -29,10 +26,7 @@ _MAX_NORM = 1.0  # of Adam's gradient
 
 
 class Optimiser:
-    """Steps named leaf tensors in place.
-
-    A step is one graph on a GPU: its many small kernels would take longer to launch than to run.
-    """
+    """Steps named leaf tensors in place."""
 
     def __init__(self, tensors: dict[str, Tensor], plain: Collection[str] = ()) -> None:
         self.tensors = tensors
@@ -51,29 +45,6 @@ class Optimiser:
         self.scale = {name: _scale(tensors[name]) for name in matrices}
         self.device = next(iter(tensors.values())).device
         self._rate, self._plain_rate = (torch.zeros((), device=self.device) for _ in range(2))
-        self.grads: dict[str, Tensor] = {}  # where the graph of `step` finds them
-        self._graph: Graph | None = None
-
-    @torch.no_grad()
-    def step(self, lr: float, plain_lr: float | None = None) -> None:
-        """One step along the gradients, which are dropped."""
-        self.set_rates(lr, plain_lr)
-        if not self.grads:
-            self.grads = {name: torch.zeros_like(t) for name, t in self.tensors.items()}
-        for name, tensor in self.tensors.items():
-            if tensor.grad is None:
-                self.grads[name].zero_()
-        found = [name for name, tensor in self.tensors.items() if tensor.grad is not None]
-        if found:
-            new = [self.tensors[name].grad for name in found]
-            torch._foreach_copy_([self.grads[name] for name in found], new)  # type: ignore[arg-type]
-        for tensor in self.tensors.values():
-            tensor.grad = None
-        if self._graph is None:  # it moves once, too
-            move = partial(self.move, self.grads)
-            self._graph = Graph(move, self.device, new_pool(self.device))
-        else:
-            self._graph.replay()
 
     def set_rates(self, lr: float, plain_lr: float | None = None) -> None:
         """How far the next step goes: of matrices, and of the rest."""

@@ -21,7 +21,8 @@ from hunch.models.load import load_decoder, spec_of
 from hunch.models.source import EXPAND
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights, open_weights
-from hunch.train.attend import Dense
+from hunch.train.attend import Packed
+from hunch.train.packs import Spans
 from hunch.train.student import check_target
 
 
@@ -82,8 +83,8 @@ def agreement(
     columns, num_right, num_asked = origin.columns.to(model.device), 0, 0
     for prompt, answer in answers:
         ids_L = torch.tensor([*prompt, *answer], device=model.device)
-        fed_L, pos_L = columns.to_draft(ids_L), torch.arange(len(ids_L), device=model.device)
-        hidden = model.read(fed_L, pos_L, Dense(fed_L[None], model.ropes))
+        fed_L, spans = columns.to_draft(ids_L), Spans.of([len(ids_L)], model.device)
+        hidden = model.read(fed_L, spans.pos_T, Packed(spans, model.ropes))
         logits_MV = model.logits(hidden.last_TD[len(prompt) - 1 : -1])
         guess_M = logits_MV[:, : origin.num_known].argmax(-1)
         num_right += int((guess_M == ids_L[len(prompt) :]).sum())

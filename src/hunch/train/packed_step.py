@@ -32,29 +32,28 @@ class PackedSteps:
         """`greedy_share`: the share of each opinion that is given to the token the target chose."""
         self.student, self.optimiser, self.kept = student, optimiser, kept
         self.greedy_share = greedy_share
-        self.shape = kept.laid.shape(num_tokens)
+        self.shape = kept.laid.shape(num_tokens, student.anchors)
         self.device = student.target.device
         self._flat = torch.zeros(sum(self.shape.sizes), dtype=torch.int32, device=self.device)
+        self._late = torch.zeros((), device=self.device)
         self._graph: Graph | None = None
 
     def packs(self, seed: int, epoch: int) -> Iterator[Pack]:
-        return self.kept.laid.packs(self.shape, seed, epoch)
+        return map(self.kept.placed, self.kept.laid.packs(self.shape, seed, epoch))
 
     def learn(self, pack: Pack, late: float) -> Tensor:
         """Take one optimiser step on a pack; returns the loss.
 
         late: goes from 0 to 1 during training, for losses that change.
         """
-        if self.device.type != "cuda":  # without graphs, no fixed shape is needed
-            flat = torch.from_numpy(pack.flat(pack.shape))
-            return self._step(PackInputs(flat, pack.shape), late)
+        self._late.fill_(late)
+        if not self.student.can_capture:  # without graphs, no fixed shape is needed
+            return self._step(pack.inputs(self.device))
         flat = torch.from_numpy(pack.flat(self.shape))
         self._flat.copy_(flat.pin_memory(), non_blocking=True)
-        if self.student.is_loss_changing:  # a graph would repeat the first step's `late`
-            return self._step(PackInputs(self._flat, self.shape), late)
         if self._graph is None:
             self._graph = Graph(
-                lambda: self._step(PackInputs(self._flat, self.shape), late),
+                lambda: self._step(PackInputs(self._flat, self.shape)),
                 self.device,
                 new_pool(self.device),
             )
@@ -63,9 +62,11 @@ class PackedSteps:
         found: Tensor = self._graph.outputs
         return found
 
-    def _step(self, inputs: PackInputs, late: float) -> Tensor:
-        opinions = self.kept.opinions(inputs.at_M).toward(inputs.label_M, self.greedy_share)
-        loss = self.student.loss_on_pack(inputs, opinions, late)
+    def _step(self, inputs: PackInputs) -> Tensor:
+        opinions, states = self.kept.opinions(inputs), self.kept.states(inputs)
+        if self.greedy_share:
+            opinions = opinions.toward(inputs.label_M, self.greedy_share * inputs.is_own_M)
+        loss = self.student.loss_on(inputs, states, opinions, self._late).loss
         tensors = self.student.tensors
         grads = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
         self.optimiser.move(dict(zip(tensors, grads, strict=True)))

@@ -12,8 +12,8 @@ import numpy as np
 
 from hunch.errors import TrainingError
 from hunch.kernels.phrases import FILE, load_phrases
-from hunch.train.batches import Texts
 from hunch.train.files import write_json, write_whole
+from hunch.train.texts import Texts
 
 PER_SECOND = 40_000  # tokens that are counted in a second, at the least
 MIN_TOKENS, MAX_TOKENS = 1_000_000, 12_000_000  # of texts that are counted, as there is time

@@ -29,7 +29,7 @@ from hunch.kernels.lookup import (
     guess_type_of,
 )
 from hunch.kernels.phrases import NOBODY, NUM_LEVELS, PhraseTable, context_hash
-from hunch.train.batches import Texts
+from hunch.train.texts import Texts
 
 Array = np.ndarray
 KEPT_OUT = 5  # every fifth text

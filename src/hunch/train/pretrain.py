@@ -1,7 +1,4 @@
-"""The first of the classic three stages of a draft from scratch: read plain text, token by token.
-
-Shape letters: B texts, L their padded length, T = B * L, M positions that teach, C columns.
-"""
+"""The first of the classic three stages of a draft from scratch: to read plain text."""
 
 from __future__ import annotations
 
@@ -11,17 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from hunch.errors import ConfigError, RequestError, readable
-from hunch.layers.attention import split_heads
 from hunch.models.decoder import Decoder
-from hunch.train.batches import Batch, Texts
 from hunch.train.files import write_whole
+from hunch.train.kept import OwnTokens
 from hunch.train.loop import Loop, LoopOptions
 from hunch.train.progress import Progress
-from hunch.train.states import TargetOutputs, TopOpinions
 from hunch.train.student import Student
+from hunch.train.texts import Texts
 
 if TYPE_CHECKING:
     from hunch import LLM
@@ -128,20 +123,8 @@ class Pretrain(Loop):
 
     marks = ()  # nothing is put aside: the selection is among drafts that saw answers
 
-    def _new_kept(self, texts: Texts) -> None:
-        return None  # no pass of the target to keep
-
-    def outputs(self, batch: Batch) -> TargetOutputs:
-        columns, device = self.student.columns, self.target.device
-        ids_BL = batch.ids_BL
-        label_T = columns.column_V[ids_BL.roll(-1, dims=1).flatten()]
-        row_M = (batch.is_taught_BL().flatten() & (label_T >= 0)).nonzero().squeeze(1)
-        label_M = label_T[row_M]
-        own_M1 = torch.ones(len(row_M), 1, dtype=self.target.dtype, device=device)
-        p_MC = TopOpinions(label_M[:, None].int(), own_M1, len(columns))
-        nothing = torch.empty(0, device=device)
-        seed = self.options.seed + self.place.step
-        return TargetOutputs(batch, split_heads, nothing, (), row_M, p_MC, label_M, seed)
+    def _new_kept(self, texts: Texts) -> OwnTokens:
+        return OwnTokens(self._laid(texts), self.student.columns)
 
 
 def pretrain(

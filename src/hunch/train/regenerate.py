@@ -18,9 +18,9 @@ from hunch.errors import ConfigError, TrainingError
 from hunch.hub import resolve as find_files
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
-from hunch.train.batches import Texts
 from hunch.train.files import write_whole
 from hunch.train.progress import Progress
+from hunch.train.texts import Texts
 
 if TYPE_CHECKING:
     from hunch import LLM

@@ -1,16 +1,17 @@
 """Tokens per pass without an engine: walk held-out answers with the guesses a student would make.
 
-Shape letters: B texts, L their length, T = B * L.
+Shape letters: T tokens of a pack.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from torch import Tensor
 
-from hunch.train.batches import Batch
+from hunch.train.packs import Pack
 
 _LOOKS = 6  # at held-out answers before a curve can be called flat
 
@@ -33,21 +34,20 @@ class Replay:
         """The share of drafts with a guess there whose guess was accepted, as stats have it."""
         return [kept / max(tried, 1) for tried, kept in zip(self.tried, self.kept, strict=True)]
 
-    def add(self, batch: Batch, agreed: list[Tensor], depth: int) -> None:
+    def add(self, pack: Pack, agreed: list[Tensor], depth: int) -> None:
         """Walk each answer: a pass yields the guesses up to the first wrong one, and one more."""
         depth = depth if len(agreed) == 1 else min(depth, len(agreed))
         while len(self.tried) < depth:
             self.tried.append(0)
             self.kept.append(0)
-        shape = batch.ids_BL.shape
-        grids = np.stack([grid_T.view(shape).cpu().numpy() for grid_T in agreed])
-        lengths, prompts = batch.length_B.tolist(), batch.prompt_len_B.tolist()
-        for row, (length, prompt) in enumerate(zip(lengths, prompts, strict=True)):
+        found = np.stack([agreed_T.cpu().numpy() for agreed_T in agreed])
+        starts = zip(pairwise(pack.start_S.tolist()), pack.prompt_B.tolist(), strict=True)
+        for (start, end), prompt in starts:
             # The prompt's own pass yields the answer's first token.
-            at, last = max(prompt, 1), length - 1
+            at, last = start + max(prompt, 1), end - 1
             while at < last:
                 run, most = 0, min(depth, last - at)
-                while run < most and grids[min(run, len(grids) - 1), row, at + run]:
+                while run < most and found[min(run, len(found) - 1), at + run]:
                     self.kept[run] += 1
                     run += 1
                 for place in range(most):

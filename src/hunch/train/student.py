@@ -1,14 +1,13 @@
 """What every recipe offers the loop: tensors that learn, a loss, guesses to count, files to write.
 
-Shape letters: T = B * L tokens in a row, M positions that teach, R and S some of them, D width, C
-columns.
+Shape letters: T tokens of a pack, M positions that teach, D width, C columns.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -18,13 +17,12 @@ from hunch.errors import UnsupportedModelError
 from hunch.models.decoder import Decoder
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
-from hunch.train.loss import teach
+from hunch.train.loss import Late, teach
 from hunch.train.masters import Masters
-from hunch.train.packs import PackInputs
-from hunch.train.states import TargetOutputs, TopOpinions
+from hunch.train.packs import PackInputs, PackShape
+from hunch.train.states import States, TopOpinions
 from hunch.train.vocab import Columns
 
-FLOOR = 0.2  # share of places whose guesses before were wrong that teach all the same
 DECAY = 0.8  # what a guess counts, of the one before it
 # Steps are what teaches: after 14 seconds a draft for a target of 2B's cost has 2.10 tokens per
 # pass on unseen prompts by steps over 4,096 tokens, 1.94 by 8,192 (`hunch bench part drafters`,
@@ -62,8 +60,8 @@ class CountRecipe:
 
 
 @dataclass(slots=True)
-class BatchLoss:
-    """What a batch taught. agreed[i] marks positions whose next token was guessed right as the
+class PackLoss:
+    """What a pack taught. agreed[i] marks positions whose next token was guessed right as the
     i-th of a draft, given that the ones before were."""
 
     loss: Tensor
@@ -79,6 +77,7 @@ class Student:
     rate = 1.0  # of the recipe's: less for what begins as a whole model
     num_walks = 1  # times its network goes over a text for one loss
     layer_names: Collection[str] = ()  # prefixes of layers, whose tensors become `sources`
+    anchors = 0  # places of each text where blocks of guesses begin
 
     def __init__(self, target: Decoder, columns: Columns) -> None:
         self.target, self.columns = target, columns
@@ -98,26 +97,23 @@ class Student:
         """The tensors as networks take them, in the target's precision; gradients flow back."""
         return Masters(self.tensors, self.target.dtype, self.target.device)
 
-    def loss_on(self, outputs: TargetOutputs, *, is_test: bool = False) -> BatchLoss:
-        """The loss on a batch; a test looks at what a draft would reach, and at nothing else."""
-        raise NotImplementedError
+    def loss_on(
+        self, pack: PackInputs, states: States, opinions: TopOpinions | None, late: Late = 1.0
+    ) -> PackLoss:
+        """The loss on texts in a row, of which the target has these states and opinions.
 
-    def loss_on_pack(self, inputs: PackInputs, opinions: TopOpinions, late: float) -> Tensor:
-        """The loss on texts in a row, where it `takes_packs`; `late` as in TargetOutputs."""
+        Without opinions it is a test, which looks at what a draft would reach, and at nothing else.
+        """
         raise NotImplementedError
 
     @property
-    def takes_packs(self) -> bool:
-        return False
+    def can_capture(self) -> bool:
+        """Whether its steps can be a CUDA graph."""
+        return self.target.device.type == "cuda"
 
-    @property
-    def is_loss_changing(self) -> bool:
-        """Whether its loss is another one later in training."""
-        return False
-
-    def flops(self, outputs: TargetOutputs) -> float:
+    def flops(self, shape: PackShape) -> float:
         """Floating-point operations of its products in one step: forward and backward."""
-        return self.flops_of(outputs.batch.num_tokens, len(outputs.row_M))
+        return self.flops_of(shape.num_tokens, shape.num_rows)
 
     def flops_of(self, num_tokens: int, num_rows: int) -> float:
         """The same over so many tokens, of which so many teach."""
@@ -146,133 +142,105 @@ class Student:
         raise NotImplementedError
 
 
-def narrow(outputs: TargetOutputs, share: float, num_columns: int) -> TargetOutputs:
-    """The outputs on a share of the texts, over the first columns alone."""
-    num_texts = max(round(share * len(outputs.ids_BL)), 1)
-    size = num_texts * outputs.ids_BL.shape[1]
-    num_rows = int((outputs.row_M < size).sum())
-    label_M = outputs.label_M[:num_rows]
-    label_M = torch.where(label_M < num_columns, label_M, -1)
-    p_MC = outputs.p_MC[:num_rows]
-    if isinstance(p_MC, TopOpinions):
-        p_MC = p_MC.first(num_columns)
-    elif num_columns < p_MC.shape[1]:
-        p_MC = p_MC[:, :num_columns]
-        p_MC = p_MC / p_MC.sum(-1, keepdim=True, dtype=torch.float32).clamp(min=1e-6).to(p_MC.dtype)
-    return replace(
-        outputs,
-        batch=outputs.batch.part(num_texts),
-        hidden_TD=outputs.hidden_TD[:size],
-        features=tuple(feature_TD[:size] for feature_TD in outputs.features),
-        row_M=outputs.row_M[:num_rows],
-        p_MC=p_MC,
-        label_M=label_M,
-    )
-
-
 class Teaching:
     """Teaches the tokens of a draft, and counts where guesses were right.
 
     A later guess is only ever used when the ones before it were right, so it learns mostly from
     such positions, and from a share of the others, without which it would learn little at first.
+    Each depth goes over all positions, and those that are not taught have no weight: a CUDA graph
+    has a fixed shape.
     """
 
-    def __init__(self, outputs: TargetOutputs, loss_name: str, *, is_test: bool) -> None:
-        self.outputs, self.loss_name, self.is_test = outputs, loss_name, is_test
-        device = outputs.row_M.device
-        self.chance = torch.Generator(device).manual_seed(outputs.seed)
-        self.loss = torch.zeros((), device=device)
+    def __init__(
+        self, pack: PackInputs, opinions: TopOpinions | None, loss_name: str, late: Late
+    ) -> None:
+        self.pack, self.opinions, self.loss_name, self.late = pack, opinions, loss_name, late
+        self.loss = torch.zeros((), device=pack.row_M.device)
         self.agreed: list[Tensor] = []
         self.depth = 0
 
-    def result(self) -> BatchLoss:
-        return BatchLoss(self.loss, self.agreed)
+    def result(self) -> PackLoss:
+        return PackLoss(self.loss, self.agreed)
+
+    def _spared(self, depth: int) -> Tensor:
+        is_test = self.opinions is None
+        return torch.zeros_like(self.pack.is_row_M) if is_test else self.pack.spared(depth)
+
+    def _teach(
+        self, state_MD: Tensor, head_CD: Tensor, place_M: Tensor | None, is_taught_M: Tensor
+    ) -> Tensor:
+        """States speak of the tokens after rows `place_M`, or each of its own row's; returns where
+        they are right."""
+        opinions, label_M = self.opinions, self.pack.label_M
+        if place_M is not None:
+            opinions = None if opinions is None else opinions[place_M]
+            label_M = label_M.index_select(0, place_M)
+        weight_M = is_taught_M * DECAY**self.depth / is_taught_M.sum().clamp(min=1)
+        words = (weight_M, self.loss_name, self.late)
+        loss, best_M = teach(state_MD, head_CD, opinions, *words)
+        self.loss, self.depth = self.loss + loss, self.depth + 1
+        return (best_M == label_M) & is_taught_M
+
+    def _count(self, row_M: Tensor, is_right_M: Tensor) -> Tensor:
+        # Not by brackets: rows that fill a pack up are copies of others.
+        agreed_T = torch.zeros_like(self.pack.pos_T).index_add(0, row_M, is_right_M.long()) > 0
+        self.agreed.append(agreed_T)
+        return agreed_T
 
 
 class Walk(Teaching):
     """One token after the other, where a draft would get that far."""
 
-    def __init__(self, outputs: TargetOutputs, loss_name: str, *, is_test: bool) -> None:
-        super().__init__(outputs, loss_name, is_test=is_test)
-        size, device = outputs.ids_BL.numel(), outputs.row_M.device
-        self.reached_T = torch.ones(size, dtype=torch.bool, device=device)
+    def __init__(
+        self, pack: PackInputs, opinions: TopOpinions | None, loss_name: str, late: Late
+    ) -> None:
+        super().__init__(pack, opinions, loss_name, late)
+        self.reached_T = torch.ones_like(pack.pos_T, dtype=torch.bool)
 
-    def teach(self, state_TD: Tensor, shift: int, head_CD: Tensor) -> None:
-        """States `shift` positions before the one that decides the token speak of that token."""
-        t = self.outputs
-        if not (self.is_test or self.depth or shift):  # all of them, and nothing to be counted
-            num_rows, device = len(t.row_M), t.row_M.device
-            weight_M = torch.full((num_rows,), 1 / max(num_rows, 1), device=device)
-            state_MD = state_TD[t.row_M]
-            loss, best_M = teach(state_MD, head_CD, t.p_MC, weight_M, self.loss_name, t.late)
-            self._taught(loss, t.row_M, best_M == t.label_M)
-            return
-        keep_M = self.reached_T[t.row_M]
-        if not self.is_test:
-            noise_M = torch.rand(keep_M.shape, device=keep_M.device, generator=self.chance)
-            keep_M = (keep_M | (noise_M < FLOOR)) & (t.label_M >= 0)
-        keep_M = keep_M & (t.row_M % t.ids_BL.shape[1] >= shift)
-        index_R = keep_M.nonzero().squeeze(1)
-        row_R, label_R = t.row_M[index_R], t.label_M[index_R]
-        weight_R = torch.full(
-            (len(index_R),), DECAY**self.depth / max(len(index_R), 1), device=keep_M.device
-        )
-        loss, best_R = teach(
-            state_TD[row_R - shift], head_CD, t.p_MC[index_R], weight_R, self.loss_name, t.late
-        )
-        self._taught(loss, row_R, best_R == label_R)
+    def taught(self, x_TD: Tensor, shift: int) -> Tensor:
+        """Of a stream, what is `shift` positions before the ones that decide the tokens, MD."""
+        # Not by brackets: their gradient would sort the rows.
+        return x_TD.index_select(0, (self.pack.row_M - shift).clamp(min=0))
 
-    def _taught(self, loss: Tensor, row_R: Tensor, is_right_R: Tensor) -> None:
-        self.loss = self.loss + loss
-        agreed_T = torch.zeros_like(self.reached_T)
-        agreed_T[row_R] = is_right_R
-        self.agreed.append(agreed_T)
-        self.reached_T = (self.reached_T & agreed_T).roll(1)
-        self.depth += 1
+    def teach(self, state_MD: Tensor, shift: int, head_CD: Tensor) -> None:
+        """The states of these positions speak of those tokens."""
+        pack = self.pack
+        is_taught_M = self.reached_T.index_select(0, pack.row_M) | self._spared(self.depth)
+        is_taught_M = is_taught_M & (pack.pos_T.index_select(0, pack.row_M) >= shift)
+        is_right_M = self._teach(state_MD, head_CD, None, is_taught_M & pack.is_row_M)
+        self.reached_T = (self.reached_T & self._count(pack.row_M, is_right_M)).roll(1)
 
 
 class Fan(Teaching):
     """Guesses that all start from one state of the target, one token further each time."""
 
-    def __init__(self, outputs: TargetOutputs, loss_name: str, *, is_test: bool) -> None:
-        super().__init__(outputs, loss_name, is_test=is_test)
-        row_M, self.length = outputs.row_M, outputs.ids_BL.shape[1]
-        self.place_T = torch.full((outputs.ids_BL.numel() + 1,), -1, device=row_M.device)
-        self.place_T[row_M] = torch.arange(len(row_M), device=row_M.device)
-        self.start_R = row_M[row_M % self.length > 0] - 1  # positions whose states are asked
-        self.is_right_R = torch.ones_like(self.start_R, dtype=torch.bool)
-        noise_R = torch.rand(self.start_R.shape, device=row_M.device, generator=self.chance)
-        self.is_spared_R = (noise_R < FLOOR) & (not is_test)
+    def __init__(
+        self, pack: PackInputs, opinions: TopOpinions | None, loss_name: str, late: Late
+    ) -> None:
+        super().__init__(pack, opinions, loss_name, late)
+        self.place_T = pack.place_T()
+        self.start_M = (pack.row_M - 1).clamp(min=0)  # positions whose states are asked
+        self.is_taught_M = pack.is_row_M & (pack.pos_T.index_select(0, pack.row_M) > 0)
+        self.is_right_M, self.is_spared_M = self.is_taught_M, self._spared(0)
+
+    def _rows(self) -> Tensor:
+        """The position that decides the token to guess, of each start."""
+        return (self.pack.row_M + self.depth).clamp(max=len(self.place_T) - 1)
 
     def tokens(self) -> Tensor:
         """The token before the one to guess, of each start."""
-        return self.outputs.ids_BL.flatten()[self.start_R + 1 + self.depth]
+        return self.pack.ids_T.index_select(0, self._rows())
 
-    def teach(self, state_RD: Tensor, head_CD: Tensor) -> Tensor:
-        """One state per start speaks of the next token; returns which starts go on."""
-        t = self.outputs
-        row_R = self.start_R + 1 + self.depth
-        place_R = self.place_T[row_R]
-        label_R = t.label_M[place_R]
-        taught = slice(None) if self.is_test else (label_R >= 0).nonzero().squeeze(1)
-        place_S = place_R[taught]
-        weight_S = torch.full(
-            (len(place_S),), DECAY**self.depth / max(len(place_S), 1), device=row_R.device
-        )
-        loss, best_S = teach(
-            state_RD[taught], head_CD, t.p_MC[place_S], weight_S, self.loss_name, t.late
-        )
-        self.loss = self.loss + loss
-        agreed_T = torch.zeros(t.ids_BL.numel(), dtype=torch.bool, device=row_R.device)
-        agreed_T[row_R[taught]] = (best_S == label_R[taught]) & self.is_right_R[taught]
-        self.agreed.append(agreed_T)
-        is_right_R = self.is_right_R & agreed_T[row_R]
-        is_inside_R = (row_R % self.length + 1 < self.length) & (self.place_T[row_R + 1] >= 0)
-        kept = ((is_right_R | self.is_spared_R) & is_inside_R).nonzero().squeeze(1)
-        self.start_R, self.is_spared_R = self.start_R[kept], self.is_spared_R[kept]
-        self.is_right_R = is_right_R[kept]
-        self.depth += 1
-        return kept
+    def teach(self, state_MD: Tensor, head_CD: Tensor) -> None:
+        """One state per start speaks of the next token."""
+        row_M = self._rows()
+        place_M = self.place_T.index_select(0, row_M).clamp(min=0)
+        is_right_M = self._teach(state_MD, head_CD, place_M, self.is_taught_M)
+        self.is_right_M = self.is_right_M & is_right_M
+        self._count(row_M, self.is_right_M)
+        # A text's last token decides nothing: no start goes on into the next text.
+        is_there_M = self.place_T.index_select(0, self._rows()) >= 0
+        self.is_taught_M = (self.is_right_M | (self.is_spared_M & self.is_taught_M)) & is_there_M
 
 
 def layer_config(spec: ModelSpec, target: Mapping[str, Any]) -> dict[str, Any]:

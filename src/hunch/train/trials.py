@@ -10,7 +10,6 @@ from typing import Any
 from hunch.models.decoder import Decoder
 from hunch.models.spec import ModelSpec
 from hunch.registry import RECIPES, resolve
-from hunch.train.batches import Texts
 from hunch.train.clock import REPLAY, WRITE, Clock
 from hunch.train.costs import Costs
 from hunch.train.expect import (
@@ -35,6 +34,7 @@ from hunch.train.replay import Replay
 from hunch.train.serving import Serving
 from hunch.train.sizes import METHODS, Size, parts_of
 from hunch.train.speeds import Speeds, compare_speeds, engine_for_one
+from hunch.train.texts import Texts
 from hunch.train.vocab import coverage_of
 
 TRIALS, COLUMNS = "trials.json", "columns.json"

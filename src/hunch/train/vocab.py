@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from hunch.errors import ConfigError
-from hunch.train.batches import Texts
+from hunch.train.texts import Texts
 
 OTHER = 0.25  # of what a drafter will serve, the part that is unlike the answers it learned from
 ENOUGH = 0.955  # of all tokens by that estimate, what a draft vocabulary has by default

@@ -25,7 +25,6 @@ from hunch.errors import ConfigError
 from hunch.models.decoder import Decoder
 from hunch.registry import RECIPES, resolve
 from hunch.train.answering import HELD, room_for
-from hunch.train.batches import Texts
 from hunch.train.job import (
     PROMPTS,
     Job,
@@ -50,6 +49,7 @@ from hunch.train.regenerate import (
 )
 from hunch.train.serving import Serving
 from hunch.train.speeds import Speeds, compare_speeds, engine_for_one
+from hunch.train.texts import Texts
 
 NUM_HELD = 32  # answers that no drafter learns from
 COMPARING = 30.0  # seconds for answers in the engine, at most

@@ -5,13 +5,12 @@ before makes likely, a confidence head learns which guesses are right. The loss 
 tenth of the cross-entropy and nine tenths of the whole difference to the target's distribution,
 less the later the place.
 
-Shape letters: B texts, L their length, T = B * L, R blocks of a text, P places of a block, M places
-that teach, D width, C columns, K keys, N heads, H head width, A = q, k and v heads side by side.
+Shape letters: T tokens of a pack, A blocks, P places of a block, M = A * P places, D width, C
+columns, K width of the Markov head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,23 +19,23 @@ from torch import Tensor
 from torch.nn import functional
 
 from hunch.errors import ConfigError, UnsupportedModelError
-from hunch.layers.attention import Attend, Attention, Heads, split_heads
 from hunch.layers.norm import RMSNorm
 from hunch.layers.rope import Rope
 from hunch.models.build import build_block
 from hunch.models.decoder import Decoder
-from hunch.models.heads.block import BlockBody, BlockShape, build_body, context_heads
+from hunch.models.heads.block import BlockBody, BlockShape, build_body
 from hunch.models.source import ShapeSource
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
-from hunch.train.batches import put
+from hunch.train.attend import can_capture
+from hunch.train.blocks import Blocks
 from hunch.train.cut import UNITS, check_units, fitted, read, strongest_units, with_units
-from hunch.train.loss import teach
-from hunch.train.masters import Masters
+from hunch.train.loss import Late, teach
+from hunch.train.packs import PackInputs, PackShape
 from hunch.train.recipes.eagle3 import read_features
-from hunch.train.states import TargetOutputs
+from hunch.train.states import States, TopOpinions
 from hunch.train.student import (
-    BatchLoss,
+    PackLoss,
     Recipe,
     Student,
     layer_config,
@@ -48,7 +47,7 @@ from hunch.train.vocab import Columns
 MARKOV = "markov_head.markov_w{}.weight"
 CONFIDENCE = "confidence_head.proj.weight"
 MASK = "mask_embedding"
-_TESTED = 32  # blocks of a text that are tested at once
+_TESTED = 512  # blocks that are tested at once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,55 +72,6 @@ class BlockOptions:
             raise ConfigError(f"block={self.block} must be from 2 to 32")
 
 
-class BlocksOfTexts:
-    """Who sees whom: places of a block their own block, and the context before its anchor."""
-
-    def __init__(self, context_TD: Tensor, anchor_BR: Tensor, num_places: int, rope: Rope) -> None:
-        num_texts, num_blocks = anchor_BR.shape
-        length, device = len(context_TD) // num_texts, context_TD.device
-        self.context_TD = context_TD
-        self.known, self.own = (num_texts, length), (num_texts, num_blocks * num_places)
-        pos_L = torch.arange(length, device=device)
-        place_P = torch.arange(num_places, device=device)
-        self.rotation = rope((anchor_BR[:, :, None] + place_P).flatten())
-        self.context_rotation = rope(pos_L.repeat(num_texts))
-        anchor_BT = anchor_BR.repeat_interleave(num_places, dim=1)
-        block_T = torch.arange(num_blocks, device=device).repeat_interleave(num_places)
-        is_own_BTT = (block_T[:, None] == block_T).expand(num_texts, -1, -1)
-        is_seen_BTK = torch.cat((pos_L < anchor_BT[:, :, None], is_own_BTT), dim=2)
-        # What is added to scores: made once, not by every layer.
-        hidden = torch.finfo(context_TD.dtype).min
-        self.bias_B1TK = torch.zeros(
-            is_seen_BTK.shape, dtype=context_TD.dtype, device=device
-        ).masked_fill_(~is_seen_BTK, hidden)[:, None]
-
-    def of(self, attn: Attention) -> Attend:
-        """How a layer's places attend, over its own keys and values of the context."""
-        known = context_heads(attn, self.context_TD, self.context_rotation)
-
-        def attend(
-            qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
-        ) -> Tensor:
-            parts = split_heads(qkv_TAH, heads, self.rotation)
-            q, own_k, own_v = (_by_text(x, self.own) for x in parts)
-            known_k, known_v = (_by_text(x, self.known) for x in known)
-            group = heads.num_heads // heads.num_kv_heads
-            # Kernels that add to scores take as many heads of keys as of queries.
-            k = torch.cat((known_k, own_k), dim=2).repeat_interleave(group, dim=1)
-            v = torch.cat((known_v, own_v), dim=2).repeat_interleave(group, dim=1)
-            out = functional.scaled_dot_product_attention(
-                q, k, v, attn_mask=self.bias_B1TK, scale=heads.scale
-            )
-            return out.transpose(1, 2).flatten(0, 1)
-
-        return attend
-
-
-def _by_text(x_TNH: Tensor, shape: tuple[int, int]) -> Tensor:
-    """As attention takes them: text, head, position, width."""
-    return x_TNH.reshape(*shape, *x_TNH.shape[1:]).transpose(1, 2)
-
-
 class BlockStudent(Student):
     """Place s of a block anchored at a, which knows the states before a, tells token a + s + 1."""
 
@@ -131,7 +81,7 @@ class BlockStudent(Student):
         self, options: BlockOptions, target: Decoder, columns: Columns, weights: Weights
     ) -> None:
         super().__init__(target, columns)
-        self.options, spec = options, target.spec
+        self.options, self.anchors, spec = options, options.anchors, target.spec
         self.feature_layers = _features(options.features, spec.num_layers)
         rank = options.rank or (256 if spec.width >= 1024 else 128)
         layers = min(options.layers, spec.num_layers)
@@ -162,9 +112,9 @@ class BlockStudent(Student):
         self.layer_names = [f"layers.{layer}." for layer in range(layers)]
         self.start(self._begin(weights))
 
-    def layer(self, x_TD: Tensor, source: Masters, texts: BlocksOfTexts) -> Tensor:
-        block = build_block(self.shape.spec, source, "", 0)
-        return block(x_TD, texts.of(block.attn))
+    @property
+    def can_capture(self) -> bool:
+        return can_capture(self.shape.spec, self.target.device, self.target.dtype)
 
     def _begin(self, weights: Weights) -> dict[str, Tensor]:
         """Layers start as the target's last ones, the rest as what changes nothing."""
@@ -204,97 +154,69 @@ class BlockStudent(Student):
         found[MARKOV.format(1)] = before_VK / before_VK.std().clamp(min=1e-6)
         return found
 
-    def loss_on(self, outputs: TargetOutputs, *, is_test: bool = False) -> BatchLoss:
-        body, t = build_body(self.shape, self.source()), outputs
-        context_TD = body.context(t.features)
-        place_T = torch.full((t.ids_BL.numel(),), -1)  # on the host, as all that is counted
-        place_T[t.host_M] = torch.arange(len(t.row_M))
-        loss, agreed = torch.zeros((), device=t.row_M.device), []
-        if is_test:
-            none_T = torch.zeros(t.ids_BL.numel(), dtype=torch.bool, device=t.row_M.device)
-            agreed = [none_T.clone() for _ in range(self.options.block)]
-        for anchor_BR, is_there_BR in self._anchors(t, is_test):
-            loss = loss + self._teach(body, t, context_TD, anchor_BR, is_there_BR, place_T, agreed)
+    def loss_on(
+        self, pack: PackInputs, states: States, opinions: TopOpinions | None, late: Late = 1.0
+    ) -> PackLoss:
+        body, place_T = build_body(self.shape, self.source()), pack.place_T()
+        context_TD = body.context(states.features)
+        words = (body, pack, context_TD, place_T, opinions, late)
+        if opinions is not None:
+            return PackLoss(self._teach(pack.anchor_A, pack.is_block_A, *words)[0], [])
+        agreed_TP = torch.zeros(len(place_T), self.options.block, device=place_T.device)
+        for first in range(0, len(pack.anchor_A), _TESTED):
+            at = slice(first, first + _TESTED)
+            _, row_M, is_right_M = self._teach(pack.anchor_A[at], pack.is_block_A[at], *words)
+            depth_M = torch.arange(len(row_M), device=row_M.device) % self.options.block
+            agreed_TP.index_put_((row_M, depth_M), is_right_M.float(), accumulate=True)
+        agreed = list((agreed_TP > 0).unbind(1))
         for depth in range(1, len(agreed)):  # a guess counts where those before it were right
-            agreed[depth] &= agreed[depth - 1].roll(1)
-        return BatchLoss(loss, agreed)
-
-    def _anchors(self, t: TargetOutputs, is_test: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """Positions of blocks' first tokens: some by chance, or all, a part at a time."""
-        is_taught_BL = (t.batch.host or t.batch).is_taught_BL().cpu()
-        is_taught_BL[:, 0] = False  # nothing is known before it
-        if not is_test:
-            chance = torch.Generator().manual_seed(t.seed)
-            noise_BL = torch.rand(is_taught_BL.shape, generator=chance)
-            count = min(self.options.anchors, is_taught_BL.shape[1])
-            best = (noise_BL + is_taught_BL).topk(count, dim=1)
-            yield best.indices, best.values >= 1
-            return
-        for first in range(0, is_taught_BL.shape[1], _TESTED):
-            pos_R = torch.arange(first, min(first + _TESTED, is_taught_BL.shape[1]))
-            pos_BR = pos_R.expand(len(is_taught_BL), -1)
-            is_there_BR = is_taught_BL.gather(1, pos_BR)
-            if bool(is_there_BR.any()):
-                yield pos_BR, is_there_BR
+            agreed[depth] = agreed[depth] & agreed[depth - 1].roll(1)
+        return PackLoss(torch.zeros(()), agreed)
 
     def _teach(
-        self,
-        body: BlockBody,
-        t: TargetOutputs,
-        context_TD: Tensor,
-        anchor_BR: Tensor,
-        is_there_BR: Tensor,
-        place_T: Tensor,
-        agreed: list[Tensor],
-    ) -> Tensor:
-        """The loss of some blocks; marks where their guesses were right.
-
-        Anchors and `place_T` are the host's: which places teach is counted there, so that the
-        device is never asked for a number and goes on with what was launched.
-        """
-        length, device = t.ids_BL.shape[1], t.row_M.device
-        depth_P = torch.arange(self.shape.num_places)
-        pos_BRP = anchor_BR[:, :, None] + depth_P
-        start_B = length * torch.arange(len(anchor_BR))
-        row_T = (start_B[:, None, None] + pos_BRP.clamp(max=length - 1)).flatten()
-        is_inside = (pos_BRP < length) & is_there_BR[:, :, None]
-        is_here_T = is_inside.flatten() & (place_T[row_T] >= 0)
-        index_M = is_here_T.nonzero().squeeze(1)
-        row_M, depth_M = row_T[index_M], depth_P.repeat(anchor_BR.numel())[index_M]
-        weight_M = (-depth_M.float() / self.options.decay).exp()
-        weight_M = weight_M / weight_M.sum().clamp(min=1e-6)
-        at_M, index_M, row_M = (put(x, device) for x in (place_T[row_M], index_M, row_M))
-        anchor_BR, weight_M = put(anchor_BR, device), put(weight_M, device)
-        token_BR = t.ids_BL.gather(1, anchor_BR)
-        assert body.mask_D is not None
-        x = body.inputs(self.target.embed(token_BR.flatten()), body.mask_D)
+        self, anchor_A: Tensor, is_block_A: Tensor, body: BlockBody, pack: PackInputs,
+        context_TD: Tensor, place_T: Tensor, opinions: TopOpinions | None, late: Late,
+    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+        """The loss of some blocks, by their anchors and whether they are there; the positions that
+        decide their tokens, and whether their guesses are right."""
         size = self.shape.num_places
-        texts = BlocksOfTexts(context_TD, anchor_BR, size, self.rope)
+        depth_M = torch.arange(size, device=place_T.device).repeat(len(anchor_A))
+        anchor_M = anchor_A.repeat_interleave(size)
+        row_M = (anchor_M + depth_M).clamp(max=len(place_T) - 1)
+        pos_M, first_M = (pack.pos_T.index_select(0, x) for x in (row_M, anchor_M))
+        at_M = place_T.index_select(0, row_M)
+        is_there_M = (at_M >= 0) & (pos_M == first_M + depth_M)  # in the text of its anchor
+        is_there_M = is_there_M & is_block_A.repeat_interleave(size)
+        weight_M = is_there_M * (-depth_M.float() / self.options.decay).exp()
+        weight_M = weight_M / weight_M.sum().clamp(min=1e-6)
+        assert body.mask_D is not None
+        x = body.inputs(self.target.embed(pack.ids_T.index_select(0, anchor_A)), body.mask_D)
+        num_keys = min(pack.anchors * len(place_T), len(anchor_A) * pack.longest)
+        seen = Blocks(pack, context_TD, anchor_A, size, self.rope, num_keys)
         for source in self.sources:
-            x = self.layer(x, source, texts)
-        told_MD = body.telling(body.norm(x)).flatten(0, 1)[index_M]
-        before_M = t.ids_BL.flatten()[row_M]
+            block = build_block(self.shape.spec, source, "", 0)
+            x = block(x, seen.of(block.attn))
+        told_MD = body.telling(body.norm(x)).flatten(0, 1)
+        before_M = pack.ids_T.index_select(0, row_M)
         assert body.markov is not None
         latent_MK = body.markov.latent(before_M, told_MD).to(told_MD.dtype)
         head = torch.cat((self.head_CD, body.markov.after.weight_NK), dim=1)
-        state = torch.cat((told_MD, latent_MK), dim=1)
-        loss, best_M = teach(state, head, t.p_MC[at_M], weight_M, self.options.loss, t.late)
-        is_right_M = best_M == t.label_M[at_M]
+        state, at_M = torch.cat((told_MD, latent_MK), dim=1), at_M.clamp(min=0)
+        p_MC = None if opinions is None else opinions[at_M]
+        loss, best_M = teach(state, head, p_MC, weight_M, self.options.loss, late)
+        is_right_M = (best_M == pack.label_M.index_select(0, at_M)) & is_there_M
         odds_M = body.confidences(before_M, told_MD)
         assert odds_M is not None
         sure_M = functional.binary_cross_entropy_with_logits(
             odds_M, is_right_M.float(), reduction="none"
         )
-        for depth, grid_T in enumerate(agreed):
-            of_depth = put((depth_M == depth).nonzero().squeeze(1), device)
-            grid_T[row_M[of_depth]] = is_right_M[of_depth]
-        return loss + (sure_M * weight_M).sum()
+        return loss + (sure_M * weight_M).sum(), row_M, is_right_M
 
-    def flops(self, outputs: TargetOutputs) -> float:
+    def flops(self, shape: PackShape) -> float:
         inside = sum(t.numel() for n, t in self.tensors.items() if n.startswith("layers."))
-        num_places = len(outputs.ids_BL) * self.options.anchors * self.shape.num_places
+        num_places = shape.num_blocks * self.shape.num_places
         head = len(self.columns) * (self.shape.spec.width + self.shape.markov_rank)
-        fused = self.tensors["fc.weight"].numel() * outputs.batch.num_tokens
+        fused = self.tensors["fc.weight"].numel() * shape.num_tokens
         return 6.0 * ((inside + head) * num_places + fused)
 
     def settled(self) -> dict[str, Any]:

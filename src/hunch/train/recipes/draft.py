@@ -2,7 +2,7 @@
 
 With from=MODEL layers, embedding and output matrix are those of a smaller model of its family.
 
-Shape letters: T tokens in a row, D width, C columns.
+Shape letters: T tokens of a pack, M positions that teach, D width, C columns.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from hunch.errors import ConfigError
 from hunch.hub import resolve as find_files
-from hunch.layers.attention import Attend
 from hunch.models.arrange import Arranged
 from hunch.models.build import build_block, build_norm
 from hunch.models.decoder import Decoder
@@ -24,7 +23,7 @@ from hunch.models.load import spec_of, tensor_shapes
 from hunch.models.native import ID_MAP
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights, open_weights
-from hunch.train.attend import Dense, Packed, can_pack
+from hunch.train.attend import Packed, can_capture
 from hunch.train.cut import (
     ABREAST,
     INNER,
@@ -39,11 +38,11 @@ from hunch.train.cut import (
     taken_together,
     with_units,
 )
-from hunch.train.loss import shares_of, teach
+from hunch.train.loss import Late
 from hunch.train.origin import Origin, open_origin
-from hunch.train.packs import PackInputs
-from hunch.train.states import TargetOutputs, TopOpinions
-from hunch.train.student import BatchLoss, Recipe, Student, Walk, check_target
+from hunch.train.packs import PackInputs, Spans
+from hunch.train.states import States, TopOpinions
+from hunch.train.student import PackLoss, Recipe, Student, Walk, check_target
 from hunch.train.vocab import Columns
 
 WHOLE_RATE = 0.3  # of the rate, for a whole smaller model: what it knows shall stay
@@ -127,47 +126,31 @@ class DraftStudent(Student):
                 found[name] = torch.randn(shape, generator=generator) * shape[1] ** -0.5
         return found
 
-    def loss_on(self, outputs: TargetOutputs, *, is_test: bool = False) -> BatchLoss:
-        walk = Walk(outputs, self.loss_name, is_test=is_test)
-        walk.teach(self.states(outputs), 0, self.head_CD)
+    @property
+    def can_capture(self) -> bool:
+        return can_capture(self.spec, self.target.device, self.target.dtype)
+
+    def loss_on(
+        self, pack: PackInputs, states: States, opinions: TopOpinions | None, late: Late = 1.0
+    ) -> PackLoss:
         # Fed with the target's tokens, it says the same at any depth of a draft.
-        return BatchLoss(walk.loss, walk.agreed)
+        walk = Walk(pack, opinions, self.loss_name, late)
+        x_TD = self.stream(pack.ids_T, pack)
+        walk.teach(self.normed(walk.taught(x_TD, 0)), 0, self.head_CD)
+        return walk.result()
 
-    def states(self, outputs: TargetOutputs) -> Tensor:
-        """Its own at every position of the texts, TD, after the final norm."""
-        ids_BL = outputs.ids_BL
-        attend = Dense(ids_BL, self.model.ropes, outputs.split)
-        pos_T = torch.arange(ids_BL.shape[1], device=ids_BL.device).repeat(len(ids_BL))
-        return self._normed(self._stream(ids_BL.flatten(), pos_T, attend))
-
-    @property
-    def takes_packs(self) -> bool:
-        return can_pack(self.spec, self.target.device, self.target.dtype)
-
-    @property
-    def is_loss_changing(self) -> bool:
-        return shares_of(self.loss_name, 0.0) != shares_of(self.loss_name, 1.0)
-
-    def loss_on_pack(self, inputs: PackInputs, opinions: TopOpinions, late: float) -> Tensor:
-        attend = Packed(inputs, self.model.ropes)
-        x_TD = self._stream(inputs.ids_T, inputs.pos_T, attend)
-        # Not by brackets: their gradient would sort the rows.
-        state_MD = self._normed(x_TD.index_select(0, inputs.row_M))
-        words = (inputs.weight_M(), self.loss_name, late)
-        return teach(state_MD, self.head_CD, opinions, *words)[0]
-
-    def _stream(self, ids_T: Tensor, pos_T: Tensor, attend: Attend) -> Tensor:
+    def stream(self, ids_T: Tensor, spans: Spans) -> Tensor:
         """What its layers make of tokens."""
         names, model = self.model.names, self.model
         if self.origin is not None:
             ids_T = self.fed.to_draft(ids_T)
-        x_TD = model.start(ids_T, pos_T)
+        attend, x_TD = Packed(spans, model.ropes), model.start(ids_T, spans.pos_T)
         for layer, source in enumerate(self.sources):
             block = build_block(self.spec, source, "", layer, names=names)
             x_TD = block(x_TD, attend)
         return x_TD
 
-    def _normed(self, x_MD: Tensor) -> Tensor:
+    def normed(self, x_MD: Tensor) -> Tensor:
         if not self.spec.has_final_norm:
             return x_MD
         return build_norm(self.spec, self.source(), self.model.names.final_norm)(x_MD)

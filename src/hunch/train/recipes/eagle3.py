@@ -1,6 +1,6 @@
 """EAGLE-3: a head over the target's states that learns on its own outputs, several steps deep.
 
-Shape letters: B texts, L their length, T = B * L, D width, C columns.
+Shape letters: T tokens of a pack, M positions that teach, D width, E = 2 * D, C columns.
 """
 
 from __future__ import annotations
@@ -10,28 +10,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from hunch.errors import ConfigError
-from hunch.layers.attention import Heads
-from hunch.layers.rope import Rope
 from hunch.models.build import build_block
 from hunch.models.decoder import Decoder
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
-from hunch.train.attend import Dense, Split
+from hunch.train.attend import can_capture
 from hunch.train.cut import read
-from hunch.train.states import TargetOutputs
-from hunch.train.student import (
-    BatchLoss,
-    Recipe,
-    Student,
-    Walk,
-    check_target,
-    layer_config,
-    narrow,
-)
+from hunch.train.loss import Late
+from hunch.train.packs import PackInputs
+from hunch.train.states import States, TopOpinions
+from hunch.train.student import PackLoss, Recipe, Student, Walk, check_target, layer_config
+from hunch.train.unroll import Unrolled
 from hunch.train.vocab import Columns
 
 FIRST = "midlayer."
@@ -46,46 +38,6 @@ class Eagle3Options:
     unroll: int = 5  # steps it is fed with its own states
     features: str = ""  # "2,15,27": after how many target layers; empty: low, middle and high
     loss: str = "ce"
-    share: float = 1.0  # of each batch's texts it learns from: unrolling is what costs
-
-
-class Unrolled(Dense):
-    """Step i of a draft: a token reads the target's states up to i positions back, then drafts.
-
-    The entry of step j, i - j positions back, is where the draft stood after j tokens.
-    """
-
-    def __init__(self, ids_BL: Tensor, rope: Rope, split: Split) -> None:
-        super().__init__(ids_BL, [rope], split)
-        self.step = 0
-        self.before: dict[int, list[tuple[Tensor, Tensor]]] = {}
-
-    def mask(self, device: torch.device) -> Tensor:
-        length, step = self.shape[1], self.step
-        pos_L = torch.arange(length, device=device)
-        back_LL = pos_L[:, None] - pos_L
-        blocks = [back_LL >= step]
-        blocks += [back_LL == step - j for j in range(1, step + 1)]
-        return torch.cat(blocks, dim=1)
-
-    def __call__(
-        self, qkv_TAH: Tensor, heads: Heads, layer: int, sinks_N: Tensor | None = None
-    ) -> Tensor:
-        assert sinks_N is None
-        q, k, v = self.heads(qkv_TAH, heads)
-        group = heads.num_heads // heads.num_kv_heads
-        k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
-        entries = self.before.setdefault(layer, [])
-        entries.append((k, v))
-        if self.step == 0:
-            out = functional.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=heads.scale
-            )
-        else:
-            keys, values = (torch.cat(parts, dim=2) for parts in zip(*entries, strict=True))
-            mask = self.mask(q.device)
-            out = functional.scaled_dot_product_attention(q, keys, values, mask, scale=heads.scale)
-        return out.transpose(1, 2).flatten(0, 1)
 
 
 class Eagle3Student(Student):
@@ -95,8 +47,8 @@ class Eagle3Student(Student):
         self, options: Eagle3Options, target: Decoder, columns: Columns, weights: Weights
     ) -> None:
         super().__init__(target, columns)
-        if options.layers < 1 or options.unroll < 1 or not 0 < options.share <= 1:
-            raise ConfigError("eagle3: layers and unroll must be 1 or more, share from 0 to 1")
+        if options.layers < 1 or options.unroll < 1:
+            raise ConfigError("eagle3: layers and unroll must be 1 or more")
         self.options, self.num_walks, self.config = options, options.unroll, weights.config
         self.feature_layers = read_features(options.features, target.spec.num_layers)
         count = options.layers
@@ -147,11 +99,17 @@ class Eagle3Student(Student):
                 found[f"{prefix}{name}.weight"] = taken(f"{name}.weight", origin)
         return found
 
-    def loss_on(self, outputs: TargetOutputs, *, is_test: bool = False) -> BatchLoss:
-        t = narrow(outputs, 1.0 if is_test else self.options.share, len(self.columns))
+    @property
+    def can_capture(self) -> bool:
+        return can_capture(self.spec, self.target.device, self.target.dtype)
+
+    def loss_on(
+        self, pack: PackInputs, states: States, opinions: TopOpinions | None, late: Late = 1.0
+    ) -> PackLoss:
+        """A draft is begun after every token; its state stays in the place of that token."""
         spec, source = self.spec, self.source()
         assert self.target.rope is not None
-        attend = Unrolled(t.ids_BL, self.target.rope, t.split)
+        attend = Unrolled(pack, self.target.rope, spec.max_len)
         blocks = [
             build_block(spec, source, FIRST, 0, input_width=2 * spec.width, has_attn_norm=False)
         ]
@@ -161,20 +119,19 @@ class Eagle3Student(Student):
         ]
         norm = source.rms_norm("norm", spec.width, spec.norm_eps)
         token_TD = source.rms_norm(f"{FIRST}input_layernorm", spec.width, spec.norm_eps)(
-            self.target.embed(t.ids_after(1))
+            self.target.embed(pack.ids_T)
         )
         hidden_norm = source.rms_norm(f"{FIRST}hidden_norm", spec.width, spec.norm_eps)
-        hidden_TD = _fuse(source, t.features, spec.width)
-        walk = Walk(t, self.options.loss, is_test=is_test)
+        hidden_TD = _fuse(source, states.features, spec.width)
+        walk = Walk(pack, opinions, self.options.loss, late)
         for step in range(self.options.unroll):
-            attend.step = step
+            attend.to(step)
+            token_TD = token_TD.roll(-1, dims=0)
             input_TE = torch.cat((token_TD, hidden_norm(hidden_TD)), dim=-1)
-            x_TD = blocks[0].mix(hidden_TD, input_TE, attend)
+            hidden_TD = blocks[0].mix(hidden_TD, input_TE, attend)
             for block in blocks[1:]:
-                x_TD = block(x_TD, attend)
-            walk.teach(norm(x_TD), 1, self.head_CD)
-            # The next token's entry is fed with the state drafted one position before.
-            hidden_TD = x_TD.view(*t.ids_BL.shape, -1).roll(1, dims=1).flatten(0, 1)
+                hidden_TD = block(hidden_TD, attend)
+            walk.teach(norm(walk.taught(hidden_TD, step + 1)), step + 1, self.head_CD)
         return walk.result()
 
     def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

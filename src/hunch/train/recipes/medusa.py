@@ -1,6 +1,6 @@
 """Medusa: residual heads on the target's last state, each for one further token.
 
-Shape letters: R starts of guesses, T tokens in a row, D width, C columns.
+Shape letters: T tokens of a pack, M positions that teach, D width, C columns.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from hunch.models.decoder import Decoder
 from hunch.models.heads.medusa import MedusaHead
 from hunch.models.source import Source
 from hunch.models.weights import Weights
-from hunch.train.states import TargetOutputs
-from hunch.train.student import BatchLoss, Fan, Recipe, Student, narrow
+from hunch.train.loss import Late
+from hunch.train.packs import PackInputs
+from hunch.train.states import States, TopOpinions
+from hunch.train.student import Fan, PackLoss, Recipe, Student
 from hunch.train.vocab import Columns
 
 _HEAD = "lm_head.weight"
@@ -32,7 +34,6 @@ class MedusaOptions:
     layers: int = 1  # residual layers of each head
     share_tables: bool = False  # the target's output matrix in place of one that learns
     loss: str = "ce"
-    share: float = 1.0  # of each batch's texts it learns from
 
 
 class MedusaStudent(Student):
@@ -60,17 +61,17 @@ class MedusaStudent(Student):
             blocks[_HEAD] = self.head_CD
         self.start(blocks)
 
-    def loss_on(self, outputs: TargetOutputs, *, is_test: bool = False) -> BatchLoss:
-        t = narrow(outputs, 1.0 if is_test else self.options.share, len(self.columns))
+    def loss_on(
+        self, pack: PackInputs, states: States, opinions: TopOpinions | None, late: Late = 1.0
+    ) -> PackLoss:
         source, width = self.source(), self.target.spec.width
         head_CD = self.head_CD
         if not self.options.share_tables:
             head_CD = source.take(_HEAD, len(self.columns), width)
-        fan = Fan(t, self.options.loss, is_test=is_test)
+        fan = Fan(pack, opinions, self.options.loss, late)
+        known_MD = states.hidden_TD.index_select(0, fan.start_M)
         for head in range(self.options.heads):
-            part = self._head(source, f"blocks.{head}.")
-            # Not by brackets: their gradient would sort the rows.
-            fan.teach(part.hidden(t.hidden_TD.index_select(0, fan.start_R)), head_CD)
+            fan.teach(self._head(source, f"blocks.{head}.").hidden(known_MD), head_CD)
         return fan.result()
 
     def _head(self, source: Source, prefix: str) -> MedusaHead:

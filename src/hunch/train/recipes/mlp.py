@@ -1,6 +1,6 @@
 """MLP speculator: small stages that each take the token before and guess one further.
 
-Shape letters: R starts of guesses, D width, I inner width, C columns, V vocabulary.
+Shape letters: M positions that teach, D width, I inner width, C columns, V vocabulary.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from hunch.models.decoder import Decoder
 from hunch.models.heads.files import Table
 from hunch.models.heads.mlp import EPS, BiasedNorm, MlpNet
 from hunch.models.weights import Weights
-from hunch.train.states import TargetOutputs
-from hunch.train.student import BatchLoss, Fan, Recipe, Student, narrow
+from hunch.train.loss import Late
+from hunch.train.packs import PackInputs
+from hunch.train.states import States, TopOpinions
+from hunch.train.student import Fan, PackLoss, Recipe, Student
 from hunch.train.vocab import Columns
 
 _EMB, _HEAD = "speculator.emb.0.weight", "speculator.head.0.weight"
@@ -33,7 +35,6 @@ class MlpOptions:
     stages: int = 4
     inner: int = 192  # width of the stages
     loss: str = "ce"
-    share: float = 1.0  # of each batch's texts it learns from
 
 
 class MlpStudent(Student):
@@ -66,8 +67,9 @@ class MlpStudent(Student):
             tensors[f"{_PROJ}.1.weight"] = noise
         self.start(tensors)
 
-    def loss_on(self, outputs: TargetOutputs, *, is_test: bool = False) -> BatchLoss:
-        t = narrow(outputs, 1.0 if is_test else self.options.share, len(self.columns))
+    def loss_on(
+        self, pack: PackInputs, states: States, opinions: TopOpinions | None, late: Late = 1.0
+    ) -> PackLoss:
         source, inner = self.source(), self.options.inner
         width = self.target.spec.width
         norm = BiasedNorm(
@@ -81,15 +83,14 @@ class MlpStudent(Student):
         embed = Table(source.take(_EMB, self.target.spec.vocab_size, inner))
         head_CI = source.take(_HEAD, len(self.columns), inner)
         net = MlpNet([], proj, [norm] * count, [], inner, True)
-        fan = Fan(t, self.options.loss, is_test=is_test)
-        state_RI = net.start(t.hidden_TD[fan.start_R])
+        fan = Fan(pack, opinions, self.options.loss, late)
+        state_MI = net.start(states.hidden_TD.index_select(0, fan.start_M))
         for stage in range(count):
             # As MlpNet.step, but for its logits: they are made where they teach.
-            embedded_RI = embed(fan.tokens())
-            state_RI = torch.add(proj[stage](state_RI), embedded_RI, alpha=net.emb_scale)
-            state_RI = functional.gelu(norm(state_RI))
-            kept = fan.teach(state_RI, head_CI)
-            state_RI = state_RI[kept]
+            embedded_MI = embed(fan.tokens())
+            state_MI = torch.add(proj[stage](state_MI), embedded_MI, alpha=net.emb_scale)
+            state_MI = functional.gelu(norm(state_MI))
+            fan.teach(state_MI, head_CI)
         return fan.result()
 
     def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:

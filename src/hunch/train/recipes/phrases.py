@@ -12,11 +12,11 @@ from hunch.hub import resolve as find_files
 from hunch.kernels.phrases import FILE, PhraseTable
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
-from hunch.train.batches import Texts
 from hunch.train.files import write_json, write_whole
 from hunch.train.phrases import Counting, make_table
 from hunch.train.select import Measured, measure
 from hunch.train.student import CountRecipe
+from hunch.train.texts import Texts
 
 ALWAYS = "suffix:num_nodes=3:adaptive=false"  # counts that do not hang on what rows cost here
 
