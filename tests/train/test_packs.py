@@ -19,15 +19,18 @@ import hunch.train.attend
 import hunch.train.blocks
 import hunch.train.unroll
 from builders import tiny_model
+from hunch.errors import TrainingError
 from hunch.layers.attention import Heads
 from hunch.models.decoder import Decoder
 from hunch.step.capture import rehearsed
 from hunch.train.attend import Packed, Where
 from hunch.train.job import build_student, read_settings
 from hunch.train.kept import Kept, keep_for
+from hunch.train.loop import Loop, LoopOptions
 from hunch.train.optimiser import Optimiser
 from hunch.train.packed_step import PackedSteps
 from hunch.train.packs import Laid, PackInputs, Spans
+from hunch.train.progress import Progress
 from hunch.train.states import TopOpinions
 from hunch.train.student import Student
 from hunch.train.texts import Texts
@@ -36,11 +39,11 @@ CONTEXT = 40
 LENGTHS = np.array([12, 40, 7, 61, 25, 33, 3, 18])
 PROMPTS = np.array([7, 10, 1, 30, 24, 0, 2, 4])
 TEXTS = Texts(
-    np.random.default_rng(0).integers(3, 90, LENGTHS.sum()),
+    np.random.default_rng(0).integers(3, 7, LENGTHS.sum()),  # so few that some guesses are right
     np.concatenate([[0], np.cumsum(LENGTHS)]),
     PROMPTS,
 )
-SOME = np.array([0, 1, 3, 4, 7, 2])
+SOME = np.array([1, 0, 3, 4, 7, 2])  # of the first, the first guess is right
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("draft", {"layers": "0,1,3", "loss": "blend"}),
     ("eagle3", {"unroll": 3}),
@@ -48,14 +51,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("medusa", {"heads": 3, "layers": 2}),
     ("medusa", {"heads": 2, "share_tables": True, "loss": "kl"}),
     ("mlp", {"stages": 3, "inner": 32}),
-    ("block", {"layers": 2, "block": 3, "rank": 16, "anchors": 4}),
+    ("block", {"layers": 2, "block": 3, "rank": 16, "anchors": 14}),
 ]
 
 
 def student_for(
     target: Path, tmp_path: Path, method: str = "draft", **options: Any
 ) -> tuple[Student, Decoder]:
-    job = new_job(target, tmp_path, tmp_path, method, **{"draft_vocab": "60", **options})
+    job = new_job(target, tmp_path, tmp_path, method, **{"draft_vocab": "3", **options})
     return build_student(job, read_settings(job.method, job.options), TEXTS)
 
 
@@ -167,7 +170,7 @@ def check_case(case: tuple[str, dict[str, Any]], target: Path, tmp_path: Path, s
     pack = kept.laid.pack(SOME, np.random.default_rng(2), student.anchors)
     shape = pack.shape
     if size:
-        more = {"num_texts": 20, "num_rows": 160, "num_blocks": 40 * (student.anchors > 0)}
+        more = {"num_texts": 20, "num_rows": 160, "num_blocks": 64 * (student.anchors > 0)}
         shape = replace(shape, num_tokens=size, anchors=student.anchors, **more)
     inputs = PackInputs(torch.from_numpy(pack.flat(shape)), shape)
     opinions = kept.opinions(inputs).toward(inputs.label_M, 0.3 * inputs.is_own_M)
@@ -251,6 +254,14 @@ def test_without_room_for_all_texts_it_learns_the_same(target: Path, tmp_path: P
     assert found[0] == pytest.approx(found[1], rel=1e-5)
 
 
+def test_texts_without_answers_are_an_error(target: Path, tmp_path: Path) -> None:
+    student, decoder = student_for(target, tmp_path)
+    options = LoopOptions(context=CONTEXT)
+    empty = Texts(TEXTS.tokens, TEXTS.offset, LENGTHS)
+    with pytest.raises(TrainingError, match="8 texts, and no answer"):
+        Loop(student, decoder, tmp_path, options, 1.0).run(empty, empty, Progress(is_quiet=True))
+
+
 def test_prompts_teach_in_a_share_of_the_texts() -> None:
     texts = Texts(np.arange(3, 43), np.array([0, 10, 20, 30, 40]), np.full(4, 6))
     found = [Laid(texts, torch.arange(50), 64, whole=whole, seed=1) for whole in (0.0, 0.5, 1.0)]
@@ -273,7 +284,7 @@ def test_captured_steps_are_those_that_are_launched(
 ) -> None:
     found = []
     for run in (lambda body: body(), None):
-        job = new_job(target, tmp_path, tmp_path, case[0], **{"draft_vocab": "60", **case[1]})
+        job = new_job(target, tmp_path, tmp_path, case[0], **{"draft_vocab": "3", **case[1]})
         job.engine = {}
         student, decoder = build_student(job, read_settings(job.method, job.options), TEXTS)
         optimiser = Optimiser(student.tensors, student.plain)

@@ -144,11 +144,9 @@ class PackInputs(Spans):
         return ((self.spared_M >> depth % _DEPTHS) & 1) > 0
 
     def place_T(self) -> Tensor:
-        """Which of the M positions each token is; -1: none."""
-        place_M = torch.arange(len(self.row_M), device=self.row_M.device)
-        place_T = torch.full((len(self.ids_T),), -1, device=self.row_M.device)
-        place_M = place_M.masked_fill(~self.is_row_M, -1)  # copies of the first
-        return place_T.scatter_reduce(0, self.row_M, place_M, "amax")
+        """Which of the M positions each token is, or which copy of it; -1: none."""
+        place_T = torch.full_like(self.ids_T, -1)
+        return place_T.scatter(0, self.row_M, torch.arange(len(self.row_M), device=place_T.device))
 
 
 @dataclass(slots=True)
