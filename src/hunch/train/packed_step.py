@@ -33,7 +33,7 @@ class PackedSteps:
         self.student, self.optimiser, self.kept = student, optimiser, kept
         self.greedy_share = greedy_share
         self.shape = kept.laid.shape(num_tokens, student.anchors)
-        self.device = student.target.device
+        self.device, self.can_capture = student.target.device, student.can_capture
         self._flat = torch.zeros(sum(self.shape.sizes), dtype=torch.int32, device=self.device)
         self._late = torch.zeros((), device=self.device)
         self._graph: Graph | None = None
@@ -47,7 +47,7 @@ class PackedSteps:
         late: goes from 0 to 1 during training, for losses that change.
         """
         self._late.fill_(late)
-        if not self.student.can_capture:  # without graphs, no fixed shape is needed
+        if not self.can_capture:  # without graphs, no fixed shape is needed
             return self._step(pack.inputs(self.device))
         flat = torch.from_numpy(pack.flat(self.shape))
         self._flat.copy_(flat.pin_memory(), non_blocking=True)
