@@ -162,6 +162,29 @@ def test_flushing_forgets_prefixes_unless_requests_run(slow: LiveServer) -> None
     assert server.post("/flush_cache?timeout=60").status_code == 200  # its end was waited for
 
 
+DEFAULTS_OF_LLAMA_CPP: dict[str, Any] = {
+    "n_indent": 0, "grammar": "", "sse_ping_interval": -1, "lora": [], "n_discard": 0,
+    "backend_sampling": False, "reasoning_format": "none", "reasoning_in_content": False,
+    "generation_prompt": "", "chat_format": "Content-only", "preserved_tokens": [],
+    "grammar_lazy": False, "grammar_triggers": [], "adaptive_target": -1.0, "adaptive_decay": 0.9,
+    "samplers": ["top_k"], "t_max_prompt_ms": 500, "response_fields": ["content"],
+}  # fmt: skip
+
+
+def test_options_of_llama_cpp_that_ask_for_nothing(server: LiveServer) -> None:
+    body = {"n_predict": 8, "seed": 5}
+    plain = server.post("/completion", {**body, "prompt": "Hello"}).json()["content"]
+    asked = {**body, **DEFAULTS_OF_LLAMA_CPP, "prompt": {"prompt_string": "Hello"}}
+    assert server.post("/completion", asked).json()["content"] == plain
+    several = {**body, "prompt": ["Hello", {"prompt_string": "Hello"}]}
+    assert [one["content"] for one in server.post("/completion", several).json()] == [plain] * 2
+    picture = {"prompt_string": "Hello", "multimodal_data": ["AAAA"]}
+    answer = server.post("/completion", {**body, "prompt": picture})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt")
+    wrong = server.post("/completion", {**asked, "lora": [{"id": 0, "scale": 1}]})
+    assert "send it as model" in wrong.json()["error"]["message"]
+
+
 def test_completion_as_llama_cpp_answers(server: LiveServer) -> None:
     body: dict[str, Any] = {"prompt": "Hello", "n_predict": 8, "seed": 5, "temperature": 0.7}
     body |= {"ignore_eos": True, "cache_prompt": True, "samplers": ["top_k", "temperature"]}

@@ -146,6 +146,9 @@ def test_the_middle_is_filled_in(thinker: LiveServer) -> None:
     infill: dict[str, Any] = {"input_prefix": "def ", "prompt": "f(", "input_suffix": "return x"}
     infill |= {"seed": 3, "n_predict": 20, "mirostat": 0}
     assert thinker.post("/infill", infill).json()["content"] == wanted
+    whole = thinker.post("/infill", {**infill, "n_probs": 2, "return_tokens": True}).json()
+    assert len(whole["completion_probabilities"]) == len(whole["tokens"]) == 20
+    assert thinker.post("/infill", {**infill, "temprature": 1}).status_code == 400
     events = thinker.post("/infill", {**infill, "stream": True}).text.strip().split("\n\n")
     chunks = [json.loads(event.removeprefix("data: ")) for event in events]
     assert "".join(chunk["content"] for chunk in chunks) == wanted

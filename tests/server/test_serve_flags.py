@@ -183,6 +183,19 @@ def test_vllms_words_for_switching_off(started: list[tuple[Config, ServeConfig]]
         run(["NAME", "--tokens-only"])
 
 
+def test_llama_servers_defaults_ask_for_nothing(
+    started: list[tuple[Config, ServeConfig]], caplog: pytest.LogCaptureFixture
+) -> None:
+    words = "-m NAME -t -1 -np -1 --seed -1 -mg 0 -sm layer --yarn-ext-factor -1.00 --rope-scale 1"
+    run([*words.split(), "--draft-max", "16", "--yarn-orig-ctx", "0"])
+    ((config, settings),) = started
+    assert (config.model.threads, config.spec.method, settings.models) == (None, "auto", ())
+    assert "--draft-max 16 has no effect without -md or --spec-type" in caplog.text
+    for wrong in ("-sm row", "-mg 1", "--yarn-ext-factor 1", "-cmoed"):
+        with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES|--hf-overrides"):
+            run(["-m", "NAME", *wrong.split()])
+
+
 def test_flags_of_sglangs_0_5_23(started: list[tuple[Config, ServeConfig]]) -> None:
     words = "--speculative-algorithm NGRAM --speculative-use-block-verification --attn-dp-size 1"
     words += (

@@ -19,6 +19,7 @@ _THREADS = "--threads says how many compute"
 _DRAFTED = "how much is drafted follows what is accepted"
 _REQUEST = "send it with a request"
 _SAMPLER = "hunch has no such sampler"
+_OVERRIDES = "give --hf-overrides, whose values stand in place of the file's"
 _DEVICE = "set CUDA_VISIBLE_DEVICES, or give --device cpu or --tensor-parallel-size"
 
 
@@ -129,12 +130,10 @@ _REFUSED = by_flag(
         "only text is served": "-mm --mmproj -mmu --mmproj-url",
         _REQUEST: """--grammar --grammar-file -j --json-schema -jf --json-schema-file --ignore-eos
             --pooling -l --logit-bias -r --reverse-prompt --reasoning-budget-message""",
-        _DEVICE: """-ts --tensor-split -sm --split-mode -mg --main-gpu -ot --override-tensor
-            -ncmoe --n-cpu-moe -cmoe --cpu-moe""",
+        _DEVICE: """-ts --tensor-split -ot --override-tensor -ncmoe --n-cpu-moe -cmoe --cpu-moe
+            -cmoed --cpu-moe-draft --spec-draft-cpu-moe""",
         "the log goes to standard error: give 2> FILE": "--log-file",
-        "give --hf-overrides, whose values stand in place of the file's": """--rope-freq-base
-            --rope-freq-scale --rope-scale --yarn-orig-ctx --override-kv --yarn-ext-factor
-            --yarn-attn-factor --yarn-beta-slow --yarn-beta-fast""",
+        _OVERRIDES: "--override-kv",
         "give a path, or -hf REPO:QUANT": "-mu --model-url -dr --docker-repo -hff --hf-file",
         "an adapter's own file says its scale: give --lora PATH": """--lora-scaled
             --lora-init-without-apply""",
@@ -170,15 +169,25 @@ _SPEC_TYPES = {  # of --spec-type -> our methods
     "draft-eagle3": "eagle3",
     "draft-dflash": "dflash",
 }
-_NEUTRAL = {  # flag -> values that ask for nothing, and what to do for others
+_NEUTRAL: dict[
+    str, tuple[tuple[object, ...], str]
+] = {  # flag -> values that ask for nothing, and what to do for others
     **dict.fromkeys(("--presence-penalty", "--frequency-penalty"), ((0,), _REQUEST)),
     **dict.fromkeys(("--dry-multiplier", "--xtc-probability"), ((0,), _SAMPLER)),
     **dict.fromkeys(("--mirostat", "--dynatemp-range"), ((0,), _SAMPLER)),
     **dict.fromkeys(("--typical", "--typical-p"), ((1,), _SAMPLER)),
     **dict.fromkeys(("--top-nsigma", "--top-n-sigma"), ((-1, 0), _SAMPLER)),
     "--adaptive-target": ((-1,), _SAMPLER),
+    **dict.fromkeys(("--yarn-ext-factor", "--yarn-beta-slow"), ((-1,), _OVERRIDES)),
+    **dict.fromkeys(("--yarn-attn-factor", "--yarn-beta-fast"), ((-1,), _OVERRIDES)),
+    **dict.fromkeys(("--yarn-orig-ctx", "--rope-freq-base"), ((0,), _OVERRIDES)),
+    **dict.fromkeys(("--rope-freq-scale", "--rope-scale"), ((0, 1), _OVERRIDES)),
+    **dict.fromkeys(("-mg", "--main-gpu"), ((0,), _DEVICE)),
+    **dict.fromkeys(("-sm", "--split-mode"), (("none", "layer"), _DEVICE)),
     "--reasoning-budget": ((-1,), "send thinking_token_budget with a request"),
 }
+_SPLIT = ("-sm", "--split-mode")  # its values are words
+_BY_ITSELF = ("-t", "--threads", "-np", "--parallel", "-s", "--seed")  # -1: as hunch does it
 _ON_OFF = ("on", "off", "auto", "true", "false", "1", "0")
 _PRESETS = ("--fim-", "--gpt-oss-", "--vision-", "--embd-gemma-")
 _KV_TYPES = {"f16": [], "bf16": [], "f32": [], "q8_0": ["--kv-cache-dtype", "int8"]}
@@ -202,6 +211,8 @@ def from_llamacpp(words: Sequence[str]) -> list[str]:
             raise ConfigError(f"{flag}: give -hf MODEL and the flags it stands for")
         elif flag in ("-fa", "--flash-attn") and (not rest or rest[0] not in _ON_OFF):
             say_once(f"{flag} has no effect: {_KERNELS}")  # older ones have no value
+        elif flag in _BY_ITSELF and rest[:1] == ["-1"]:
+            rest.pop(0)
         elif (flag in _VALUED or flag.startswith(_FURTHER)) and rest:
             found += _meant(flag, rest.pop(0), sampling)
         else:
@@ -210,17 +221,23 @@ def from_llamacpp(words: Sequence[str]) -> list[str]:
 
 
 def _without_drafts(words: Sequence[str]) -> list[str]:
-    """The words, where `--spec-type none` and no draft model stand in them: without drafts."""
+    """The words; `--spec-type none` without a draft model: without drafts. A draft's length alone
+    does not say what drafts."""
     found = list(words)
     is_none = ("--spec-type", "none") in pairwise(found)
     names = [name for name, ours in _RENAMED.items() if ours == "--speculative-model"]
-    if not is_none or any(name in found for name in names):
-        return found
     lengths = [name for name, ours in _RENAMED.items() if ours == "--num-speculative-tokens"]
+    others = [flag for flag in found if flag not in lengths]
+    is_named = any(flag in names or flag.startswith(("--spec", "-sc")) for flag in others)
+    if any(name in found for name in names) or (is_named and not is_none):
+        return found
     for name in lengths:
         if name in found:
+            length = found[found.index(name) : found.index(name) + 2]
             del found[found.index(name) : found.index(name) + 2]
-    return [*found, "--speculate", "off"]
+            if not is_none:
+                say_once(f"{' '.join(length)} has no effect without -md or --spec-type")
+    return [*found, "--speculate", "off"] if is_none else found
 
 
 def _meant(flag: str, value: str, sampling: dict[str, float]) -> list[str]:
@@ -248,7 +265,7 @@ def _meant(flag: str, value: str, sampling: dict[str, float]) -> list[str]:
         raise ConfigError(f"{flag} {value}: {_DEVICE}")
     if flag in _NEUTRAL:
         values, instead = _NEUTRAL[flag]
-        if _number(flag, value) not in values:
+        if value not in values and (flag in _SPLIT or _number(flag, value) not in values):
             raise ConfigError(f"{flag} {value}: {instead}")
         return []
     if flag in _LAYERS:

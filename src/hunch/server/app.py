@@ -196,15 +196,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         if len(given) != 1:
             raise ProblemError(400, "give one of prompt, messages and content")
         if body.messages is not None:
-            chat = ChatBody(
-                messages=body.messages,
-                tools=body.tools,
-                add_generation_prompt=body.add_generation_prompt,
-                continue_final_message=body.continue_final_message,
-                chat_template=body.chat_template,
-                chat_template_kwargs=body.chat_template_kwargs,
-            )
-            ids = (await service.open_turn(chat, SamplingParams())).prompt_ids
+            ids = (await service.open_turn(body.chat(), SamplingParams())).prompt_ids
         elif body.content is not None:
             ids = []
             if body.content:

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from hunch.chat.turn import Turn
@@ -21,29 +22,17 @@ from hunch.server.problems import ProblemError
 from hunch.server.schemas import (
     MAX_COUNT,
     Body,
-    ChatBody,
     Limit,
     Many,
-    Message,
     SamplingBody,
     Some,
+    TemplateBody,
     TokenId,
-    ToolBody,
 )
 from hunch.server.service import Service
 from hunch.server.summary import Json
 from hunch.server.text import Text
 from hunch.types import CompletionOutput, Logprob, RequestOutput, SamplingParams
-
-# Options of samplers that are off, and the order of those that are on.
-# fmt: off
-IDLE_SAMPLERS = frozenset({
-    "samplers", "dynatemp_exponent", "mirostat_tau", "mirostat_eta", "dry_base", "min_keep",
-    "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "xtc_threshold",
-    "response_fields", "n_cache_reuse",
-})
-# fmt: on
-
 
 SPECULATIVE = "speculative.n_max"  # most nodes of a draft; its other settings only save time
 
@@ -53,32 +42,9 @@ class ExtraFile(Body):
     text: str
 
 
-class InfillBody(Body):
-    """POST /infill. Samplers of llama.cpp that are not here are left aside."""
+class NativeOptions(SamplingBody):
+    """What /completion and /infill have in common. The order of samplers is hunch's own."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
-
-    input_prefix: str = ""
-    input_suffix: str = ""
-    input_extra: Annotated[Many[ExtraFile], Field(max_length=256)] | None = None
-    prompt: str | None = None  # goes after the prefix
-    n_predict: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=MAX_COUNT)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    seed: int | None = None
-    stop: Many[str] | None = None
-    stream: bool = False
-
-
-class NativeBody(SamplingBody):
-    """POST /completion. The order of samplers is hunch's own; what only shapes others is passed by.
-
-    A prompt is text, token ids or both in turn; several of them are several prompts.
-    """
-
-    prompt: str | Some[str | TokenId | Some[str | TokenId]]
     max_tokens: Limit | None = -1
     n_probs: Annotated[int, Field(ge=0, le=MAX_COUNT)] = 0
     return_tokens: bool = False
@@ -88,7 +54,8 @@ class NativeBody(SamplingBody):
     def _without_idle(cls, given: Any) -> Any:
         if not isinstance(given, dict):
             return given
-        given = {name: value for name, value in given.items() if name not in IDLE_SAMPLERS}
+        given = {**given, "grammar": given.get("grammar") or None}
+        given.pop("reasoning_format", None)  # of chats
         if given.get("repeat_penalty") in (None, 1):
             given.pop("repeat_last_n", None)
         if isinstance(given.get("logit_bias"), list):
@@ -96,6 +63,39 @@ class NativeBody(SamplingBody):
         if "speculation" not in given and SPECULATIVE in given:
             given["speculation"] = {"max_nodes": given[SPECULATIVE]}
         return {name: value for name, value in given.items() if not name.startswith("speculative.")}
+
+
+class NativeBody(NativeOptions):
+    """POST /completion. A prompt is text, token ids or both in turn; several are several prompts.
+
+    An object is a text, and what llama.cpp shows a model beside it.
+    """
+
+    prompt: str | Some[str | TokenId | Some[str | TokenId]]
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _texts(cls, given: Any) -> Any:
+        if isinstance(given, list):
+            return [_text_of(part) for part in given]
+        return _text_of(given)
+
+
+def _text_of(part: Any) -> Any:
+    if not isinstance(part, dict) or "prompt_string" not in part:
+        return part
+    if part.get("multimodal_data"):
+        raise PydanticCustomError("not_text", "multimodal_data: the server takes text alone")
+    return part["prompt_string"]
+
+
+class InfillBody(NativeOptions):
+    """POST /infill."""
+
+    input_prefix: str = ""
+    input_suffix: str = ""
+    input_extra: Annotated[Many[ExtraFile], Field(max_length=256)] | None = None
+    prompt: str | None = None  # goes after the prefix
 
 
 def _biases(pairs: list[Any]) -> dict[str, Any]:
@@ -106,15 +106,6 @@ def _biases(pairs: list[Any]) -> dict[str, Any]:
             raise ProblemError(400, "logit_bias: a list of [token, bias] is needed")
         found[str(pair[0])] = -100 if pair[1] is False else pair[1]
     return found
-
-
-class TemplateBody(Body):
-    """POST /apply-template."""
-
-    messages: Some[Message]
-    tools: Many[ToolBody] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-    add_generation_prompt: bool = True
 
 
 def add_llamacpp(app: FastAPI, service: Service) -> None:
@@ -130,39 +121,40 @@ def add_llamacpp(app: FastAPI, service: Service) -> None:
             prefix += await service.tokens(text)
         prefix += await service.tokens(body.input_prefix + (body.prompt or ""))
         suffix = await service.tokens(body.input_suffix)
-        fields: Json = {
-            "prompt": marks.prompt(service.text, prefix, suffix),
-            "max_tokens": -1 if body.n_predict is None else body.n_predict,
-            "stop_token_ids": list(marks.ends),
-        }
-        for name in ("temperature", "top_k", "top_p", "min_p", "seed", "stop", "stream"):
-            fields[name] = getattr(body, name)
-        return await service.complete(completion_body(fields), request, lambda: NativeShape())
+        prompt = marks.prompt(service.text, prefix, suffix)
+        ends = [*(body.stop_token_ids or ()), *marks.ends]
+        return await _answer(service, body, request, prompt, stop_token_ids=ends)
 
     @app.post("/completions", response_class=Response, include_in_schema=False)
     @app.post("/completion", response_class=Response)
     async def completion(body: NativeBody, request: Request) -> Response:
-        own = {"prompt", "n_probs", "return_tokens"}
-        fields = body.model_dump(exclude_unset=True, by_alias=True, exclude=own)
-        fields["max_tokens"] = body.max_tokens
-        if body.n_probs:
-            fields["logprobs"] = body.n_probs
-        is_many = isinstance(body.prompt, list) and all(
-            isinstance(part, str | list) for part in body.prompt
-        )
-        prompts = [
-            await _mixed(service, one) for one in (body.prompt if is_many else [body.prompt])
-        ]
-        shape = NativeShape(
-            model=body.model or service.settings.served_model_names[0],
-            text=service.text,
-            num_probs=body.n_probs,
-            has_tokens=body.return_tokens or body.stream,
-            is_many=is_many or body.n > 1,
-            num_answers=body.n,
-        )
-        asked = completion_body({**fields, "prompt": prompts})
-        return await service.complete(asked, request, lambda: shape)
+        given = body.prompt
+        is_many = isinstance(given, list) and all(isinstance(part, str | list) for part in given)
+        prompts = [await _mixed(service, one) for one in (given if is_many else [given])]
+        return await _answer(service, body, request, prompts, is_many=is_many)
+
+
+async def _answer(
+    service: Service,
+    body: NativeOptions,
+    request: Request,
+    prompt: Any,
+    *,
+    is_many: bool = False,
+    **more: Any,
+) -> Response:
+    shared = set(SamplingBody.model_fields)
+    fields = body.model_dump(exclude_unset=True, by_alias=True, include=shared)
+    fields |= {"max_tokens": body.max_tokens, "logprobs": body.n_probs or None, "prompt": prompt}
+    shape = NativeShape(
+        model=body.model or service.settings.served_model_names[0],
+        text=service.text,
+        num_probs=body.n_probs,
+        has_tokens=body.return_tokens or body.stream,
+        is_many=is_many or body.n > 1,
+        num_answers=body.n,
+    )
+    return await service.complete(completion_body({**fields, **more}), request, lambda: shape)
 
 
 def _add_about(app: FastAPI, service: Service) -> None:
@@ -199,6 +191,7 @@ def _add_about(app: FastAPI, service: Service) -> None:
             "model_alias": service.settings.served_model_names[0],
             "chat_template": service.chat_template or service.text.chat_template or "",
             "modalities": {"vision": False, "audio": False},
+            "is_sleeping": False,
             "build_info": f"hunch {service.settings.version}",
             "tool_call_parser": service.chat_format.tool_parser,
             "reasoning_parser": service.chat_format.reasoning_parser,
@@ -207,13 +200,7 @@ def _add_about(app: FastAPI, service: Service) -> None:
     @app.post("/apply-template")
     async def apply_template(body: TemplateBody) -> dict[str, str]:
         """The prompt a chat would be answered from, as text."""
-        chat = ChatBody(
-            messages=body.messages,
-            tools=body.tools,
-            chat_template_kwargs=body.chat_template_kwargs,
-            add_generation_prompt=body.add_generation_prompt,
-        )
-        turn = await service.open_turn(chat, SamplingParams())
+        turn = await service.open_turn(body.chat(), SamplingParams())
         return {"prompt": service.text.decode(turn.prompt_ids, skip_special_tokens=False)}
 
 

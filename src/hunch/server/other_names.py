@@ -38,6 +38,11 @@ HINTS = frozenset({
     "transforms", "route", "models", "plugins", "usage", "ttl", "keep_alive", "nvext",
     "draft_model", "prompt_cache_options", "return_weight_versions", "mm_payload",
     "media_io_kwargs", "routed_experts_prompt_start",
+    # llama.cpp's: options of samplers that are off, and the order of those that are on
+    "samplers", "dynatemp_exponent", "mirostat_tau", "mirostat_eta", "dry_base", "min_keep",
+    "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers", "xtc_threshold",
+    "adaptive_decay", "backend_sampling", "response_fields", "n_cache_reuse", "n_discard",
+    "t_max_prompt_ms", "sse_ping_interval", "parse_tool_calls", "chat_format",
 })
 # fmt: on
 
@@ -48,7 +53,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(
         (
             *("mirostat", "dynatemp_range", "top_a", "xtc_probability", "dry_multiplier"),
-            "n_probs",
+            *("n_probs", "n_indent"),
         ),
         (0,),
     ),
@@ -58,10 +63,13 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
             *("return_prompt_token_ids", "return_entropy", "watermarking", "return_token_offsets"),
             *("return_prompt_text", "return_mm_kwargs", "return_sampling_mask"),
             *("return_routed_experts", "enable_response_messages", "echo", "post_sampling_probs"),
+            *("grammar_lazy", "reasoning_in_content"),
         ),
         (False,),
     ),
-    "logits_processors": ([],),
+    **dict.fromkeys(("logits_processors", "grammar_triggers", "preserved_tokens", "lora"), ([],)),
+    "adaptive_target": (-1,),
+    "generation_prompt": ("",),
     "custom_logit_processor": ("",),
     "truncation_side": ("left",),
     "include_reasoning": (True,),
@@ -86,6 +94,7 @@ INSTEAD = {
     "audio": "the server takes and gives text alone",
     "separate_reasoning": "reasoning always stands in a field of its own",
     "guided_whitespace_pattern": "send guided_grammar or guided_regex, which say where spaces go",
+    "lora": "an adapter has a name of its own: send it as model",
     "lora_path": "an adapter has a name of its own: send it as model",
     "repeat_last_n": "penalties look at all tokens: send -1",
     "session_params": "send the whole prompt; what it begins with is cached",

@@ -320,18 +320,27 @@ class ChatBody(SamplingBody):
         )
 
 
-class TokenizeBody(KnownElsewhere):
-    """POST /tokenize: a prompt, the messages of a chat, or llama.cpp's content."""
+class TemplateBody(KnownElsewhere):
+    """A chat of which only the prompt is asked for: POST /apply-template."""
 
     model: str | None = None
-    prompt: str | None = None
-    messages: Some[Message] | None = None
+    messages: Some[Message]
     tools: Many[ToolBody] | None = None
-    add_special_tokens: bool | None = None  # default: of a prompt
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    def chat(self) -> ChatBody:
+        return ChatBody(**{name: getattr(self, name) for name in TemplateBody.model_fields})
+
+
+class TokenizeBody(TemplateBody):
+    """POST /tokenize: a prompt, the messages of a chat, or llama.cpp's content."""
+
+    messages: Some[Message] | None = None  # type: ignore[assignment]
+    prompt: str | None = None
+    add_special_tokens: bool | None = None  # default: of a prompt
     return_token_strs: bool = False
     content: str | None = None
     add_special: bool = False
