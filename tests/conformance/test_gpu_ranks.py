@@ -4,14 +4,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hunch import LLM, SamplingParams
 from hunch.step.host_step import HostStep
 from stand_in import lead_by_host
 from tiny_models import write_llama
 
-pytestmark = pytest.mark.gpu
-# Both ranks may be on the same GPU.
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="each rank has a GPU of its own"),
+]
 GPU: dict[str, Any] = {
     "device": "cuda", "dtype": "bfloat16", "kv_bytes": 50_000_000, "max_num_seqs": 2,
     "tensor_parallel_size": 2,

@@ -108,6 +108,10 @@ def test_so_it_is_on_a_gpu(native_pair, dtype):
     from hunch.models.cuda import CudaDecoder
 
     theirs, weights = native_pair
+    if theirs.config.model_type == "mamba2" and not hasattr(
+        theirs.backbone.layers[0].mixer.norm, "group_size"
+    ):
+        pytest.skip("this version of transformers norms all groups of Mamba 2 as one")
     model = CudaDecoder(load_decoder(weights, dtype=dtype, device="cuda"))
     check_drafts(model)
     half = copy.deepcopy(theirs).to(getattr(torch, dtype))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
-from math import inf, log2
+from math import log2
 from time import perf_counter
 
 import numpy as np
@@ -18,7 +18,6 @@ import numpy as np
 from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.costs import Flow, StepCosts, step_key, target_seconds
 from hunch.drafting.policy import (
-    FLOWING,
     MAX_MORE,
     NETWORK_PRIORS,
     OWN_TEXT,
@@ -26,6 +25,7 @@ from hunch.drafting.policy import (
     WITH_PHRASES,
     AcceptanceEstimate,
     SourceChoice,
+    flowing_gain,
     gain_of_rows,
 )
 from hunch.drafting.step_shapes import (
@@ -170,14 +170,14 @@ class CapturedPolicy:
         return best[self.sources.choose(row_R, rates)]
 
     def _tokens(self, row_R: np.ndarray, num_rows: int) -> dict[StepShape, float]:
-        """Expected tokens of a row by shape: weighted over rows, less the price of lost time."""
-        ids = row_R.tolist()
-        weight, most = (FLOWING, inf) if self.flow.is_on else (TOGETHER, MAX_MORE)
+        """Expected tokens of a row by shape: over all rows, less the price of lost time."""
+        ids, is_flowing = row_R.tolist(), self.flow.is_on
         tokens = dict.fromkeys(self.shapes.at(num_rows), 1.0 + self.margin)
         for source, sizes in self.shapes.sizes_at(num_rows).items():
             gains = zip(*self._gains(ids, sizes, source), strict=True)
             for size, some in zip(sizes, gains, strict=True):
-                tokens[StepShape(size, source)] = 1.0 + gain_of_rows(some, weight, most)
+                gain = flowing_gain(some) if is_flowing else gain_of_rows(some, TOGETHER, MAX_MORE)
+                tokens[StepShape(size, source)] = 1.0 + gain
         named = {self.by_network[row] for row in ids} if self.network.priors else {None}
         only = named.pop() if len(named) == 1 else None  # the same for all requests
         for shape in tokens if self.costs.is_measured or only is not None else ():

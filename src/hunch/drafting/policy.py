@@ -24,21 +24,28 @@ from hunch.drafting.step_shapes import DraftSource, RowLengths, StepShape, StepS
 
 # --- the choice -----------------------------------------------------------------------------------
 
-# Weight of the rows' mean gain beyond the smallest gain of a row: for requests that came together,
-# and while requests keep coming. MAX_MORE: the most tokens beyond the smallest gain that count, in
-# captured steps of requests that came together.
-TOGETHER, FLOWING, MAX_MORE = 0.35, 0.5, 1.0
+# For requests that came together: the weight of the rows' mean gain beyond the smallest gain of a
+# row, and the most tokens beyond the smallest gain that count in captured steps.
+TOGETHER, MAX_MORE = 0.35, 1.0
 
 
 def gain_of_rows(gains: Sequence[float], weight: float, most: float = inf) -> float:
-    """The gain of a step, from the tokens that each of its rows gains.
+    """The gain of a step of requests that came together, from the tokens that each row gains.
 
-    All rows of a step wait for all nodes that it checks, and requests that came together are done
-    when the last of them is. So the smallest gain counts most. While requests keep coming, a row
-    that ends early makes room for the next request, so the mean counts for more.
+    All rows of a step wait for all nodes that it checks, and such requests are done when the last
+    of them is. So the smallest gain counts most.
     """
     least = min(gains)
     return least + weight * min(sum(gains) / len(gains) - least, most)
+
+
+def flowing_gain(gains: Sequence[float]) -> float:
+    """The gain of a step while requests keep coming, from the tokens that each row gains.
+
+    A row that ends early makes room for the next request. So what counts is how many steps a token
+    takes on average, which the harmonic mean of the rows' tokens per step says.
+    """
+    return len(gains) / sum([1.0 / (1.0 + gain) for gain in gains]) - 1.0
 
 
 def best_rate(tokens: Sequence[float], seconds: Sequence[float], margin: float = 0.0) -> int:
