@@ -36,13 +36,14 @@ class PackedSteps:
         self.device, self.can_capture = student.target.device, student.can_capture
         self._flat = torch.zeros(sum(self.shape.sizes), dtype=torch.int32, device=self.device)
         self._late = torch.zeros((), device=self.device)
+        self._loss = torch.zeros((), device=self.device)  # of the last step, captured or not
         self._graph: Graph | None = None
 
     def packs(self, seed: int, epoch: int) -> Iterator[Pack]:
         return map(self.kept.placed, self.kept.laid.packs(self.shape, seed, epoch))
 
     def learn(self, pack: Pack, late: float) -> Tensor:
-        """Take one optimiser step on a pack; returns the loss.
+        """Take one optimiser step on a pack; returns the loss, which the next step overwrites.
 
         late: goes from 0 to 1 during training, for losses that change.
         """
@@ -59,8 +60,7 @@ class PackedSteps:
             )
         else:
             self._graph.replay()
-        found: Tensor = self._graph.outputs
-        return found
+        return self._loss
 
     def _step(self, inputs: PackInputs) -> Tensor:
         opinions, states = self.kept.opinions(inputs), self.kept.states(inputs)
@@ -70,4 +70,4 @@ class PackedSteps:
         tensors = self.student.tensors
         grads = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
         self.optimiser.move(dict(zip(tensors, grads, strict=True)))
-        return loss.detach()
+        return self._loss.copy_(loss.detach())
