@@ -21,6 +21,8 @@ ifneq ($(JOBS),1)
 test: export OMP_NUM_THREADS = 1
 SHARED := -n $(JOBS) --dist worksteal
 endif
+# Programs that tests start find hunch compiled, also where the shell forbids to write bytecode.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(SHARED)
 

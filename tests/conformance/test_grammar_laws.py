@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -164,8 +165,16 @@ def test_forced_tokens_are_drafted_for_free(tiny_llm: Callable[..., LLM]) -> Non
     assert output.stats["steps"] < 0.7 * len(output.outputs[0].token_ids)
 
 
-@pytest.mark.parametrize("verifier", sorted(set(VERIFIERS) - {"exact"}))
-@pytest.mark.parametrize("speculate", ["draft", "draft:tree=fixed:branch=2", "suffix"])
+TREE = "draft:tree=fixed:branch=2"
+
+
+@pytest.mark.parametrize(
+    ("speculate", "verifier"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.slow] * (pair == (TREE, "block")))
+        for pair in product(("draft", TREE, "suffix"), sorted(set(VERIFIERS) - {"exact"}))
+    ],
+)
 def test_other_verifiers_follow_the_grammar_too(
     verifier: str, speculate: str, tiny_llm: Callable[..., LLM], plain: dict[Any, Any]
 ) -> None:

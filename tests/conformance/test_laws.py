@@ -79,6 +79,9 @@ def plain(tiny_llm: Callable[..., LLM]) -> dict[str, list[list[tuple[list[int], 
 DAILY = ("batch of 16", "small chunks", "depth 1, few blocks")
 # What differs from another method in little that engines matter to: one engine a day is enough.
 ALIKE = ("dflash", "dflash2", "text", "merge", "synthetic")
+# Of methods without a network: the default one, and one that drafts trees. The others reach no
+# further into an engine.
+EVERYWHERE = ("auto", "recycling")
 
 
 def is_daily(name: str, engine: str) -> bool:
@@ -86,7 +89,7 @@ def is_daily(name: str, engine: str) -> bool:
         return engine == DAILY[-1]
     if engine == "small chunks" and name in NETWORKS:
         return name in ("draft", "eagle3")  # chunks reach networks by one way with KV
-    return name not in NETWORKS or engine in DAILY
+    return name in EVERYWHERE or engine in DAILY
 
 
 PAIRS = [
@@ -177,7 +180,13 @@ def test_a_request_without_a_seed_reports_the_one_it_got(tiny_llm: Callable[...,
     assert again.outputs[0].token_ids == first.outputs[0].token_ids
 
 
-@pytest.mark.parametrize("name", sorted(set(DRAFTERS) - {"off"}))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[SLOW] * (name in (*ALIKE, "eagle", "mtp")))  # eagle3 is daily
+        for name in sorted(set(DRAFTERS) - {"off"})
+    ],
+)
 def test_a_prediction_changes_the_time_and_never_the_text(
     name: str, tiny_llm: Callable[..., LLM], plain: dict[str, list]
 ) -> None:

@@ -48,15 +48,16 @@ def started(folder: Path, *methods: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_rehearsal_notes_every_kernel_and_workers_compile_them(tmp_path: Path) -> None:
-    reports = started(tmp_path, "off", "suffix")
-    assert len(reports) == 2
-    for report in reports:
-        assert report["in_start"] > 10
-        assert report["noted"] > report["in_start"] + 2  # those of steps with extras
-        assert report["missed"] == report["needless"] == []
-        assert report["compiled"] == [True, True]
-        assert report["found"] == 2
+@pytest.mark.parametrize("method", ["suffix", pytest.param("off", marks=pytest.mark.slow)])
+def test_a_rehearsal_notes_every_kernel_and_workers_compile_them(
+    method: str, tmp_path: Path
+) -> None:
+    (report,) = started(tmp_path, method)
+    assert report["in_start"] > 10
+    assert report["noted"] > report["in_start"] + 2  # those of steps with extras
+    assert report["missed"] == report["needless"] == []
+    assert report["compiled"] == [True, True]
+    assert report["found"] == 2
 
 
 def test_workers_compile_what_a_launch_compiles(tmp_path: Path) -> None:
