@@ -128,9 +128,21 @@ CASES |= {
         | {"linear_attn_alpha_factor": 2.1, "linear_attn_beta_factor": 0.6, "mlp_beta_factor": 0.9},
     ),
 }
+# As wide as keys: transformers saves the taps of all three in parts of one size.
+OLMO = COMMON | {"linear_num_value_heads": 2, "linear_value_head_dim": 16, "pad_token_id": 0}
+OLMO |= {"num_key_value_heads": 2, "eos_token_id": 1}
+CASES |= {
+    "olmo hybrid": ("OlmoHybrid", OLMO),
+    "olmo hybrid, not turned": (
+        "OlmoHybrid",
+        OLMO
+        | {"layer_types": MIXED, "rope_parameters": {"rope_theta": None, "rope_type": "default"}}
+        | {"linear_allow_neg_eigval": False, "rms_norm_eps": 1e-3, "attention_bias": True},
+    ),
+}
 # What the kernels do not know.
 BY_TORCH = ("mamba", "falcon mamba", "nemotron h, narrow experts", "jamba", "jamba, no experts")
-BY_TORCH += ("minimax", "minimax, scaled")
+BY_TORCH += ("minimax", "minimax, scaled", "olmo hybrid", "olmo hybrid, not turned")
 # transformers in float32 is up to 4e-4 away from itself in float64 on some CPUs.
 CLOSE = {"atol": 1e-3, "rtol": 1e-3}
 IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()

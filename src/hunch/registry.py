@@ -153,6 +153,7 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "BambaForCausalLM": "hunch.models.families.bamba:Bamba",
     "JambaForCausalLM": "hunch.models.families.jamba:Jamba",
     "FalconMambaForCausalLM": "hunch.models.families.mamba:FalconMamba",
+    "OlmoHybridForCausalLM": "hunch.models.families.olmo:OlmoHybrid",
     "MambaForCausalLM": "hunch.models.families.mamba:Mamba1",
     "Mamba2ForCausalLM": "hunch.models.families.mamba:Mamba2",
     "FalconH1ForCausalLM": "hunch.models.families.falcon_h1:FalconH1",

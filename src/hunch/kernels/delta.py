@@ -29,6 +29,9 @@ class DeltaShape(Recurrence):
     v_dim: int
     num_taps: int  # tokens that the convolution sees, its own included
     is_tiled: bool = False  # value head n has key head n % K; else n // (N / K)
+    beta_scale: float = 1.0  # 2: a state may turn against what it was
+    read_eps: float | None = None  # of the norm of what is read; None: the model's
+    is_apart: bool = False  # files hold queries, keys and values, and their taps, apart
 
     @property
     def key_width(self) -> int:
@@ -67,7 +70,7 @@ class DeltaShape(Recurrence):
         decay_N = torch.exp(weights.rate_N * functional.softplus(decay_N + weights.bias_N))
         state_NHD = state_NHD * decay_N[:, None, None]
         seen_ND = (state_NHD * k_NH1).sum(1)
-        new_ND = (v_ND - seen_ND) * sigmoid(beta_N)[:, None]
+        new_ND = (v_ND - seen_ND) * (self.beta_scale * sigmoid(beta_N))[:, None]
         state_NHD = state_NHD + k_NH1 * new_ND[:, None]
         return state_NHD, (state_NHD * q_NH1).sum(1)
 

@@ -22,6 +22,8 @@ def knows(shape: Recurrence | None, num_lanes: int) -> bool:
     """Whether the kernels compute it, if there is one: their rows are of whole vectors."""
     if shape is None or isinstance(shape, SelectiveShape | LightningShape):
         return shape is None
+    if isinstance(shape, DeltaShape) and shape.is_apart:
+        return False
     widths = [width for width in shape.state[1:] if width]
     if isinstance(shape, SsmShape):
         widths.append(shape.value_width // shape.num_groups)

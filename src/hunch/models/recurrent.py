@@ -136,13 +136,15 @@ def build_half(spec: ModelSpec, source: Source, prefix: str, layer: int, names: 
 def build_recurrent(spec: ModelSpec, source: Source, prefix: str, layer: int) -> Recurrent:
     """What a layer has in attention's place; arrange.py has taken apart what files fuse."""
     shape = spec.recurrence
-    if isinstance(shape, DeltaShape):
+    if isinstance(shape, DeltaShape) and not shape.is_apart:
         return _build_delta(spec, shape, source, prefix, layer)
     if source.group.size > 1:
         raise ConfigError(
             f"tensor_parallel_size={source.group.size}: the recurrent layers of "
             f"{spec.architecture} are not split over processes; leave it at 1"
         )
+    if isinstance(shape, DeltaShape):
+        return _build_delta_apart(spec, shape, source, prefix, layer)
     if isinstance(shape, ConvShape):
         return _build_conv(shape, source, prefix, spec.place_of(layer))
     if isinstance(shape, SelectiveShape):
@@ -208,6 +210,33 @@ def _build_delta(
         spec.norm_eps,
         source.row_linear(f"{prefix}out_proj", spec.width, width, has_bias=False, part=values),
         local_delta(shape, source.group),
+        spec.place_of(layer),
+    )
+
+
+def _build_delta_apart(
+    spec: ModelSpec, shape: DeltaShape, source: Source, prefix: str, layer: int
+) -> GatedDelta:
+    """The same by OLMo's names, from one matrix for each part."""
+    count, keys, values = shape.num_v_heads, shape.key_width, shape.value_width
+    sizes = {"q": keys, "k": keys, "v": values, "b": count, "a": count, "g": values}
+    conv_C1J = torch.cat(
+        [
+            source.floats(f"{prefix}{part}_conv1d.weight", sizes[part], 1, shape.num_taps)
+            for part in "qkv"
+        ]
+    )
+    return GatedDelta(
+        source.linear(
+            tuple(f"{prefix}{part}_proj" for part in sizes), tuple(sizes.values()), spec.width
+        ),
+        as_taps(conv_C1J),
+        -source.floats(f"{prefix}A_log", count).exp(),
+        source.floats(f"{prefix}dt_bias", count),
+        source.floats(f"{prefix}o_norm.weight", shape.v_dim),
+        spec.norm_eps if shape.read_eps is None else shape.read_eps,
+        source.row_linear(f"{prefix}o_proj", spec.width, values, has_bias=False),
+        shape,
         spec.place_of(layer),
     )
 

@@ -1,5 +1,5 @@
-"""OLMo 1 to 3, OLMoE, FlexOlmo, EXAONE 4, K-EXAONE, AFMoE, Kolibri: norms of branches, of heads, or
-weightless."""
+"""OLMo 1 to 3 and Hybrid, OLMoE, FlexOlmo, EXAONE 4, K-EXAONE, AFMoE, Kolibri: norms of branches,
+of heads, or weightless."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from hunch.models.reading import (
     refuse,
     windows_of,
 )
+from hunch.models.recurrent import FULL, LINEAR, read_delta
 from hunch.models.spec import ModelSpec
 
 _NAMES = Names(attn_out_norm="post_attention_layernorm", mlp_out_norm="post_feedforward_layernorm")
@@ -77,6 +78,47 @@ class Olmo3(Olmo2):
             more_ropes=(read_rope(config, spec.head_dim, local or {"rope_type": "default"}),),
             rope_of=tuple(int(window is not None) for window in windows),
         )
+
+
+class OlmoHybrid(Olmo2):
+    """Three of four layers are gated delta nets, with norms before their halves."""
+
+    names = replace(
+        _NAMES,
+        aliases=(
+            ("attention_layer_norm", "input_layernorm"),
+            ("feedforward_layer_norm", "post_attention_layernorm"),
+        ),
+    )
+
+    @classmethod
+    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
+        refuse(config, "hidden_act", "silu")  # of the convolutions too
+        for key in ("a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor"):
+            config.get(f"linear_{key}")  # of how it is drawn
+        has_no_rope = "rope_theta" in config and config.get("rope_theta") is None
+        given = Defaulted(config, {"rms_norm_eps": 1e-6})
+        spec = super().read_config(given, architecture)
+        num_keys = read_int(config, "linear_num_key_heads", spec.num_heads)
+        k_dim = read_int(config, "linear_key_head_dim", int(0.75 * spec.width / num_keys))
+        types = [FULL if layer % 4 == 3 else LINEAR for layer in range(spec.num_layers)]
+        types = types if FULL in types else [*types[:-1], FULL]
+        delta = read_delta(
+            Defaulted({
+                "layer_types": config.get("layer_types") or types,
+                "linear_num_key_heads": num_keys,
+                "linear_num_value_heads": config.get("linear_num_value_heads") or spec.num_heads,
+                "linear_key_head_dim": k_dim,
+                "linear_value_head_dim": config.get("linear_value_head_dim") or 2 * k_dim,
+            }, config),
+            spec.num_layers,
+        )  # fmt: skip
+        beta_scale = 2.0 if config.get("linear_allow_neg_eigval", True) else 1.0
+        delta["recurrence"] = replace(
+            delta["recurrence"], beta_scale=beta_scale, read_eps=1e-5, is_apart=True
+        )
+        rope = RopeSpec(rope_type="none") if has_no_rope else spec.rope
+        return replace(spec, **delta, rope=rope)
 
 
 class Olmoe(Llama):
