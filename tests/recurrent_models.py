@@ -140,9 +140,33 @@ CASES |= {
         | {"linear_allow_neg_eigval": False, "rms_norm_eps": 1e-3, "attention_bias": True},
     ),
 }
+KIMI = {key: COMMON[key] for key in ("vocab_size", "hidden_size", "intermediate_size")}
+KIMI |= {"num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2}
+KIMI |= {"kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 16}
+KIMI |= {"linear_head_dim": 16, "linear_num_heads": 3, "moe_intermediate_size": 16}
+KIMI |= {"num_experts": 6, "num_experts_per_tok": 2, "max_position_embeddings": 256}
+KIMI |= {"pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 1}
+CASES |= {
+    "kimi linear": ("KimiLinear", KIMI | {"layer_types": MIXED}),
+    "kimi linear, as published": (
+        "KimiLinear",
+        KIMI
+        | {"q_lora_rank": 24, "n_group": 3, "topk_group": 2, "num_shared_experts": 2}
+        | {
+            "linear_attn_config": {
+                "full_attn_layers": [2],
+                "kda_layers": [1, 3, 4],
+                "head_dim": 32,
+                "num_heads": 2,
+                "short_conv_kernel_size": 3,
+            }
+        },
+    ),
+}
 # What the kernels do not know.
 BY_TORCH = ("mamba", "falcon mamba", "nemotron h, narrow experts", "jamba", "jamba, no experts")
 BY_TORCH += ("minimax", "minimax, scaled", "olmo hybrid", "olmo hybrid, not turned")
+BY_TORCH += ("kimi linear", "kimi linear, as published")
 # transformers in float32 is up to 4e-4 away from itself in float64 on some CPUs.
 CLOSE = {"atol": 1e-3, "rtol": 1e-3}
 IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()

@@ -154,6 +154,7 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "JambaForCausalLM": "hunch.models.families.jamba:Jamba",
     "FalconMambaForCausalLM": "hunch.models.families.mamba:FalconMamba",
     "OlmoHybridForCausalLM": "hunch.models.families.olmo:OlmoHybrid",
+    "KimiLinearForCausalLM": "hunch.models.families.kimi_linear:KimiLinear",
     "MambaForCausalLM": "hunch.models.families.mamba:Mamba1",
     "Mamba2ForCausalLM": "hunch.models.families.mamba:Mamba2",
     "FalconH1ForCausalLM": "hunch.models.families.falcon_h1:FalconH1",

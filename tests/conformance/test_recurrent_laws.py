@@ -82,8 +82,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         BARE | {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 16},
     ),
     "mamba 1": ("FalconMambaForCausalLM", BARE | {"state_size": 16}),
+    "lightning": ("MiniMaxForCausalLM", PLAIN | {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "channel by channel": (
+        "KimiLinearForCausalLM",
+        {key: value for key, value in PLAIN.items() if key != "head_dim"}
+        | {"kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 16}
+        | {"linear_head_dim": 16, "linear_num_heads": 3, "moe_intermediate_size": 32}
+        | {"num_experts": 6, "num_experts_per_tok": 2, "rope_theta": None},
+    ),
 }
-BY_TORCH = ("mamba 1",)  # the kernels do not know it
+BY_TORCH = ("mamba 1", "lightning", "channel by channel")  # the kernels do not know them
 OTHERS = sorted(set(KINDS) - {"delta"})
 
 

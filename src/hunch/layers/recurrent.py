@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hunch.errors import UnsupportedModelError
 from hunch.kernels.activation import sigmoid
-from hunch.kernels.delta import DeltaShape, DeltaWeights
+from hunch.kernels.delta import ChannelDeltaShape, DeltaShape, DeltaWeights
 from hunch.kernels.lightning import LightningShape, LightningWeights
 from hunch.kernels.recurrence import Recurrence
 from hunch.kernels.selective import SelectiveShape, SelectiveWeights
@@ -52,6 +52,12 @@ class Recurrent(Part):
     def weights(self) -> Any:
         """What the recurrence folds tokens in with."""
 
+    def projected(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs of the recurrence, TI, and the gate of what is read, TZ."""
+        sizes = (self.shape.num_inputs, self.shape.value_width)
+        inputs_TI, gate_TZ = self.inputs(x_TE).split_with_sizes(sizes, dim=-1)
+        return inputs_TI, gate_TZ
+
     @abstractmethod
     def gated(self, read_TND: Tensor, gate_TZ: Tensor) -> Tensor:
         """What the last product takes, TZ; float32."""
@@ -59,8 +65,7 @@ class Recurrent(Part):
     def __call__(self, x_TE: Tensor, attend: Attend) -> Tensor:
         if not isinstance(attend, Recurs):
             raise UnsupportedModelError("this recipe reads texts in a way recurrent layers cannot")
-        sizes = (self.shape.num_inputs, self.shape.value_width)
-        inputs_TI, gate_TZ = self.inputs(x_TE).split_with_sizes(sizes, dim=-1)
+        inputs_TI, gate_TZ = self.projected(x_TE)
         read_TND = attend.recur(inputs_TI, self.shape, self.weights, self.layer)
         return self.out(self.gated(read_TND, gate_TZ).to(x_TE.dtype))
 
@@ -91,9 +96,44 @@ class GatedDelta(Recurrent):
 
     def gated(self, read_TND: Tensor, gate_TZ: Tensor) -> Tensor:
         """Each head normed, then times silu of the gate."""
-        square_TN1 = read_TND.square().mean(-1, keepdim=True)
-        normed_TND = read_TND * torch.rsqrt(square_TN1 + self.eps) * self.norm_D
-        return normed_TND.flatten(1) * _silu(gate_TZ.float())
+        return _normed(read_TND, self.eps, self.norm_D).flatten(1) * _silu(gate_TZ.float())
+
+
+class ChannelDelta(Recurrent):
+    """A gated delta net that forgets channel by channel. Its first product gives, after the
+    channels and what beta comes from, what two further products make decays and the gate of."""
+
+    def __init__(
+        self,
+        inputs: Linear,
+        decay: Linear,
+        gate: Linear,
+        weights: DeltaWeights,
+        norm_D: Tensor,  # float32
+        eps: float,
+        out: Linear,
+        shape: ChannelDeltaShape,
+        layer: int,
+    ) -> None:
+        super().__init__(inputs, out, layer)
+        self.shape: ChannelDeltaShape = shape
+        self.decay, self.gate = decay, gate
+        self.conv_JC, self.rate_N, self.bias_Z = weights.conv_JC, weights.rate_N, weights.bias_N
+        self.norm_D, self.eps = norm_D, eps
+
+    @property
+    def weights(self) -> DeltaWeights:
+        return DeltaWeights(self.conv_JC, self.rate_N, self.bias_Z)
+
+    def projected(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
+        rank = self.shape.head_dim
+        first = self.shape.num_channels + self.shape.num_heads
+        own_TI, decay_TR, gate_TR = self.inputs(x_TE).split_with_sizes((first, rank, rank), dim=-1)
+        return torch.cat((own_TI, self.decay(decay_TR)), dim=-1), self.gate(gate_TR)
+
+    def gated(self, read_TND: Tensor, gate_TZ: Tensor) -> Tensor:
+        """Each head normed, then times the sigmoid of the gate."""
+        return _normed(read_TND, self.eps, self.norm_D).flatten(1) * sigmoid(gate_TZ.float())
 
 
 class Mamba(Recurrent):
@@ -198,12 +238,15 @@ class Lightning(Recurrent):
         return LightningWeights(self.kept_N)
 
     def gated(self, read_TND: Tensor, gate_TZ: Tensor) -> Tensor:
-        read_TZ = read_TND.flatten(1)
-        scale_T1 = torch.rsqrt(read_TZ.square().mean(-1, keepdim=True) + _LIGHTNING_EPS)
-        return read_TZ * scale_T1 * self.norm_Z * sigmoid(gate_TZ.float())
+        read_TZ = _normed(read_TND.flatten(1), _LIGHTNING_EPS, self.norm_Z)
+        return read_TZ * sigmoid(gate_TZ.float())
 
 
 _LIGHTNING_EPS = 1e-6  # whatever the model's other norms have
+
+
+def _normed(x: Tensor, eps: float, weight: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
 
 def _silu(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hunch.kernels.activation import KERNEL_NAMES
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.delta import DeltaShape
+from hunch.kernels.delta import ChannelDeltaShape, DeltaShape
 from hunch.kernels.gpu_activation import activated, gated_by
 from hunch.kernels.gpu_attention import attention
 from hunch.kernels.gpu_fused import RowNorm, add_norm, rope_kv
@@ -376,6 +376,7 @@ def unknown_to_kernels(spec: ModelSpec, dtype: torch.dtype) -> dict[str, bool]:
         "Mamba 1 layers": isinstance(shape, SelectiveShape),
         "lightning attention": isinstance(shape, LightningShape),
         "delta nets of OLMo's form": isinstance(shape, DeltaShape) and shape.is_apart,
+        "delta nets of Kimi's form": isinstance(shape, ChannelDeltaShape),
         "norms inside attention and MLPs": spec.has_inner_norms,
         "products that round their inputs": spec.input_bits > 0,
         "several streams side by side": spec.streams is not None,

@@ -114,5 +114,5 @@ def _attention(spec: ModelSpec, source: Source, prefix: str, layer: int) -> Late
             f"{prefix}o_proj", width, heads * values, has_bias=bias, part=part(values)
         ),
         Heads(num_heads=last - first, num_kv_heads=1, head_dim=spec.head_dim, scale=shape.scale),
-        layer,
+        spec.place_of(layer),
     )

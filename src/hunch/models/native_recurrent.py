@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hunch.kernels.delta import DeltaShape
+from hunch.kernels.delta import ChannelDeltaShape, DeltaShape
 from hunch.kernels.lightning import LightningShape
 from hunch.kernels.native_structs import RULES, NativePart, RecurrentStruct
 from hunch.kernels.recurrence import Recurrence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def knows(shape: Recurrence | None, num_lanes: int) -> bool:
     """Whether the kernels compute it, if there is one: their rows are of whole vectors."""
-    if shape is None or isinstance(shape, SelectiveShape | LightningShape):
+    if shape is None or isinstance(shape, SelectiveShape | LightningShape | ChannelDeltaShape):
         return shape is None
     if isinstance(shape, DeltaShape) and shape.is_apart:
         return False

@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hunch.errors import ConfigError, ModelFormatError, UnsupportedModelError
-from hunch.kernels.delta import DeltaShape
+from hunch.kernels.delta import ChannelDeltaShape, DeltaShape, DeltaWeights
 from hunch.kernels.lightning import LightningShape
 from hunch.kernels.recurrence import Recurrence
 from hunch.kernels.selective import SelectiveShape
@@ -21,6 +22,7 @@ from hunch.layers.norm import RMSNorm
 from hunch.layers.recurrent import (
     BothBlock,
     CarriedBlock,
+    ChannelDelta,
     GatedDelta,
     HalfBlock,
     Lightning,
@@ -145,6 +147,8 @@ def build_recurrent(spec: ModelSpec, source: Source, prefix: str, layer: int) ->
         )
     if isinstance(shape, DeltaShape):
         return _build_delta_apart(spec, shape, source, prefix, layer)
+    if isinstance(shape, ChannelDeltaShape):
+        return _build_channel_delta(spec, shape, source, prefix, layer)
     if isinstance(shape, ConvShape):
         return _build_conv(shape, source, prefix, spec.place_of(layer))
     if isinstance(shape, SelectiveShape):
@@ -220,22 +224,53 @@ def _build_delta_apart(
     """The same by OLMo's names, from one matrix for each part."""
     count, keys, values = shape.num_v_heads, shape.key_width, shape.value_width
     sizes = {"q": keys, "k": keys, "v": values, "b": count, "a": count, "g": values}
-    conv_C1J = torch.cat(
-        [
-            source.floats(f"{prefix}{part}_conv1d.weight", sizes[part], 1, shape.num_taps)
-            for part in "qkv"
-        ]
-    )
     return GatedDelta(
         source.linear(
             tuple(f"{prefix}{part}_proj" for part in sizes), tuple(sizes.values()), spec.width
         ),
-        as_taps(conv_C1J),
+        _taps_apart(source, prefix, (keys, keys, values), shape.num_taps),
         -source.floats(f"{prefix}A_log", count).exp(),
         source.floats(f"{prefix}dt_bias", count),
         source.floats(f"{prefix}o_norm.weight", shape.v_dim),
         spec.norm_eps if shape.read_eps is None else shape.read_eps,
         source.row_linear(f"{prefix}o_proj", spec.width, values, has_bias=False),
+        shape,
+        spec.place_of(layer),
+    )
+
+
+def _taps_apart(source: Source, prefix: str, sizes: Sequence[int], num_taps: int) -> Tensor:
+    """Taps of queries, keys and values, as one."""
+    each = [
+        source.floats(f"{prefix}{part}_conv1d.weight", size, 1, num_taps)
+        for part, size in zip("qkv", sizes, strict=True)
+    ]
+    return as_taps(torch.cat(each))
+
+
+def _build_channel_delta(
+    spec: ModelSpec, shape: ChannelDeltaShape, source: Source, prefix: str, layer: int
+) -> ChannelDelta:
+    count, rank, width = shape.num_heads, shape.head_dim, shape.value_width
+    parts = {"q": width, "k": width, "v": width, "b": count, "f_a": rank, "g_a": rank}
+    rate_N = source.floats(f"{prefix}A_log", 1, 1, count, 1).flatten()
+    decay, gate = (
+        source.linear((f"{prefix}{part}_b_proj",), (width,), rank) for part in ("f", "g")
+    )
+    return ChannelDelta(
+        source.linear(
+            tuple(f"{prefix}{part}_proj" for part in parts), tuple(parts.values()), spec.width
+        ),
+        decay,
+        gate,
+        DeltaWeights(
+            _taps_apart(source, prefix, (width,) * 3, shape.num_taps),
+            -rate_N.exp(),
+            source.floats(f"{prefix}dt_bias", width),
+        ),
+        source.floats(f"{prefix}o_norm.weight", rank),
+        spec.norm_eps,
+        source.row_linear(f"{prefix}o_proj", spec.width, width, has_bias=False),
         shape,
         spec.place_of(layer),
     )

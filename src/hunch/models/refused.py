@@ -7,7 +7,7 @@ _CAUSAL = {
         *("Zamba", "Zamba2"),
     ),
     "it has recurrent layers of a kind that is not known here": (
-        *("BailingHybrid", "KimiLinear", "RecurrentGemma", "Rwkv"),
+        *("BailingHybrid", "RecurrentGemma", "Rwkv"),
         "xLSTM",
     ),
     "its layers convolve over tokens": ("Inkling", "Lfm3"),

@@ -10,9 +10,9 @@ from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
 from hunch.layers.attention import Attend
 from hunch.layers.experts import ExpertSpec
-from hunch.layers.latent import ExactTailPaged, LatentBlock, TailPaged
+from hunch.layers.latent import ExactTailPaged, TailPaged
 from hunch.models.build import Names
-from hunch.models.decoder import Decoder
+from hunch.models.decoder import AnyBlock, Decoder
 from hunch.models.experts import ExpertNames, first_dense, read_deepseek_experts
 from hunch.models.latent import build_latent_block, read_latent
 from hunch.models.reading import Config, Defaulted, read_attn_biases, read_float, read_int, refuse
@@ -60,7 +60,7 @@ class Youtu(Decoder):
         spec = read_latent(Defaulted(config, _DEFAULTS.get(architecture, {})), architecture)
         return replace(spec, **read_attn_biases(config))
 
-    def build_layer(self, source: Source, prefix: str, layer: int) -> LatentBlock:
+    def build_layer(self, source: Source, prefix: str, layer: int) -> AnyBlock:
         return build_latent_block(self.spec, source, prefix, layer, self.names)
 
     def attend(self, attn: AttnInputs, kv: KVCache) -> Attend:

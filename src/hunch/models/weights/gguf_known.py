@@ -77,7 +77,6 @@ _VECTORS = "it gives texts as vectors and writes none"
 REASONS: dict[str, str] = {  # general.architecture -> why it is not computed
     name: REFUSED[f"{ours}ForCausalLM"]
     for name, ours in {
-        "kimi-linear": "KimiLinear",
         **dict.fromkeys(("rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"), "Rwkv"),
     }.items()
 }
@@ -90,7 +89,7 @@ REASONS |= dict.fromkeys(
 )
 REASONS |= dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "it does not write left to right")
 REASONS |= dict.fromkeys(
-    ("bitnet", "deepseek32", "gemma3n", "glm-dsa", "jamba"),
+    ("bitnet", "deepseek32", "gemma3n", "glm-dsa", "jamba", "kimi-linear"),
     "it is not read from GGUF files; use its safetensors",
 )
 REASONS |= {
