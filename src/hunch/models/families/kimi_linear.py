@@ -10,7 +10,7 @@ from hunch.kernels.delta import ChannelDeltaShape
 from hunch.layers.rope import RopeSpec
 from hunch.models.build import Names
 from hunch.models.decoder import AnyBlock
-from hunch.models.experts import ExpertNames
+from hunch.models.experts import ExpertNames, read_count
 from hunch.models.families.deepseek import DeepseekV3
 from hunch.models.reading import Config, Defaulted, read_int, refuse
 from hunch.models.recurrent import FULL, LINEAR, build_recurrent_block, is_of_type
@@ -27,7 +27,6 @@ _NAMED = {  # DeepSeek's keys, and its own for the same
     "max_position_embeddings": ("model_max_length", 1 << 20),
     "norm_topk_prob": ("moe_renormalize", True),
     "n_group": ("num_expert_group", 1),
-    "n_routed_experts": ("num_experts", 256),
     "num_experts_per_tok": ("num_experts_per_token", 8),
     "n_shared_experts": ("num_shared_experts", 1),
 }
@@ -63,6 +62,8 @@ class KimiLinear(DeepseekV3):
             ours: config.get(ours, config.get(theirs, given))
             for ours, (theirs, given) in _NAMED.items()
         }
+        named["n_routed_experts"] = read_count(config, "num_experts", "num_local_experts")
+        config.get("num_local_experts")  # the same again, where a file has both
         nested: dict[str, Any] = config.get("linear_attn_config") or {}
         spec = super().read_config(Defaulted(named, Defaulted(config, _DEFAULTS)), architecture)
         types = [FULL if i and i % 4 == 0 else LINEAR for i in range(spec.num_layers)]
