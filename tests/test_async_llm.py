@@ -66,6 +66,58 @@ def test_cached_prefixes_are_forgotten(llm):
     assert first == third == 0 < second
 
 
+def test_a_pause_that_keeps_requests(plain, llm):
+    long = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+
+    async def ask():
+        outputs = []
+
+        async def read():
+            async for output in llm.generate(PROMPTS[0], long):
+                outputs.append(output)
+
+        running = asyncio.create_task(read())
+        while not outputs:
+            await asyncio.sleep(0.001)
+        await llm.pause_generation(mode="keep")
+        assert await llm.is_paused()
+        late = asyncio.create_task(_read(llm, PROMPTS[1], long))
+        await asyncio.sleep(0.05)
+        count = len(outputs)
+        await asyncio.sleep(0.1)
+        assert len(outputs) == count
+        assert not running.done()
+        assert not late.done()
+        await llm.resume_generation()
+        await running
+        return outputs[-1], (await late)[-1]
+
+    texts = [output.outputs[0].text for output in asyncio.run(ask())]
+    assert texts == [output.outputs[0].text for output in plain.generate(PROMPTS[:2], long)]
+
+
+@pytest.mark.parametrize(("mode", "reason"), [("wait", "length"), ("abort", "abort")])
+def test_a_pause_that_ends_requests_takes_no_others(llm, mode, reason):
+    long = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+
+    async def ask():
+        running = llm.generate(PROMPTS[0], long)
+        await anext(running)
+        pause = asyncio.create_task(llm.pause_generation(mode=mode, clear_cache=False))
+        last = [output async for output in running][-1]
+        await pause
+        assert last.outputs[0].finish_reason == reason
+        with pytest.raises(EngineError, match="resume_generation"):
+            await _read(llm, PROMPTS[1])
+        await llm.resume_generation()
+        assert not await llm.is_paused()
+        assert (await _read(llm, PROMPTS[1]))[-1].finished
+        with pytest.raises(RequestError, match="abort, wait or keep"):
+            await llm.pause_generation(mode="stop")
+
+    asyncio.run(ask())
+
+
 def test_outputs_hold_what_is_new_or_come_at_the_end(llm):
     asked = {"temperature": 0, "max_tokens": 12, "ignore_eos": True, "logprobs": 1, "n": 2}
     kinds = RequestOutputKind

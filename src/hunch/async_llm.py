@@ -11,13 +11,13 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, Self, Unpack
+from typing import Any, Literal, Self, Unpack
 
 from hunch.arguments import Arguments
 from hunch.compat import VllmCalls, wishes_of
 from hunch.config import DEFAULT_MODEL
 from hunch.engine_args import EngineArgs, UsageContext, check_plain
-from hunch.errors import EngineError, HunchError
+from hunch.errors import EngineError, HunchError, RequestError
 from hunch.llm import LLM
 from hunch.offline import check_process
 from hunch.prompts import Prompt, params_for, read_prompt
@@ -45,6 +45,8 @@ class AsyncLLM(VllmCalls):
         self._streams: dict[str, _Stream] = {}  # only the engine's thread changes it
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._trouble: Exception | None = None
+        self._is_paused = self._is_closed = False  # no steps are run; no requests are taken
+        self._pauses: list[tuple[Future[None], bool]] = []  # asked for, with whether to clear
         self._process = os.getpid()
         self._thread = Thread(target=self._work, name="hunch-engine", daemon=True)
         self._thread.start()
@@ -91,6 +93,9 @@ class AsyncLLM(VllmCalls):
         engine, stream = self._llm.engine, _Stream(asyncio.get_running_loop())
 
         def start() -> None:
+            if self._is_closed:
+                stream.put(EngineError("generation is paused: call resume_generation() first"))
+                return
             try:
                 engine.add(request_id, ids, params, prompt=text, stream=True)
             except HunchError as error:
@@ -134,6 +139,41 @@ class AsyncLLM(VllmCalls):
         )
         return await asyncio.wrap_future(done)
 
+    async def pause_generation(
+        self, *, mode: Literal["abort", "wait", "keep"] = "abort", clear_cache: bool = True
+    ) -> None:
+        """Run no steps until `resume_generation`. Running requests are ended (`abort`), answered
+        first (`wait`), or wait as they are (`keep`), with those that come meanwhile; in the other
+        modes new ones are refused. With `clear_cache`, prefixes are forgotten."""
+        self._check()
+        if mode not in ("abort", "wait", "keep"):
+            raise RequestError(f"pause_generation: mode={mode!r} must be abort, wait or keep")
+        done: Future[None] = Future()
+
+        def pause() -> None:
+            self._is_paused, self._is_closed = mode == "keep", mode != "keep"
+            for request_id in self._streams if mode == "abort" else ():
+                self._llm.engine.abort(request_id)
+            self._pauses.append((done, clear_cache))
+
+        self._orders.put(pause)
+        await asyncio.wrap_future(done)
+
+    async def resume_generation(self) -> None:
+        """Go on after `pause_generation`."""
+        self._check()
+        done: Future[None] = Future()
+
+        def resume() -> None:
+            self._is_paused = self._is_closed = False
+            done.set_result(None)
+
+        self._orders.put(resume)
+        await asyncio.wrap_future(done)
+
+    async def is_paused(self) -> bool:
+        return self._is_paused or self._is_closed
+
     @property
     def errored(self) -> bool:
         return self._trouble is not None
@@ -164,8 +204,9 @@ class AsyncLLM(VllmCalls):
         """What the engine's thread does: orders first, then a step while there is work."""
         try:
             while self._take_orders():
-                if self._llm.engine.has_work():
+                if self._llm.engine.has_work() and not self._is_paused:
                     self._deliver(self._llm.engine.step())
+                self._end_pauses()
             self._trouble = EngineError("it was shut down")
         except Exception as error:  # whatever it is, those who wait must hear of it
             log.exception("the engine stopped")
@@ -173,11 +214,13 @@ class AsyncLLM(VllmCalls):
         for stream in self._streams.values():
             stream.put(EngineError(f"the engine stopped: {self._trouble}"))
         self._streams.clear()
+        for done, _ in self._pauses:
+            done.set_exception(EngineError(f"the engine stopped: {self._trouble}"))
         self._llm.close()
 
     def _take_orders(self) -> bool:
         """Waits for one where nothing else is to do; False: shut down."""
-        is_idle = not self._llm.engine.has_work()
+        is_idle = self._is_paused or not self._llm.engine.has_work()
         while True:
             try:
                 order = self._orders.get(block=is_idle)
@@ -187,6 +230,16 @@ class AsyncLLM(VllmCalls):
                 return False
             order()
             is_idle = False
+
+    def _end_pauses(self) -> None:
+        """Tell who asked for a pause that it has begun."""
+        if not self._is_paused and self._streams:
+            return
+        for done, clears in self._pauses:
+            if clears:
+                self._llm.reset_cache(is_held_too=True)
+            done.set_result(None)
+        self._pauses.clear()
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         for output in outputs:
