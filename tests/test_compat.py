@@ -263,6 +263,8 @@ def test_methods_of_vllm_that_are_missing_say_what_to_do() -> None:
     llm = VllmCalls()
     with pytest.raises(AttributeError, match="beam_search searches"):
         _ = llm.beam_search
+    with pytest.raises(AttributeError, match="frees all memory"):
+        _ = llm.release_memory_occupation  # SGLang's
     with pytest.raises(AttributeError, match="no attribute 'foo'"):
         _ = llm.foo
     assert not hasattr(llm, "collective_rpc")

@@ -32,6 +32,7 @@ NAMES = [
     "request_inference_time_seconds",
     "request_prompt_tokens",
     "request_generation_tokens",
+    "request_max_num_generation_tokens",
     "request_params_n",
     "request_params_max_tokens",
     "request_success",
@@ -70,6 +71,7 @@ def test_metrics_have_vllms_names_and_count_what_happened(
     assert now["hunch:prompt_tokens_total"][()] == 15
     assert now["hunch:generation_tokens_total"][()] == 60
     assert now["hunch:request_success_total"][("length",)] == 3
+    assert now["vllm:request_max_num_generation_tokens_sum"][()] == 60
     assert now["hunch:time_to_first_token_seconds_count"][()] == 3
     assert now["hunch:inter_token_latency_seconds_count"][()] == 57
     assert now["hunch:http_requests_total"][(COMPLETE, "200")] == 3

@@ -78,7 +78,7 @@ _AS_VLLM = frozenset(
     | {"num_preemptions", "spec_decode_num_drafts", "spec_decode_num_draft_tokens"}
     | {"spec_decode_num_accepted_tokens", "spec_decode_num_accepted_tokens_per_pos"}
     | {"request_prompt_tokens", "request_generation_tokens", "request_params_n"}
-    | {"request_params_max_tokens", "request_success"}
+    | {"request_params_max_tokens", "request_success", "request_max_num_generation_tokens"}
 )
 _OLDER = {
     "kv_cache_usage_perc": "gpu_cache_usage_perc",
@@ -123,6 +123,7 @@ class Metrics:
         self.registry.register(EngineCollector(engine, self._labels))
         self._prompt_size = self._histogram("request_prompt_tokens", TOKENS)
         self._output_size = self._histogram("request_generation_tokens", TOKENS)
+        self._longest = self._histogram("request_max_num_generation_tokens", TOKENS)
         self._params_n = self._histogram("request_params_n", SEQUENCES)
         self._params_max_tokens = self._histogram("request_params_max_tokens", TOKENS)
         self._success = self._counter("request_success", "Requests by end.", "finished_reason")
@@ -167,12 +168,13 @@ class Metrics:
         self._refused.labels(**self._labels, reason=reason).inc()
 
     def finished(
-        self, num_prompt: int, num_output: int, params: SamplingParams, reason: str
+        self, num_prompt: int, lengths: Sequence[int], params: SamplingParams, reason: str
     ) -> None:
-        """A request that was begun ended, whichever way."""
+        """A request that was begun ended, whichever way. `lengths`: of its answers."""
         self._success.labels(**self._labels, finished_reason=reason).inc()
         self._prompt_size.observe(num_prompt)
-        self._output_size.observe(num_output)
+        self._output_size.observe(sum(lengths))
+        self._longest.observe(max(lengths, default=0))
         self._params_n.observe(params.n)
         if params.max_tokens is not None:
             self._params_max_tokens.observe(params.max_tokens)

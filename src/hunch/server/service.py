@@ -81,8 +81,8 @@ class Service(Prompts):
         if reason == "refused":
             return
         output = stream.output
-        num_tokens = sum(len(choice.token_ids) for choice in output.outputs)
-        self.metrics.finished(len(output.prompt_token_ids), num_tokens, stream.params, reason)
+        lengths = [len(choice.token_ids) for choice in output.outputs]
+        self.metrics.finished(len(output.prompt_token_ids), lengths, stream.params, reason)
         seconds = time.monotonic() - stream.arrival
         self._mean_seconds += 0.1 * (seconds - self._mean_seconds)
         first = output.stats.get("first_token_seconds")
@@ -94,7 +94,7 @@ class Service(Prompts):
             id=stream.id,
             reason=reason,
             prompt_tokens=len(output.prompt_token_ids),
-            output_tokens=num_tokens,
+            output_tokens=sum(lengths),
             first_token_seconds=first,
             seconds=seconds,
         )
