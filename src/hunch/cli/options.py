@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from hunch.config import DEFAULT_MODEL, SpecConfig
-from hunch.errors import ConfigError, RequestError, readable
+from hunch.errors import ConfigError, RequestError
 
 if TYPE_CHECKING:
     from hunch import LLM, SamplingParams
@@ -86,8 +85,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Prompts = Annotated[
     Path | None,
     typer.Option(
-        help="JSON lines with `turns` (chat template on the first) or `prompt` (raw); or a .txt "
-        "file with a question in every line."
+        help="JSON lines or CSV with `turns` (chat template on the first) or `prompt` (raw); or a "
+        ".txt file with a question in every line. Also as .gz or .xz, or in parquet."
     ),
 ]
 
@@ -151,28 +150,15 @@ def open_llm(model: str, speculate: str, *, quiet: bool = False, **arguments: An
 
 
 def read_prompts(path: Path, limit: int | None) -> list[dict[str, Any]]:
-    """Prompt records of a JSON-lines file, each with an id; a broken line is named. In a .txt file
-    every line is a question."""
-    from hunch.train.prompts import are_questions
+    """The prompts of a file, each with an id; a broken one is named."""
+    from hunch.train.prompt_files import prompts_in
 
-    if not path.is_file():
-        raise RequestError(f"{path}: no such file")
     records: list[dict[str, Any]] = []
-    with readable(path):
-        lines = path.read_text(encoding="utf-8").splitlines()
-    is_text = are_questions(path, lines)
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = {"turns": [line.strip()]} if is_text else json.loads(line)
-        except json.JSONDecodeError as error:
-            raise RequestError(
-                f"{path}, line {number}: not JSON ({error}); a file of questions is called NAME.txt"
-            ) from None
-        if not _has_text(record):
-            raise RequestError(f"{path}, line {number}: needs 'turns' or 'prompt' with text in it")
-        records.append({"id": str(number), **record})
+    for place, why, record in prompts_in(path):
+        if why or not _has_text(record):
+            why = why or "needs 'turns' or 'prompt' with text in it"
+            raise RequestError(f"{path}, {place}: {why}")
+        records.append({"id": place.split()[-1], **record})
         if limit is not None and len(records) >= limit:
             break
     if not records:

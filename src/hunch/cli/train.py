@@ -37,8 +37,9 @@ Options = Annotated[
 Prompts = Annotated[
     Path | None,
     typer.Option(
-        help="JSON lines with `turns` (chat template on the first) or `prompt` (raw), or a .txt "
-        "file with a question in every line; default: questions that come with hunch. "
+        help="JSON lines or CSV with `turns` (chat template on the first) or `prompt` (raw), or a "
+        ".txt file with a question in every line, also as .gz or .xz, or in parquet; default: "
+        "questions that come with hunch. "
         "Your own kind of prompts makes a better drafter."
     ),
 ]

@@ -47,15 +47,13 @@ class Packed:
         q_TNH, k_TMH, v_TMH = self._parts(qkv_TAH, heads, layer)
         is_plain = not (heads.cap or sinks_N is not None or heads.alibi_NL is not None)
         if is_plain and can_flash(q_TNH, heads.window):
-            starts, longest = self.spans.start_S, self.spans.longest
-            return flash(q_TNH, k_TMH, v_TMH, (starts, starts, longest, longest), heads)[0]
+            return flash(q_TNH, k_TMH, v_TMH, self.spans.where, heads)[0]
 
         def attend(*parts: Tensor) -> Tensor:
             q, k, v = (part.transpose(1, 2) for part in parts)
-            found = (
-                _attend(q, k, v, heads) if is_plain else _attend_plainly(q, k, v, heads, sinks_N)
-            )
-            return found.transpose(1, 2)
+            if is_plain:
+                return _attend(q, k, v, heads).transpose(1, 2)
+            return _attend_plainly(q, k, v, heads, sinks_N).transpose(1, 2)
 
         return self._by_group(attend, q_TNH, k_TMH, v_TMH)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,9 +39,6 @@ from hunch.train.serving import Serving
 from hunch.train.student import CountRecipe, Recipe, Student, option_names
 from hunch.train.texts import Texts
 from hunch.train.vocab import columns_of, count_columns, enough_columns
-
-if TYPE_CHECKING:
-    pass
 
 JOB, PROMPTS = "job.json", "prompts.json"
 _TEXT = 512  # tokens of plain text that are read as one

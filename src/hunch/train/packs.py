@@ -113,6 +113,11 @@ class Spans:
         pos_T = torch.cat([torch.arange(length, device=device) for length in lengths])
         return Spans(start_S, pos_T, max(lengths))
 
+    @property
+    def where(self) -> tuple[Tensor, Tensor, int, int]:
+        """Starts and the longest length, for queries and for keys."""
+        return self.start_S, self.start_S, self.longest, self.longest
+
     @cached_property
     def starts(self) -> list[int]:
         """On the host, which waits for the device."""

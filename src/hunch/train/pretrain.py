@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hunch.errors import ConfigError, RequestError, readable
+from hunch.errors import ConfigError, RequestError
 from hunch.models.decoder import Decoder
 from hunch.train.files import write_whole
 from hunch.train.kept import OwnTokens
 from hunch.train.loop import Loop, LoopOptions
 from hunch.train.progress import Progress
+from hunch.train.prompt_files import read_text
 from hunch.train.student import Student
 from hunch.train.texts import Texts
 
@@ -91,10 +92,9 @@ def _pieces(path: Path) -> list[str]:
     """The documents of a file, long ones cut at the ends of lines."""
     if not path.is_file():
         raise RequestError(f"{path}: no such file; give plain text, or JSON lines with 'text'")
-    with readable(path):
-        whole = path.read_text(encoding="utf-8")
+    whole, kind = read_text(path)
     documents = [whole]
-    if path.suffix == ".jsonl":
+    if kind == ".jsonl":
         try:
             documents = [str(json.loads(line)["text"]) for line in whole.splitlines() if line]
         except (json.JSONDecodeError, KeyError, TypeError):

@@ -1,20 +1,18 @@
-"""The prompts a drafter is trained and tested on: JSON lines, broken ones counted and named; or
-the lines of a .txt file."""
+"""The prompts a drafter is trained and tested on; broken records are counted and named."""
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hunch.errors import ConfigError, RequestError, readable
+from hunch.errors import ConfigError, RequestError
 from hunch.train.builtin import builtin_prompts
 from hunch.train.held_prompts import held_prompts
+from hunch.train.prompt_files import prompts_in
 
 if TYPE_CHECKING:
     from hunch import LLM
@@ -44,25 +42,14 @@ class Prompts:
 
 
 def read_prompts(file: str | Path) -> Prompts:
-    """Lines with `turns` (the chat template on the first), `prompt` (raw), or the `prompt_ids`
-    that a server wrote; or a .txt file with a question in every line. BUILTIN: questions of every
-    kind that come with hunch."""
+    """Records with `turns` (the chat template on the first), `prompt` (raw), or the `prompt_ids`
+    that a server wrote. BUILTIN: questions of every kind that come with hunch."""
     if file == BUILTIN:
         return Prompts([{"turns": [text]} for text in builtin_prompts()], [])
-    path = Path(file)
-    if not path.is_file():
-        raise RequestError(f"{path}: no such file; give JSON lines with 'turns' or 'prompt'")
-    found = Prompts([], [])
-    with readable(path):
-        lines = path.read_text(encoding="utf-8").splitlines()
-    if are_questions(path, lines):
-        return Prompts([{"turns": [line.strip()]} for line in lines if line.strip()], [])
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        why, record = _parse(line)
+    path, found = Path(file), Prompts([], [])
+    for place, why, record in prompts_in(path):
         if why:
-            found.bad.append(f"line {number}: {why}")
+            found.bad.append(f"{place}: {why}")
         else:
             found.records.append(record)
     named = "; ".join(found.bad[:_MAX_NAMED])
@@ -76,12 +63,6 @@ def read_prompts(file: str | Path) -> Prompts:
     if found.bad:
         log.warning("%s: %d broken lines are left out (%s)", path, len(found.bad), named)
     return found
-
-
-def are_questions(path: Path, lines: Sequence[str]) -> bool:
-    """Whether these are a text file's lines, each a question; else they are JSON."""
-    first = next(filter(None, map(str.strip, lines)), "{")
-    return path.suffix == ".txt" and first[0] not in "[{"
 
 
 def to_hold_out(llm: LLM, max_len: int) -> list[tuple[list[int], str]]:
@@ -117,25 +98,6 @@ def hold_out(prompts: list[tuple[list[int], str]], count: int, seed: int) -> dic
         "train": [prompts[i][0] for i in sorted(order[count:])],
         "categories": categories if all(categories) else [],
     }
-
-
-def _parse(line: str) -> tuple[str, dict[str, Any]]:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        return f"not JSON ({error.msg}); a file of questions is called NAME.txt", {}
-    if not isinstance(record, dict):
-        return "not an object", {}
-    if "prompt_ids" in record:
-        ids = record["prompt_ids"]
-        is_good = isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)
-        return "" if is_good else "prompt_ids must be token ids", record
-    turns = record.get("turns")
-    if isinstance(turns, list) and turns and isinstance(turns[0], str) and turns[0].strip():
-        return "", record
-    if isinstance(record.get("prompt"), str) and record["prompt"]:
-        return "", record
-    return "needs 'turns' or 'prompt' with text in it", {}
 
 
 def _encode(llm: LLM, record: dict[str, Any]) -> list[int]:

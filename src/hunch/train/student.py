@@ -158,6 +158,10 @@ class Teaching:
         self.loss = torch.zeros((), device=pack.row_M.device)
         self.agreed: list[Tensor] = []
         self.depth = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """What is known before the first guess."""
 
     def result(self) -> PackLoss:
         return PackLoss(self.loss, self.agreed)
@@ -191,11 +195,8 @@ class Teaching:
 class Walk(Teaching):
     """One token after the other, where a draft would get that far."""
 
-    def __init__(
-        self, pack: PackInputs, opinions: TopOpinions | None, loss_name: str, late: Late
-    ) -> None:
-        super().__init__(pack, opinions, loss_name, late)
-        self.reached_T = torch.ones_like(pack.pos_T, dtype=torch.bool)
+    def _begin(self) -> None:
+        self.reached_T = torch.ones_like(self.pack.pos_T, dtype=torch.bool)
 
     def taught(self, x_TD: Tensor, shift: int) -> Tensor:
         """Of a stream, what is `shift` positions before the ones that decide the tokens, MD."""
@@ -214,10 +215,8 @@ class Walk(Teaching):
 class Fan(Teaching):
     """Guesses that all start from one state of the target, one token further each time."""
 
-    def __init__(
-        self, pack: PackInputs, opinions: TopOpinions | None, loss_name: str, late: Late
-    ) -> None:
-        super().__init__(pack, opinions, loss_name, late)
+    def _begin(self) -> None:
+        pack = self.pack
         self.place_T = pack.place_T()
         self.start_M = (pack.row_M - 1).clamp(min=0)  # positions whose states are asked
         self.is_taught_M = pack.is_row_M & (pack.pos_T.index_select(0, pack.row_M) > 0)

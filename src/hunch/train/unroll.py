@@ -108,17 +108,13 @@ def _grouped(x_TNH: Tensor, heads: Heads) -> Tensor:
     return x_TNH.view(len(x_TNH), heads.num_kv_heads, -1, heads.head_dim)
 
 
-def _where(spans: Spans) -> tuple[Tensor, Tensor, int, int]:
-    return spans.start_S, spans.start_S, spans.longest, spans.longest
-
-
 def _known(
     q_TNH: Tensor, k_TMH: Tensor, v_TMH: Tensor, spans: Spans, heads: Heads
 ) -> tuple[Tensor, ...]:
     """What queries read of known places, and the logarithms of their sums, NT; then what a kernel
     needs for `_known_back`."""
     if can_flash(q_TNH):
-        return flash(q_TNH, k_TMH, v_TMH, _where(spans), heads)
+        return flash(q_TNH, k_TMH, v_TMH, spans.where, heads)
     parts = []
     for first, last in pairwise(spans.starts):
         q, k, v = (_by_head(x[first:last], heads) for x in (q_TNH, k_TMH, v_TMH))
@@ -134,7 +130,7 @@ def _known_back(
     """The gradients of q, k and v."""
     q_TNH, k_TMH, v_TMH, out_TNH, sum_NT, *rest = saved
     if rest:
-        return flash_back(by_out_TNH, saved, _where(spans), heads)
+        return flash_back(by_out_TNH, saved, spans.where, heads)
     parts = []
     for first, last in pairwise(spans.starts):
         q, k, v, out, by_out = (

@@ -39,11 +39,6 @@ class Columns:
     def __len__(self) -> int:
         return len(self.ids_C)
 
-    def first(self, count: int) -> Columns:
-        """The most frequent ones alone."""
-        column_V = torch.where(self.column_V < count, self.column_V, -1)
-        return Columns(self.ids_C[:count], column_V, float("nan"))
-
     def to(self, device: torch.device) -> Columns:
         return Columns(self.ids_C.to(device), self.column_V.to(device), self.coverage)
 

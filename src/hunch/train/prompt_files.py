@@ -1,0 +1,124 @@
+"""Files of prompts: JSON lines, a JSON list, CSV, parquet, or a question in every line of a .txt
+file; all but parquet also as .gz or .xz."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import lzma
+import zlib
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from hunch.errors import RequestError, readable
+
+_OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
+
+Found = tuple[str, str, Any]  # "line 3", what is wrong with it, and what it holds
+
+
+def read_text(path: Path) -> tuple[str, str]:
+    """What a file holds, unpacked, and its kind: the end of its name, without .gz or .xz."""
+    try:
+        with readable(path), _OPENERS.get(path.suffix, open)(path, "rb") as file:
+            text: str = file.read().decode("utf-8-sig")
+    except (EOFError, zlib.error, lzma.LZMAError) as error:
+        raise RequestError(f"{path}: damaged, or no {path.suffix} file ({error})") from None
+    return text, (path.with_suffix("") if path.suffix in _OPENERS else path).suffix
+
+
+def prompts_in(path: Path) -> Iterator[Found]:
+    """The records of a file, each with where it is; broken ones with what is wrong."""
+    if not path.is_file():
+        raise RequestError(f"{path}: no such file; give JSON lines with 'turns' or 'prompt'")
+    for place, why, record in _records(path):
+        yield place, why or _fault(record), record
+
+
+def _records(path: Path) -> Iterator[Found]:
+    if path.suffix == ".parquet":
+        yield from ((f"row {n}", "", row) for n, row in enumerate(_read_parquet(path), 1))
+        return
+    text, kind = read_text(path)
+    if kind == ".csv":
+        yield from _csv_rows(path, text)
+        return
+    first, whole = text.lstrip()[:1], None
+    is_text = kind == ".txt" and first not in ("[", "{")
+    if first == "[":
+        _, whole = _json(text)
+    if isinstance(whole, list):
+        yield from ((f"record {n}", "", record) for n, record in enumerate(whole, 1))
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            yield f"line {number}", *(("", {"turns": [line.strip()]}) if is_text else _json(line))
+
+
+def _json(text: str) -> tuple[str, Any]:
+    """What is wrong, and what it holds."""
+    try:
+        return "", json.loads(text)
+    except json.JSONDecodeError as error:
+        return f"not JSON ({error.msg}); a file of questions is called NAME.txt", None
+
+
+def _fault(record: Any) -> str:
+    if not isinstance(record, dict):
+        return "not an object"
+    if "prompt_ids" in record:
+        ids = record["prompt_ids"]
+        is_good = isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)
+        return "" if is_good else "prompt_ids must be token ids"
+    turns, prompt = record.get("turns"), record.get("prompt")
+    if isinstance(turns, list) and turns and isinstance(turns[0], str) and turns[0].strip():
+        return ""
+    has_text = isinstance(prompt, str) and prompt
+    return "" if has_text else "needs 'turns' or 'prompt' with text in it"
+
+
+def _csv_rows(path: Path, text: str) -> Iterator[Found]:
+    rows = csv.DictReader(StringIO(text, newline=""), strict=True)
+    try:
+        _check_columns(path, rows.fieldnames or ())
+        for row in rows:
+            why = "more fields than columns" if None in row else ""
+            yield f"line {rows.line_num}", why, _filled(row)
+    except csv.Error as error:
+        raise RequestError(f"{path}, after line {rows.line_num}: not CSV ({error})") from None
+
+
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise RequestError(
+            f"{path}: parquet needs pyarrow (pip install pyarrow); or give JSON lines or CSV"
+        ) from None
+    try:
+        with readable(path):
+            table = parquet.read_table(path)
+    except pyarrow.ArrowException as error:
+        raise RequestError(f"{path}: not a parquet file ({error})") from None
+    _check_columns(path, table.column_names)
+    return [_filled(row) for row in table.to_pylist()]
+
+
+def _check_columns(path: Path, names: Any) -> None:
+    if not {"turns", "prompt"}.intersection(names):
+        raise RequestError(
+            f"{path}: needs a column 'turns' (questions, to which the chat template is applied) or "
+            f"'prompt' (text as it is); it has {', '.join(map(repr, names)) or 'none'}"
+        )
+
+
+def _filled(row: dict[str, Any]) -> dict[str, Any]:
+    """What a row of a table has; its turn is a text of its own, or a list of them."""
+    found = {key: value for key, value in row.items() if value not in (None, "")}
+    if isinstance(turns := found.get("turns"), str):
+        found["turns"] = [turns]
+    return found
