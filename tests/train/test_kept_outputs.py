@@ -13,7 +13,7 @@ import hunch.train.kept
 from builders import tiny_model
 from hunch.kernels.gpu_slope import log_sums, weighted_softmax
 from hunch.train.kept import Kept
-from hunch.train.loss import teach
+from hunch.train.loss import slope, teach
 from hunch.train.packs import Laid
 from hunch.train.states import TopOpinions, opinions_of, read_pack
 from hunch.train.texts import Texts, put
@@ -57,17 +57,16 @@ def test_kept_outputs_are_those_of_a_pass(
 def test_few_columns_teach_as_all_do(kind: str) -> None:
     torch.manual_seed(0)
     h_MD, head_CD = torch.randn(9, 16, requires_grad=True), torch.randn(40, 16)
+    z_MC = (h_MD @ head_CD.T).detach()
     top = TopOpinions.of((3 * torch.randn(9, 40)).softmax(-1), 8)
     weight_M = torch.rand(9)
-    losses, slopes = [], []
-    for p in (top, top.dense()):
-        loss, best_M = teach(h_MD, head_CD, p, weight_M, kind, 0.6)
+    loss_M, slope_MC = slope(z_MC, top.dense(), kind, 0.6)
+    for late in (0.6, torch.tensor(0.6)):
+        loss, best_M = teach(h_MD, head_CD, top, weight_M, kind, late)
         (found,) = torch.autograd.grad(loss, h_MD)
-        losses.append(loss)
-        slopes.append(found)
-        assert torch.equal(best_M, (h_MD @ head_CD.T).argmax(-1))
-    assert torch.allclose(*losses, rtol=1e-5)
-    assert torch.allclose(*slopes, atol=1e-6)
+        assert torch.equal(best_M, z_MC.argmax(-1))
+        assert torch.allclose(loss, (loss_M * weight_M).sum(), rtol=1e-5)
+        assert torch.allclose(found, (slope_MC * weight_M[:, None]) @ head_CD, atol=1e-6)
 
 
 def test_the_kernels_give_torchs_softmax() -> None:

@@ -32,7 +32,7 @@ from hunch.train.packed_step import PackedSteps
 from hunch.train.packs import Laid, PackInputs, Spans
 from hunch.train.progress import Progress
 from hunch.train.states import TopOpinions
-from hunch.train.student import Student
+from hunch.train.student import StepInputs, Student
 from hunch.train.texts import Texts
 
 CONTEXT = 40
@@ -174,7 +174,8 @@ def check_case(case: tuple[str, dict[str, Any]], target: Path, tmp_path: Path, s
         shape = replace(shape, num_tokens=size, anchors=student.anchors, **more)
     inputs = PackInputs(torch.from_numpy(pack.flat(shape)), shape)
     opinions = kept.opinions(inputs).toward(inputs.label_M, 0.3 * inputs.is_own_M)
-    loss = student.loss_on(inputs, kept.states(inputs), opinions, torch.tensor(late)).loss
+    given = StepInputs(inputs, kept.states(inputs), opinions, torch.tensor(late))
+    loss = student.loss_on(given).loss
     inputs = pack.inputs(decoder.device)
     p_MC = kept.opinions(inputs).toward(inputs.label_M, 0.3 * inputs.is_own_M).dense()
     texts = [OneText(pack, i, kept.states(inputs), p_MC) for i in range(len(SOME))]

@@ -34,7 +34,7 @@ from hunch.train.progress import Progress
 from hunch.train.recipes.draft import choose_layers, read_layers
 from hunch.train.regenerate import read_answers
 from hunch.train.states import TopOpinions
-from hunch.train.student import Student, check_target
+from hunch.train.student import StepInputs, Student, check_target
 from hunch.train.texts import Texts
 from hunch.train.vocab import count_columns
 from tiny_families import write_family
@@ -135,7 +135,7 @@ def loss_of(student: Student, target: Decoder) -> float:
     ids = np.arange(48) % target.spec.vocab_size
     laid = Laid(Texts(ids, np.array([0, 24, 48]), np.array([4, 4])), student.columns.column_V, 24)
     inputs, states, p_MC = read_texts(student, target, laid.pack(np.arange(2), anchors=24))
-    return float(student.loss_on(inputs, states, TopOpinions.of(p_MC)).loss)
+    return float(student.loss_on(StepInputs(inputs, states, TopOpinions.of(p_MC))).loss)
 
 
 @pytest.mark.parametrize(("method", "options"), [("draft", {}), ("block", {"rank": "8"})])

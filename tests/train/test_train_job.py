@@ -27,7 +27,7 @@ from hunch.train.job import run_job
 from hunch.train.loop import LAST, Loop
 from hunch.train.progress import Progress
 from hunch.train.regenerate import AnswerOptions, read_answers, regenerate
-from hunch.train.student import PackLoss
+from hunch.train.student import PackLoss, StepInputs
 
 QUIET = Progress(is_quiet=True)
 BAR = 1.5  # tokens per pass; plain decoding has 1
@@ -167,10 +167,10 @@ def test_a_loss_that_is_no_number_stops_at_the_last_good_checkpoint(
     shutil.copytree(answered, job.out / "work")
     original, count = DraftStudent.loss_on, 0
 
-    def loss_on(self: Any, pack: Any, states: Any, opinions: Any, *words: Any) -> PackLoss:
+    def loss_on(self: Any, given: StepInputs) -> PackLoss:
         nonlocal count
-        count += opinions is not None  # else it is a test
-        found = original(self, pack, states, opinions, *words)
+        count += given.opinions is not None  # else it is a test
+        found = original(self, given)
         return replace(found, loss=found.loss * (torch.nan if count > 12 else 1.0))
 
     with monkeypatch.context() as patch:

@@ -23,6 +23,7 @@ from hunch.train.optimiser import Optimiser, orthogonal
 from hunch.train.progress import Progress
 from hunch.train.prompts import read_prompts
 from hunch.train.regenerate import AnswerOptions, read_answers, regenerate
+from hunch.train.states import TopOpinions
 from hunch.train.student import Student
 
 
@@ -94,7 +95,7 @@ def test_teaching_reaches_states_and_output_matrix() -> None:
     torch.manual_seed(0)
     h, w = torch.randn(7, 4, requires_grad=True), torch.randn(9, 4, requires_grad=True)
     p, weight = torch.randn(7, 9).softmax(-1), torch.rand(7)
-    loss, best = teach(h, w, p, weight, "ce")
+    loss, best = teach(h, w, TopOpinions.of(p), weight, "ce")
     loss.backward()
     h2, w2 = h.detach().requires_grad_(), w.detach().requires_grad_()
     (plain_loss(h2 @ w2.T, p, "ce") * weight).sum().backward()

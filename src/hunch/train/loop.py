@@ -18,11 +18,11 @@ from hunch.train.files import write_whole
 from hunch.train.kept import Kept, keep_for
 from hunch.train.optimiser import Optimiser
 from hunch.train.packed_step import PackedSteps
-from hunch.train.packs import Laid, Pack, PackInputs
+from hunch.train.packs import Laid, Pack
 from hunch.train.progress import Progress
 from hunch.train.replay import Curve, Replay
 from hunch.train.states import States, opinions_of, read_pack
-from hunch.train.student import Student
+from hunch.train.student import StepInputs, Student
 from hunch.train.texts import Texts
 
 CONTEXT = 1280  # tokens of a prompt and its answer, unless told: prompts of up to 1,024
@@ -101,7 +101,7 @@ class Loop:
         self.optimiser = Optimiser(student.tensors, student.plain)
         self.place, self.curve, self.rates = Place(), Curve(), Rates()
         self.kept: Kept | None = None
-        self._held: tuple[Texts, list[tuple[Pack, PackInputs, States]]] | None = None
+        self._held: tuple[Texts, list[tuple[Pack, StepInputs]]] | None = None
         self.remark, self.flops = remark, 0.0
         self._restore()
         # Speeds are of what this process adds.
@@ -329,12 +329,11 @@ class Loop:
         if self._held is None or self._held[0] is not texts:
             self._held = texts, list(self._held_out(texts))
         replay = Replay()
-        for pack, inputs, states in self._held[1]:
-            result = self.student.loss_on(inputs, states, None)
-            replay.add(pack, result.agreed, self.options.depth)
+        for pack, given in self._held[1]:
+            replay.add(pack, self.student.loss_on(given).agreed, self.options.depth)
         return replay
 
-    def _held_out(self, texts: Texts) -> Iterator[tuple[Pack, PackInputs, States]]:
+    def _held_out(self, texts: Texts) -> Iterator[tuple[Pack, StepInputs]]:
         """Every position of held-out answers counts, also those whose token has no column."""
         student, column_V = self.student, self.student.columns.column_V
         laid = Laid(texts, column_V, self.options.context, is_complete=True)
@@ -343,7 +342,7 @@ class Loop:
             inputs, states = pack.inputs(self.target.device), States(torch.empty(0), ())
             if student.needs_hidden or student.feature_layers:
                 states = read_pack(self.target, inputs, student.feature_layers)
-            yield pack, inputs, states
+            yield pack, StepInputs(inputs, states, None)
 
 
 def restore(student: Student, path: Path) -> dict[str, Any]:

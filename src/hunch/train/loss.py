@@ -68,8 +68,8 @@ def slope(z_MC: Tensor, p_MC: Tensor, loss_name: str, late: Late = 1.0) -> tuple
 def top_slope(
     z_MC: Tensor, p: TopOpinions, weight_M: Tensor, loss_name: str, late: Late = 1.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`slope` for a distribution of few columns: the weighted losses, their gradient by the logits
-    in the logits' precision and place, and the best columns.
+    """`slope`, its reference, for a distribution of few columns: the weighted losses, their
+    gradient by the logits in the logits' precision and place, and the best columns.
 
     Outside of the few columns the gradient is the softmax times a factor of the row.
     """
@@ -118,14 +118,9 @@ def _weighted_softmax(z_MC: Tensor, log_sum_M: Tensor, weight_M: Tensor) -> Tens
 class _Taught(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        h_MD: Tensor,
-        w_CD: Tensor,
-        p_MC: Tensor | TopOpinions | None,
-        weight_M: Tensor,
-        loss_name: str,
-        late: Late,
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, h_MD: Tensor, w_CD: Tensor, opinions: TopOpinions | None, weight_M: Tensor,
+        loss_name: str, late: Late,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         has_w = w_CD.requires_grad
         total = torch.zeros((), device=h_MD.device)
         dh_MD = torch.empty_like(h_MD)
@@ -133,20 +128,14 @@ class _Taught(torch.autograd.Function):
         best_M = torch.empty(len(h_MD), dtype=torch.int64, device=h_MD.device)
         for first in range(0, len(h_MD), _NUM_ROWS):
             part = slice(first, first + _NUM_ROWS)
-            h, p = h_MD[part], None if p_MC is None else p_MC[part]
+            h, weight = h_MD[part], weight_M[part]
             z_MC = functional.linear(h, w_CD)
-            if p is None:
+            if opinions is None:
                 best_M[part] = z_MC.argmax(-1)
                 continue
-            if isinstance(p, TopOpinions):
-                weight = weight_M[part]
-                loss_M, slope_MC, best_M[part] = top_slope(z_MC, p, weight, loss_name, late)
-                total += loss_M.sum()
-            else:
-                best_M[part] = z_MC.argmax(-1)
-                loss_M, slope_MC = slope(z_MC, p, loss_name, late)
-                total += (loss_M * weight_M[part]).sum()
-                slope_MC = (slope_MC * weight_M[part, None]).to(h.dtype)
+            found = top_slope(z_MC, opinions[part], weight, loss_name, late)
+            loss_M, slope_MC, best_M[part] = found
+            total += loss_M.sum()
             dh_MD[part] = slope_MC @ w_CD
             if dw_CD is not None:
                 dw_CD += slope_MC.t() @ h
@@ -163,7 +152,7 @@ class _Taught(torch.autograd.Function):
 def teach(
     h_MD: Tensor,
     head_CD: Tensor,
-    p_MC: Tensor | TopOpinions | None,
+    opinions: TopOpinions | None,
     weight_M: Tensor,
     loss_name: str,
     late: Late = 1.0,
@@ -175,11 +164,11 @@ def teach(
     """
     words = (weight_M, loss_name, late)
     if h_MD.is_cuda:
-        found: tuple[Tensor, Tensor] = _Taught.apply(h_MD, head_CD, p_MC, *words)  # type: ignore[no-untyped-call]
+        found: tuple[Tensor, Tensor] = _Taught.apply(h_MD, head_CD, opinions, *words)  # type: ignore[no-untyped-call]
         return found
     used_R = weight_M.nonzero().squeeze(1)
-    p_RC, words = None if p_MC is None else p_MC[used_R], (weight_M[used_R], *words[1:])
-    loss, best_R = _Taught.apply(h_MD.index_select(0, used_R), head_CD, p_RC, *words)  # type: ignore[no-untyped-call]
+    some, words = None if opinions is None else opinions[used_R], (weight_M[used_R], *words[1:])
+    loss, best_R = _Taught.apply(h_MD.index_select(0, used_R), head_CD, some, *words)  # type: ignore[no-untyped-call]
     best_M = torch.full((len(h_MD),), -1)
     best_M[used_R] = best_R
     return loss, best_M

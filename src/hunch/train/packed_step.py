@@ -15,7 +15,7 @@ from hunch.step.capture import Graph, new_pool
 from hunch.train.kept import Kept
 from hunch.train.optimiser import Optimiser
 from hunch.train.packs import Pack, PackInputs
-from hunch.train.student import Student
+from hunch.train.student import StepInputs, Student
 
 
 class PackedSteps:
@@ -66,7 +66,7 @@ class PackedSteps:
         opinions, states = self.kept.opinions(inputs), self.kept.states(inputs)
         if self.greedy_share:
             opinions = opinions.toward(inputs.label_M, self.greedy_share * inputs.is_own_M)
-        loss = self.student.loss_on(inputs, states, opinions, self._late).loss
+        loss = self.student.loss_on(StepInputs(inputs, states, opinions, self._late)).loss
         tensors = self.student.tensors
         grads = torch.autograd.grad(loss, list(tensors.values()), allow_unused=True)
         self.optimiser.move(dict(zip(tensors, grads, strict=True)))

@@ -92,9 +92,9 @@ def _pieces(path: Path) -> list[str]:
     """The documents of a file, long ones cut at the ends of lines."""
     if not path.is_file():
         raise RequestError(f"{path}: no such file; give plain text, or JSON lines with 'text'")
-    whole, kind = read_text(path)
+    whole, suffix = read_text(path)
     documents = [whole]
-    if kind == ".jsonl":
+    if suffix == ".jsonl":
         try:
             documents = [str(json.loads(line)["text"]) for line in whole.splitlines() if line]
         except (json.JSONDecodeError, KeyError, TypeError):

@@ -21,7 +21,7 @@ Found = tuple[str, str, Any]  # "line 3", what is wrong with it, and what it hol
 
 
 def read_text(path: Path) -> tuple[str, str]:
-    """What a file holds, unpacked, and its kind: the end of its name, without .gz or .xz."""
+    """What a file holds, unpacked, and its suffix: the end of its name, without .gz or .xz."""
     try:
         with readable(path), _OPENERS.get(path.suffix, open)(path, "rb") as file:
             text: str = file.read().decode("utf-8-sig")
@@ -42,12 +42,12 @@ def _records(path: Path) -> Iterator[Found]:
     if path.suffix == ".parquet":
         yield from ((f"row {n}", "", row) for n, row in enumerate(_read_parquet(path), 1))
         return
-    text, kind = read_text(path)
-    if kind == ".csv":
+    text, suffix = read_text(path)
+    if suffix == ".csv":
         yield from _csv_rows(path, text)
         return
     first, whole = text.lstrip()[:1], None
-    is_text = kind == ".txt" and first not in ("[", "{")
+    is_text = suffix == ".txt" and first not in ("[", "{")
     if first == "[":
         _, whole = _json(text)
     if isinstance(whole, list):

@@ -14,12 +14,12 @@ from torch.nn import functional
 
 from hunch.kernels.activation import rounded_once
 from hunch.models.decoder import Decoder, finish_logits
-from hunch.models.spec import ModelSpec
 from hunch.train.attend import Packed
 from hunch.train.packs import PackInputs
 from hunch.train.vocab import Columns
 
 TOP = 64  # columns of an opinion that are kept
+_NUM_ROWS = 8192  # positions whose logits exist at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +80,14 @@ def read_pack(target: Decoder, pack: PackInputs, feature_layers: tuple[int, ...]
 
 @torch.no_grad()
 def opinions_of(target: Decoder, columns: Columns, pack: PackInputs, states: States) -> Tensor:
-    """What it says of the next tokens where they teach, MC."""
-    hidden_MD = states.hidden_TD.index_select(0, pack.row_M)
-    bias_V = target.head.bias_N
-    bias_C = None if bias_V is None else bias_V[columns.ids_C]
-    return softmax_of(hidden_MD, target.head.weight_NK[columns.ids_C], target.spec, bias_C)
-
-
-def softmax_of(
-    hidden_MD: Tensor,
-    head_CD: Tensor,
-    spec: ModelSpec,
-    bias_C: Tensor | None = None,
-    num_rows: int = 8192,
-) -> Tensor:
-    """Probabilities in the model's precision, computed in float32 a part at a time."""
-    p_MC = hidden_MD.new_empty(len(hidden_MD), len(head_CD))
-    for first in range(0, len(hidden_MD), num_rows):
-        part = slice(first, first + num_rows)
-        logits = functional.linear(hidden_MD[part], head_CD, bias_C).float()
-        p_MC[part] = finish_logits(logits, spec).softmax(-1)
+    """What it says of the next tokens where they teach, MC: in the model's precision, computed in
+    float32 a part at a time."""
+    head_CD, bias_C = target.head.weight_NK[columns.ids_C], target.head.bias_N
+    bias_C = None if bias_C is None else bias_C[columns.ids_C]
+    p_MC = head_CD.new_empty(len(pack.row_M), len(head_CD))
+    for first in range(0, len(p_MC), _NUM_ROWS):
+        part = slice(first, first + _NUM_ROWS)
+        hidden_MD = states.hidden_TD.index_select(0, pack.row_M[part])
+        logits = functional.linear(hidden_MD, head_CD, bias_C).float()
+        p_MC[part] = finish_logits(logits, target.spec).softmax(-1)
     return p_MC

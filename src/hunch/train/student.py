@@ -59,6 +59,16 @@ class CountRecipe:
     count: Callable[..., Any]
 
 
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """Texts in a row, and what the target says of them."""
+
+    pack: PackInputs
+    states: States
+    opinions: TopOpinions | None  # None: a test, which looks at what a draft would reach alone
+    late: Late = 1.0
+
+
 @dataclass(slots=True)
 class PackLoss:
     """What a pack taught. agreed[i] marks positions whose next token was guessed right as the
@@ -97,13 +107,8 @@ class Student:
         """The tensors as networks take them, in the target's precision; gradients flow back."""
         return Masters(self.tensors, self.target.dtype, self.target.device)
 
-    def loss_on(
-        self, pack: PackInputs, states: States, opinions: TopOpinions | None, late: Late = 1.0
-    ) -> PackLoss:
-        """The loss on texts in a row, of which the target has these states and opinions.
-
-        Without opinions it is a test, which looks at what a draft would reach, and at nothing else.
-        """
+    def loss_on(self, given: StepInputs) -> PackLoss:
+        """The loss on texts in a row."""
         raise NotImplementedError
 
     @property
@@ -151,11 +156,10 @@ class Teaching:
     has a fixed shape.
     """
 
-    def __init__(
-        self, pack: PackInputs, opinions: TopOpinions | None, loss_name: str, late: Late
-    ) -> None:
-        self.pack, self.opinions, self.loss_name, self.late = pack, opinions, loss_name, late
-        self.loss = torch.zeros((), device=pack.row_M.device)
+    def __init__(self, given: StepInputs, loss_name: str) -> None:
+        self.pack, self.opinions = given.pack, given.opinions
+        self.loss_name, self.late = loss_name, given.late
+        self.loss = torch.zeros((), device=given.pack.row_M.device)
         self.agreed: list[Tensor] = []
         self.depth = 0
         self._begin()

@@ -30,13 +30,13 @@ from hunch.models.weights import Weights
 from hunch.train.attend import can_capture
 from hunch.train.blocks import Blocks
 from hunch.train.cut import UNITS, check_units, fitted, read, strongest_units, with_units
-from hunch.train.loss import Late, teach
-from hunch.train.packs import PackInputs, PackShape
+from hunch.train.loss import teach
+from hunch.train.packs import PackShape
 from hunch.train.recipes.eagle3 import read_features
-from hunch.train.states import States, TopOpinions
 from hunch.train.student import (
     PackLoss,
     Recipe,
+    StepInputs,
     Student,
     layer_config,
     unlike_llama,
@@ -154,13 +154,11 @@ class BlockStudent(Student):
         found[MARKOV.format(1)] = before_VK / before_VK.std().clamp(min=1e-6)
         return found
 
-    def loss_on(
-        self, pack: PackInputs, states: States, opinions: TopOpinions | None, late: Late = 1.0
-    ) -> PackLoss:
-        body, place_T = build_body(self.shape, self.source()), pack.place_T()
-        context_TD = body.context(states.features)
-        words = (body, pack, context_TD, place_T, opinions, late)
-        if opinions is not None:
+    def loss_on(self, given: StepInputs) -> PackLoss:
+        pack, body = given.pack, build_body(self.shape, self.source())
+        place_T, context_TD = pack.place_T(), body.context(given.states.features)
+        words = (given, body, context_TD, place_T)
+        if given.opinions is not None:
             return PackLoss(self._teach(pack.anchor_A, pack.is_block_A, *words)[0], [])
         agreed_TP = torch.zeros(len(place_T), self.options.block, device=place_T.device)
         for first in range(0, len(pack.anchor_A), _TESTED):
@@ -174,12 +172,12 @@ class BlockStudent(Student):
         return PackLoss(torch.zeros(()), agreed)
 
     def _teach(
-        self, anchor_A: Tensor, is_block_A: Tensor, body: BlockBody, pack: PackInputs,
-        context_TD: Tensor, place_T: Tensor, opinions: TopOpinions | None, late: Late,
+        self, anchor_A: Tensor, is_block_A: Tensor, given: StepInputs, body: BlockBody,
+        context_TD: Tensor, place_T: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         """The loss of some blocks, by their anchors and whether they are there; the positions that
         decide their tokens, and whether their guesses are right."""
-        size = self.shape.num_places
+        pack, size = given.pack, self.shape.num_places
         depth_M = torch.arange(size, device=place_T.device).repeat(len(anchor_A))
         anchor_M = anchor_A.repeat_interleave(size)
         row_M = (anchor_M + depth_M).clamp(max=len(place_T) - 1)
@@ -202,8 +200,8 @@ class BlockStudent(Student):
         latent_MK = body.markov.latent(before_M, told_MD).to(told_MD.dtype)
         head = torch.cat((self.head_CD, body.markov.after.weight_NK), dim=1)
         state, at_M = torch.cat((told_MD, latent_MK), dim=1), at_M.clamp(min=0)
-        p_MC = None if opinions is None else opinions[at_M]
-        loss, best_M = teach(state, head, p_MC, weight_M, self.options.loss, late)
+        p_MC = None if given.opinions is None else given.opinions[at_M]
+        loss, best_M = teach(state, head, p_MC, weight_M, self.options.loss, given.late)
         is_right_M = (best_M == pack.label_M.index_select(0, at_M)) & is_there_M
         odds_M = body.confidences(before_M, told_MD)
         assert odds_M is not None

@@ -38,11 +38,9 @@ from hunch.train.cut import (
     taken_together,
     with_units,
 )
-from hunch.train.loss import Late
 from hunch.train.origin import Origin, open_origin
-from hunch.train.packs import PackInputs, Spans
-from hunch.train.states import States, TopOpinions
-from hunch.train.student import PackLoss, Recipe, Student, Walk, check_target
+from hunch.train.packs import Spans
+from hunch.train.student import PackLoss, Recipe, StepInputs, Student, Walk, check_target
 from hunch.train.vocab import Columns
 
 WHOLE_RATE = 0.3  # of the rate, for a whole smaller model: what it knows shall stay
@@ -130,12 +128,10 @@ class DraftStudent(Student):
     def can_capture(self) -> bool:
         return can_capture(self.spec, self.target.device, self.target.dtype)
 
-    def loss_on(
-        self, pack: PackInputs, states: States, opinions: TopOpinions | None, late: Late = 1.0
-    ) -> PackLoss:
+    def loss_on(self, given: StepInputs) -> PackLoss:
         # Fed with the target's tokens, it says the same at any depth of a draft.
-        walk = Walk(pack, opinions, self.loss_name, late)
-        x_TD = self.stream(pack.ids_T, pack)
+        walk = Walk(given, self.loss_name)
+        x_TD = self.stream(given.pack.ids_T, given.pack)
         walk.teach(self.normed(walk.taught(x_TD, 0)), 0, self.head_CD)
         return walk.result()
 

@@ -19,10 +19,15 @@ from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
 from hunch.train.attend import can_capture
 from hunch.train.cut import read
-from hunch.train.loss import Late
-from hunch.train.packs import PackInputs
-from hunch.train.states import States, TopOpinions
-from hunch.train.student import PackLoss, Recipe, Student, Walk, check_target, layer_config
+from hunch.train.student import (
+    PackLoss,
+    Recipe,
+    StepInputs,
+    Student,
+    Walk,
+    check_target,
+    layer_config,
+)
 from hunch.train.unroll import Unrolled
 from hunch.train.vocab import Columns
 
@@ -103,11 +108,9 @@ class Eagle3Student(Student):
     def can_capture(self) -> bool:
         return can_capture(self.spec, self.target.device, self.target.dtype)
 
-    def loss_on(
-        self, pack: PackInputs, states: States, opinions: TopOpinions | None, late: Late = 1.0
-    ) -> PackLoss:
+    def loss_on(self, given: StepInputs) -> PackLoss:
         """A draft is begun after every token; its state stays in the place of that token."""
-        spec, source = self.spec, self.source()
+        spec, source, pack = self.spec, self.source(), given.pack
         assert self.target.rope is not None
         attend = Unrolled(pack, self.target.rope, spec.max_len)
         blocks = [
@@ -122,8 +125,8 @@ class Eagle3Student(Student):
             self.target.embed(pack.ids_T)
         )
         hidden_norm = source.rms_norm(f"{FIRST}hidden_norm", spec.width, spec.norm_eps)
-        hidden_TD = _fuse(source, states.features, spec.width)
-        walk = Walk(pack, opinions, self.options.loss, late)
+        hidden_TD = _fuse(source, given.states.features, spec.width)
+        walk = Walk(given, self.options.loss)
         for step in range(self.options.unroll):
             attend.to(step)
             token_TD = token_TD.roll(-1, dims=0)

@@ -17,10 +17,7 @@ from hunch.models.decoder import Decoder
 from hunch.models.heads.medusa import MedusaHead
 from hunch.models.source import Source
 from hunch.models.weights import Weights
-from hunch.train.loss import Late
-from hunch.train.packs import PackInputs
-from hunch.train.states import States, TopOpinions
-from hunch.train.student import Fan, PackLoss, Recipe, Student
+from hunch.train.student import Fan, PackLoss, Recipe, StepInputs, Student
 from hunch.train.vocab import Columns
 
 _HEAD = "lm_head.weight"
@@ -61,15 +58,13 @@ class MedusaStudent(Student):
             blocks[_HEAD] = self.head_CD
         self.start(blocks)
 
-    def loss_on(
-        self, pack: PackInputs, states: States, opinions: TopOpinions | None, late: Late = 1.0
-    ) -> PackLoss:
+    def loss_on(self, given: StepInputs) -> PackLoss:
         source, width = self.source(), self.target.spec.width
         head_CD = self.head_CD
         if not self.options.share_tables:
             head_CD = source.take(_HEAD, len(self.columns), width)
-        fan = Fan(pack, opinions, self.options.loss, late)
-        known_MD = states.hidden_TD.index_select(0, fan.start_M)
+        fan = Fan(given, self.options.loss)
+        known_MD = given.states.hidden_TD.index_select(0, fan.start_M)
         for head in range(self.options.heads):
             fan.teach(self._head(source, f"blocks.{head}.").hidden(known_MD), head_CD)
         return fan.result()

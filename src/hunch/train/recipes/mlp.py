@@ -18,10 +18,7 @@ from hunch.models.decoder import Decoder
 from hunch.models.heads.files import Table
 from hunch.models.heads.mlp import EPS, BiasedNorm, MlpNet
 from hunch.models.weights import Weights
-from hunch.train.loss import Late
-from hunch.train.packs import PackInputs
-from hunch.train.states import States, TopOpinions
-from hunch.train.student import Fan, PackLoss, Recipe, Student
+from hunch.train.student import Fan, PackLoss, Recipe, StepInputs, Student
 from hunch.train.vocab import Columns
 
 _EMB, _HEAD = "speculator.emb.0.weight", "speculator.head.0.weight"
@@ -67,9 +64,7 @@ class MlpStudent(Student):
             tensors[f"{_PROJ}.1.weight"] = noise
         self.start(tensors)
 
-    def loss_on(
-        self, pack: PackInputs, states: States, opinions: TopOpinions | None, late: Late = 1.0
-    ) -> PackLoss:
+    def loss_on(self, given: StepInputs) -> PackLoss:
         source, inner = self.source(), self.options.inner
         width = self.target.spec.width
         norm = BiasedNorm(
@@ -83,8 +78,8 @@ class MlpStudent(Student):
         embed = Table(source.take(_EMB, self.target.spec.vocab_size, inner))
         head_CI = source.take(_HEAD, len(self.columns), inner)
         net = MlpNet([], proj, [norm] * count, [], inner, True)
-        fan = Fan(pack, opinions, self.options.loss, late)
-        state_MI = net.start(states.hidden_TD.index_select(0, fan.start_M))
+        fan = Fan(given, self.options.loss)
+        state_MI = net.start(given.states.hidden_TD.index_select(0, fan.start_M))
         for stage in range(count):
             # As MlpNet.step, but for its logits: they are made where they teach.
             embedded_MI = embed(fan.tokens())
