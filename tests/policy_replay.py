@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hunch.drafting.captured_policy import CapturedPolicy
-from hunch.drafting.step_shapes import StepShape
+from hunch.drafting.step_shapes import StepKey, StepShape
 from hunch.kernels.step import CHECKED, FIRST, KNOWN, MATCHED, REASON, TOKENS
 from hunch.step.rows import RowBuffers
 from hunch.step.step_kinds import plain_shape
@@ -292,10 +292,7 @@ class Replay:
                 guesses[:] = 7
                 right = int(text.right[now])
                 guesses[:right] = 1000 + np.arange(now, now + right)
-        graph = SimpleNamespace(
-            num_rows=_bucket(len(row_R)), num_nodes=num_nodes, source=source,
-            seconds=took, draft_seconds=0.0, extras=0,
-        )  # fmt: skip
+        graph = SimpleNamespace(key=StepKey(_bucket(len(row_R)), shape), draft_seconds=0.0)
         return row_R, result_RC, graph, took, since, reading
 
     def _learn(self, row_R: np.ndarray, result_RC: np.ndarray, graph: Any, *times: Any) -> None:
@@ -303,7 +300,7 @@ class Replay:
         for row, line in zip(row_R.tolist(), result_RC, strict=True):
             if self.rows.requests[row] is not None:
                 self.rows.known[row] = max(self.rows.known[row], line[KNOWN])
-                if graph.source > 0:
+                if graph.key.shape.source > 0:
                     self.rows.computed[-1, row] = line[KNOWN] - 1
         self.policy.timed(graph, *times)
 

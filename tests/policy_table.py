@@ -35,7 +35,7 @@ import numpy as np
 from hunch.bench.loads import Load
 from hunch.drafting.captured_policy import CapturedPolicy
 from hunch.drafting.lookup import DeviceLookup
-from hunch.drafting.step_shapes import DraftSource, StepShape
+from hunch.drafting.step_shapes import DraftSource, StepKey, StepShape
 from policy_replay import Drafter, Fixed, Replay, Text, buffers, text
 
 CHAIN, TREE, MERGED, ALONE = (
@@ -270,10 +270,7 @@ def new_policy(drafter: Any, rows: Any, seconds: Any) -> CapturedPolicy:
     policy, size = CapturedPolicy(drafter, rows), 1
     while size <= len(rows.known):
         for shape in policy.shapes.to_capture(size):
-            policy.captured(SimpleNamespace(
-                num_rows=size, num_nodes=shape.num_nodes, source=shape.source,
-                seconds=seconds(size, shape), draft_seconds=0.0, extras=0,
-            ))  # fmt: skip
+            policy.costs.capture(StepKey(size, shape), seconds(size, shape))
         size *= 2
     return policy
 

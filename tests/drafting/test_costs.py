@@ -8,8 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hunch.drafting.costs import CostCurve, FixedCurve, Flow, HostTime, StepCosts
-from hunch.drafting.step_shapes import DraftSource, StepShape, StepShapes, chains_of, levels_after
+from hunch.drafting.costs import CostCurve, Flow, HostTime, StepCosts
+from hunch.drafting.step_shapes import (
+    DraftSource,
+    StepKey,
+    StepShape,
+    StepShapes,
+    levels_after,
+    shapes_of,
+)
 
 
 def curve_of(points: dict[int, float]) -> CostCurve:
@@ -76,17 +83,17 @@ def test_never_falls(passes):
 
 
 def test_assumed_costs_are_the_same_whatever_was_measured():
-    curve = FixedCurve()
+    curve = CostCurve(is_measured=False)
     before = [curve.seconds(n) for n in (1, 8, 64)]
     curve.record(8, 99.0)
     assert [curve.seconds(n) for n in (1, 8, 64)] == before == sorted(before)
     steps = StepCosts(is_measured=False)
     shapes = (StepShape(0), StepShape(3), StepShape(3, DraftSource.CHAIN))
-    before = [steps.seconds((8, shape, 0)) for shape in shapes]
+    before = [steps.seconds(StepKey(8, shape)) for shape in shapes]
     for shape in shapes:
-        steps.capture((8, shape, 0), 5.0, 1.0)
-        steps.record((8, shape, 0), 9.0)
-    assert [steps.seconds((8, shape, 0)) for shape in shapes] == before == sorted(before)
+        steps.capture(StepKey(8, shape), 5.0, 1.0)
+        steps.record(StepKey(8, shape), 9.0)
+    assert [steps.seconds(StepKey(8, shape)) for shape in shapes] == before == sorted(before)
 
 
 # --- shapes ---------------------------------------------------------------------------------------
@@ -112,7 +119,10 @@ def test_steps_that_begin_drafting_are_captured_too():
 
 def test_a_network_alone_has_a_few_sizes():
     def sizes(num_levels: int, *, is_adaptive: bool) -> list[int]:
-        return [shape.num_nodes for shape in chains_of(num_levels, is_adaptive=is_adaptive)]
+        return [
+            shape.num_nodes
+            for shape in shapes_of(DraftSource.CHAIN, num_levels, is_adaptive=is_adaptive)
+        ]
 
     assert sizes(5, is_adaptive=True) == [0, 1, 3, 5]
     assert sizes(2, is_adaptive=True) == [0, 1, 2]
@@ -131,8 +141,8 @@ CAPTURED = {StepShape(0): 0.55, StepShape(3): 0.58, StepShape(7): 0.63}
 def captured() -> StepCosts:
     costs = StepCosts()
     for shape, seconds in CAPTURED.items():
-        costs.capture((8, shape, 0), seconds)
-    costs.capture((8, StepShape(15), 0), 0.79)
+        costs.capture(StepKey(8, shape), seconds)
+    costs.capture(StepKey(8, StepShape(15)), 0.79)
     return costs
 
 
@@ -140,26 +150,26 @@ def test_shapes_not_in_use_stay_comparable_with_those_that_are():
     """Longer texts make every step slower, not only the ones that were seen."""
     costs = captured()
     for _ in range(20):
-        costs.record((8, StepShape(7), 0), 1.3 * CAPTURED[StepShape(7)])
+        costs.record(StepKey(8, StepShape(7)), 1.3 * CAPTURED[StepShape(7)])
     for shape, seconds in CAPTURED.items():
-        assert costs.seconds((8, shape, 0)) == pytest.approx(1.3 * seconds, rel=0.02)
+        assert costs.seconds(StepKey(8, shape)) == pytest.approx(1.3 * seconds, rel=0.02)
 
 
 def test_a_shape_that_is_dearer_than_its_capture_is_found_out():
     costs = captured()
     for _ in range(200):
-        costs.record((8, StepShape(0), 0), CAPTURED[StepShape(0)])
-        costs.record((8, StepShape(7), 0), 1.5 * CAPTURED[StepShape(7)])
-    ratio = costs.seconds((8, StepShape(7), 0)) / costs.seconds((8, StepShape(0), 0))
+        costs.record(StepKey(8, StepShape(0)), CAPTURED[StepShape(0)])
+        costs.record(StepKey(8, StepShape(7)), 1.5 * CAPTURED[StepShape(7)])
+    ratio = costs.seconds(StepKey(8, StepShape(7))) / costs.seconds(StepKey(8, StepShape(0)))
     assert ratio == pytest.approx(1.5 * CAPTURED[StepShape(7)] / CAPTURED[StepShape(0)], rel=0.1)
 
 
 def test_a_pause_is_no_cost():
     costs = captured()
     for _ in range(20):
-        costs.record((8, StepShape(0), 0), 0.55)
-    costs.record((8, StepShape(0), 0), 500.0)
-    assert costs.seconds((8, StepShape(0), 0)) < 0.6
+        costs.record(StepKey(8, StepShape(0)), 0.55)
+    costs.record(StepKey(8, StepShape(0)), 500.0)
+    assert costs.seconds(StepKey(8, StepShape(0))) < 0.6
 
 
 def test_the_host_counts_where_the_device_waits_for_it():
@@ -186,27 +196,27 @@ def test_the_host_counts_where_the_device_waits_for_it():
 
 def test_what_was_not_captured_is_read_off_a_curve():
     costs = captured()
-    costs.capture((8, StepShape(0), 0), 99.0)  # the first timing stays
-    costs.capture((4, StepShape(0), 0), 0.0)  # where there is no clock
-    assert costs.seconds((8, StepShape(0), 0)) == 0.55
-    assert 0.55 <= costs.seconds((16, StepShape(0), 0)) <= 0.79
-    costs.record((4, StepShape(0), 0), 0.5)
-    assert costs.seconds((4, StepShape(0), 0)) == 0.5
+    costs.capture(StepKey(8, StepShape(0)), 99.0)  # the first timing stays
+    costs.capture(StepKey(4, StepShape(0)), 0.0)  # where there is no clock
+    assert costs.seconds(StepKey(8, StepShape(0))) == 0.55
+    assert 0.55 <= costs.seconds(StepKey(16, StepShape(0))) <= 0.79
+    costs.record(StepKey(4, StepShape(0)), 0.5)
+    assert costs.seconds(StepKey(4, StepShape(0))) == 0.5
 
 
 def test_drafting_is_part_of_a_step():
     costs = StepCosts()
-    costs.capture((8, StepShape(0), 0), 0.55)
-    costs.capture((8, StepShape(7, DraftSource.CHAIN), 0), 0.9, 0.25)
-    assert costs.seconds((8, StepShape(7, DraftSource.CHAIN), 0)) == pytest.approx(0.9)
-    target = costs.target((8, StepShape(7, DraftSource.CHAIN), 0))
+    costs.capture(StepKey(8, StepShape(0)), 0.55)
+    costs.capture(StepKey(8, StepShape(7, DraftSource.CHAIN)), 0.9, 0.25)
+    assert costs.seconds(StepKey(8, StepShape(7, DraftSource.CHAIN))) == pytest.approx(0.9)
+    target = costs.target(StepKey(8, StepShape(7, DraftSource.CHAIN)))
     assert target == pytest.approx(0.65)
-    assert costs.seconds((16, StepShape(7, DraftSource.CHAIN), 0)) > 0.25 + target
+    assert costs.seconds(StepKey(16, StepShape(7, DraftSource.CHAIN))) > 0.25 + target
 
 
 def test_steps_that_do_more_have_costs_of_their_own() -> None:
     costs, masks = captured(), 2
-    plain, seven = (8, StepShape(0), masks), (8, StepShape(7), masks)
+    plain, seven = (StepKey(8, StepShape(size), masks) for size in (0, 7))
     costs.capture(plain, CAPTURED[StepShape(0)] + 8 * 0.01)
     share = 1.0 + 8 * 0.01 / CAPTURED[StepShape(0)]
     expected = share * CAPTURED[StepShape(7)]  # not captured yet: as much longer
@@ -216,7 +226,7 @@ def test_steps_that_do_more_have_costs_of_their_own() -> None:
     costs.record(seven, 3 * expected)  # the host was in the way: known at once
     assert costs.seconds(seven) == pytest.approx(3 * expected, rel=0.2)
     assert costs.seconds(plain) < 1.3 * (CAPTURED[StepShape(0)] + 8 * 0.01)
-    assert costs.seconds((8, StepShape(7), 0)) == CAPTURED[StepShape(7)]
+    assert costs.seconds(StepKey(8, StepShape(7))) == CAPTURED[StepShape(7)]
 
 
 # --- whether requests keep coming ---------------------------------------------------------------

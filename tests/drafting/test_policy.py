@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hunch.drafting.captured_policy import CapturedPolicy
-from hunch.drafting.costs import CostCurve, FixedCurve
+from hunch.drafting.costs import CostCurve
 from hunch.drafting.host_network import HostPolicy
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.policy import (
@@ -22,7 +22,7 @@ from hunch.drafting.policy import (
     best_rate,
     share_nodes,
 )
-from hunch.drafting.step_shapes import DraftSource, StepShape, chains_of
+from hunch.drafting.step_shapes import DraftSource, StepKey, StepShape, shapes_of
 from hunch.kernels.step import CHECKED, FIRST, MATCHED, REASON, TOKENS
 from policy_replay import (
     LARGE,
@@ -258,7 +258,12 @@ def test_what_drafting_was_timed_at_counts():
         policy.timed(1, 5, 5.0)
     assert plan(policy, 1) == (0, 0)
     fixed = HostPolicy(
-        FixedCurve(), num_rows=8, max_nodes=5, num_levels=5, share=0.01, is_adaptive=True
+        CostCurve(is_measured=False),
+        num_rows=8,
+        max_nodes=5,
+        num_levels=5,
+        share=0.01,
+        is_adaptive=True,
     )
     fixed.timed(1, 5, 500.0)
     assert plan(fixed, 1)[1] > 1
@@ -291,10 +296,7 @@ def new_policy(
     count = 1
     while count <= num_rows:
         for shape, took in seconds.items():
-            policy.captured(SimpleNamespace(
-                num_rows=count, num_nodes=shape.num_nodes, source=shape.source, seconds=took,
-                draft_seconds=0.0, extras=0,
-            ))  # fmt: skip
+            policy.costs.capture(StepKey(count, shape), took)
         count *= 2
     policy.start(list(range(num_rows)))
     return policy
@@ -314,9 +316,7 @@ def step(
     result_RC[:, FIRST : FIRST + num_nodes + 1] = [[5 if right else 9] for right in is_right]
     result_RC[:, MATCHED] = matched or [2] * count
     result_RC[:, CHECKED], result_RC[:, REASON] = num_nodes, 0
-    graph = SimpleNamespace(
-        num_rows=count, num_nodes=num_nodes, source=source, seconds=1.0, draft_seconds=0.0, extras=0
-    )
+    graph = SimpleNamespace(key=StepKey(count, StepShape(num_nodes, source)), draft_seconds=0.0)
     return policy.learn(np.arange(count), result_RC.tolist(), graph)
 
 
@@ -516,10 +516,8 @@ def test_a_host_that_is_late_with_other_requests_does_not_stop_drafts():
     for number in range(60):
         step(policy, [number % 2 == 0] * 16, num_nodes=3)
         for num_nodes, late in ((0, 1.5), (3, 9.0)):
-            scored = SimpleNamespace(
-                num_rows=16, num_nodes=num_nodes, source=0, seconds=1.0, draft_seconds=0.0, extras=8
-            )
-            policy.timed(scored, 1.0, late)
+            key = StepKey(16, StepShape(num_nodes), extras=8)
+            policy.timed(SimpleNamespace(key=key, draft_seconds=0.0), 1.0, late)
     assert policy.choose(np.arange(16), extras=8).num_nodes == 0
     assert policy.choose(np.arange(16)).num_nodes > 0
 
@@ -531,9 +529,7 @@ def test_assumed_costs_give_the_same_choices_whatever_steps_took():
         policy.start([0])
         for _ in range(40):
             step(policy, [True], num_nodes=3)
-            graph = SimpleNamespace(
-                num_rows=1, num_nodes=3, source=0, seconds=slow, draft_seconds=0.0, extras=0
-            )
+            graph = SimpleNamespace(key=StepKey(1, StepShape(3)), draft_seconds=0.0)
             policy.timed(graph, slow, slow)
             chosen.append(choose(policy, 1))
     assert chosen[:40] == chosen[40:]
@@ -564,10 +560,7 @@ def speedup(
     size = 1
     while size <= num_rows:
         for shape in policy.shapes.to_capture(size):
-            policy.captured(SimpleNamespace(
-                num_rows=size, num_nodes=shape.num_nodes, source=shape.source,
-                seconds=seconds(size, shape), draft_seconds=0.0, extras=0,
-            ))  # fmt: skip
+            policy.costs.capture(StepKey(size, shape), seconds(size, shape))
         size *= 2
     plain = replay(Fixed(StepShape(0, DraftSource.NOBODY)), buffers(num_rows))
     return replay(policy, rows) / plain
@@ -626,7 +619,10 @@ def test_a_network_beside_lookups_is_asked_where_it_pays(copied, first, num_rows
 
 def test_chains_are_longer_where_nearly_all_of_them_is_accepted():
     """And no loss where it is not: the same texts, with at most 5 and with at most 10 levels."""
-    few, many = (Drafter(*chains_of(most, is_adaptive=True), num_levels=most) for most in (5, 10))
+    few, many = (
+        Drafter(*shapes_of(DraftSource.CHAIN, most, is_adaptive=True), num_levels=most)
+        for most in (5, 10)
+    )
     for first, least in ((0.95, 1.2), (0.5, 0.97)):
         some = texts(0.1, 1, first=first)
         assert speedup(some, 1, many, LARGE) > least * speedup(some, 1, few, LARGE)
@@ -663,10 +659,7 @@ def open_load(
             policy = CapturedPolicy(drafter, rows)
             for size in (1, 2, 4, 8, 16, 32, 64, 128):
                 for shape in policy.shapes.to_capture(size):
-                    policy.captured(SimpleNamespace(
-                        num_rows=size, num_nodes=shape.num_nodes, source=shape.source,
-                        seconds=seconds(size, shape), draft_seconds=0.0, extras=0,
-                    ))  # fmt: skip
+                    policy.costs.capture(StepKey(size, shape), seconds(size, shape))
         arrivals = [interval * place for place in range(count)]
         how = {"prompt": prompt} if host is None else {"prompt": prompt, "host": host}
         replay = Replay(some, policy, rows, seconds, num_rows, arrivals, **how)
@@ -676,7 +669,7 @@ def open_load(
 
 
 FIXED = {"off": Fixed(StepShape(0, DraftSource.NOBODY))}
-CHAINS = Drafter(*chains_of(5, is_adaptive=True), num_levels=5)
+CHAINS = Drafter(*shapes_of(DraftSource.CHAIN, 5, is_adaptive=True), num_levels=5)
 
 
 @pytest.mark.parametrize("interval", [42.0, 10.4])

@@ -7,7 +7,6 @@ from the moment a request was due to its last token.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,7 @@ from hunch.bench.loads import Load
 from hunch.drafting import captured_policy
 from hunch.drafting.captured_policy import CapturedPolicy
 from hunch.drafting.lookup import DeviceLookup
-from hunch.drafting.step_shapes import DraftSource, StepShape
+from hunch.drafting.step_shapes import DraftSource, StepKey, StepShape
 from policy_replay import SMALL, UNDER_LOAD, Drafter, Fixed, Replay, Text, buffers, seconds_of, text
 
 LENGTH, MAX_ROWS = 64, 128
@@ -81,10 +80,7 @@ def new_policy(target: Target, num_rows: int = MAX_ROWS) -> tuple[CapturedPolicy
     size = 1
     while size <= num_rows:
         for shape in policy.shapes.to_capture(size):
-            policy.captured(SimpleNamespace(
-                num_rows=size, num_nodes=shape.num_nodes, source=shape.source,
-                seconds=seconds(size, shape), draft_seconds=0.0, extras=0,
-            ))  # fmt: skip
+            policy.costs.capture(StepKey(size, shape), seconds(size, shape))
         size *= 2
     return policy, rows
 

@@ -8,7 +8,6 @@ are the same on every machine.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import pytest
 
 from hunch.drafting.captured_policy import CapturedPolicy
 from hunch.drafting.lookup import DeviceLookup
-from hunch.drafting.step_shapes import DraftSource, StepShape, chains_of
+from hunch.drafting.step_shapes import DraftSource, StepKey, StepShape, shapes_of
 from policy_replay import Drafter, Fixed, Replay, Text, buffers, text
 
 # Milliseconds of a step by packed tokens, and of a network's level, measured on an H200.
@@ -53,7 +52,7 @@ class Head(Drafter):
 
 
 LOOKUPS = DeviceLookup(name="suffix", min_match=1, max_match=16, num_nodes=15, margin=0.01)
-NETWORK = Drafter(*chains_of(5, is_adaptive=True), margin=0.01)
+NETWORK = Drafter(*shapes_of(DraftSource.CHAIN, 5, is_adaptive=True), margin=0.01)
 CHAINS = [StepShape(n, DraftSource.CHAIN) for n in (1, 3, 5)]
 TREE = StepShape(15, DraftSource.TREE)
 BOTH = Drafter(*LOOKUPS.shapes, *CHAINS, TREE, margin=0.01)
@@ -109,10 +108,7 @@ def replay(
     size = 1
     while size <= num_rows and isinstance(policy, CapturedPolicy):
         for shape in policy.shapes.to_capture(size):
-            policy.captured(SimpleNamespace(
-                num_rows=size, num_nodes=shape.num_nodes, source=shape.source,
-                seconds=seconds(size, shape), draft_seconds=0.0, extras=0,
-            ))  # fmt: skip
+            policy.costs.capture(StepKey(size, shape), seconds(size, shape))
         size *= 2
     replayed = Replay(some, policy, rows, seconds, num_rows)
     replayed.run()

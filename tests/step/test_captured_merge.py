@@ -40,7 +40,7 @@ def steps_of(llm: LLM, patch: pytest.MonkeyPatch) -> list[tuple[StepShape, list[
     learn = policy.learn
 
     def note(row_R: Any, lines: list[list[int]], graph: Any) -> list[str] | None:
-        found.append((StepShape(graph.num_nodes, graph.source), lines))
+        found.append((graph.key.shape, lines))
         return learn(row_R, lines, graph)
 
     patch.setattr(policy, "learn", note)

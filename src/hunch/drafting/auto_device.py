@@ -6,10 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from hunch.draft import Rows
-from hunch.drafting.base import DeviceDrafter, Network
+from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.block import DeviceBlock
 from hunch.drafting.draft_model import DeviceDraftModel
 from hunch.drafting.following import DeviceFollower
@@ -69,8 +66,8 @@ class DeviceEither(DeviceWithLookups):
         trees = [StepShape(n, source) for source, some in self.tree_sizes.items() for n in some]
         return (*self.matches.shapes, *chains, *trees)
 
-    def name_of(self, source: int, matched: int, network: str) -> str:
-        return self.matches.name if source <= 0 or matched >= SURE else network
+    def drafted_by(self, source: int, matched: int) -> str:
+        return self.matches.name if source <= 0 or matched >= SURE else self.model.name
 
 
 class DeviceAuto(DeviceEither):
@@ -92,8 +89,6 @@ class DeviceAuto(DeviceEither):
         has_trees = isinstance(model, DeviceDraftModel) and not only_chains
         trees = fitting(OF_MODELS if has_trees else {}, matches, model, room)
         super().__init__("auto", matches, model, trees)
-        # Both write their guesses to the same columns.
-        self.model = replace(model, num_nodes=self.num_nodes)
         self.trees: dict[TreeSize, DeviceDraftModel] = {}
         for size in {size for some in self.tree_sizes.values() for size in some.values()}:
             assert isinstance(self.model, DeviceDraftModel)
@@ -101,10 +96,6 @@ class DeviceAuto(DeviceEither):
             self.trees[size] = replace(
                 self.model, num_levels=num_levels, level_size=width, width=width, branch=width
             )
-
-    @property
-    def network(self) -> Network | None:
-        return self.model.network
 
     @property
     def goes_on(self) -> bool:
@@ -148,12 +139,6 @@ class DeviceAuto(DeviceEither):
             model.draft(state, step, hidden, draws, source)
         self.add_matches(state, step, source, drafted)
 
-    def writes_kv(self, source: int) -> bool:
-        return self.model.writes_kv(source)
-
-    def drafted_by(self, source: int, matched: int) -> str:
-        return self.name_of(source, matched, self.model.name)
-
 
 class DeviceAutoHead(DeviceEither):
     """Lookups beside a head, which follows the target's states in every step until it is dropped.
@@ -168,24 +153,18 @@ class DeviceAutoHead(DeviceEither):
         has_trees = isinstance(head, DeviceBlock) and not only_chains
         trees = fitting(OF_BLOCKS if has_trees else {}, matches, head, room)
         super().__init__("auto", matches, head, trees)
-        # Both write their guesses to the same columns.
-        self.head = replace(head, num_nodes=self.num_nodes)
         self.trees: dict[int, DeviceBlock] = {}
         for source, sizes in self.tree_sizes.items():
-            assert isinstance(self.head, DeviceBlock)
+            assert isinstance(self.model, DeviceBlock)
             (size,) = sizes.values()
             num_nodes = size.width * size.num_levels
             self.trees[source] = replace(
-                self.head,
+                self.model,
                 num_levels=size.num_levels,
                 tree_nodes=num_nodes,
                 width=num_nodes,
                 branch=BRANCH,
             )
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        return self.head.feature_layers
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
@@ -196,7 +175,7 @@ class DeviceAutoHead(DeviceEither):
         self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
     ) -> None:
         if source != DraftSource.LOOKUP_ALONE:
-            head = self.trees.get(source, self.head)
+            head = self.trees.get(source, self.model)
             head.draft(state, step, hidden, draws, source)
         if source > 0:
             self.add_matches(state, step, source)
@@ -205,12 +184,3 @@ class DeviceAutoHead(DeviceEither):
 
     def writes_kv(self, source: int) -> bool:
         return source >= 0
-
-    def needs_host(self, rows: Rows) -> bool:
-        return self.head.needs_host(rows)
-
-    def is_ready(self, rows: Rows) -> np.ndarray | None:
-        return self.head.is_ready(rows)
-
-    def drafted_by(self, source: int, matched: int) -> str:
-        return self.name_of(source, matched, self.head.name)

@@ -16,11 +16,11 @@ from hunch.drafting.costs import CostCurve, Flow
 from hunch.drafting.step_shapes import (
     DraftSource,
     StepShape,
-    chains_of,
     levels_after,
+    shapes_of,
     tree_levels,
-    trees_of,
 )
+from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.lookup import MAX_MATCH
 from hunch.kernels.phrases import PhraseTable
@@ -32,6 +32,8 @@ from hunch.types import TextCodec
 
 if TYPE_CHECKING:
     from hunch.drafting.token_chooser import TreeShape
+    from hunch.kernels.gpu_grow import Asked  # these need Triton, which a CPU may not have
+    from hunch.kernels.gpu_tiling import Tiling
     from hunch.kernels.step import Draws, RowState, StepRows
 
 
@@ -119,7 +121,8 @@ class RowSource:
 class DeviceDrafter:
     """Drafts by kernels alone, from rows on the device, so that a step can be captured.
 
-    The defaults are those of a network that drafts chains and keeps no state between steps.
+    The defaults are those of a network that drafts chains and keeps no state between steps or, if
+    it has no levels, of a lookup.
     """
 
     name: str
@@ -135,6 +138,9 @@ class DeviceDrafter:
     trained_len: int | None = None  # its network's context, if rows may get longer
     max_len: int | None = None  # its network drafts for no row that may get longer; None: for all
     sources: dict[str, RowSource] = field(default_factory=dict)  # methods that a request may name
+    # How the tokens of its passes are divided, by rows and tokens of a row. Made before a capture,
+    # as it is copied from the host.
+    tilings: dict[tuple[int, int], Tiling] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         of_levels = self.num_levels * self.level_size
@@ -143,10 +149,12 @@ class DeviceDrafter:
     @property
     def shapes(self) -> tuple[StepShape, ...]:
         """The shapes its steps may have; if it is adaptive, one of them has no nodes."""
+        if not self.num_levels:
+            return shapes_of(DraftSource.LOOKUP, self.num_nodes, is_adaptive=self.is_adaptive)
         if self.tree_nodes:
-            return trees_of(self.tree_nodes, is_adaptive=self.is_adaptive)
+            return shapes_of(DraftSource.TREE, self.tree_nodes, is_adaptive=self.is_adaptive)
         if self.level_size == 1:
-            return chains_of(self.num_levels, is_adaptive=self.is_adaptive)
+            return shapes_of(DraftSource.CHAIN, self.num_levels, is_adaptive=self.is_adaptive)
         whole = StepShape(self.num_nodes, DraftSource.TREE)
         return (StepShape(0), whole) if self.is_adaptive else (whole,)
 
@@ -182,6 +190,35 @@ class DeviceDrafter:
         """
         raise NotImplementedError
 
+    def grow_levels(
+        self,
+        state: RowState,
+        step: StepRows,
+        asked: Asked,
+        logits_TC: Tensor,  # after each row's last token
+        row_T: Tensor,  # the engine's row of each row of logits
+        num_levels: int,
+        *,
+        draws: Draws,
+        ids_C: Tensor | None,  # the target's id of each column; None: the same
+        inputs: Callable[[], tuple[Tensor, AttnInputs]],  # buffers of the pass after a level
+        feed: Callable[[int, Tensor, AttnInputs], tuple[Tensor, Tensor]],  # that pass: logits, rows
+        sees_next: bool = False,
+    ) -> None:
+        """Draft level by level; see `kernels.gpu_grow.grow_level`."""
+        from hunch.kernels.gpu_grow import grow_level
+
+        chances_RW = torch.empty(len(step.ids_R), self.level_size, device=logits_TC.device)
+        for level in range(num_levels):
+            following = None if level + 1 == num_levels else inputs()
+            grow_level(
+                state, step, logits_TC, chances_RW, asked, depth=level, num_nodes=self.num_nodes,
+                draws=draws, row_T=row_T, ids_C=ids_C, following=following, sees_next=sees_next,
+                branch=self.branch, least=self.least,
+            )  # fmt: skip
+            if following is not None:
+                logits_TC, row_T = feed(level, *following)
+
     def levels(self, source: int, num_nodes: int) -> int:
         """Levels that its network drafts in a step of this source that checks `num_nodes`."""
         if self.tree_nodes:
@@ -207,7 +244,7 @@ class DeviceDrafter:
 
     def works(self, source: int) -> bool:
         """Whether it does anything in a step of this source."""
-        return source > 0
+        return source > 0 if self.num_levels else source != DraftSource.NOBODY
 
     def drafts(self, source: int) -> bool:
         """Whether its `draft` does anything in such a step; it may only `see` what was checked."""

@@ -13,7 +13,8 @@ packed nodes, C columns of logits; on a device T packed nodes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -163,13 +164,11 @@ class DeviceBlock(DeviceFollower):
     is_best_first: ClassVar[bool] = True
 
     net: BlockNet
-    _tilings: dict[int, Tiling] = field(default_factory=dict)
 
     def draft(
         self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
     ) -> None:
         from hunch.kernels.gpu_draft import committed_inputs, new_inputs
-        from hunch.kernels.gpu_grow import grow_level
 
         net, num_rows, is_tree = self.net, len(step.ids_R), source >= DraftSource.TREE
         features, size = hidden.features, len(hidden.features[0]) // num_rows
@@ -197,18 +196,12 @@ class DeviceBlock(DeviceFollower):
                 self, state, step, level, token_R, self.sampling, draws=draws, ids_C=ids_C
             )
             return
-        chances_RW = torch.empty(num_rows, self.level_size, device=row_R.device)
         num_levels = self.num_levels if is_tree else levels_after(size, self.num_levels)
-        for depth in range(num_levels):
-            logits_RC = guess.level(depth, token_R)
-            following = None if depth + 1 == num_levels else new_inputs(state, num_rows)
-            grow_level(
-                state, step, logits_RC, chances_RW, self.sampling, depth=depth,
-                num_nodes=self.num_nodes, draws=draws, row_T=row_R, ids_C=self._ids_C,
-                following=following, least=self.least,
-            )  # fmt: skip
-            if following is not None:
-                token_R = following[0]
+        self.grow_levels(
+            state, step, self.sampling, guess.level(0, token_R), row_R, num_levels, draws=draws,
+            ids_C=self._ids_C, inputs=partial(new_inputs, state, num_rows),
+            feed=lambda level, token_R, _: (guess.level(level + 1, token_R), row_R),
+        )  # fmt: skip
 
     def _blocks(self, state: RowState, step: StepRows, row_R: Tensor) -> TiledBlocks:
         """Inputs of each row's block, from its last known token to its last free position."""
@@ -235,12 +228,11 @@ class DeviceBlock(DeviceFollower):
         return TiledBlocks(attn, end_RP.flatten().contiguous(), self.kv, self.net, tiling)
 
     def _tiling(self, attn: AttnInputs, num_rows: int) -> Tiling:
-        """Made before a capture, as it is copied from the host."""
-        size = self.net.shape.num_places
-        if num_rows not in self._tilings:
+        key = num_rows, size = num_rows, self.net.shape.num_places
+        if key not in self.tilings:
             spans = row_spans(num_rows, size, size)
-            self._tilings[num_rows] = self.net.tiler(attn).tiling(spans, num_rows * size)
-        return self._tilings[num_rows]
+            self.tilings[key] = self.net.tiler(attn).tiling(spans, num_rows * size)
+        return self.tilings[key]
 
 
 class DflashDrafter(BlockDrafter):

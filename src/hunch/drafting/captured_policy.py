@@ -16,7 +16,7 @@ from time import perf_counter
 import numpy as np
 
 from hunch.drafting.base import DeviceDrafter
-from hunch.drafting.costs import Flow, StepCosts, step_key, target_seconds
+from hunch.drafting.costs import Flow, StepCosts, target_seconds
 from hunch.drafting.policy import (
     MAX_MORE,
     NETWORK_PRIORS,
@@ -35,6 +35,7 @@ from hunch.drafting.step_shapes import (
     DraftSource,
     RowLengths,
     StepCounts,
+    StepKey,
     StepShape,
     StepShapes,
 )
@@ -163,7 +164,7 @@ class CapturedPolicy:
         for shape, tokens in self._tokens(row_R, num_rows).items():
             if is_dropped and shape.source > 0:  # the network cannot draft for all of the rows
                 continue
-            rate = tokens / self.costs.between((num_rows, shape, extras), len(row_R))
+            rate = tokens / self.costs.between(StepKey(num_rows, shape, extras), len(row_R))
             group = self.sources.groups[shape.source]
             if rate > rates.get(group, 0.0):
                 best[group], rates[group] = shape, rate
@@ -259,10 +260,6 @@ class CapturedPolicy:
 
     # --- after a step -----------------------------------------------------------------------------
 
-    def captured(self, graph: CapturedStep) -> bool:
-        """A step was captured and timed; returns whether it is the first of its kind."""
-        return self.costs.capture(step_key(graph), graph.seconds, graph.draft_seconds)
-
     def timed(
         self,
         graph: CapturedStep,
@@ -278,18 +275,18 @@ class CapturedPolicy:
         """
         if self.drafter is None:  # all steps are plain: there is nothing to choose
             return seconds, seconds
-        key, costs = step_key(graph), self.costs
+        key, costs = graph.key, self.costs
         own = None if since is None else max(since - reading, 0.0)
         self.counts.shapes[key[:2]].add(self._num_tokens, seconds, max((own or 0.0) - seconds, 0.0))
         self.counts.prompt_seconds += reading
         if seconds > 0.0:
             costs.record(key, seconds)
             if own is not None:
-                costs.host[key[2]].record(
-                    self._num_rows, key[1], own, seconds, has_waited=reading > 0.0
+                costs.host[key.extras].record(
+                    self._num_rows, key.shape, own, seconds, has_waited=reading > 0.0
                 )
         target = target_seconds(seconds, graph.draft_seconds)
-        share = costs.target((graph.num_rows, StepShape(0), graph.extras)) / costs.target(key)
+        share = costs.target(key._replace(shape=StepShape(0))) / costs.target(key)
         return target, target * min(share, 1.0)
 
     def learn(
@@ -303,29 +300,30 @@ class CapturedPolicy:
         ids: list[int] = row_R.tolist()
         self._num_rows, self._num_tokens = len(ids), sum([line[TOKENS] for line in lines])
         self.flow.step(row_R)
-        can_guess = graph.source != DraftSource.NOBODY and self.shapes.checks_at(graph.num_rows)
-        if not (graph.num_nodes or can_guess):
+        num_nodes, source = graph.key.shape
+        can_guess = source != DraftSource.NOBODY and self.shapes.checks_at(graph.key.num_rows)
+        if not (num_nodes or can_guess):
             self._clear_guesses(ids)
             return None
         drafted_by = None
-        if graph.num_nodes:
+        if num_nodes:
             drafted_by = [self.drafter.drafted_by(*self.drafted[row][:2]) for row in ids]
         self._num_steps += 1
         is_learned = not (self._skips_steps(len(ids)) and self._num_steps % EVERY)
         if is_learned:
-            self._count_lost(graph, len(ids))
-        weight, guesses_at = 1.0 / len(ids), FIRST + graph.num_nodes + 1
+            self._count_lost(graph.key, len(ids))
+        weight, guesses_at = 1.0 / len(ids), FIRST + num_nodes + 1
         for row, line in zip(ids, lines, strict=True):
             if self.shapes.has_lookup:
                 if is_learned:
-                    self._learn_lookup(row, line, weight, graph.num_nodes)
+                    self._learn_lookup(row, line, weight, num_nodes)
                 self.lookup.note_match(row, line[MATCHED])
                 self.guesses[row] = line[guesses_at : guesses_at + self.shapes.max_nodes]
             if self.network.priors:
                 if is_learned:
-                    self._learn_network(row, line, weight, graph.num_nodes)
-                self.drafted[row] = Drafted(graph.source, line[MATCHED], graph.num_nodes)
-        if is_learned and graph.source <= 0:
+                    self._learn_network(row, line, weight, num_nodes)
+                self.drafted[row] = Drafted(source, line[MATCHED], num_nodes)
+        if is_learned and source <= 0:
             self.network.fade(ids)
         return drafted_by
 
@@ -333,14 +331,14 @@ class CapturedPolicy:
         """Whether the network drafts in steps of this source, or follows them."""
         return source >= (0 if self.sources.can_drop else 1)
 
-    def _count_lost(self, graph: CapturedStep, num_here: int) -> None:
+    def _count_lost(self, key: StepKey, num_here: int) -> None:
         """Add the time that the step lost, in plain steps; the other source's loss fades."""
-        num_rows, shape, extras = key = step_key(graph)
+        num_rows, shape, _ = key
         is_network = self._is_network(shape.source)
         for other in (False, True):
             before = self._lost.get((num_rows, other), 0.0)
             if other == is_network and (shape.num_nodes or is_network):
-                plain = self.costs.between((num_rows, self.shapes.all[0], extras), num_here)
+                plain = self.costs.between(key._replace(shape=self.shapes.all[0]), num_here)
                 lost = self.costs.between(key, num_here) / plain - self._num_tokens / num_here
                 self._lost[num_rows, other] = max(before + lost, -MOST_GAINED)
                 self.counts.lost_steps["network" if is_network else "lookup"] += lost

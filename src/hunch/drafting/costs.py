@@ -10,7 +10,7 @@ from math import exp, log
 
 import numpy as np
 
-from hunch.drafting.step_shapes import CapturedStep, StepShape
+from hunch.drafting.step_shapes import StepKey, StepShape
 from hunch.types import Request
 
 WINDOW = 15  # passes remembered per size
@@ -23,8 +23,8 @@ MAX_SURPRISE = 0.3  # largest error that counts, as a logarithm: a pause of the 
 # measured. HOST_RATE: weight of the newest step. Steps of fewer than MANY_ROWS rows teach nothing:
 # there, most of the host's time does not depend on the rows. (MANY_ROWS=1e9: 0.967)
 LATE, CHECKED_ROW, HOST_RATE, MANY_ROWS = 1.1, 1.4, 0.1, 16
-# Assumed costs, in passes over one token: of a further token (before anything was measured, and in
-# `FixedCurve`), and of a network's level.
+# Assumed costs, in passes over one token: of a further token (before anything was measured, and if
+# nothing is), and of a network's level.
 TOKEN, FIXED_TOKEN, FIXED_LEVEL = 0.05, 0.01, 0.1
 
 
@@ -40,10 +40,12 @@ class CostCurve:
     corrected by the same factor, so that all stay comparable.
     """
 
-    is_measured = True  # False: seconds are assumed, so that choices do not depend on the machine
+    def __init__(self, prior: float = TOKEN, *, is_measured: bool = True) -> None:
+        """is_measured=False: seconds are assumed, so that choices depend on acceptance alone.
 
-    def __init__(self, prior: float = TOKEN) -> None:
-        self.prior = prior
+        With `prior` 0 all passes then cost the same, so every guess pays: for tests.
+        """
+        self.prior, self.is_measured = prior, is_measured
         self._passes: dict[int, deque[float]] = {}
         self._estimates: dict[int, float] = {}
         self._sizes: list[int] = []
@@ -54,6 +56,8 @@ class CostCurve:
 
     def record(self, num_tokens: int, seconds: float) -> None:
         """A pass over `num_tokens` tokens took `seconds`."""
+        if not self.is_measured:
+            return
         size = _bucket(num_tokens)
         passes = self._passes.setdefault(size, deque(maxlen=WINDOW))
         aged = self._level / self._levels.get(size, self._level)
@@ -97,21 +101,6 @@ class CostCurve:
         return seconds[at] + slope * (num_tokens - sizes[at])
 
 
-class FixedCurve(CostCurve):
-    """Costs that are assumed, not measured, so that choices depend on acceptance alone.
-
-    With `prior` 0 all passes cost the same, so every guess pays: for tests that need many guesses.
-    """
-
-    is_measured = False
-
-    def record(self, num_tokens: int, seconds: float) -> None:
-        pass
-
-
-StepKey = tuple[int, StepShape, int]  # of a captured step: rows, shape, extras
-
-
 class StepCosts:
     """Seconds of captured steps, drafting included.
 
@@ -127,7 +116,7 @@ class StepCosts:
 
     def __init__(self, *, is_measured: bool = True) -> None:
         self.is_measured = is_measured
-        self.curve = CostCurve() if is_measured else FixedCurve(FIXED_TOKEN)
+        self.curve = CostCurve(TOKEN if is_measured else FIXED_TOKEN, is_measured=is_measured)
         self.host: defaultdict[int, HostTime] = defaultdict(HostTime)  # by extras
         # Seconds when captured: of the target in steps without extras, and of drafting.
         self._captured: dict[tuple[int, StepShape], float] = {}
@@ -145,8 +134,8 @@ class StepCosts:
             return False
         self._drafting[key] = draft_seconds
         target = target_seconds(seconds, draft_seconds)
-        if seconds > 0.0 and key[2]:
-            self._common.setdefault(key[2], log(target / self.target(key)))
+        if seconds > 0.0 and key.extras:
+            self._common.setdefault(key.extras, log(target / self.target(key)))
         elif seconds > 0.0:
             self._captured[key[:2]] = target
             self.curve.record(_num_tokens(key), target)
@@ -157,14 +146,14 @@ class StepCosts:
         if not self.is_measured:
             return
         target = target_seconds(seconds, self._drafting.get(key, 0.0))
-        if not key[2]:
+        if not key.extras:
             self.curve.record(_num_tokens(key), target)
-        if key[2] or key[:2] in self._captured:
+        if key.extras or key[:2] in self._captured:
             self._correct(key, target)
 
     def _correct(self, key: StepKey, target: float) -> None:
         """Correct this step, and all steps with the same extras, by the time that it took."""
-        surprise, extras = log(target / self.target(key)), key[2]
+        surprise, extras = log(target / self.target(key)), key.extras
         if extras not in self._common:
             self._common[extras], surprise = surprise, 0.0
         elif not extras or key in self._own:  # else: the capture ran without the host's work
@@ -181,31 +170,29 @@ class StepCosts:
     def between(self, key: StepKey, num_rows: int) -> float:
         """Seconds from one step of `num_rows` rows to the next, with the host's work."""
         seconds = self.seconds(key)
-        return max(seconds, self.host[key[2]].seconds(num_rows, key[1])) if self.host else seconds
+        if not self.host:
+            return seconds
+        return max(seconds, self.host[key.extras].seconds(num_rows, key.shape))
 
     def target(self, key: StepKey) -> float:
         """Seconds of the target's part of a step."""
         known = self._captured.get(key[:2]) or self.curve.seconds(_num_tokens(key))
-        return known * exp(self._common.get(key[2], 0.0) + self._own.get(key, 0.0))
+        return known * exp(self._common.get(key.extras, 0.0) + self._own.get(key, 0.0))
 
     def _draft_seconds(self, key: StepKey) -> float:
         num_rows, shape, extras = key
         if not self.is_measured:
             return FIXED_LEVEL * min(shape.num_nodes, 5) * (shape.source > 0)
         while num_rows:  # a size that was not captured takes the time of the next smaller one
-            seconds = self._drafting.get((num_rows, shape, extras))
+            seconds = self._drafting.get(StepKey(num_rows, shape, extras))
             if seconds is not None:
                 return seconds
             num_rows //= 2
-        return self._draft_seconds((key[0], shape, 0)) if extras else 0.0
+        return self._draft_seconds(StepKey(key.num_rows, shape)) if extras else 0.0
 
 
 def _num_tokens(key: StepKey) -> int:
-    return key[0] * (1 + key[1].num_nodes)
-
-
-def step_key(graph: CapturedStep) -> StepKey:
-    return graph.num_rows, StepShape(graph.num_nodes, graph.source), graph.extras
+    return key.num_rows * (1 + key.shape.num_nodes)
 
 
 def target_seconds(seconds: float, draft_seconds: float) -> float:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -294,7 +295,6 @@ class DeviceDraftModel(DeviceDrafter):
     kv: KVCache
     sampling: SamplingState
     ids_C: Tensor | None  # the target's id of each column; None: the same
-    _tilings: dict[tuple[int, int], Any] = field(default_factory=dict)
 
     @property
     def network(self) -> DeviceDraftModel:
@@ -321,26 +321,16 @@ class DeviceDraftModel(DeviceDrafter):
     ) -> None:
         """Draft `num_levels` levels, after a pass over the last `again` known tokens."""
         from hunch.kernels.gpu_draft import known_inputs
-        from hunch.kernels.gpu_grow import grow_level
 
-        num_rows, size = len(step.ids_R), self.level_size
+        num_rows, depth = len(step.ids_R), 0 if self.level_size == 1 else self.num_levels
         ids_T, attn = self._inputs(state, num_rows, again, 0)
         known_inputs(state, step, ids_T, attn)
-        logits_TC, row_T = self._scores(ids_T, attn, again), attn.seq_T[again - 1 :: again]
-        chances_RW = torch.empty(num_rows, size, dtype=torch.float32, device=ids_T.device)
-        for level in range(num_levels):
-            is_last = level + 1 == num_levels
-            most = 0 if size == 1 else self.num_levels
-            following = None if is_last else self._inputs(state, num_rows, self.width, most)
-            grow_level(
-                state, step, logits_TC, chances_RW, self.sampling, depth=level,
-                num_nodes=self.num_nodes, draws=draws, row_T=row_T, ids_C=self.ids_C,
-                following=following, branch=self.branch, least=self.least,
-            )  # fmt: skip
-            if following is None:
-                return
-            ids_T, attn = following
-            logits_TC, row_T = self._scores(ids_T, attn), attn.seq_T
+        self.grow_levels(
+            state, step, self.sampling, self._scores(ids_T, attn, again),
+            attn.seq_T[again - 1 :: again], num_levels, draws=draws, ids_C=self.ids_C,
+            inputs=partial(self._inputs, state, num_rows, self.width, depth),
+            feed=lambda _, ids_T, attn: (self._scores(ids_T, attn), attn.seq_T),
+        )  # fmt: skip
 
     def _scores(self, ids_T: Tensor, attn: AttnInputs, every: int = 1) -> Tensor:
         """Scores after every so many of these tokens."""
@@ -355,9 +345,9 @@ class DeviceDraftModel(DeviceDrafter):
         num_tokens = num_rows * width
         ids_T, attn = new_inputs(state, num_tokens, depth)
         key = num_rows, width
-        if key not in self._tilings:  # made before a capture, as it comes from the host
-            self._tilings[key] = self.model.tiling(row_spans(num_rows, width), num_tokens)
-        attn.memo["tiling"] = self._tilings[key]
+        if key not in self.tilings:
+            self.tilings[key] = self.model.tiling(row_spans(num_rows, width), num_tokens)
+        attn.memo["tiling"] = self.tilings[key]
         return ids_T, attn
 
 

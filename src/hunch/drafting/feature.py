@@ -10,7 +10,8 @@ L. Drafted nodes use the network's own states; the next step overwrites their KV
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -33,7 +34,6 @@ from hunch.models.heads.step import MARGIN, StepNet
 from hunch.types import GroupInfo
 
 if TYPE_CHECKING:
-    from hunch.kernels.gpu_tiling import Tiling  # these need Triton, which a CPU may not have
     from hunch.kernels.step import Draws, RowState, StepRows
 
 PROMPTS = (1, 12, 16, 40, 64, 100, 256, 300, 512, 700)  # one of every kind kernels are compiled for
@@ -155,17 +155,15 @@ class DeviceFeature(DeviceFollower):
     has_trees: ClassVar[bool] = True
 
     net: StepNet
-    _tilings: dict[tuple[int, int], Tiling] = field(default_factory=dict)
 
     def draft(
         self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
     ) -> None:
         from hunch.kernels.gpu_draft import committed_inputs
-        from hunch.kernels.gpu_grow import grow_level
 
         num_rows, net = len(step.ids_R), self.net
         num_tokens = len(hidden.last_TD) // num_rows
-        if not self._tilings and state.flat.is_cuda:
+        if not self.tilings and state.flat.is_cuda:
             self._warm_up(state)
         ids_T, attn = self._inputs(state, num_rows, num_tokens)
         last_R = ids_T.new_empty(num_rows)
@@ -177,27 +175,23 @@ class DeviceFeature(DeviceFollower):
         state_TD = net.step(ids_T, fused_TD, attn, self.kv).index_select(0, last_R)
         if not source:
             return
-        row_R = row_T = attn.seq_T[::num_tokens]
+        row_R = attn.seq_T[::num_tokens]
         num_levels, depth = levels_after(num_tokens, self.num_levels), 0
         if self.level_size > 1:
             num_levels = depth = self.num_levels
-        chances_RW = torch.empty(num_rows, self.level_size, device=ids_T.device)
-        for level in range(num_levels):
-            following = None
-            if level + 1 < num_levels:
-                following = self._inputs(state, num_rows, self.width, depth)
-            grow_level(
-                state, step, net.logits(state_TD), chances_RW, self.sampling, depth=level,
-                num_nodes=self.num_nodes, draws=draws, row_T=row_T, ids_C=self._ids_C,
-                following=following, sees_next=True, branch=self.branch, least=self.least,
-            )  # fmt: skip
-            if following is None:
-                return
-            ids_T, attn = following
-            row_T = attn.seq_T
+
+        def feed(level: int, ids_T: Tensor, attn: AttnInputs) -> tuple[Tensor, Tensor]:
+            nonlocal state_TD
             if self.level_size > 1:
                 state_TD = state_TD.index_select(0, self._parents(state, row_R, level))
             state_TD = net.step(ids_T, state_TD, attn, self.kv)
+            return net.logits(state_TD), attn.seq_T
+
+        self.grow_levels(
+            state, step, self.sampling, net.logits(state_TD), row_R, num_levels, draws=draws,
+            ids_C=self._ids_C, inputs=partial(self._inputs, state, num_rows, self.width, depth),
+            feed=feed, sees_next=True,
+        )  # fmt: skip
 
     def _parents(self, state: RowState, row_R: Tensor, level: int) -> Tensor:
         """For the nodes of this level that get children: their parents' places in the last pass."""
@@ -225,8 +219,8 @@ class DeviceFeature(DeviceFollower):
 
         ids_T, attn = new_inputs(state, num_rows * width, depth)
         key = num_rows, width
-        if key not in self._tilings:  # made before a capture, as it comes from the host
+        if key not in self.tilings:
             tiler, num_tokens = self.net.tiler(attn), num_rows * width
-            self._tilings[key] = tiler.tiling(row_spans(num_rows, width), num_tokens)
-        attn.memo["tiling"] = self._tilings[key]
+            self.tilings[key] = tiler.tiling(row_spans(num_rows, width), num_tokens)
+        attn.memo["tiling"] = self.tilings[key]
         return ids_T, attn

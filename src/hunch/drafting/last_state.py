@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -171,35 +172,14 @@ class DeviceLastState(DeviceDrafter):
             ids_C = self.ids_C
             grow_on_device(self, state, step, level, token_R, asked, draws=draws, ids_C=ids_C)
         else:
-            self._chain(state, step, guesses, attn.seq_T[::size], draws, num_tokens)
-
-    def _chain(
-        self,
-        state: RowState,
-        step: StepRows,
-        guesses: Guesses,
-        row_R: Tensor,
-        draws: Draws,
-        num_tokens: int,
-    ) -> None:
-        from hunch.kernels.gpu_draft import new_inputs
-        from hunch.kernels.gpu_grow import grow_level
-
-        num_rows, num_levels = len(row_R), self.num_levels
-        if self.level_size == 1:
-            num_levels = levels_after(num_tokens, num_levels)
-        chances_RW = torch.empty(num_rows, self.level_size, device=row_R.device)
-        logits_RC = next(guesses)
-        for level in range(num_levels):
-            is_last = level + 1 == num_levels
-            following = None if is_last else new_inputs(state, num_rows)
-            grow_level(
-                state, step, logits_RC.float(), chances_RW, self.method.context.sampling,
-                depth=level, num_nodes=self.num_nodes, draws=draws, row_T=row_R, ids_C=self.ids_C,
-                following=following, least=self.least,
+            row_R, num_levels = attn.seq_T[::size], self.num_levels
+            if self.level_size == 1:
+                num_levels = levels_after(num_tokens, num_levels)
+            self.grow_levels(
+                state, step, asked, next(guesses).float(), row_R, num_levels, draws=draws,
+                ids_C=self.ids_C, inputs=partial(new_inputs, state, num_rows),
+                feed=lambda _, token_R, __: (guesses.send((token_R, None)).float(), row_R),
             )  # fmt: skip
-            if following is not None:
-                logits_RC = guesses.send((following[0], None))
 
     def _take_ranks(
         self, state: RowState, step: StepRows, guesses: Guesses, token_R: Tensor, draws: Draws

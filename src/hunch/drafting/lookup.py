@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.policy import log_odds, share_nodes
-from hunch.drafting.step_shapes import DraftSource, StepShape, lookups_of
 from hunch.drafting.trees import Node, to_draft
 from hunch.kernels.lookup import FADE, FIRST_RATE, LAST_RATE, ROW_LIMIT, ROW_RATE
 from hunch.models.decoder import Hidden
@@ -171,10 +170,6 @@ class DeviceLookup(DeviceDrafter):
     def is_guided(self) -> bool:
         return self.phrases is not None
 
-    @property
-    def shapes(self) -> tuple[StepShape, ...]:
-        return lookups_of(self.num_nodes, is_adaptive=self.is_adaptive)
-
     def draft(
         self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
     ) -> None:
@@ -193,6 +188,3 @@ class DeviceLookup(DeviceDrafter):
     @property
     def past_end(self) -> int:
         return self.num_nodes if self.num_second else 0
-
-    def works(self, source: int) -> bool:
-        return source != DraftSource.NOBODY

@@ -8,11 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-from torch import Tensor
-
-from hunch.draft import Rows
-from hunch.drafting.base import DeviceDrafter, Network
+from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.draft_model import DeviceDraftModel
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.step_shapes import DraftSource, StepShape
@@ -40,7 +36,6 @@ class DeviceMerge(DeviceWithLookups):
         trees = {DraftSource.MERGED: sizes}
         super().__init__("merge", matches, model, trees, is_adaptive=is_adaptive)
         self.num_nodes = whole.num_nodes  # parts may draft more alone, for which there is no room
-        # Both write their guesses to the same columns.
         self.models = {
             size: replace(
                 model,
@@ -58,17 +53,6 @@ class DeviceMerge(DeviceWithLookups):
         merged = tuple(StepShape(size, DraftSource.MERGED) for size in sizes)
         return (StepShape(0), *merged) if self.is_adaptive else merged
 
-    @property
-    def network(self) -> Network | None:
-        return self.model.network
-
-    @property
-    def feature_layers(self) -> tuple[int, ...]:
-        return self.model.feature_layers
-
-    def see(self, ids_T: Tensor, slot_T: Tensor, logits_TV: Tensor) -> None:
-        self.model.see(ids_T, slot_T, logits_TV)
-
     def draft(
         self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
     ) -> None:
@@ -85,18 +69,6 @@ class DeviceMerge(DeviceWithLookups):
         else:
             model.draft(state, step, hidden, draws, source)
         self.add_matches(state, step, source)
-
-    def works(self, source: int) -> bool:
-        return super().works(source) or self.model.works(source)
-
-    def writes_kv(self, source: int) -> bool:
-        return self.model.writes_kv(source)
-
-    def needs_host(self, rows: Rows) -> bool:
-        return self.model.needs_host(rows)
-
-    def is_ready(self, rows: Rows) -> np.ndarray | None:
-        return self.model.is_ready(rows)
 
 
 def within(size: TreeSize, max_nodes: int) -> TreeSize:

@@ -17,7 +17,6 @@ from hunch.config import read_options
 from hunch.draft import Rows
 from hunch.drafting.base import PREDICTION, DeviceDrafter, DrafterContext
 from hunch.drafting.lookup import Chances, LookupDrafter, LookupRow
-from hunch.drafting.step_shapes import DraftSource, StepShape, lookups_of
 from hunch.drafting.trees import Node
 from hunch.errors import ConfigError
 from hunch.models.decoder import Hidden
@@ -169,16 +168,9 @@ class PredictionDrafter(LookupDrafter):
 class DevicePrediction(DeviceDrafter):
     """Captured steps draft from predictions beside every drafter; this one adds nothing."""
 
-    @property
-    def shapes(self) -> tuple[StepShape, ...]:
-        return lookups_of(self.num_nodes, is_adaptive=self.is_adaptive)
-
     def draft(
         self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
     ) -> None:
         """No guess for any row; `kernels.gpu_expect` drafts for rows with a prediction."""
         first = step.guesses_at(self.num_nodes)
         step.result_RC[:, first : first + self.num_nodes] = -1
-
-    def works(self, source: int) -> bool:
-        return source != DraftSource.NOBODY

@@ -13,7 +13,6 @@ import torch
 
 from hunch.draft import Rows
 from hunch.drafting.base import DeviceDrafter
-from hunch.drafting.step_shapes import DraftSource, StepShape, lookups_of
 from hunch.kernels.lookup import MAX_MATCH, SuffixText
 from hunch.kernels.shared_texts import SharedTexts
 from hunch.models.decoder import Hidden
@@ -85,10 +84,6 @@ class DeviceShared(DeviceDrafter):
 
     texts: SharedTexts
 
-    @property
-    def shapes(self) -> tuple[StepShape, ...]:
-        return lookups_of(self.num_nodes, is_adaptive=self.is_adaptive)
-
     def draft(
         self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
     ) -> None:
@@ -97,9 +92,6 @@ class DeviceShared(DeviceDrafter):
 
         lookup(state, step, self.num_nodes, 1, MAX_MATCH)
         recall(state, step, self.num_nodes, self.texts)
-
-    def works(self, source: int) -> bool:
-        return source != DraftSource.NOBODY
 
     def needs_host(self, rows: Rows) -> bool:
         """It sees requests begin and end."""

@@ -18,6 +18,7 @@ MIN_CHECKED = 16  # packed tokens of one tile: in smaller steps, three nodes cos
 NUM_ALONE, NUM_BESIDE = 3, 3
 CHAIN_SIZES = (1, 3, 5)  # nodes checked of a network's chains, besides whole chains
 TREE_SIZES = (7, 15)  # nodes checked of best-first trees: with the root, whole tiles
+LOOKUP_SIZES = (1, 3, 7, 15)  # of a lookup's: with the root powers of two, as few less cost as much
 SURE = 4  # from a match of this many tokens on, a lookup's guesses replace a network's draft
 BEGINNING = 7  # levels drafted in a step that checked none
 
@@ -43,22 +44,21 @@ class StepShape(NamedTuple):
     source: int = DraftSource.LOOKUP
 
 
+class StepKey(NamedTuple):
+    """What a captured step's seconds depend on."""
+
+    num_rows: int
+    shape: StepShape
+    extras: int = 0  # flags of what rows ask for besides tokens (`step.step_kinds`)
+
+
 class CapturedStep(Protocol):
-    """A captured step, and how long it took when it was captured."""
+    """A captured step, and how long drafting in it took when it was captured."""
 
     @property
-    def num_rows(self) -> int: ...
-    @property
-    def num_nodes(self) -> int: ...
-    @property
-    def source(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
+    def key(self) -> StepKey: ...
     @property
     def draft_seconds(self) -> float: ...
-    @property
-    def extras(self) -> int:
-        """Flags of what its rows ask for besides tokens (`step.step_kinds`); 0: nothing."""
 
 
 class RowLengths(Protocol):
@@ -80,31 +80,19 @@ class Drafted(NamedTuple):
     num_nodes: int = 0  # nodes checked by the step that drafted it
 
 
-def chains_of(num_levels: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
-    """Shapes of a drafter that is a network alone: steps check some of its levels, or none."""
-    if not is_adaptive:
-        return (StepShape(num_levels, DraftSource.CHAIN),)
-    sizes = sorted({min(size, num_levels) for size in (*CHAIN_SIZES, num_levels)})
-    return (StepShape(0), *(StepShape(size, DraftSource.CHAIN) for size in sizes))
+def shapes_of(source: int, num_nodes: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
+    """Shapes of drafts of up to `num_nodes` nodes: steps check some of their first nodes, or none.
 
-
-def trees_of(num_nodes: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
-    """Shapes of a network's best-first trees: steps check the first nodes of one, or none."""
-    if not is_adaptive:
-        return (StepShape(num_nodes, DraftSource.TREE),)
-    sizes = sorted({min(size, num_nodes) for size in (*TREE_SIZES, num_nodes)})
-    return (StepShape(0), *(StepShape(size, DraftSource.TREE) for size in sizes))
-
-
-def lookups_of(num_nodes: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
-    """Shapes of a drafter without a network: steps check some of its nodes, or none.
-
-    With the root these are 2, 4, 8 or 16 tokens: a step takes as long for a few less.
+    If the drafter is not adaptive, steps check all of them.
     """
     if not is_adaptive:
-        return (StepShape(num_nodes),)
-    sizes = (1, 3, 7, 15) if num_nodes > 2 else (num_nodes,)
-    return (StepShape(0), *(StepShape(size) for size in sizes if size <= num_nodes))
+        return (StepShape(num_nodes, source),)
+    if source == DraftSource.LOOKUP:
+        sizes = [n for n in LOOKUP_SIZES if n <= num_nodes] if num_nodes > 2 else [num_nodes]
+    else:
+        usual = CHAIN_SIZES if source == DraftSource.CHAIN else TREE_SIZES
+        sizes = sorted({min(size, num_nodes) for size in (*usual, num_nodes)})
+    return (StepShape(0), *(StepShape(size, source) for size in sizes))
 
 
 def levels_after(num_tokens: int, most: int) -> int:

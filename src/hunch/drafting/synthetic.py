@@ -23,7 +23,6 @@ import numpy as np
 from hunch.config import read_options
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
-from hunch.drafting.step_shapes import DraftSource, StepShape, lookups_of
 from hunch.errors import ConfigError
 from hunch.kernels.draft import STRIDE, Remembered
 from hunch.models.decoder import Hidden
@@ -223,19 +222,12 @@ class DeviceSynthetic(DeviceDrafter):
     answers: Remembered
     vocab_size: int
 
-    @property
-    def shapes(self) -> tuple[StepShape, ...]:
-        return lookups_of(self.num_nodes, is_adaptive=False)
-
     def draft(
         self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
     ) -> None:
         from hunch.kernels.gpu_synthetic import remembered
 
         remembered(state, step, self.num_nodes, self.answers, self.vocab_size)
-
-    def works(self, source: int) -> bool:
-        return source != DraftSource.NOBODY
 
     def needs_host(self, rows: Rows) -> bool:
         """It sees requests begin and end."""

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from hunch.drafting.base import DeviceDrafter
+import numpy as np
+from torch import Tensor
+
+from hunch.draft import Rows
+from hunch.drafting.base import DeviceDrafter, Network
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.step_shapes import SURE, DraftSource
 from hunch.kernels.step import NEVER
@@ -59,6 +64,28 @@ class DeviceWithLookups(DeviceDrafter):
             trained_len=model.trained_len,
             max_len=model.max_len,
         )
+        # Both write their guesses to the same columns.
+        self.model = replace(model, num_nodes=self.num_nodes)
+
+    @property
+    def network(self) -> Network | None:
+        return self.model.network
+
+    @property
+    def feature_layers(self) -> tuple[int, ...]:
+        return self.model.feature_layers
+
+    def see(self, ids_T: Tensor, slot_T: Tensor, logits_TV: Tensor) -> None:
+        self.model.see(ids_T, slot_T, logits_TV)
+
+    def writes_kv(self, source: int) -> bool:
+        return self.model.writes_kv(source)
+
+    def needs_host(self, rows: Rows) -> bool:
+        return self.model.needs_host(rows)
+
+    def is_ready(self, rows: Rows) -> np.ndarray | None:
+        return self.model.is_ready(rows)
 
     @property
     def is_guided(self) -> bool:
@@ -98,4 +125,4 @@ class DeviceWithLookups(DeviceDrafter):
             graft(state, step, self.num_nodes, size.num_beside)
 
     def works(self, source: int) -> bool:
-        return source != DraftSource.NOBODY
+        return source != DraftSource.NOBODY or self.model.works(source)

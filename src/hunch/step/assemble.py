@@ -11,7 +11,7 @@ from hunch.config import Config, say_once
 from hunch.draft import KVShape, Needs
 from hunch.drafting.auto import load_drafter
 from hunch.drafting.base import DrafterContext
-from hunch.drafting.costs import CostCurve, FixedCurve
+from hunch.drafting.costs import CostCurve
 from hunch.errors import ConfigError
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.recurrence import RowStates
@@ -163,7 +163,7 @@ def _context(
     return DrafterContext(
         target=target,
         sampling=sampling,
-        cost=FixedCurve(0.0) if config.spec.always else CostCurve(),
+        cost=CostCurve(0.0, is_measured=False) if config.spec.always else CostCurve(),
         device=target.device,
         max_rows=config.schedule.num_rows,
         max_len=_max_len(config, target.spec.max_len),

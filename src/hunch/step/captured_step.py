@@ -122,7 +122,7 @@ class CapturedSteps:
 
     def _step(self, kind: StepKind) -> StepGraph:
         graph = self.steps.step(kind)
-        if self.policy.captured(graph):
+        if self.policy.costs.capture(graph.key, graph.seconds, graph.draft_seconds):
             self._received_at = None  # else capturing would count as time of the pending step
         return graph
 
@@ -234,8 +234,8 @@ class CapturedSteps:
         num_masked, void = dict[int, int](), set[int]()
         if group.has_masks:
             void = receive()
-            sizes, masks = (graph.num_rows, graph.num_nodes), self.steps.step_masks()
-            num_masked = self.extras.fill_masks(group, *sizes, masks, void)
+            masks = self.steps.step_masks()
+            num_masked = self.extras.fill_masks(group, graph.kind, masks, void)
         graph.finish.replay()
         return self.launched(group, graph, num_masked, void)
 
@@ -304,7 +304,8 @@ class CapturedSteps:
         if not self._num_pending:  # the device was idle: the time since the last result is no cost
             self._received_at, self._host_seconds, self._prompt_seconds = None, 0.0, 0.0
         max_checked = self.extras.max_checked(group)
-        renewed = self.device_rows.update(group.ids, max_checked, group.max_draft, graph.num_rows)
+        limits = max_checked, group.max_draft
+        renewed = self.device_rows.update(group.ids, *limits, graph.kind.num_rows)
         if renewed:  # from now on the device drafts: the host's waiting drafts are out of date
             self.host_drafter.forget(renewed)
             for row in renewed:
@@ -366,7 +367,7 @@ class CapturedSteps:
             sources = self.policy.learn(group.row_R, lines, graph)
         if sources is not None and named:
             sources = [named.get(place, name) for place, name in enumerate(sources)]
-        writes_kv = drafter is not None and drafter.writes_kv(graph.source)
+        writes_kv = drafter is not None and drafter.writes_kv(graph.kind.source)
         use = self.policy.sources
         is_dropped_R = use.is_dropped(group.ids) if use.can_drop else None
         decoded, results = apply_rows(
@@ -377,7 +378,7 @@ class CapturedSteps:
             lines,
             pending.requests,
             sources,
-            num_k=graph.num_nodes + 1,
+            num_k=graph.kind.num_nodes + 1,
             writes_kv=writes_kv,
             is_dropped_R=is_dropped_R,
             is_traced=group.is_traced,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hunch.drafting.step_shapes import DraftSource, StepShape, StepShapes
+from hunch.drafting.step_shapes import DraftSource, StepKey, StepShape, StepShapes
 from hunch.kernels.step import Draws
 from hunch.step.capture import Graph
 from hunch.step.results import NO_SCORES, Columns
@@ -47,25 +47,14 @@ class StepGraph:
     pack: Graph | None = None
 
     @property
-    def num_rows(self) -> int:
-        return self.kind.num_rows
-
-    @property
-    def num_nodes(self) -> int:
-        return self.kind.num_nodes
-
-    @property
-    def source(self) -> int:
-        return self.kind.source
-
-    @property
-    def extras(self) -> int:
-        return self.kind.extras
+    def key(self) -> StepKey:
+        num_rows, num_nodes, source, _, extras, _ = self.kind
+        return StepKey(num_rows, StepShape(num_nodes, source), extras)
 
     @property
     def num_numbers(self) -> int:
         """Of its result."""
-        return self.num_rows * self.columns.end
+        return self.kind.num_rows * self.columns.end
 
 
 def bucket(num_rows: int) -> int:
