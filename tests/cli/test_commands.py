@@ -10,15 +10,14 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-import torch
 
 from hunch import CompletionOutput
 from hunch.cli import main
 from hunch.cli.generate import is_over_at_once
 from hunch.compat import from_llama_cli
-from hunch.draft import Draft, Rows, Verdict
 from hunch.registry import VERIFIERS
-from hunch.verify.exact import exact
+from hunch.verify.base import RowDraft, TargetChoices, Verifier
+from hunch.verify.exact import walk
 from tiny_models import write_llama
 
 
@@ -37,16 +36,13 @@ def prompts(tmp_path: Path) -> str:
     return str(path)
 
 
-def believes_everything(
-    draft: Draft, logits_MV: torch.Tensor, rows: Rows, sampling: object, mask_MV: object = None
-) -> Verdict:
-    """A planted fault: every guess is taken."""
-    verdict = exact(draft, logits_MV, rows, sampling)
-    if draft.tokens_RN.shape[1]:
-        verdict.tokens_RK[:, 0] = torch.where(
-            draft.num_nodes_R > 0, draft.tokens_RN[:, 0], verdict.tokens_RK[:, 0]
-        )
-    return verdict
+def take_the_guess(draft: RowDraft, target: TargetChoices) -> tuple[list[int], list[int]]:
+    """A planted fault: the first guess is taken."""
+    tokens, path = walk(draft, target)
+    return [*draft.tokens[:1], *tokens[len(draft.tokens[:1]) :]], path
+
+
+believes_everything = Verifier(take_the_guess)
 
 
 def test_generate_json(shell: Callable, model: str) -> None:

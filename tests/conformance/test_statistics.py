@@ -12,6 +12,7 @@ from scipy.stats import chisquare
 from hunch import LLM, SamplingParams
 from hunch.draft import Draft, Rows, Verdict
 from hunch.verify.exact import exact
+from verdicts import verdict as decide
 
 PROMPT = "01230123012301230123"  # a lookup always has a guess here
 TEMPERATURE = 1.5
@@ -59,7 +60,7 @@ def believes_the_draft(
     draft: Draft, logits_MV: torch.Tensor, rows: Rows, sampling: object, mask_MV: object = None
 ) -> Verdict:
     """A planted fault: one guess in four is taken whatever the target says."""
-    verdict = exact(draft, logits_MV, rows, sampling)
+    verdict = decide(exact, draft, logits_MV, rows, sampling)
     for place, row in enumerate(rows.ids_R.tolist()):
         is_taken = int(sampling.sample_X[row]) % 4 == 0
         if is_taken and draft.num_nodes_R[place] and verdict.path_RK[place, 0] < 0:

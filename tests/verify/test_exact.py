@@ -14,6 +14,7 @@ from hunch.sampling.state import SamplingState
 from hunch.types import Request, SamplingParams
 from hunch.verify.base import history_of, paths
 from hunch.verify.exact import exact, walk_choices
+from verdicts import verdict as decide
 
 VOCAB = 12
 PROMPT = [1, 2, 3]
@@ -80,7 +81,7 @@ def decode(params: SamplingParams, num_nodes: int, dense: bool, seed: int) -> li
     while min(map(len, texts)) < 27:
         draft = draft_of([random_tree(rng, num_nodes) for _ in range(2)])
         rows = rows_of([0, 1], [len(text) for text in texts])
-        verdict = exact(draft, packed_logits(draft, texts), rows, state)
+        verdict = decide(exact, draft, packed_logits(draft, texts), rows, state)
         new = [verdict.tokens_RK[r, : int(verdict.num_tokens_R[r])].tolist() for r in range(2)]
         state.commit([0, 1], new)
         texts = [text + tokens for text, tokens in zip(texts, new, strict=True)]
@@ -117,7 +118,7 @@ def test_the_two_walks_agree(seed, num_rows, max_nodes):
     choice_M = torch.tensor([rng.randrange(VOCAB) for _ in range(num_logits)])
     logits_MV = torch.nn.functional.one_hot(choice_M, VOCAB).float()
     rows = rows_of(list(range(num_rows)), [5] * num_rows)
-    host = exact(draft, logits_MV, rows, SamplingState(num_rows, VOCAB))
+    host = decide(exact, draft, logits_MV, rows, SamplingState(num_rows, VOCAB))
     device = walk_choices(draft, choice_M, history_of(draft, rows, num_logits).first_R)
     assert torch.equal(host.num_tokens_R, device.num_tokens_R)
     num_k = host.tokens_RK.shape[1]
@@ -161,7 +162,7 @@ def test_an_empty_draft_is_plain_decoding():
     logits = torch.zeros(1, VOCAB)
     logits[0, 7] = 1
     for verdict in (
-        exact(Draft.empty(1), logits, rows_of([0], [3]), state),
+        decide(exact, Draft.empty(1), logits, rows_of([0], [3]), state),
         walk_choices(Draft.empty(1), torch.tensor([7]), torch.tensor([0])),
     ):
         assert verdict.tokens_RK.tolist() == [[7]]

@@ -16,6 +16,7 @@ from hunch.verify.block import block
 from hunch.verify.exact import exact
 from hunch.verify.rejection import chance, rejection, residual, without
 from hunch.verify.typical import bar, typical
+from verdicts import verdict as decide
 
 VOCAB = 8
 
@@ -67,7 +68,9 @@ def test_greedy_rows_get_exactly_the_targets_choices(verify, is_chain):
         draft = random_draft(rng, 3, is_chain=is_chain)
         logits_MV = torch.randn(15, VOCAB)
         state = state_of(3, temperature=0)
-        one, other = (weigh(draft, logits_MV, rows_of(3), state) for weigh in (exact, verify))
+        one, other = (
+            decide(weigh, draft, logits_MV, rows_of(3), state) for weigh in (exact, verify)
+        )
         assert torch.equal(one.num_tokens_R, other.num_tokens_R)
         assert torch.equal(one.tokens_RK, other.tokens_RK)
         assert torch.equal(one.path_RK, other.path_RK)
@@ -83,7 +86,7 @@ def test_a_verdict_is_a_function_of_the_seed_and_the_same_on_both_kinds_of_state
         logits_MV = torch.randn(15, VOCAB) * 2
         params = {"temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.2}
         first, again, dense = (
-            verify(draft, logits_MV, rows_of(3), state_of(3, dense=is_dense, **params))
+            decide(verify, draft, logits_MV, rows_of(3), state_of(3, dense=is_dense, **params))
             for is_dense in (False, False, True)
         )
         for other in (again, dense):
@@ -98,8 +101,13 @@ def test_a_forbidden_token_is_never_committed(verify):
     mask_MV = torch.rand(15, VOCAB) < 0.4
     mask_MV[:, 0] = True
     for seed in range(20):
-        verdict = verify(
-            draft, torch.randn(15, VOCAB), rows_of(3, 5 + seed), state_of(3, temperature=1), mask_MV
+        verdict = decide(
+            verify,
+            draft,
+            torch.randn(15, VOCAB),
+            rows_of(3, 5 + seed),
+            state_of(3, temperature=1),
+            mask_MV,
         )
         for row in range(3):
             node = -1

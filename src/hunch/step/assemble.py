@@ -48,8 +48,7 @@ def assemble(
     sampling = SamplingState(
         schedule.num_rows, target.spec.vocab_size, device, dense=captures or None
     )
-    found = resolve(VERIFIERS, spec.verifier)
-    verify = found if isinstance(found, Verifier) else Verifier(in_tensors=found)
+    verify: Verifier = resolve(VERIFIERS, spec.verifier)
     context = _context(config, target, sampling, vocab, codec, load_codec)
     context.wants_q = verify.wants_q
     context.draft_device = _draft_device(spec.device, target)

@@ -94,36 +94,6 @@ class Batch:
         copied = {name: getattr(attn, name).clone() for name in columns}
         return Batch(self.ids_T.clone(), replace(attn, **copied, memo={}), self.parts)
 
-    def draft(self, parts: list[RowPart], device: torch.device) -> Draft:
-        """The drafts of `parts`, one row each, on a device."""
-        num_nodes = max((part.num_nodes for part in parts), default=0)
-        if not num_nodes:
-            return Draft.empty(len(parts), device)
-        tokens_RN = np.zeros((len(parts), num_nodes), dtype=np.int64)
-        parents_RN = np.full((len(parts), num_nodes), -1, dtype=np.int64)
-        for place, part in enumerate(parts):
-            tokens_RN[place, : part.num_nodes] = part.tokens_N
-            parents_RN[place, : part.num_nodes] = part.parents_N
-        num_nodes_R = np.array([part.num_nodes for part in parts], dtype=np.int64)
-        tokens, parents = torch.from_numpy(tokens_RN), torch.from_numpy(parents_RN)
-        draft = Draft(tokens, parents, torch.from_numpy(num_nodes_R))
-        _add_draws(draft, parts)
-        return draft.to(device)
-
-
-def _add_draws(draft: Draft, parts: list[RowPart]) -> None:
-    """Add the distributions that nodes were drawn from, where the drafter gave them."""
-    some = next((part.nodes.q_NV for part in parts if part.nodes.q_NV is not None), None)
-    if some is None:
-        return
-    draft.q_RNV = some.new_zeros(*draft.tokens_RN.shape, some.shape[-1])
-    draft.is_sampled_RN = torch.zeros(draft.tokens_RN.shape, dtype=torch.bool)
-    for place, part in enumerate(parts):
-        q_NV, is_sampled_N = part.nodes.q_NV, part.nodes.is_sampled_N
-        if q_NV is not None and is_sampled_N is not None:
-            draft.q_RNV[place, : len(q_NV)] = q_NV
-            draft.is_sampled_RN[place, : len(q_NV)] = is_sampled_N
-
 
 def pack(rows: RowBuffers, work: list[RowWork]) -> Batch:
     """Pack a plan's work; a row with fewer known tokens than the plan assumed packs those."""
@@ -209,6 +179,21 @@ def _pack_chain(rows: RowBuffers, parts: list[RowPart], stage: Stage) -> Batch:
     row_1 = rows.rows_1[row] if rows.has_states else None
     attn = AttnInputs(pos, slot, seq, table_1B, base, None, rows.block_size, spans, row_1)
     return Batch(ids, attn, parts, stage.packed_5T)
+
+
+def drafts_of(parts: list[RowPart], device: torch.device) -> Draft:
+    """The drafts of `parts` without q, one row each, on a device."""
+    num_nodes = max((part.num_nodes for part in parts), default=0)
+    if not num_nodes:
+        return Draft.empty(len(parts), device)
+    tokens_RN = np.zeros((len(parts), num_nodes), dtype=np.int64)
+    parents_RN = np.full((len(parts), num_nodes), -1, dtype=np.int64)
+    for place, part in enumerate(parts):
+        tokens_RN[place, : part.num_nodes] = part.tokens_N
+        parents_RN[place, : part.num_nodes] = part.parents_N
+    num_nodes_R = np.array([part.num_nodes for part in parts], dtype=np.int64)
+    tokens, parents = torch.from_numpy(tokens_RN), torch.from_numpy(parents_RN)
+    return Draft(tokens, parents, torch.from_numpy(num_nodes_R)).to(device)
 
 
 def _tables(rows: RowBuffers, parts: list[RowPart]) -> np.ndarray:

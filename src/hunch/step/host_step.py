@@ -18,12 +18,12 @@ from hunch.drafting.costs import CostCurve
 from hunch.models.decoder import Hidden
 from hunch.models.target import BegunPass, OverProcesses
 from hunch.sampling.stop import finish
-from hunch.step.batch import Batch, RowPart, pack
+from hunch.step.batch import Batch, RowPart, drafts_of, pack
 from hunch.step.host_scores import HostScores
 from hunch.step.parts import BegunStep, CapturedRows, Outcome, Passes, RunnerParts
 from hunch.step.step_logits import StepLogits
 from hunch.types import DraftTrace, RowResult, StepPlan, StepResult
-from hunch.verify.base import RowDraft, TargetChoices
+from hunch.verify.base import RowDraft, TargetChoices, Verify
 
 log = logging.getLogger("hunch")
 
@@ -113,7 +113,7 @@ class HostStep:
             scores = self.scores.of_prompts(hidden.last_TD, batch.parts)
             scores.add_to({outcome.part.row: outcome.result for outcome in outcomes})
         checked = [outcome for outcome in outcomes if outcome.part.is_caught_up]
-        logits_MV = self._decide(batch, hidden, checked) if hidden and checked else None
+        logits_MV = self._decide(hidden, checked) if hidden and checked else None
         if self._over_processes is not None:
             self._over_processes.check_step()  # without all ranks the result is wrong
         if self._prepares is not None:
@@ -167,7 +167,7 @@ class HostStep:
         layers = self.drafter.needs.feature_layers
         return self.target.forward(batch.ids_T, batch.attn, self.kv[0], layers)
 
-    def _decide(self, batch: Batch, hidden: Hidden, checked: list[Outcome]) -> Tensor:
+    def _decide(self, hidden: Hidden, checked: list[Outcome]) -> Tensor:
         """Compute the logits of every root and node, and let the verifier decide."""
         parts = [outcome.part for outcome in checked]
         num_checked = sum(1 + part.num_nodes for part in parts)
@@ -181,9 +181,10 @@ class HostStep:
         if self.grammars.matchers:
             mask_MV = self.grammars.masks(parts, logits_MV.shape[1])
             mask_MV = None if mask_MV is None else mask_MV.to(logits_MV.device)
-        is_on_host = not self.sampling.is_dense and self.verify.walk is not None
-        walk = self._walk_rows if is_on_host else self._verify
-        decided = walk(batch, parts, logits_MV, mask_MV)
+        if self.verify.in_tensors is not None and self.sampling.is_dense:
+            decided = self._verify(self.verify.in_tensors, parts, logits_MV, mask_MV)
+        else:
+            decided = self._walk_rows(parts, logits_MV, mask_MV)
         for outcome, (tokens, path) in zip(checked, decided, strict=True):
             outcome.accepted = path[:-1]
             outcome.result.tokens = tokens
@@ -192,23 +193,23 @@ class HostStep:
         return logits_MV
 
     def _verify(
-        self, batch: Batch, parts: list[RowPart], logits_MV: Tensor, mask_MV: Tensor | None
+        self, verify: Verify, parts: list[RowPart], logits_MV: Tensor, mask_MV: Tensor | None
     ) -> list[tuple[list[int], list[int]]]:
         """Per part: the tokens to commit, and the node behind each (-1: the bonus)."""
-        draft = batch.draft(parts, self.device)
+        draft = drafts_of(parts, self.device)
         rows = self.rows.view([part.row for part in parts]).to(self.device)
-        verdict = self.verify(draft, logits_MV, rows, self.sampling, mask_MV)
+        verdict = verify(draft, logits_MV, rows, self.sampling, mask_MV)
         num_k = verdict.tokens_RK.shape[1]
         columns = verdict.tokens_RK, verdict.path_RK, verdict.num_tokens_R[:, None]
         lines: list[list[int]] = torch.cat(columns, dim=1).tolist()  # one wait for the device
         return [(line[: line[-1]], line[num_k : num_k + line[-1]]) for line in lines]
 
     def _walk_rows(
-        self, batch: Batch, parts: list[RowPart], logits_MV: Tensor, mask_MV: Tensor | None
+        self, parts: list[RowPart], logits_MV: Tensor, mask_MV: Tensor | None
     ) -> list[tuple[list[int], list[int]]]:
-        """`_verify` on a CPU: row by row, without tensors in between."""
-        assert self.verify.walk is not None
-        target = TargetChoices(logits_MV, self.sampling, mask_MV, self.logits.array(logits_MV))
+        """`_verify` row by row, on the host."""
+        array_MV = None if self.sampling.is_dense else self.logits.array(logits_MV)
+        target = TargetChoices(logits_MV, self.sampling, mask_MV, array_MV)
         decided, first = [], 0
         for part in parts:
             draft = RowDraft(

@@ -12,7 +12,6 @@ path, K tokens one step can commit.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -50,30 +49,15 @@ class Walk(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Verifier:
-    """How drafts are verified: row by row on the host, or all rows in tensors, or either.
+    """How drafts are verified.
 
     wants_q: it uses q, the distributions that nodes were drawn from. Drafters then draw with noise
     of their own, not with the target's, and add q to their drafts.
     """
 
-    walk: Walk | None = None
-    in_tensors: Verify | None = None  # for a device, without the host
+    walk: Walk  # row by row on the host
+    in_tensors: Verify | None = None  # all rows on a device, without the host
     wants_q: bool = False
-
-    def __call__(
-        self,
-        draft: Draft,
-        logits_MV: Tensor,
-        rows: Rows,
-        sampling: SamplingState,
-        mask_MV: Tensor | None = None,
-    ) -> Verdict:
-        if self.in_tensors is not None and (sampling.is_dense or self.walk is None):
-            return self.in_tensors(draft, logits_MV, rows, sampling, mask_MV)
-        assert self.walk is not None, "a verifier has one form at least"
-        target = TargetChoices(logits_MV, sampling, mask_MV)
-        walks = [self.walk(row, target) for row in row_drafts(draft, rows)]
-        return verdict_of(walks, draft.tokens_RN.device)
 
 
 @dataclass(slots=True)
@@ -84,12 +68,6 @@ class History:
     row_M: Tensor
     pos_M: Tensor
     path_MP: Tensor  # drafted tokens from the root to the node, the node included; then -1
-
-
-def first_of(draft: Draft) -> Tensor:
-    """The place of each row's root in M."""
-    sizes_R = draft.num_nodes_R + 1
-    return sizes_R.cumsum(0) - sizes_R
 
 
 def paths(draft: Draft) -> tuple[Tensor, Tensor]:
@@ -118,7 +96,8 @@ def history_of(draft: Draft, rows: Rows, num_logits: int) -> History:
         each_R = torch.arange(num_rows, device=device)
         return History(each_R, rows.ids_R, rows.known_X[rows.ids_R], draft.tokens_RN)
     depth_RN, path_RNP = paths(draft)
-    first_R = first_of(draft)
+    sizes_R = draft.num_nodes_R + 1
+    first_R = sizes_R.cumsum(0) - sizes_R
     offset_N = torch.arange(num_nodes, device=device)
     # Padding nodes all write to one spare place after the last row of logits.
     is_node_RN = offset_N < draft.num_nodes_R[:, None]
@@ -171,25 +150,6 @@ class RowDraft:
         if self.q_NV is None or self.is_sampled_N is None or not self.is_sampled_N[node]:
             return None
         return self.q_NV[node].double().cpu().numpy()
-
-
-def row_drafts(draft: Draft, rows: Rows) -> Iterator[RowDraft]:
-    """The drafts of a step, row by row."""
-    first = 0
-    tokens_RN, parents_RN = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
-    is_sampled_RN = None if draft.is_sampled_RN is None else draft.is_sampled_RN.cpu()
-    ids, known = rows.ids_R.tolist(), rows.known_X.tolist()
-    for place, (row, num_nodes) in enumerate(zip(ids, draft.num_nodes_R.tolist(), strict=True)):
-        yield RowDraft(
-            row,
-            known[row],
-            first,
-            tokens_RN[place][:num_nodes],
-            parents_RN[place][:num_nodes],
-            None if draft.q_RNV is None else draft.q_RNV[place],
-            None if is_sampled_RN is None else is_sampled_RN[place],
-        )
-        first += 1 + num_nodes
 
 
 class TargetChoices:
@@ -267,19 +227,3 @@ class TargetChoices:
 
     def _key(self, draft: RowDraft) -> tuple[int, int]:
         return int(self.sampling.seed_X[draft.row]), int(self.sampling.sample_X[draft.row])
-
-
-def verdict_of(
-    walks: Sequence[tuple[list[int], list[int]]], device: torch.device | str = "cpu"
-) -> Verdict:
-    """A verdict from each row's tokens to commit and their nodes (-1: the bonus)."""
-    num_k = max((len(tokens) for tokens, _ in walks), default=0)
-    tokens_RK = [tokens + [0] * (num_k - len(tokens)) for tokens, _ in walks]
-    path_RK = [nodes + [-1] * (num_k - len(nodes)) for _, nodes in walks]
-    num_tokens_R = [len(tokens) for tokens, _ in walks]
-    shape = len(walks), num_k
-    return Verdict(
-        tokens_RK=torch.tensor(tokens_RK, dtype=torch.int64, device=device).view(shape),
-        num_tokens_R=torch.tensor(num_tokens_R, dtype=torch.int64, device=device),
-        path_RK=torch.tensor(path_RK, dtype=torch.int64, device=device).view(shape),
-    )
