@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -45,13 +46,13 @@ class Desk:
         self.rows.known_X[row] = known + len(tokens)
         if is_prompt:
             self.rows.prompt_X[row] = known + len(tokens)
-        self.rows.ids_R = torch.tensor([row])
+        self.rows = replace(self.rows, ids_R=torch.tensor([row]))
         known_R = self.rows.known_X[self.rows.ids_R]
         start_R = torch.tensor([known])
         self.drafter.observe(TargetStep(self.rows, start_R, known_R - 1, start_R * 0, None))
 
     def propose(self, *rows: int) -> Draft:
-        self.rows.ids_R = torch.tensor(rows)
+        self.rows = replace(self.rows, ids_R=torch.tensor(rows))
         return self.drafter.propose(self.rows)
 
     def chain(self, row: int = 0) -> list[int]:

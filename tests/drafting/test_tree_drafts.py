@@ -14,8 +14,9 @@ import head_files
 from hunch import LLM, SamplingParams, Speculation
 from hunch.draft import Draft
 from hunch.drafting.grow import grow
-from hunch.drafting.medusa import parse_choices, rank_tree
+from hunch.drafting.medusa import parse_choices
 from hunch.drafting.token_chooser import Feed, Level, TreeShape
+from hunch.drafting.trees import by_rank
 from hunch.errors import ConfigError
 from tiny_models import write_llama
 
@@ -141,14 +142,9 @@ def test_choices() -> None:
 
 
 def test_the_likeliest_ranks_make_a_fixed_tree() -> None:
-    tree = rank_tree([[0.6, 0.3], [0.5, 0.1]], 4)
-    # 0: .6, then 0.0 and 1: .3 each, then 1.0: .15
-    assert sorted(zip(tree.depth_N.tolist(), tree.rank_N.tolist(), strict=True)) == [
-        (0, 0),
-        (0, 1),
-        (1, 0),
-        (1, 0),
-    ]
+    tree = by_rank([0.6, 0.3], 0.8, 2, 4)
+    # 0: .6, then 1: .3, 0.0: .288 and 0.1: .144, which goes before 1.0 of the same chance
+    assert [(node.token, node.parent) for node in tree] == [(0, -1), (1, -1), (0, 0), (1, 0)]
 
 
 # --- through the engine --------------------------------------------------------------------------

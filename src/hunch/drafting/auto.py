@@ -17,8 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from torch import Tensor
-
 from hunch.config import MERGE, SpecConfig
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.auto_device import MAX_NODES, DeviceAuto, DeviceAutoHead
@@ -80,8 +78,7 @@ class RoutedDrafter:
         context: DrafterContext,
     ) -> None:
         self.default, self.lookup, self.network, self.lookups = default, lookup, network, lookups
-        self.cost, self.device, self.only_chains = context.cost, context.device, context.only_chains
-        self.flow, self.margin = context.flow, 0.0 if lookup is None else lookup.margin
+        self.context, self.margin = context, 0.0 if lookup is None else lookup.margin
         method: Drafter | None = lookup
         if method is None and network is not None:
             method = network.method
@@ -91,30 +88,21 @@ class RoutedDrafter:
         self.needs = replace(method.needs, max_nodes=max(sizes.values()), methods=sizes)
         self.network_name = default if network is None else network.name
         self._routes: dict[int, Route] = {}
-        self._routed: set[int] = set()  # rows that do not simply take the default
-        self._plain: tuple[Tensor, list[str]] | None = None  # the last rows, if all are default
 
     def observe(self, step: TargetStep) -> None:
         for method in (self.lookup, self.network):
             if method is not None:
                 method.observe(step)
         rows, routes = step.rows, self._routes
-        if self._plain is not None and rows.ids_R is self._plain[0]:
-            return
         following: dict[str, list[int]] = {}
-        ids: list[int] = rows.ids_R.tolist()
-        for row in ids:
+        for row in rows.ids_R.tolist():
             route = routes.get(row)
             if route is None:
                 route = routes[row] = self._route(rows, row)
-                if route is not PLAIN:
-                    self._routed.add(row)
             if route.lookup is not None:
                 following.setdefault(route.lookup, []).append(row)
         for name, followed in following.items():
             self.lookups[name].follow(rows, followed)
-        if self._routed.isdisjoint(ids):
-            self._plain = rows.ids_R, [self.default] * len(ids)
 
     def _route(self, rows: Rows, row: int) -> Route:
         request = rows.requests[row] if rows.requests else None
@@ -131,13 +119,8 @@ class RoutedDrafter:
         return Route(wants_network=wish)
 
     def propose(self, rows: Rows) -> Draft:
-        if self.network is None and self._plain is not None and rows.ids_R is self._plain[0]:
-            assert self.lookup is not None
-            draft = self.lookup.propose(rows)
-            draft.methods = self._plain[1]
-            return draft
         ids: list[int] = rows.ids_R.tolist()
-        if self.network is None and self._routed.isdisjoint(ids):
+        if self.network is None and all(self._routes[row] is PLAIN for row in ids):
             assert self.lookup is not None
             draft = self.lookup.propose(rows)
             draft.methods = [self.default] * len(ids)
@@ -150,8 +133,8 @@ class RoutedDrafter:
         rest = [place for place in range(len(ids)) if place not in places]
         drafts: list[tuple[list[int], Draft]] = []
         if rest:
-            found = to_draft([trees[p] for p in rest], [counts[p] for p in rest], self.device)
-            drafts.append((rest, found))
+            found = [trees[p] for p in rest], [counts[p] for p in rest]
+            drafts.append((rest, to_draft(*found, self.context.device)))
         if places:
             assert self.network is not None
             drafts.append((places, self.network.propose(rows, places, num_levels)))
@@ -177,7 +160,8 @@ class RoutedDrafter:
     ) -> list[int]:
         """How many nodes of each row's lookup to check."""
         chances = [[node.chance for node in tree] for tree in trees]
-        counts = share_nodes(chances, limits, self.cost, self.margin, is_flowing=self.flow.is_on)
+        cost, is_flowing = self.context.cost, self.context.flow.is_on
+        counts = share_nodes(chances, limits, cost, self.margin, is_flowing=is_flowing)
         for place, name in enumerate(names):
             lookup = self.lookups.get(name, self.lookup)
             if lookup is not None and not lookup.is_adaptive:
@@ -209,10 +193,8 @@ class RoutedDrafter:
         return places, num_levels
 
     def forget(self, rows: list[int]) -> None:
-        self._plain = None
         for row in rows:
             self._routes.pop(row, None)
-        self._routed.difference_update(rows)
         for method in (self.lookup, self.network, *self.lookups.values()):
             if method is not None:
                 method.forget(rows)
@@ -227,7 +209,7 @@ class RoutedDrafter:
         found: DeviceDrafter | None = network if self.lookup is None else matches
         if matches is not None and network is not None:
             assert isinstance(matches, DeviceLookup)
-            room, only_chains = self.needs.max_nodes, self.only_chains
+            room, only_chains = self.needs.max_nodes, self.context.only_chains
             if isinstance(network, DeviceFollower):
                 found = DeviceAutoHead(matches, network, room, only_chains=only_chains)
             else:

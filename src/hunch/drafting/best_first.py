@@ -18,9 +18,8 @@ from torch import Tensor
 
 from hunch.draft import Draft
 from hunch.drafting.base import DeviceDrafter, DrafterContext
-from hunch.drafting.policy import share_nodes
 from hunch.drafting.token_chooser import Array, Feed, Level, TokenChooser, TreeShape
-from hunch.drafting.trees import Node, likeliest, to_draft
+from hunch.drafting.trees import Node, draft_of, likeliest
 from hunch.kernels.best_first import Growth, nodes_grown, trusted
 
 if TYPE_CHECKING:
@@ -125,12 +124,7 @@ class BestFirst:
         trees = [
             likeliest(tree, limit) for tree, limit in zip(self.trees, self.limits, strict=True)
         ]
-        counts, context = [len(tree) for tree in trees], self.context
-        if self.is_adaptive:
-            chances = [[node.chance for node in tree] for tree in trees]
-            is_flowing = context.flow.is_on
-            counts = share_nodes(chances, self.limits, context.cost, is_flowing=is_flowing)
-        return to_draft(trees, counts, context.device)
+        return draft_of(trees, self.limits, self.context, is_adaptive=self.is_adaptive)
 
 
 def grow_on_device(

@@ -25,7 +25,8 @@ from hunch.drafting.native_chain import ChainDrafts
 from hunch.drafting.options import GrowOptions, can_capture, device_shape, need_path
 from hunch.drafting.step_shapes import levels_after
 from hunch.drafting.token_chooser import Array, Level, TokenChooser, second_choices
-from hunch.drafting.window import MAX_PASS, KvWindow, RowArrays, host, in_passes
+from hunch.drafting.trees import nodes_of, path_of
+from hunch.drafting.window import MAX_PASS, KvWindow, RowArrays, in_passes
 from hunch.kernels.attention import AttnInputs, row_spans
 from hunch.kernels.kv_store import KVCache
 from hunch.models.decoder import Hidden
@@ -170,11 +171,8 @@ class DraftModelDrafter:
 
     def _keep_accepted(self, rows: Rows, row: int, pending: Pending, decided: list[int]) -> None:
         path: list[int] = []
-        node = -1
-        for token in decided[:-1]:  # the last one is the target's own, and has no KV here
-            node = _child(pending, node, token)
-            if node < 0:
-                break
+        # The last token is the target's own, and has no KV here.
+        for node in path_of(pending.tokens, pending.parents, decided[:-1]):
             if pending.numbers[node] < 0:
                 break
             path.append(pending.numbers[node])
@@ -194,9 +192,8 @@ class DraftModelDrafter:
             draft = self._propose_one(self.chains, rows, arrays)
             if draft is not None:
                 return draft
-        hidden_RD = self._catch_up(rows, ids_R)
-        known_R = host(rows.known_X)[ids_R]
-        limit_R = host(rows.max_draft_X)[ids_R]
+        hidden_RD = self._catch_up(rows, arrays)
+        known_R, limit_R = arrays.known_X[ids_R], arrays.max_draft_X[ids_R]
         chooser = TokenChooser(self.context, rows, self.ids_C, self.options.draft_temperature)
         inputs = self.window.levels(rows, ids_R, known_R, self.shape)
 
@@ -226,11 +223,11 @@ class DraftModelDrafter:
             self.pending[row] = Pending(known, tokens, parents, [*numbers[:-1], -1])
         return draft
 
-    def _catch_up(self, rows: Rows, ids_R: Array) -> Tensor:
+    def _catch_up(self, rows: Rows, arrays: RowArrays) -> Tensor:
         """Process tokens that the model has not seen; returns the state of each row's last one."""
-        tokens_XL, known_X = host(rows.tokens_XL), host(rows.known_X)
+        tokens_XL, known_X = arrays.tokens_XL, arrays.known_X
         parts: list[tuple[int, int, int]] = []
-        for row in ids_R.tolist():
+        for row in arrays.ids:
             stop = int(known_X[row])
             parts.append((row, min(self.window.resume(rows, row, stop), stop - 1), stop))
         last: list[Tensor] = []
@@ -252,13 +249,9 @@ class DraftModelDrafter:
     def second_choices(self, rows: Rows, num_nodes: list[int]) -> list[list[tuple[int, float]]]:
         """Per row and node of its draft: the second best token there, and the log of the chance
         that the target agrees with all nodes before it and then chooses that token."""
-        ids_R = host(rows.ids_R)
-        known = host(rows.known_X)[ids_R].tolist()
-        parts = [
-            (row, base - 1, base - 1 + count)
-            for row, base, count in zip(ids_R.tolist(), known, num_nodes, strict=True)
-        ]
-        tokens_XL = host(rows.tokens_XL)
+        known_X, tokens_XL = rows.known_X.tolist(), rows.tokens_XL.numpy()
+        pairs = zip(rows.ids_R.tolist(), num_nodes, strict=True)
+        parts = [(row, known_X[row] - 1, known_X[row] - 1 + count) for row, count in pairs]
         ids_T = np.concatenate([tokens_XL[row, start:stop] for row, start, stop in parts])
         attn = self.window.spans(rows, parts)
         hidden_TD = self.model.forward(self.window.put(ids_T), attn, self.window.kv).last_TD
@@ -266,14 +259,10 @@ class DraftModelDrafter:
         return second_choices(self.model.logits(hidden_TD), chooser, num_nodes)
 
     def _remember(self, ids_R: Array, known_R: Array, draft: Draft, number_RN: Array) -> None:
-        tokens, parents = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
-        numbers, counts = number_RN.tolist(), draft.num_nodes_R.tolist()
-        for place, (row, known) in enumerate(zip(ids_R.tolist(), known_R.tolist(), strict=True)):
-            count = counts[place]
-            if count:
-                self.pending[row] = Pending(
-                    known, tokens[place][:count], parents[place][:count], numbers[place][:count]
-                )
+        columns = ids_R.tolist(), known_R.tolist(), nodes_of(draft), number_RN.tolist()
+        for row, known, (tokens, parents), numbers in zip(*columns, strict=True):
+            if tokens:
+                self.pending[row] = Pending(known, tokens, parents, numbers[: len(tokens)])
 
     def forget(self, rows: list[int]) -> None:
         self.window.drop(rows)
@@ -349,13 +338,6 @@ class DeviceDraftModel(DeviceDrafter):
             self.tilings[key] = self.model.tiling(row_spans(num_rows, width), num_tokens)
         attn.memo["tiling"] = self.tilings[key]
         return ids_T, attn
-
-
-def _child(pending: Pending, parent: int, token: int) -> int:
-    for node in range(parent + 1, len(pending.tokens)):
-        if pending.parents[node] == parent and pending.tokens[node] == token:
-            return node
-    return -1
 
 
 def _warn_of_cost(share: float) -> None:

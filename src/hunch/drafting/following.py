@@ -8,6 +8,7 @@ Shape letters: R rows of this step, X rows of the engine, T packed tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from hunch.draft import Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.options import GrowOptions, can_capture, device_shape
 from hunch.drafting.token_chooser import Array, TreeShape
-from hunch.drafting.window import MAX_PASS, KvWindow, RowArrays, covered, host, put
+from hunch.drafting.window import MAX_PASS, KvWindow, RowArrays, covered, put
 from hunch.kernels.kv_store import KVCache
 from hunch.sampling.state import SamplingState
 
@@ -110,26 +111,19 @@ class StateFollower:
         rows = step.rows
         arrays = self.host.read(rows)
         self.window.add_new(rows, arrays.ids_R)
-        known_X, prompt_X = arrays.known_X, host(rows.prompt_X)
-        max_draft_X = arrays.max_draft_X
-        is_caught_up_R = host(step.is_caught_up_R) if step.is_caught_up_R is not None else None
-        columns = zip(
-            arrays.ids,
-            host(step.start_R).tolist(),
-            host(step.known_R).tolist(),
-            host(step.offset_R).tolist(),
-            strict=True,
-        )
+        is_caught_up = repeat(True) if step.is_caught_up_R is None else step.is_caught_up_R.tolist()
+        columns = step.start_R.tolist(), step.known_R.tolist(), step.offset_R.tolist()
         parts: list[tuple[int, int, int]] = []
         source: list[Array] = []  # the packed place of each position's state
-        for place, (row, start, stop, offset) in enumerate(columns):
-            known = int(known_X[row])
+        for row, start, stop, offset, may_draft in zip(
+            arrays.ids, *columns, is_caught_up, strict=False
+        ):
+            known = int(arrays.known_X[row])
             stop = min(stop, known - 1)
-            is_caught_up = is_caught_up_R is None or bool(is_caught_up_R[place])
-            is_idle = (is_caught_up and max_draft_X[row] == 0) or _is_off(rows, row)
+            is_idle = (may_draft and arrays.max_draft_X[row] == 0) or _is_off(rows, row)
             if stop <= start or (is_idle and not self.is_on_device):
                 continue  # it will not draft for the row: a hole is cheaper
-            total = max(known, int(prompt_X[row]))
+            total = max(known, int(rows.prompt_X[row]))
             begin = self.window.resume_from(rows, row, start, stop, total)
             if begin >= stop:
                 continue

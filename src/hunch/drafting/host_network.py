@@ -12,6 +12,7 @@ from hunch.drafting.base import Drafter, DrafterContext, GrowsLevels
 from hunch.drafting.costs import CostCurve, Flow
 from hunch.drafting.policy import TOGETHER, AcceptanceEstimate, best_rate, gain_of_rows
 from hunch.drafting.step_shapes import DraftSource
+from hunch.drafting.trees import nodes_of, path_of
 
 READS = 4  # tokens that a network may catch up on for each one that the row can still get
 FEW = 16  # tokens that rows may have to catch up on in a pass that is timed
@@ -29,11 +30,8 @@ class Sent(NamedTuple):
 
     def compare(self, new_tokens: list[int]) -> tuple[int, int]:
         """How many levels were right, and how many could be compared."""
-        at, run = -1, 0
-        pairs = zip(self.parents, self.tokens, strict=True)
-        children = {pair: node for node, pair in enumerate(pairs)}
-        while run < len(new_tokens) and (at, new_tokens[run]) in children:
-            at, run = children[at, new_tokens[run]], run + 1
+        path = path_of(self.tokens, self.parents, new_tokens)
+        at, run = path[-1] if path else -1, len(path)
         return run, run + (run < len(new_tokens) and at in self.parents)
 
 
@@ -200,9 +198,7 @@ class NetworkDrafts:
         draft = self.method.propose(some)
         if lacking <= FEW:
             policy.timed(len(places), num_levels, perf_counter() - began)
-        known, counts = rows.known_X[ids_R].tolist(), draft.num_nodes_R.tolist()
-        tokens, parents = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
-        for place, row in enumerate(ids_R.tolist()):
-            nodes = slice(counts[place])
-            self._drafts.add(row, Sent(known[place], tokens[place][nodes], parents[place][nodes]))
+        columns = ids_R.tolist(), rows.known_X[ids_R].tolist(), nodes_of(draft)
+        for row, known, nodes in zip(*columns, strict=True):
+            self._drafts.add(row, Sent(known, *nodes))
         return draft

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
-from hunch.drafting.policy import log_odds, share_nodes
-from hunch.drafting.trees import Node, to_draft
+from hunch.drafting.policy import log_odds
+from hunch.drafting.trees import Node, draft_of
 from hunch.kernels.lookup import FADE, FIRST_RATE, LAST_RATE, ROW_LIMIT, ROW_RATE
 from hunch.models.decoder import Hidden
 
@@ -78,8 +78,7 @@ class LookupDrafter:
         is_adaptive: bool = True,
     ) -> None:
         self.needs = Needs(max_nodes=max_nodes)
-        self.chances, self.flow = chances, context.flow
-        self.cost, self.device = context.cost, context.device
+        self.chances, self.context = chances, context
         self.margin = margin  # share by which drafting must beat plain decoding
         self.is_adaptive = is_adaptive  # False: always as many nodes as allowed
         self.rows: dict[int, LookupRow] = {}
@@ -100,9 +99,7 @@ class LookupDrafter:
 
     def follow(self, rows: Rows, ids: list[int]) -> None:
         """Take in the new tokens of these rows."""
-        is_host = rows.tokens_XL.device.type == "cpu"
-        tokens_XL = rows.tokens_XL.numpy() if is_host else rows.tokens_XL  # cheaper to slice
-        known_X = rows.known_X.tolist()
+        tokens_XL, known_X = rows.tokens_XL.numpy(), rows.known_X.tolist()
         for row in ids:
             state = self.rows.get(row)
             if state is None:
@@ -123,14 +120,9 @@ class LookupDrafter:
         ids, max_draft_X = rows.ids_R.tolist(), rows.max_draft_X.tolist()
         trees = [self.look(row) for row in ids]
         limits = [max_draft_X[row] for row in ids]
-        if self.is_adaptive:
-            chances = [[node.chance for node in tree] for tree in trees]
-            counts = share_nodes(
-                chances, limits, self.cost, self.margin, is_flowing=self.flow.is_on
-            )
-        else:
-            counts = [min(len(t), limit) for t, limit in zip(trees, limits, strict=True)]
-        return to_draft(trees, counts, self.device)
+        return draft_of(
+            trees, limits, self.context, margin=self.margin, is_adaptive=self.is_adaptive
+        )
 
     def forget(self, rows: list[int]) -> None:
         for row in rows:

@@ -21,7 +21,7 @@ from hunch.drafting.base import DrafterContext
 from hunch.drafting.last_state import Guesses, LastStateDrafter
 from hunch.drafting.options import GrowOptions, need_path
 from hunch.drafting.token_chooser import Array, Feed, Level, TokenChooser
-from hunch.drafting.trees import best_first
+from hunch.drafting.trees import by_rank
 from hunch.errors import ConfigError
 from hunch.kernels.best_first import RankedLevel
 from hunch.models.heads.medusa import load_medusa
@@ -141,8 +141,11 @@ def _static_tree(given: MedusaOptions, num_heads: int) -> StaticTree:
     if given.choices:
         return parse_choices(given.choices, max_depth=num_heads)
     depth = min(given.depth or num_heads, num_heads)
-    shares = [[share * DEPTH_DECAY**d for share in RANK_SHARES] for d in range(depth)]
-    return rank_tree(shares, given.num_nodes or 32)
+    paths: list[tuple[int, ...]] = []
+    for node in by_rank(RANK_SHARES, DEPTH_DECAY, depth, given.num_nodes or 32):
+        before = paths[node.parent] if node.parent >= 0 else ()
+        paths.append((*before, node.token))
+    return from_paths(paths)
 
 
 def from_paths(paths: Iterable[Sequence[int]]) -> StaticTree:
@@ -178,20 +181,4 @@ def parse_choices(text: str, max_depth: int) -> StaticTree:
     longest = max(map(len, paths))
     if longest > max_depth:
         raise ConfigError(f"choices={text!r} goes {longest} deep; there are {max_depth} heads")
-    return from_paths(paths)
-
-
-def rank_tree(share_DK: Sequence[Sequence[float]], num_nodes: int) -> StaticTree:
-    """The `num_nodes` likeliest nodes if rank k at depth d is right with chance share_DK[d][k]."""
-
-    def expand(path: tuple[int, ...]) -> Iterable[tuple[int, float, int, tuple[int, ...]]]:
-        if len(path) == len(share_DK):
-            return []
-        return [(k, share, 0, (*path, k)) for k, share in enumerate(share_DK[len(path)])]
-
-    paths: list[tuple[int, ...]] = []
-    root: tuple[int, ...] = ()
-    for node in best_first(root, expand, num_nodes):
-        before = paths[node.parent] if node.parent >= 0 else ()
-        paths.append((*before, node.token))
     return from_paths(paths)

@@ -17,9 +17,9 @@ from hunch.drafting.base import Clears, DeviceDrafter, Drafter, DrafterContext, 
 from hunch.drafting.host_network import HOST_PRIOR, Sent, SentDrafts
 from hunch.drafting.lookup import DeviceLookup, LookupDrafter
 from hunch.drafting.merge_device import DeviceMerge
-from hunch.drafting.policy import AcceptanceEstimate, share_nodes
+from hunch.drafting.policy import AcceptanceEstimate
 from hunch.drafting.step_shapes import DraftSource
-from hunch.drafting.trees import Node, likeliest, to_draft
+from hunch.drafting.trees import Node, draft_of, likeliest, nodes_of
 from hunch.errors import ConfigError
 from hunch.registry import DRAFTERS, resolve
 
@@ -64,13 +64,10 @@ class Part:
             return [self.method.look(row) if max_draft_X[row] else [] for row in ids]
         limited = replace(rows, max_draft_X=rows.max_draft_X.clamp(max=self.depth))
         draft = self.method.propose(limited)
-        known_X, counts = rows.known_X.tolist(), draft.num_nodes_R.tolist()
-        tokens, parents = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
-        found = []
-        for place, row in enumerate(ids):
-            count = counts[place]
-            sent = Sent(known_X[row], tokens[place][:count], parents[place][:count])
-            if count:
+        known_X, found = rows.known_X.tolist(), []
+        for row, nodes in zip(ids, nodes_of(draft), strict=True):
+            sent = Sent(known_X[row], *nodes)
+            if sent.tokens:
                 self._drafts.add(row, sent)
             found.append(self._with_chances(row, sent))
         return found
@@ -158,12 +155,7 @@ class MergeDrafter:
         each = [part.trees(rows) for part in self.parts]
         trees = [graft(some) for some in zip(*each, strict=True)]
         limits = [min(max_draft_X[row], self.needs.max_nodes) for row in ids]
-        counts = [min(len(tree), limit) for tree, limit in zip(trees, limits, strict=True)]
-        if self.config.adaptive:
-            chances = [[node.chance for node in tree] for tree in trees]
-            cost, is_flowing = self.context.cost, self.context.flow.is_on
-            counts = share_nodes(chances, limits, cost, is_flowing=is_flowing)
-        return to_draft(trees, counts, self.context.device)
+        return draft_of(trees, limits, self.context, is_adaptive=self.config.adaptive)
 
     def forget(self, rows: list[int]) -> None:
         for part in self.parts:

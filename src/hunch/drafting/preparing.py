@@ -22,7 +22,7 @@ import torch
 
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.base import Drafter, DrafterContext, GrowsLevels
-from hunch.drafting.trees import side_by_side
+from hunch.drafting.trees import nodes_of, side_by_side
 from hunch.errors import ConfigError
 from hunch.kernels.build import num_cores
 from hunch.models.heads.draft_model import TargetBeside
@@ -241,12 +241,10 @@ class PreparingDrafter:
 
 def _chains_of(draft: Draft) -> list[list[int]]:
     """The tokens of each row whose draft is a chain; [] for the others."""
-    tokens, parents = draft.tokens_RN.tolist(), draft.parents_RN.tolist()
-    found = []
-    for row, count in enumerate(draft.num_nodes_R.tolist()):
-        is_chain = parents[row][:count] == list(range(-1, count - 1))
-        found.append(tokens[row][:count] if is_chain else [])
-    return found
+    return [
+        tokens if parents == list(range(-1, len(parents) - 1)) else []
+        for tokens, parents in nodes_of(draft)
+    ]
 
 
 def _copy(draft: Draft) -> Draft:

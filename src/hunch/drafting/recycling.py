@@ -18,7 +18,7 @@ from hunch.config import read_options
 from hunch.draft import TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.lookup import Chances, LookupDrafter, LookupRow
-from hunch.drafting.trees import Node, best_first
+from hunch.drafting.trees import Node, best_first, by_rank
 from hunch.drafting.window import host
 from hunch.errors import ConfigError
 from hunch.kernels.successors import RankTree, Successors
@@ -84,7 +84,6 @@ class RecyclingDrafter(LookupDrafter):
         num_slots = min(context.vocab_size, MAX_BYTES // (4 * (width + 1)))
         self.token_S = np.full(num_slots, -1, dtype=np.int32)
         self.next_SC = np.zeros((num_slots, width), dtype=np.int32)
-        self.context = context
         self._device: Successors | None = None  # the table of captured steps
         num_bytes = self.token_S.nbytes + self.next_SC.nbytes
         self.needs = replace(self.needs, top=width, weight_bytes=num_bytes)
@@ -127,7 +126,8 @@ class RecyclingDrafter(LookupDrafter):
             return None
         num_slots, width = self.next_SC.shape
         self._device = Successors.create(num_slots, width, context.device)
-        nodes = _of_ranks(width, self.config.depth, self.config.num_nodes)
+        asked = self.config.depth, self.config.num_nodes
+        nodes = by_rank(RANK_SHARES[:width], DEPTH_DECAY, *asked)
         ranks, parents = [node.token for node in nodes], [node.parent for node in nodes]
         longest = _longest(parents)
         return DeviceRecycling(
@@ -146,16 +146,6 @@ class RecyclingDrafter(LookupDrafter):
         self.token_S[:] = -1
         if self._device is not None:
             self._device.clear()
-
-
-def _of_ranks(width: int, depth: int, num_nodes: int) -> list[Node]:
-    """The likeliest nodes before anything is learned; their tokens are ranks."""
-
-    def expand(at: int) -> Iterable[tuple[int, float, int, int]]:
-        ranks = range(width) if at < depth else ()
-        return [(rank, RANK_SHARES[rank] * DEPTH_DECAY**at, 0, at + 1) for rank in ranks]
-
-    return best_first(0, expand, num_nodes)
 
 
 def _longest(parents: list[int]) -> list[int]:

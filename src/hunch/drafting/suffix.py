@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from hunch.config import read_options
 from hunch.draft import Draft, Rows, TargetStep
@@ -26,6 +25,7 @@ from hunch.drafting.lookup import Chances, DeviceLookup, LookupDrafter, LookupRo
 from hunch.drafting.policy import best_count, log_odds
 from hunch.drafting.shared_answers import DeviceShared, SharedAnswers, Store
 from hunch.drafting.trees import Node, ReusedChain, best_first
+from hunch.drafting.window import RowArrays
 from hunch.errors import ConfigError
 from hunch.kernels.guided import GuidedLookup
 from hunch.kernels.lookup import (
@@ -123,7 +123,6 @@ class SuffixDrafter(LookupDrafter):
         self.store = Store(self.config.shared_tokens) if self.config.shared else None
         self.answers: SharedAnswers | None = None  # on a device, in place of the store
         self.is_alone_on_device = self.config.shared or self.config.tree
-        self._only_chains = context.only_chains
         self.guide: Guide | None = None  # drafts chains from the request's own text
         self.table: PhraseTable | None = None
         self.device_phrases: DevicePhrases | None = None
@@ -151,11 +150,11 @@ class SuffixDrafter(LookupDrafter):
 
         None: trees that search other answers too.
         """
-        has_trees = self.config.tree and not self._only_chains
+        has_trees, device = self.config.tree and not self.context.only_chains, self.context.device
         if has_trees and self.config.shared:
             return None
         if self.config.shared:
-            self.answers = SharedAnswers(self.config.shared_tokens, self.device)
+            self.answers = SharedAnswers(self.config.shared_tokens, device)
             return DeviceShared(
                 name="suffix",
                 num_nodes=self.config.num_nodes,
@@ -166,9 +165,9 @@ class SuffixDrafter(LookupDrafter):
         from hunch.kernels.gpu_lookup import DevicePhrases
 
         if self.config.adapt:
-            self.device_phrases = DevicePhrases.with_room(self.table, self.device)
+            self.device_phrases = DevicePhrases.with_room(self.table, device)
         elif self.table is not None:
-            self.device_phrases = DevicePhrases.of(self.table, self.device)
+            self.device_phrases = DevicePhrases.of(self.table, device)
         return DeviceLookup(
             name="suffix",
             min_match=1,
@@ -186,7 +185,7 @@ class SuffixDrafter(LookupDrafter):
         elif self.guide is None:
             super().observe(step)
         else:
-            self.guide.follow(step.rows, self.guide.ids(step.rows))
+            self.guide.follow(step.rows, self.guide.host.read(step.rows).ids)
 
     def follow(self, rows: Rows, ids: list[int]) -> None:
         if self.guide is None:
@@ -203,13 +202,16 @@ class SuffixDrafter(LookupDrafter):
         return list(map(Node, tokens, range(-1, len(tokens)), chances))
 
     def propose(self, rows: Rows) -> Draft:
-        if self.guide is None or len(ids := self.guide.ids(rows)) != 1:
+        if self.guide is None or len((host := self.guide.host.read(rows)).ids) != 1:
             return super().propose(rows)
-        return self.guide.draft(ids[0], self.guide.limit(rows, ids[0]), self._count)
+        (row,) = host.ids
+        return self.guide.draft(row, int(host.max_draft_X[row]), self._count)
 
     def _count(self, chances: list[float]) -> int:
         """How many nodes of a step's only row to check."""
-        return best_count(chances, self.cost, self.margin) if self.is_adaptive else len(chances)
+        if not self.is_adaptive:
+            return len(chances)
+        return best_count(chances, self.context.cost, self.margin)
 
     def new_text(self) -> SuffixText:
         return SuffixText()
@@ -306,9 +308,8 @@ class Guide:
     ) -> None:
         self.num_nodes, self.device = num_nodes, context.device
         self._is_host = context.device.type == "cpu"
+        self.host = RowArrays()
         self._have: dict[int, int] = {}  # how many tokens of each row are indexed
-        self._rows: Rows | None = None
-        self._ids_R: Tensor | None = None
         self._drafts: dict[tuple[int, int], ReusedChain] = {}  # by row and length
         self.native: NativeLookup | None = None
         self.plain: GuidedLookup | None = None
@@ -324,40 +325,18 @@ class Guide:
         else:
             self.plain = GuidedLookup(self._own_odds, table)
 
-    def ids(self, rows: Rows) -> list[int]:
-        """The ids of the step's rows, kept while they stay the same."""
-        if rows.ids_R is not self._ids_R:
-            self._ids_R, self._ids = rows.ids_R, rows.ids_R.tolist()
-        return self._ids
-
-    def limit(self, rows: Rows, row: int) -> int:
-        """The most nodes that the row may draft."""
-        if rows is not self._rows:
-            self._read(rows)
-        return int(rows.max_draft_X[row] if self._max_draft_X is None else self._max_draft_X[row])
-
-    def _read(self, rows: Rows) -> None:
-        self._rows = rows
-        is_host = rows.known_X.device.type == "cpu"
-        self._known_X = rows.known_X.numpy() if is_host else None
-        self._max_draft_X = rows.max_draft_X.numpy() if is_host else None
-        self._tokens_at, self._stride = rows.tokens_XL.data_ptr(), rows.tokens_XL.stride(0)
-
     def follow(self, rows: Rows, ids: list[int]) -> None:
         """Index the new tokens of these rows."""
-        if rows is not self._rows:
-            self._read(rows)
-        known_X = rows.known_X.tolist() if self._known_X is None else self._known_X
+        host = self.host.read(rows)
         for row in ids:
-            have, known = self._have.get(row, 0), int(known_X[row])
+            have, known = self._have.get(row, 0), int(host.known_X[row])
             if known <= have:
                 continue
             self._have[row] = known
             if self.native is not None:
-                address = self._tokens_at + 8 * (row * self._stride + have)
-                self.native.follow(row, address, known - have)
+                self.native.follow(row, host.address(row, have), known - have)
             elif self.plain is not None:
-                self.plain.follow(row, rows.tokens_XL[row, have:known].tolist())
+                self.plain.follow(row, host.tokens_XL[row, have:known].tolist())
 
     def guess(self, row: int, limit: int) -> tuple[list[int], list[float]]:
         """Tokens that may follow, and the chances of the paths to them, which fall."""

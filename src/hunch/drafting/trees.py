@@ -5,13 +5,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hunch.draft import Draft
+from hunch.drafting.policy import share_nodes
+
+if TYPE_CHECKING:
+    from hunch.drafting.base import DrafterContext
 
 S = TypeVar("S")
 
@@ -57,6 +61,19 @@ def best_first(
     return nodes
 
 
+def by_rank(shares: Sequence[float], decay: float, depth: int, max_nodes: int) -> list[Node]:
+    """The likeliest nodes of a tree before anything is known; a node's token is its rank.
+
+    shares: the chance of each rank at the first level. From level to level it falls by `decay`.
+    """
+
+    def expand(level: int) -> Iterable[tuple[int, float, int, int]]:
+        ranks = enumerate(shares if level < depth else ())
+        return [(rank, share * decay**level, 0, level + 1) for rank, share in ranks]
+
+    return best_first(0, expand, max_nodes)
+
+
 def likeliest(tree: list[Node], limit: int) -> list[Node]:
     """The `limit` likeliest nodes, likeliest first; of equals the one nearer to the root."""
     order = sorted(range(len(tree)), key=lambda n: (-tree[n].chance, n))[:limit]
@@ -69,6 +86,23 @@ def _nothing(num_rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tenso
     """The columns of an empty draft; shared, as a draft's tensors are never written to."""
     draft = Draft.empty(num_rows, device)
     return draft.tokens_RN, draft.parents_RN, draft.num_nodes_R
+
+
+def draft_of(
+    trees: list[list[Node]],
+    limits: list[int],
+    context: DrafterContext,
+    *,
+    margin: float = 0.0,  # share by which drafting must beat plain decoding
+    is_adaptive: bool,
+) -> Draft:
+    """A draft of the first nodes of each row: as many as pay; not adaptive: as limits allow."""
+    counts = [min(len(tree), limit) for tree, limit in zip(trees, limits, strict=True)]
+    if is_adaptive:
+        chances = [[node.chance for node in tree] for tree in trees]
+        is_flowing = context.flow.is_on
+        counts = share_nodes(chances, limits, context.cost, margin, is_flowing=is_flowing)
+    return to_draft(trees, counts, context.device)
 
 
 def to_draft(trees: list[list[Node]], counts: list[int], device: torch.device | str) -> Draft:
@@ -103,6 +137,25 @@ class ReusedChain:
             torch.tensor([num_nodes]),
             arrays=((self.tokens_N, parents_N),) if num_nodes else None,
         )
+
+
+def nodes_of(draft: Draft) -> list[tuple[list[int], list[int]]]:
+    """The tokens and parents of each row's nodes."""
+    lines = zip(draft.tokens_RN.tolist(), draft.parents_RN.tolist(), strict=True)
+    pairs = zip(lines, draft.num_nodes_R.tolist(), strict=True)
+    return [(tokens[:count], parents[:count]) for (tokens, parents), count in pairs]
+
+
+def path_of(tokens: Sequence[int], parents: Sequence[int], decided: Sequence[int]) -> list[int]:
+    """The nodes of a draft that the target's tokens follow, from the root on."""
+    nodes = {guess: node for node, guess in enumerate(zip(parents, tokens, strict=True))}
+    path: list[int] = []
+    for token in decided:
+        node = nodes.get((path[-1] if path else -1, token))
+        if node is None:
+            break
+        path.append(node)
+    return path
 
 
 def side_by_side(num_rows: int, drafts: Sequence[tuple[list[int], Draft]]) -> Draft:

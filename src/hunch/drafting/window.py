@@ -45,21 +45,17 @@ class RowArrays:
 
     def __init__(self) -> None:
         self.rows: Rows | None = None
-        self.is_shared = False  # arrays share the tensors' memory
 
     def read(self, rows: Rows) -> RowArrays:
-        if rows is not self.rows or not self.is_shared:
+        if rows is not self.rows:
             self.rows = rows
-            self.is_shared = rows.ids_R.device.type == "cpu"
-            self.ids_R = host(rows.ids_R)
+            self.ids_R = rows.ids_R.numpy()
             self.ids: list[int] = self.ids_R.tolist()
-            self.tokens_XL, self.known_X = host(rows.tokens_XL), host(rows.known_X)
-            self.table_XB, self.max_draft_X = host(rows.table_XB), host(rows.max_draft_X)
+            self.tokens_XL, self.known_X = rows.tokens_XL.numpy(), rows.known_X.numpy()
+            self.table_XB, self.max_draft_X = rows.table_XB.numpy(), rows.max_draft_X.numpy()
             assert self.tokens_XL.strides[1] == 8
-            self._tokens_at, self._tokens_step = (
-                self.tokens_XL.ctypes.data,
-                self.tokens_XL.strides[0],
-            )
+            self._tokens_at: int = self.tokens_XL.ctypes.data
+            self._tokens_step = self.tokens_XL.strides[0]
         return self
 
     def address(self, row: int, position: int) -> int:
@@ -81,7 +77,6 @@ class KvWindow:
         self.context, self.limit = context, limit
         self.first_X = np.zeros(context.max_rows, dtype=np.int64)
         self.valid_X = np.full(context.max_rows, -1, dtype=np.int64)  # -1: a new row
-        self._computed: tuple[Tensor | None, Tensor | Array] = (None, self.valid_X)
 
     @property
     def kv(self) -> KVCache:
@@ -95,7 +90,7 @@ class KvWindow:
         new_R = ids_R[self.valid_X[ids_R] < 0]
         if len(new_R):
             self.first_X[new_R] = 0
-            self.valid_X[new_R] = host(rows.computed_GX)[self.context.group, new_R]
+            self.valid_X[new_R] = rows.computed_GX.numpy()[self.context.group, new_R]
 
     def drop(self, rows: list[int]) -> None:
         self.valid_X[rows] = -1
@@ -104,12 +99,7 @@ class KvWindow:
         """KV is valid below `valid`; tell the engine, if nothing is missing before it."""
         self.valid_X[row] = valid
         if self.first_X[row] == 0:
-            tensor, computed_GX = self._computed
-            if tensor is not rows.computed_GX:  # kept while it is the same
-                tensor = rows.computed_GX
-                computed_GX = host(tensor) if tensor.device.type == "cpu" else tensor
-                self._computed = tensor, computed_GX
-            computed_GX[self.context.group, row] = valid
+            rows.computed_GX.numpy()[self.context.group, row] = valid
 
     def resume(self, rows: Rows, row: int, stop: int) -> int:
         """The position to continue at to cover [first, stop), for a network that needs tokens."""
@@ -137,7 +127,7 @@ class KvWindow:
         self.first_X[row] = self.valid_X[row] = first - first % rows.block_size
 
     def slots(self, rows: Rows, row_T: Array, pos_T: Array) -> Array:
-        return np.asarray(slots_at(host(rows.table_XB), row_T, pos_T, rows.block_size))
+        return np.asarray(slots_at(rows.table_XB.numpy(), row_T, pos_T, rows.block_size))
 
     def spans(self, rows: Rows, parts: list[tuple[int, int, int]]) -> AttnInputs:
         """Inputs for known tokens: (row, start, stop) per part, packed in that order."""
@@ -213,7 +203,7 @@ class KvWindow:
 
     def _shifted(self, rows: Rows, row_T: Array) -> Tensor:
         """Block tables that begin at each row's window."""
-        table_XB = host(rows.table_XB)
+        table_XB = rows.table_XB.numpy()
         shifted_XB = table_XB.copy()
         for row in np.unique(row_T).tolist():
             skipped = int(self.first_X[row]) // rows.block_size
@@ -230,7 +220,7 @@ class KvWindow:
             return self._shifted(rows, row_T)
         if self.context.device.type == "cpu":
             return rows.table_XB
-        return self.put(host(rows.table_XB)[: int(row_T.max()) + 1])  # later rows are not read
+        return self.put(rows.table_XB.numpy()[: int(row_T.max()) + 1])  # later rows are not read
 
 
 class ChainInputs:

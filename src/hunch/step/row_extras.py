@@ -13,6 +13,7 @@ import numpy as np
 
 from hunch.drafting.base import PREDICTION, RowSource
 from hunch.drafting.step_shapes import StepShape
+from hunch.drafting.trees import path_of
 from hunch.kernels.step import BY_PREDICTION, FIRST, MATCHED, MAX_STOPS, TOKENS
 from hunch.sampling.state import FILTERED, HISTORY, SamplingState
 from hunch.step.grammars import RowGrammars
@@ -314,13 +315,9 @@ class RowExtras:
 def _trace(checked: WaitingDraft, result: RowResult) -> DraftTrace:
     """The draft that a step checked, and the nodes of it that were accepted."""
     tokens, parents = checked
-    accepted, node = [], -1
-    for token in result.tokens[: result.num_accepted]:
-        pairs = zip(parents, tokens, strict=True)
-        node = next(n for n, pair in enumerate(pairs) if pair == (node, token))
-        accepted.append(node)
+    accepted = path_of(tokens, parents, result.tokens[: result.num_accepted])
     # Near a row's end, a tree has more nodes than tokens can still come.
-    count = max(result.num_drafted, node + 1)
+    count = max(result.num_drafted, accepted[-1] + 1 if accepted else 0)
     return DraftTrace(
         tokens=tokens[:count], parents=parents[:count], accepted=accepted, method=result.method
     )
