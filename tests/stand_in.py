@@ -21,7 +21,7 @@ from hunch.kernels.shared_texts import recall_ref
 from hunch.layers.attention import Heads, split_heads
 from hunch.models.backends import TRITON
 from hunch.models.decoder import Decoder, Hidden
-from hunch.sampling.logprobs import best_dense, logprobs_at
+from hunch.sampling.logprobs import best, logprobs_of
 from hunch.sampling.state import SamplingState
 from hunch.step.host_step import HostStep
 from hunch.types import StepPlan
@@ -222,9 +222,9 @@ def scores(
         if at >= 0:
             x_1V = logits_MV[at : at + 1]
             count = min(num_best, x_1V.shape[1])
-            best = best_dense(x_1V.float(), count)[0] if count else []
-            ids = [token, *map(int, best)]
-            told = [logprobs_at(x_1V, [one], 0)[0][one] for one in ids]
+            near = best(x_1V.float(), count)[0] if count else []
+            ids = [token, *map(int, near)]
+            told = [logprobs_of(x_1V, [one], 0)[0][one] for one in ids]
             none = num_best - count  # no more than the vocabulary has
             ids += [-1] * none
             values = [score.logprob for score in told] + [-math.inf] * none

@@ -11,7 +11,7 @@ from hunch.kernels import gpu_scores
 from hunch.kernels.gpu_filters import CHUNK
 from hunch.kernels.gpu_scores import committed, read_scores, scores
 from hunch.kernels.step import FIRST, TOKENS, StepRows, committed_ref
-from hunch.sampling.logprobs import entries, logprobs_at, scores_ref
+from hunch.sampling.logprobs import entries, logprobs_of, scores_ref
 from hunch.sampling.state import FILTERED, SAMPLED, SamplingState
 from row_states import DEVICE, numbers
 
@@ -66,7 +66,7 @@ def test_scores_are_the_specification_up_to_the_last_bit(
     assert torch.equal(rank, want_rank)
     assert ulps(values, want_values) <= 1
     told = entries(ids.tolist(), values.tolist(), rank.tolist())
-    wanted = logprobs_at(logits[at], tokens, num_best)
+    wanted = logprobs_of(logits[at], tokens, num_best)
     assert [list(row) for row in told] == [list(row) for row in wanted]
 
 
@@ -160,6 +160,6 @@ def test_scores_of_several_tokens_of_a_row_stand_in_its_line() -> None:
     scores(logits.to(DEVICE), at, tokens, 2, lines[:, 5:].unflatten(1, (3, 7)))
     for (r, k), row, token in (((0, 0), 0, 5), ((0, 1), 2, 6), ((1, 0), 3, 8)):
         ids, values, _ = read_scores(lines[r : r + 1, 5 + 7 * k : 12 + 7 * k].cpu())
-        (wanted,) = logprobs_at(logits[row : row + 1], [token], 2)
+        (wanted,) = logprobs_of(logits[row : row + 1], [token], 2)
         assert ids[0].tolist() == list(wanted)
         assert ulps(values[0], torch.tensor([one.logprob for one in wanted.values()])) <= 1

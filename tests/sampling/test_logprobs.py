@@ -8,14 +8,14 @@ import torch
 
 from hunch.kernels.native import is_available
 from hunch.kernels.native_sampling import scores
-from hunch.sampling.logprobs import best, best_dense, logprobs_at, scores_ref
+from hunch.sampling.logprobs import best, logprobs_of, scores_ref
 
 
 def test_values_ranks_and_order():
     logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(1)) * 5
     tokens = [17, 499, int(logits[2].argmax())]
     want = logits.double().log_softmax(1)
-    rows = logprobs_at(logits, tokens, 4)
+    rows = logprobs_of(logits, tokens, 4)
     for m, (row, token) in enumerate(zip(rows, tokens, strict=True)):
         ranked = want[m].argsort(descending=True).tolist()
         assert next(iter(row)) == token
@@ -26,7 +26,7 @@ def test_values_ranks_and_order():
 
 
 def test_zero_best_tokens_gives_the_own_one_only():
-    (row,) = logprobs_at(torch.zeros(1, 10), [3], 0)
+    (row,) = logprobs_of(torch.zeros(1, 10), [3], 0)
     assert list(row) == [3]
     assert abs(row[3].logprob + np.log(10)) < 1e-6
     assert row[3].rank == 4  # of equals, lower ids come first
@@ -34,21 +34,20 @@ def test_zero_best_tokens_gives_the_own_one_only():
 
 def test_a_row_does_not_depend_on_its_neighbours():
     logits = torch.randn(16, 2000, generator=torch.Generator().manual_seed(2)) * 4
-    together = logprobs_at(logits, list(range(16)), 3)
+    together = logprobs_of(logits, list(range(16)), 3)
     for m in range(16):
-        assert logprobs_at(logits[m : m + 1], [m], 3) == together[m : m + 1]
+        assert logprobs_of(logits[m : m + 1], [m], 3) == together[m : m + 1]
 
 
-def test_best_breaks_ties_by_id_on_both_paths():
+def test_best_breaks_ties_by_id():
     logits = torch.randint(0, 5, (4, 60), generator=torch.Generator().manual_seed(3)).float()
     want = logits.sort(dim=1, descending=True, stable=True).indices[:, :20]
     assert torch.equal(best(logits, 20), want)
-    assert torch.equal(best_dense(logits, 20), want)
 
 
 def test_removed_tokens_stand_at_minus_infinity():
     logits = torch.tensor([[1.0, -torch.inf, 0.0]])
-    (row,) = logprobs_at(logits, [1], 3)
+    (row,) = logprobs_of(logits, [1], 3)
     assert row[1].logprob == -np.inf
     assert abs(np.exp(row[0].logprob) + np.exp(row[2].logprob) - 1) < 1e-6
 

@@ -33,55 +33,13 @@ def grow(
     A node that was not processed has the number -1. `feed` is called at most depth - 1 times.
     """
     logits_RV, feed = chooser.with_rules(logits_RV, feed)
-    if shape.is_fixed or (shape.is_chain and chooser.wants_q):
-        return _grow_fixed(logits_RV, feed, chooser, limit_R, shape)
-    if shape.is_chain:
-        return _grow_chain(logits_RV, feed, chooser, limit_R, shape)
-    return _Tree(chooser, limit_R, shape).grow(logits_RV, feed)
-
-
-def _grow_chain(
-    logits_MV: Tensor, feed: Feed, chooser: TokenChooser, limit_R: Array, shape: TreeShape
-) -> tuple[Draft, Array]:
-    if len(limit_R) == 1 and shape.min_confidence <= 0:
+    if shape.is_dynamic:
+        return _Tree(chooser, limit_R, shape).grow(logits_RV, feed)
+    is_drawn = shape.is_chain and not (chooser.wants_q or shape.min_confidence)
+    if is_drawn and len(limit_R) == 1:
         limit = min(int(limit_R[0]), shape.depth, shape.num_nodes)
-        return _grow_single(logits_MV, feed, chooser, limit)
-    limit_R = np.minimum(limit_R, min(shape.depth, shape.num_nodes))
-    num_rows, longest = len(limit_R), int(limit_R.max(initial=0))
-    tokens_RN = np.zeros((num_rows, longest), dtype=np.int64)
-    num_nodes_R, value_R = np.zeros(num_rows, dtype=np.int64), np.zeros(num_rows)
-    number_RN = np.broadcast_to(np.arange(longest), (num_rows, longest))
-    shortest = int(limit_R.min(initial=0))  # no row reaches its limit before
-    place_M = everyone_M = np.arange(num_rows)
-    if not shortest:
-        place_M = np.flatnonzero(limit_R > 0)
-        logits_MV = logits_MV[torch.from_numpy(place_M)]
-    for depth in range(longest):
-        token_M, gain_M = _choose(logits_MV, chooser, place_M, depth, shape.min_confidence)
-        parent_M = everyone_M[: len(place_M)]
-        if gain_M is not None:
-            value_R[place_M] += gain_M
-            parent_M = np.flatnonzero(value_R[place_M] >= np.log(shape.min_confidence))
-            place_M, token_M = place_M[parent_M], token_M[parent_M]
-        tokens_RN[place_M, depth] = token_M
-        num_nodes_R[place_M] = depth + 1
-        if depth + 1 >= shortest:
-            goes_on_M = limit_R[place_M] > depth + 1
-            parent_M, place_M = parent_M[goes_on_M], place_M[goes_on_M]
-            token_M = token_M[goes_on_M]
-        if not len(place_M):
-            break
-        path_MP = number_RN[: len(place_M), : depth + 1]
-        logits_MV = feed(Level(place_M, token_M, parent_M, path_MP))
-    longest = int(num_nodes_R.max(initial=0))
-    draft = Draft(
-        torch.from_numpy(tokens_RN[:, :longest]),
-        torch.arange(-1, longest - 1).expand(num_rows, longest),
-        torch.from_numpy(num_nodes_R),
-    )
-    # The last node of a row was drafted but not processed.
-    number_RN = number_RN[:, :longest]
-    return draft, np.where(number_RN < num_nodes_R[:, None] - 1, number_RN, -1)
+        return _grow_single(logits_RV, feed, chooser, limit)
+    return _grow_fixed(logits_RV, feed, chooser, limit_R, shape, is_drawn=is_drawn)
 
 
 def _grow_single(
@@ -106,18 +64,14 @@ def _grow_single(
     return draft, number_1N
 
 
-def _choose(
-    logits_MV: Tensor, chooser: TokenChooser, place_M: Array, depth: int, min_confidence: float
-) -> tuple[Array, Array | None]:
-    """The likeliest token per row and, if there is a least confidence, the log of its own."""
-    if min_confidence <= 0:
-        return chooser.draw(logits_MV, place_M, depth), None
-    token_M1, gain_M1 = chooser.best(logits_MV, place_M, depth, 1)
-    return token_M1[:, 0], gain_M1[:, 0]
-
-
 def _grow_fixed(
-    logits_MV: Tensor, feed: Feed, chooser: TokenChooser, limit_R: Array, shape: TreeShape
+    logits_MV: Tensor,
+    feed: Feed,
+    chooser: TokenChooser,
+    limit_R: Array,
+    shape: TreeShape,
+    *,
+    is_drawn: bool,  # a chain of which nothing but the tokens is needed
 ) -> tuple[Draft, Array]:
     """Every level has `shape.branch` nodes, drawn in order; the draft holds their q."""
     branch, num_rows = min(shape.branch, logits_MV.shape[1]), len(limit_R)
@@ -127,9 +81,14 @@ def _grow_fixed(
     num_nodes_R, value_R = np.zeros(num_rows, dtype=np.int64), np.zeros(num_rows)
     levels: list[tuple[Array, Children]] = []
     place_M = np.flatnonzero(limit_R > 0)
-    logits_MV = logits_MV[torch.from_numpy(place_M).to(logits_MV.device)]
+    if len(place_M) < num_rows:
+        logits_MV = logits_MV[torch.from_numpy(place_M).to(logits_MV.device)]
     for depth in range(num_levels):
-        drawn = chooser.children(logits_MV, place_M, depth, branch)
+        if is_drawn:
+            token_M = chooser.draw(logits_MV, place_M, depth)
+            drawn = Children(token_M[:, None], np.zeros(len(place_M)))
+        else:
+            drawn = chooser.children(logits_MV, place_M, depth, branch)
         # Whether a level is kept must not depend on its tokens.
         value_R[place_M] += drawn.gain_M
         is_kept_M = np.full(len(place_M), True)

@@ -17,6 +17,7 @@ from hunch.drafting.base import Clears, DeviceDrafter, Drafter, DrafterContext, 
 from hunch.drafting.host_network import HOST_PRIOR, Sent, SentDrafts
 from hunch.drafting.lookup import DeviceLookup, LookupDrafter
 from hunch.drafting.merge_device import DeviceMerge
+from hunch.drafting.options import at_least_one
 from hunch.drafting.policy import AcceptanceEstimate
 from hunch.drafting.step_shapes import DraftSource
 from hunch.drafting.trees import Node, draft_of, likeliest, nodes_of
@@ -37,8 +38,7 @@ class MergeConfig:
     adaptive: bool = False  # fewer where their chance does not pay for checking them
 
     def __post_init__(self) -> None:
-        if self.num_nodes is not None and self.num_nodes < 1:
-            raise ConfigError(f"merge: num_nodes={self.num_nodes} must be 1 or more")
+        at_least_one(self, "num_nodes", method="merge")
 
 
 class Part:

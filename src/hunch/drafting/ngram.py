@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from hunch.config import read_options
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.lookup import Chances, DeviceLookup, LookupDrafter, LookupRow
+from hunch.drafting.options import at_least_one
 from hunch.drafting.trees import Node
 from hunch.errors import ConfigError
 
@@ -34,8 +35,7 @@ class NgramConfig:
             raise ConfigError(
                 f"ngram: min_match={self.min_match} must be from 1 to max_match={self.max_match}"
             )
-        if self.num_nodes < 1:
-            raise ConfigError(f"ngram: num_nodes={self.num_nodes} must be 1 or more")
+        at_least_one(self, "num_nodes", method="ngram")
 
 
 class NgramText:

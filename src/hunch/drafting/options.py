@@ -97,10 +97,7 @@ class GrowOptions:
     def check(self, trees: tuple[str, ...]) -> None:
         if self.tree not in trees:
             raise ConfigError(f"tree={self.tree!r} must be one of {', '.join(trees)}")
-        for name in ("num_nodes", "depth", "width", "window", "branch"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name}={value} must be 1 or more")
+        at_least_one(self, "num_nodes", "depth", "width", "window", "branch")
         for name in _WITHOUT_EFFECT.get(self.tree, ()):
             if getattr(self, name):
                 raise ConfigError(
@@ -111,6 +108,14 @@ class GrowOptions:
             raise ConfigError(f"draft_temperature={self.draft_temperature} must be above 0")
         if not 0 <= self.min_confidence < 1:
             raise ConfigError(f"min_confidence={self.min_confidence} must be from 0 to below 1")
+
+
+def at_least_one(options: object, *names: str, method: str = "") -> None:
+    """Raise an error if one of these options is given and below 1."""
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{method and method + ': '}{name}={value} must be 1 or more")
 
 
 def need_path(method: str, path: str | None) -> str:

@@ -17,8 +17,8 @@ from hunch.config import read_options
 from hunch.draft import Rows
 from hunch.drafting.base import PREDICTION, DeviceDrafter, DrafterContext
 from hunch.drafting.lookup import Chances, LookupDrafter, LookupRow
+from hunch.drafting.options import at_least_one
 from hunch.drafting.trees import Node
-from hunch.errors import ConfigError
 from hunch.models.decoder import Hidden
 
 if TYPE_CHECKING:
@@ -46,8 +46,7 @@ class PredictionConfig:
     adaptive: bool = True  # fewer where their chance does not pay for checking them
 
     def __post_init__(self) -> None:
-        if self.num_nodes < 1:
-            raise ConfigError(f"prediction: num_nodes={self.num_nodes} must be 1 or more")
+        at_least_one(self, "num_nodes", method=PREDICTION)
 
 
 class PredictedText:

@@ -18,6 +18,7 @@ from hunch.config import read_options
 from hunch.draft import TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.lookup import Chances, LookupDrafter, LookupRow
+from hunch.drafting.options import at_least_one
 from hunch.drafting.trees import Node, best_first, by_rank
 from hunch.drafting.window import host
 from hunch.errors import ConfigError
@@ -44,9 +45,7 @@ class RecyclingConfig:
     adaptive: bool = True  # fewer nodes if they do not pay
 
     def __post_init__(self) -> None:
-        for name in ("num_nodes", "depth", "candidates"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"recycling: {name}={getattr(self, name)} must be 1 or more")
+        at_least_one(self, "num_nodes", "depth", "candidates", method="recycling")
 
 
 @dataclass(slots=True)

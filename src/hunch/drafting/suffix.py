@@ -22,6 +22,7 @@ from hunch.config import read_options
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.lookup import Chances, DeviceLookup, LookupDrafter, LookupRow
+from hunch.drafting.options import at_least_one
 from hunch.drafting.policy import best_count, log_odds
 from hunch.drafting.shared_answers import DeviceShared, SharedAnswers, Store
 from hunch.drafting.trees import Node, ReusedChain, best_first
@@ -62,9 +63,7 @@ class SuffixConfig:
     adapt: bool = False  # keep counting phrases of answers while serving
 
     def __post_init__(self) -> None:
-        for name in ("num_nodes", "shared_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"suffix: {name}={getattr(self, name)} must be 1 or more")
+        at_least_one(self, "num_nodes", "shared_tokens", method="suffix")
         if self.adapt and (self.tree or self.shared):
             raise ConfigError("suffix: adapt=true goes with neither tree=true nor shared=true")
 

@@ -22,7 +22,7 @@ import torch
 from hunch.config import read_options
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.base import DrafterContext
-from hunch.drafting.options import need_path
+from hunch.drafting.options import at_least_one, need_path
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, Span
 from hunch.kernels.kv_store import KVCache
@@ -48,11 +48,7 @@ class TextOptions:
     dtype: str = "auto"
 
     def __post_init__(self) -> None:
-        for name in ("num_nodes", "window", "max_rows"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"text: {name}={getattr(self, name)} must be 1 or more")
-        if self.draft_tokens is not None and self.draft_tokens < 1:
-            raise ConfigError(f"text: draft_tokens={self.draft_tokens} must be 1 or more")
+        at_least_one(self, "num_nodes", "window", "max_rows", "draft_tokens", method="text")
 
 
 @dataclass(slots=True)
@@ -103,17 +99,12 @@ class TextDrafter:
         chains: list[list[int]] = []
         for row in rows.ids_R.tolist():
             limit = min(max_draft_X[row], self.options.num_nodes)
-            state = self._followed(row) if limit else None
+            if limit and row not in self.rows and self.free:
+                self.rows[row] = Followed(self.free.pop())
+            state = self.rows.get(row) if limit else None
             tokens = rows.tokens_XL[row, : known_X[row]].tolist() if state is not None else []
             chains.append([] if state is None else self._guess(state, tokens)[:limit])
         return Draft.chains(chains, self.context.device)
-
-    def _followed(self, row: int) -> Followed | None:
-        if row not in self.rows:
-            if not self.free:
-                return None
-            self.rows[row] = Followed(self.free.pop())
-        return self.rows[row]
 
     def _guess(self, state: Followed, tokens: list[int]) -> list[int]:
         """The target's tokens for the text that the draft model continues with."""

@@ -26,6 +26,7 @@ class Share(NamedTuple):
     plain: float  # seconds per known token, had nothing been drafted
 
 
+NO_SHARE = Share(0.0, 0.0, 0.0)
 Check = tuple[str, int, int, int]  # how a draft fared: method, nodes, levels, nodes accepted
 
 
@@ -66,47 +67,39 @@ class Tally:
 
     def add(self, row: RowResult, share: Share, now: float) -> None:
         """A step's result for this sequence, with its share of the step's seconds."""
-        num_tokens, num_drafted = len(row.tokens), row.num_drafted
-        target = share.target * (row.num_processed + num_drafted)
-        if not num_tokens:
+        target = share.target * (row.num_processed + row.num_drafted)
+        if not row.tokens:
             self.reading_target += target
             return
-        self.steps += 1
-        self.tokens += num_tokens
-        if num_drafted:
-            levels = num_drafted if row.num_levels is None else row.num_levels
-            check = (row.method, num_drafted, levels, row.num_accepted)
-            self.checks[check] = self.checks.get(check, 0) + 1
-        if row.num_processed == 1:
-            self.decode_target += target
-            self.decode_draft += share.draft
-            self.decode_plain += share.plain * num_tokens
-        else:
+        if row.num_processed != 1:
             self.reading_target += target
             self.reading_draft += share.draft
-        if self.first_token is None:
-            self.first_token = now
-        else:
-            gap = (now - self.last_token) / num_tokens
-            self.gaps += (gap,) * num_tokens
-        self.last_token = now
+            share = NO_SHARE
+        levels = row.num_drafted if row.num_levels is None else row.num_levels
+        check = row.method, row.num_drafted, levels, row.num_accepted
+        self._add(len(row.tokens), check, share, now)
 
     def add_tokens(
         self, num_tokens: int, num_drafted: int, method: str, share: Share, now: float
     ) -> tuple[float, ...]:
         """`add` for a row that decodes and goes on; returns the gap before each of its tokens."""
+        return self._add(num_tokens, (method, num_drafted, num_drafted, num_tokens - 1), share, now)
+
+    def _add(self, num_tokens: int, check: Check, share: Share, now: float) -> tuple[float, ...]:
         self.steps += 1
         self.tokens += num_tokens
-        if num_drafted:
-            check, checks = (method, num_drafted, num_drafted, num_tokens - 1), self.checks
-            checks[check] = checks.get(check, 0) + 1
+        if num_drafted := check[1]:
+            self.checks[check] = self.checks.get(check, 0) + 1
         target, draft, plain = share
         self.decode_target += target * (1 + num_drafted)
         self.decode_draft += draft
         self.decode_plain += plain * num_tokens
-        gap = (now - self.last_token) / num_tokens
-        gaps = (gap,) * num_tokens
-        self.gaps += gaps
+        gaps: tuple[float, ...] = ()
+        if self.first_token is None:
+            self.first_token = now
+        else:
+            gaps = ((now - self.last_token) / num_tokens,) * num_tokens
+            self.gaps += gaps
         self.last_token = now
         return gaps
 

@@ -14,13 +14,12 @@ import math
 from collections.abc import Sequence
 from itertools import chain, count
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hunch.kernels.native import is_available
 from hunch.kernels.native_sampling import scores as native_scores
-from hunch.sampling.filters import MASS, Floats, Ids, first_of
+from hunch.sampling.filters import MASS
 from hunch.types import Logprob
 
 
@@ -34,26 +33,12 @@ def log_normaliser(x_MV: Tensor) -> Tensor:
 
 def best(x_MV: Tensor, count: int) -> Tensor:
     """Ids of the `count` best tokens of each row, ties by id, int64 [M, count]."""
-    count = min(count, x_MV.shape[1])
-    if x_MV.device.type == "cpu":
-        return torch.from_numpy(np.stack([_best_row(x_V, count) for x_V in x_MV.numpy()]))
-    return best_dense(x_MV, count)
-
-
-def best_dense(x_MV: Tensor, count: int) -> Tensor:
-    """`best` in tensors, for any device."""
     # topk may take any of equals, so that it only gives the edge value here.
     edge_M1 = x_MV.topk(count, dim=1).values[:, -1:]
     rank_MV = torch.where(x_MV > edge_M1, 0, torch.where(x_MV == edge_M1, 1, 2)).to(torch.int8)
     near_MC = rank_MV.sort(dim=1, stable=True).indices[:, :count]
     order_MC = x_MV.gather(1, near_MC).sort(dim=1, descending=True, stable=True).indices
     return near_MC.gather(1, order_MC)
-
-
-def _best_row(x_V: Floats, count: int) -> Ids:
-    ids = first_of(x_V, np.arange(len(x_V)), count)
-    ranked: Ids = ids[np.argsort(-x_V[ids], kind="stable")]
-    return ranked
 
 
 def scores_ref(x_MV: Tensor, token_M: Tensor, num_best: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,7 +48,7 @@ def scores_ref(x_MV: Tensor, token_M: Tensor, num_best: int) -> tuple[Tensor, Te
     is_before_MV = (x_MV > own_M1) | ((x_MV == own_M1) & (ids_V < token_M[:, None]))
     ids_MC = token_M[:, None]
     if num_best:
-        ids_MC = torch.cat([ids_MC, best(x_MV, num_best)], dim=1)
+        ids_MC = torch.cat([ids_MC, best(x_MV, min(num_best, x_MV.shape[1]))], dim=1)
     x_MC = x_MV.gather(1, ids_MC)
     gap_MC = (x_MC.double() - log_normaliser(x_MV)[:, None]).float()
     return ids_MC, torch.where(x_MC == -math.inf, x_MC, gap_MC), is_before_MV.sum(dim=1) + 1
@@ -87,20 +72,17 @@ def entries(
     return rows
 
 
-def logprobs_at(
-    logits_MV: Tensor, tokens: Sequence[int], num_best: int
+def logprobs_of(
+    logits_MV: Tensor,
+    tokens: Sequence[int],
+    num_best: int,
+    at: Sequence[int] | None = None,  # the row of each token; None: all rows in order
 ) -> list[dict[int, Logprob]]:
-    """For each row its token's entry first, then those of the `num_best` best tokens.
+    """For each token its entry first, then those of the `num_best` best tokens.
 
     Prompt log-probabilities are the same thing: logits at a position, and the token after it.
     """
-    return logprobs_of(logits_MV, range(len(tokens)), tokens, num_best)
-
-
-def logprobs_of(
-    logits_MV: Tensor, at: Sequence[int], tokens: Sequence[int], num_best: int
-) -> list[dict[int, Logprob]]:
-    """`logprobs_at` for some of the rows."""
+    at = range(len(tokens)) if at is None else at
     if logits_MV.device.type == "cpu" and is_available():
         found = _scores_cpu(logits_MV, at, tokens, num_best)
     else:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hunch.pooling import POOL_SCALE
-from hunch.sampling.logprobs import entries, logprobs_at, logprobs_of, scores_of
+from hunch.sampling.logprobs import entries, logprobs_of, scores_of
 from hunch.step.batch import RowPart
 from hunch.step.parts import Outcome, RunnerParts
 from hunch.types import RowResult
@@ -41,14 +41,14 @@ class HostScores:
                     mask_KV = None if mask_MV is None else mask_MV[at]
                     tokens = outcome.result.tokens
                     logits_KV = self._process(outcome.part, logits_MV[at], tokens, mask_KV)
-                    outcome.result.logprobs = logprobs_at(logits_KV, tokens, num_best)
+                    outcome.result.logprobs = logprobs_of(logits_KV, tokens, num_best)
                 else:
                     same.setdefault(num_best, []).append((outcome, at))
             first += 1 + outcome.part.num_nodes
         for num_best, asked in same.items():
             places = [place for _, at in asked for place in at]
             tokens = [token for outcome, _ in asked for token in outcome.result.tokens]
-            scores = iter(logprobs_of(logits_MV, places, tokens, num_best))
+            scores = iter(logprobs_of(logits_MV, tokens, num_best, places))
             for outcome, at in asked:
                 outcome.result.logprobs = list(islice(scores, len(at)))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -20,10 +21,13 @@ from hunch.models.target import BegunPass, OverProcesses
 from hunch.sampling.stop import finish
 from hunch.step.batch import Batch, RowPart, drafts_of, pack
 from hunch.step.host_scores import HostScores
-from hunch.step.parts import BegunStep, CapturedRows, Outcome, Passes, RunnerParts
+from hunch.step.parts import BegunStep, Outcome, Passes, RunnerParts
 from hunch.step.step_logits import StepLogits
 from hunch.types import DraftTrace, RowResult, StepPlan, StepResult
 from hunch.verify.base import RowDraft, TargetChoices, Verify
+
+if TYPE_CHECKING:  # needs Triton
+    from hunch.step.captured_step import CapturedSteps
 
 log = logging.getLogger("hunch")
 
@@ -44,7 +48,7 @@ class HostStep:
         self._last_end = 0.0  # when the last step's tokens were committed
         self.passes: Passes | None = None  # captured passes, on a GPU
         self._over_processes = parts.target if isinstance(parts.target, OverProcesses) else None
-        self.captured: CapturedRows | None = None  # which rows take captured steps, on a GPU
+        self.captured: CapturedSteps | None = None  # on a GPU
 
     def run(self, plan: StepPlan) -> StepResult:
         """Do all of a plan's work, in one pass over its rows' tokens.

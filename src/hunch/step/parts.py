@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import numpy as np
 from torch import Tensor
 
 from hunch.drafting.base import Drafter, Prepares
@@ -135,13 +134,3 @@ class LeadsSteps(Protocol):
         pool: Any,
     ) -> Passes | None:
         """Captured passes of all ranks; None: ranks would pad differently."""
-
-
-class CapturedRows(Protocol):
-    """Knows which rows take captured steps once their prompts are computed."""
-
-    def observes(self, rows: list[int]) -> bool:
-        """Whether the host's drafter must see what the target did for these rows."""
-
-    def drafts_for(self, rows: list[int]) -> np.ndarray:
-        """Which of the rows get their drafts in captured steps."""

@@ -31,13 +31,14 @@ class Nodes(NamedTuple):
     is_sampled_N: Tensor | None = None
     method: str = ""  # who drafted it
 
-    def first(self, count: int) -> Nodes:
+    def take(self, places: slice | list[int]) -> Nodes:
+        """Some of the nodes; their parents stay what they are."""
         q_NV, is_sampled_N = self.q_NV, self.is_sampled_N
         return Nodes(
-            self.tokens_N[:count],
-            self.parents_N[:count],
-            None if q_NV is None else q_NV[:count],
-            None if is_sampled_N is None else is_sampled_N[:count],
+            self.tokens_N[places],
+            self.parents_N[places],
+            None if q_NV is None else q_NV[places],
+            None if is_sampled_N is None else is_sampled_N[places],
             self.method,
         )
 
@@ -49,14 +50,7 @@ class Nodes(NamedTuple):
                 path.append(node)
         if len(path) == len(self.parents_N):
             return self
-        q_NV, is_sampled_N = self.q_NV, self.is_sampled_N
-        return Nodes(
-            self.tokens_N[path],
-            np.arange(-1, len(path) - 1),
-            None if q_NV is None else q_NV[path],
-            None if is_sampled_N is None else is_sampled_N[path],
-            self.method,
-        )
+        return self.take(path)._replace(parents_N=np.arange(-1, len(path) - 1))
 
 
 NOTHING = Nodes(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
@@ -170,8 +164,8 @@ class RowBuffers:
 
     def put_drafts(self, rows: list[int], draft: Draft) -> list[int]:
         """Keep the rows' drafts for their next step; returns how many nodes each has."""
-        if draft.arrays is not None and len(rows) == 1:
-            return [self._put_arrays(rows[0], draft)]
+        if draft.arrays is not None and len(rows) == 1:  # without reading tensors
+            return [self._put(rows[0], Nodes(*draft.arrays[0]), draft, 0)]
         if not draft.tokens_RN.shape[1]:
             for row in rows:
                 self.drafts[row] = None
@@ -181,7 +175,6 @@ class RowBuffers:
         tokens_RN, parents_RN = draft.tokens_RN.numpy(), draft.parents_RN.numpy()
         q_RNV, is_sampled_RN = draft.q_RNV, draft.is_sampled_RN
         for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            assert count <= self.max_draft[row], "a draft over its limit"
             if not count:
                 self.drafts[row] = None
                 continue
@@ -190,19 +183,15 @@ class RowBuffers:
                 parents_RN[place, :count],
                 None if q_RNV is None else q_RNV[place, :count],
                 None if is_sampled_RN is None else is_sampled_RN[place, :count],
-                draft.methods[place] if draft.methods is not None else self._only_method,
             )
-            self.drafts[row] = nodes = nodes.chain() if self.has_states else nodes
-            counts[place] = len(nodes.tokens_N)
+            counts[place] = self._put(row, nodes, draft, place)
         return counts
 
-    def _put_arrays(self, row: int, draft: Draft) -> int:
-        """Keep the draft of a step's only row, without reading tensors."""
-        assert draft.arrays is not None
-        tokens_N, parents_N = draft.arrays[0]
-        assert len(tokens_N) <= self.max_draft[row], "a draft over its limit"
-        method = draft.methods[0] if draft.methods is not None else self._only_method
-        nodes = Nodes(tokens_N, parents_N, method=method)
+    def _put(self, row: int, nodes: Nodes, draft: Draft, place: int) -> int:
+        """Keep a row's nodes, as many as the target can check; returns how many these are."""
+        assert len(nodes.tokens_N) <= self.max_draft[row], "a draft over its limit"
+        method = draft.methods[place] if draft.methods is not None else self._only_method
+        nodes = nodes._replace(method=method)
         self.drafts[row] = nodes = nodes.chain() if self.has_states else nodes
         return len(nodes.tokens_N)
 
@@ -212,4 +201,4 @@ class RowBuffers:
         self.drafts[row] = None
         if pending is None or max_nodes == 0:
             return NOTHING
-        return pending if len(pending.tokens_N) <= max_nodes else pending.first(max_nodes)
+        return pending if len(pending.tokens_N) <= max_nodes else pending.take(slice(max_nodes))
