@@ -27,6 +27,7 @@ from hunch.drafting.base import (
     Drafter,
     DrafterContext,
     GrowsLevels,
+    Options,
     RowSource,
     TakesPhrases,
     WorksOnDevice,
@@ -259,9 +260,7 @@ class RoutedDrafter:
 class AutoDrafter(RoutedDrafter):
     """Lookups, and a network where it pays. Its options are those of `suffix`, and `draft`."""
 
-    def __init__(
-        self, options: Mapping[str, str], path: str | None, context: DrafterContext
-    ) -> None:
+    def __init__(self, options: Options, path: str | None, context: DrafterContext) -> None:
         options = dict(options)
         draft = options.pop(DRAFT, "off")
         # A draft model that was measured with this target is taken whatever its size.
@@ -303,9 +302,7 @@ def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:
     )
 
 
-def _build(
-    name: str, options: Mapping[str, str], path: str | None, context: DrafterContext
-) -> Drafter:
+def _build(name: str, options: Options, path: str | None, context: DrafterContext) -> Drafter:
     """A method; with files, on the device that was named for them."""
     if context.draft_device is not None and path is not None and name != MERGE:
         return load_beside(name, options, path, context)
@@ -346,7 +343,7 @@ def _load_network(
     return _asked_where_it_pays(name, method, context, is_adaptive=is_adaptive)
 
 
-def _load(name: str, options: Mapping[str, str], context: DrafterContext) -> LookupDrafter:
+def _load(name: str, options: Options, context: DrafterContext) -> LookupDrafter:
     lookup: LookupDrafter = resolve(DRAFTERS, name)(options, None, context)
     return lookup
 

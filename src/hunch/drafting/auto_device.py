@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.block import DeviceBlock
@@ -14,10 +13,8 @@ from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.options import BRANCH
 from hunch.drafting.step_shapes import SURE, DraftSource, StepShape, levels_after
 from hunch.drafting.with_lookups import DeviceWithLookups, TreeSize
+from hunch.kernels.step import Draws, RowState, StepRows
 from hunch.models.decoder import Hidden
-
-if TYPE_CHECKING:
-    from hunch.kernels.step import Draws, RowState, StepRows
 
 CHAIN_NODES = (1, 3, 7, 11)  # nodes checked of a network's chains, as far as it drafts so many
 SHORT_CHAIN = 3  # nodes that a model drafts at least before a phrase table continues its chain

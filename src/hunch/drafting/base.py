@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -24,7 +24,7 @@ from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.lookup import MAX_MATCH
 from hunch.kernels.phrases import PhraseTable
-from hunch.kernels.step import AS_OTHERS
+from hunch.kernels.step import AS_OTHERS, Draws, RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.target import Target
 from hunch.sampling.state import SamplingState
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from hunch.drafting.token_chooser import TreeShape
     from hunch.kernels.gpu_grow import Asked  # these need Triton, which a CPU may not have
     from hunch.kernels.gpu_tiling import Tiling
-    from hunch.kernels.step import Draws, RowState, StepRows
 
 
+Options = Mapping[str, str]  # of a method, as they were written
 PREDICTION = "prediction"  # drafts from a request's prediction, beside every other method
 
 

@@ -21,10 +21,10 @@ from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.token_chooser import Array, Feed, Level, TokenChooser, TreeShape
 from hunch.drafting.trees import Node, draft_of, likeliest
 from hunch.kernels.best_first import Growth, nodes_grown, trusted
+from hunch.kernels.step import Draws, RowState, StepRows
 
 if TYPE_CHECKING:
     from hunch.kernels.gpu_grow import Asked  # needs Triton, which a CPU may not have
-    from hunch.kernels.step import Draws, RowState, StepRows
 
 # Log-odds that the best guesses at a depth are right: by row, after these tokens; None: unknown.
 Odds = Callable[[Array, int, Array], Tensor | None]

@@ -12,7 +12,6 @@ packed nodes, C columns of logits; on a device T packed nodes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from hunch.config import read_options
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
-from hunch.drafting.base import DrafterContext
+from hunch.drafting.base import DrafterContext, Options
 from hunch.drafting.best_first import BestFirst, grow_on_device
 from hunch.drafting.following import DeviceFollower, StateFollower, on_path
 from hunch.drafting.grow import grow
@@ -31,9 +30,11 @@ from hunch.drafting.options import GrowOptions, need_path
 from hunch.drafting.step_shapes import DraftSource, levels_after
 from hunch.drafting.token_chooser import Array, Level, TokenChooser
 from hunch.drafting.trees import side_by_side
+from hunch.drafting.window import Parts
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, row_spans
 from hunch.kernels.kv_store import slots_at
+from hunch.kernels.step import Draws, RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.heads.block_files import load_block
 from hunch.models.heads.block_net import BlockGuess, BlockNet, TiledBlocks
@@ -42,7 +43,6 @@ from hunch.types import GroupInfo
 
 if TYPE_CHECKING:
     from hunch.kernels.gpu_tiling import Tiling  # these need Triton, which a CPU may not have
-    from hunch.kernels.step import Draws, RowState, StepRows
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,9 +58,7 @@ class BlockDrafter(StateFollower):
     method: str
     net: BlockNet
 
-    def __init__(
-        self, options: Mapping[str, str], path: str | None, context: DrafterContext
-    ) -> None:
+    def __init__(self, options: Options, path: str | None, context: DrafterContext) -> None:
         self.path, self.context = need_path(self.method, path), context
         self.net = net = self.load_network(self.path)
         given = read_options(BlockOptions, options, self.method)
@@ -94,9 +92,7 @@ class BlockDrafter(StateFollower):
     def device_form(self) -> type[DeviceFollower]:
         return DeviceBlock
 
-    def cover(
-        self, step: TargetStep, parts: list[tuple[int, int, int]], source: list[Array]
-    ) -> None:
+    def cover(self, step: TargetStep, parts: Parts, source: list[Array]) -> None:
         _, features = self.picked(step, source)
         attn = self.window.spans(step.rows, parts)
         self.net.cover(features, attn.pos_T, attn.slot_T, self.window.kv)

@@ -8,7 +8,6 @@ Papers: arXiv 2211.17192, 2302.01318.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -19,16 +18,17 @@ from torch import Tensor
 
 from hunch.config import read_options
 from hunch.draft import Draft, KVShape, Needs, Rows, TargetStep
-from hunch.drafting.base import DeviceDrafter, DrafterContext, comes_with_hunch
+from hunch.drafting.base import DeviceDrafter, DrafterContext, Options, comes_with_hunch
 from hunch.drafting.grow import grow
 from hunch.drafting.native_chain import ChainDrafts
 from hunch.drafting.options import GrowOptions, can_capture, device_shape, need_path
 from hunch.drafting.step_shapes import levels_after
 from hunch.drafting.token_chooser import Array, Level, TokenChooser, second_choices
 from hunch.drafting.trees import nodes_of, path_of
-from hunch.drafting.window import MAX_PASS, KvWindow, RowArrays, in_passes
+from hunch.drafting.window import MAX_PASS, KvWindow, Parts, RowArrays, in_passes
 from hunch.kernels.attention import AttnInputs, row_spans
 from hunch.kernels.kv_store import KVCache
+from hunch.kernels.step import Draws, RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.heads.draft_model import (
     MAX_SHARE,
@@ -46,7 +46,6 @@ from hunch.sampling.state import SamplingState
 from hunch.types import GroupInfo
 
 if TYPE_CHECKING:
-    from hunch.kernels.step import Draws, RowState, StepRows
     from hunch.models.cuda import CudaDecoder
 
 log = logging.getLogger("hunch")
@@ -75,9 +74,7 @@ class Pending:
 class DraftModelDrafter:
     """Catches up on the row's tokens in one pass, then drafts from its own KV."""
 
-    def __init__(
-        self, options: Mapping[str, str], path: str | None, context: DrafterContext
-    ) -> None:
+    def __init__(self, options: Options, path: str | None, context: DrafterContext) -> None:
         path = need_path("draft", path)
         self.options = read_options(DraftOptions, options, "draft")
         self.context, self.is_adaptive, self.path = context, self.options.adaptive, path
@@ -226,7 +223,7 @@ class DraftModelDrafter:
     def _catch_up(self, rows: Rows, arrays: RowArrays) -> Tensor:
         """Process tokens that the model has not seen; returns the state of each row's last one."""
         tokens_XL, known_X = arrays.tokens_XL, arrays.known_X
-        parts: list[tuple[int, int, int]] = []
+        parts: Parts = []
         for row in arrays.ids:
             stop = int(known_X[row])
             parts.append((row, min(self.window.resume(rows, row, stop), stop - 1), stop))

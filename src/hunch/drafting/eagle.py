@@ -9,11 +9,11 @@ Papers: arXiv 2401.15077, 2406.16858, 2503.01840, 2412.19437.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from hunch.config import read_options
-from hunch.drafting.base import DrafterContext
+from hunch.drafting.base import DrafterContext, Options
 from hunch.drafting.feature import FeatureDrafter
 from hunch.drafting.options import GrowOptions, need_path
 from hunch.models.heads.eagle import load_eagle, load_eagle3
@@ -27,9 +27,7 @@ class _HeadDrafter(FeatureDrafter):
     method: str
     load: Callable[[str, Any], StepNet]
 
-    def __init__(
-        self, options: Mapping[str, str], path: str | None, context: DrafterContext
-    ) -> None:
+    def __init__(self, options: Options, path: str | None, context: DrafterContext) -> None:
         net = type(self).load(need_path(self.method, path), context.target)
         given = read_options(GrowOptions, options, self.method)
         super().__init__(self.method, net, given, context)

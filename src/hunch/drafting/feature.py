@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -26,15 +26,13 @@ from hunch.drafting.native_chain import ChainDrafts
 from hunch.drafting.options import GrowOptions
 from hunch.drafting.step_shapes import DraftSource, levels_after
 from hunch.drafting.token_chooser import Array, Level, TokenChooser
-from hunch.drafting.window import RowArrays
+from hunch.drafting.window import Parts, RowArrays
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, row_spans
+from hunch.kernels.step import Draws, RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.heads.step import MARGIN, StepNet
 from hunch.types import GroupInfo
-
-if TYPE_CHECKING:
-    from hunch.kernels.step import Draws, RowState, StepRows
 
 PROMPTS = (1, 12, 16, 40, 64, 100, 256, 300, 512, 700)  # one of every kind kernels are compiled for
 
@@ -76,9 +74,7 @@ class FeatureDrafter(StateFollower):
     def device_form(self) -> type[DeviceFollower]:
         return DeviceFeature
 
-    def cover(
-        self, step: TargetStep, parts: list[tuple[int, int, int]], source: list[Array]
-    ) -> None:
+    def cover(self, step: TargetStep, parts: Parts, source: list[Array]) -> None:
         rows, net = step.rows, self.net
         tokens_XL = self.host.read(rows).tokens_XL
         next_T = joined([tokens_XL[row, a + 1 : b + 1] for row, a, b in parts])

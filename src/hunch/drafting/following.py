@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -19,12 +19,10 @@ from hunch.draft import Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.options import GrowOptions, can_capture, device_shape
 from hunch.drafting.token_chooser import Array, TreeShape
-from hunch.drafting.window import MAX_PASS, KvWindow, RowArrays, covered, put
+from hunch.drafting.window import MAX_PASS, KvWindow, Parts, RowArrays, covered, put
 from hunch.kernels.kv_store import KVCache
+from hunch.kernels.step import StepRows
 from hunch.sampling.state import SamplingState
-
-if TYPE_CHECKING:
-    from hunch.kernels.step import StepRows
 
 FUSED_PASS = 4096  # tokens covered in one pass on a GPU
 
@@ -81,13 +79,11 @@ class StateFollower:
     def device_form(self) -> type[DeviceFollower]:
         raise NotImplementedError
 
-    def cover(
-        self, step: TargetStep, parts: list[tuple[int, int, int]], source: list[Array]
-    ) -> None:
+    def cover(self, step: TargetStep, parts: Parts, source: list[Array]) -> None:
         """Cover positions given as (row, start, stop); `source`: packed places of their states."""
         raise NotImplementedError
 
-    def covered(self, rows: Rows, parts: list[tuple[int, int, int]]) -> None:
+    def covered(self, rows: Rows, parts: Parts) -> None:
         """These positions are covered now."""
         for row, _, stop in parts:
             self.window.mark_valid(rows, row, stop)
@@ -113,7 +109,7 @@ class StateFollower:
         self.window.add_new(rows, arrays.ids_R)
         is_caught_up = repeat(True) if step.is_caught_up_R is None else step.is_caught_up_R.tolist()
         columns = step.start_R.tolist(), step.known_R.tolist(), step.offset_R.tolist()
-        parts: list[tuple[int, int, int]] = []
+        parts: Parts = []
         source: list[Array] = []  # the packed place of each position's state
         for row, start, stop, offset, may_draft in zip(
             arrays.ids, *columns, is_caught_up, strict=False
@@ -190,7 +186,7 @@ def _is_off(rows: Rows, row: int) -> bool:
     return request is not None and request.params.speculation.mode == "off"
 
 
-def _cuts(parts: list[tuple[int, int, int]], most: int) -> list[slice]:
+def _cuts(parts: Parts, most: int) -> list[slice]:
     """Slices of the parts, for passes of a bounded size; a part is not divided."""
     cuts: list[slice] = []
     first = size = 0

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,10 +28,8 @@ from hunch.drafting.step_shapes import DraftSource, levels_after
 from hunch.drafting.token_chooser import Array, Feed, TokenChooser, TreeShape
 from hunch.drafting.window import host
 from hunch.kernels.best_first import RankedLevel
+from hunch.kernels.step import Draws, RowState, StepRows
 from hunch.models.decoder import Hidden
-
-if TYPE_CHECKING:
-    from hunch.kernels.step import Draws, RowState, StepRows
 
 # Yields the logits of each level. The tokens of the level before are sent to it, and in trees the
 # place of each one's parent among the tokens of the level before that.

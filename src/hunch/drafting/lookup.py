@@ -12,13 +12,11 @@ from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.policy import log_odds
 from hunch.drafting.trees import Node, draft_of
 from hunch.kernels.lookup import FADE, FIRST_RATE, LAST_RATE, ROW_LIMIT, ROW_RATE
+from hunch.kernels.step import Draws, RowState, StepRows
 from hunch.models.decoder import Hidden
 
 if TYPE_CHECKING:
-    from hunch.kernels.gpu_lookup import (
-        DevicePhrases,  # these need Triton, which a CPU may not have
-    )
-    from hunch.kernels.step import Draws, RowState, StepRows
+    from hunch.kernels.gpu_lookup import DevicePhrases  # needs Triton, which a CPU may not have
 
 
 class Chances:

@@ -8,7 +8,7 @@ nodes of each step, best first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hunch.config import read_options
 from hunch.draft import Draft
-from hunch.drafting.base import DrafterContext
+from hunch.drafting.base import DrafterContext, Options
 from hunch.drafting.last_state import Guesses, LastStateDrafter
 from hunch.drafting.options import GrowOptions, need_path
 from hunch.drafting.token_chooser import Array, Feed, Level, TokenChooser
@@ -44,9 +44,7 @@ class MedusaDrafter(LastStateDrafter):
 
     name = "medusa"
 
-    def __init__(
-        self, options: Mapping[str, str], path: str | None, context: DrafterContext
-    ) -> None:
+    def __init__(self, options: Options, path: str | None, context: DrafterContext) -> None:
         self.net, ids_C = load_medusa(need_path("medusa", path), context.target)
         given, num_heads = read_options(MedusaOptions, options, "medusa"), len(self.net.heads)
         if given.choices and (given.tree != "static" or given.num_nodes or given.depth):

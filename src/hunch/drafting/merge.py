@@ -8,12 +8,19 @@ where they differ, only one can be right.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hunch.config import SpecConfig, read_options
 from hunch.draft import Draft, Needs, Rows, TargetStep
-from hunch.drafting.base import Clears, DeviceDrafter, Drafter, DrafterContext, WorksOnDevice
+from hunch.drafting.base import (
+    Clears,
+    DeviceDrafter,
+    Drafter,
+    DrafterContext,
+    Options,
+    WorksOnDevice,
+)
 from hunch.drafting.host_network import HOST_PRIOR, Sent, SentDrafts
 from hunch.drafting.lookup import DeviceLookup, LookupDrafter
 from hunch.drafting.merge_device import DeviceMerge
@@ -134,9 +141,7 @@ def graft(trees: Sequence[Sequence[Node]]) -> list[Node]:
 class MergeDrafter:
     """Merges the drafts of its parts into one tree."""
 
-    def __init__(
-        self, options: Mapping[str, str], path: str | None, context: DrafterContext
-    ) -> None:
+    def __init__(self, options: Options, path: str | None, context: DrafterContext) -> None:
         self.config = read_options(MergeConfig, options, "merge")
         self.context = context
         self.parts = [

@@ -6,17 +6,14 @@ Trees of `recycling` count as a network's.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.draft_model import DeviceDraftModel
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.step_shapes import DraftSource, StepShape
 from hunch.drafting.with_lookups import DeviceWithLookups, TreeSize
+from hunch.kernels.step import Draws, RowState, StepRows
 from hunch.models.decoder import Hidden
-
-if TYPE_CHECKING:
-    from hunch.kernels.step import Draws, RowState, StepRows
 
 
 class DeviceMerge(DeviceWithLookups):

@@ -6,14 +6,12 @@ Paper: arXiv 2404.19124.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from hunch.config import read_options
-from hunch.drafting.base import DrafterContext
+from hunch.drafting.base import DrafterContext, Options
 from hunch.drafting.last_state import Guesses, LastStateDrafter
 from hunch.drafting.options import GrowOptions, need_path
 from hunch.drafting.token_chooser import Feed, Level
@@ -25,9 +23,7 @@ class MlpDrafter(LastStateDrafter):
 
     name = "mlp"
 
-    def __init__(
-        self, options: Mapping[str, str], path: str | None, context: DrafterContext
-    ) -> None:
+    def __init__(self, options: Options, path: str | None, context: DrafterContext) -> None:
         self.net, ids_C = load_mlp(need_path("mlp", path), context.target)
         given, num_stages = read_options(GrowOptions, options, "mlp"), self.net.num_stages
         shape = given.shape(context, default=num_stages, max_depth=num_stages)

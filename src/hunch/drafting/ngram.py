@@ -8,11 +8,10 @@ model's answers).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hunch.config import read_options
-from hunch.drafting.base import DeviceDrafter, DrafterContext
+from hunch.drafting.base import DeviceDrafter, DrafterContext, Options
 from hunch.drafting.lookup import Chances, DeviceLookup, LookupDrafter, LookupRow
 from hunch.drafting.options import at_least_one
 from hunch.drafting.trees import Node
@@ -68,9 +67,7 @@ class NgramText:
 class NgramDrafter(LookupDrafter):
     """One chain per row."""
 
-    def __init__(
-        self, options: Mapping[str, str], path: str | None, context: DrafterContext
-    ) -> None:
+    def __init__(self, options: Options, path: str | None, context: DrafterContext) -> None:
         self.config = read_options(NgramConfig, options, "ngram")
         num_types = self.config.max_match + self.config.num_nodes
         super().__init__(

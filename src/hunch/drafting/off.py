@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hunch.config import read_options
 from hunch.draft import Draft, Needs, Rows, TargetStep
-from hunch.drafting.base import DrafterContext
+from hunch.drafting.base import DrafterContext, Options
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,9 +17,7 @@ class OffConfig:
 class OffDrafter:
     """The empty draft, every time."""
 
-    def __init__(
-        self, options: Mapping[str, str], path: str | None, context: DrafterContext
-    ) -> None:
+    def __init__(self, options: Options, path: str | None, context: DrafterContext) -> None:
         read_options(OffConfig, options, "off")
         self.needs = Needs(max_nodes=0)
         self._device = context.device

@@ -9,20 +9,17 @@ how many tokens agreed before.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hunch.config import read_options
 from hunch.draft import Rows
-from hunch.drafting.base import PREDICTION, DeviceDrafter, DrafterContext
+from hunch.drafting.base import PREDICTION, DeviceDrafter, DrafterContext, Options
 from hunch.drafting.lookup import Chances, LookupDrafter, LookupRow
 from hunch.drafting.options import at_least_one
 from hunch.drafting.trees import Node
+from hunch.kernels.step import Draws, RowState, StepRows
 from hunch.models.decoder import Hidden
-
-if TYPE_CHECKING:
-    from hunch.kernels.step import Draws, RowState, StepRows
 
 MAX_RUN = 18  # tokens in a row that agreed; longer runs count the same
 MAX_PLACES = 8  # places compared after the answer has departed
@@ -119,9 +116,7 @@ class PredictedText:
 class PredictionDrafter(LookupDrafter):
     """One chain per row whose request brought a prediction."""
 
-    def __init__(
-        self, options: Mapping[str, str], path: str | None, context: DrafterContext
-    ) -> None:
+    def __init__(self, options: Options, path: str | None, context: DrafterContext) -> None:
         self.config = read_options(PredictionConfig, options, "prediction")
         super().__init__(
             max_nodes=self.config.num_nodes,

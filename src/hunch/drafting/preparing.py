@@ -12,7 +12,6 @@ Shape letters: X rows of the engine, R rows of this step, N nodes, L longest seq
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from threading import Event
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 import torch
 
 from hunch.draft import Draft, Rows, TargetStep
-from hunch.drafting.base import Drafter, DrafterContext, GrowsLevels
+from hunch.drafting.base import Drafter, DrafterContext, GrowsLevels, Options
 from hunch.drafting.trees import nodes_of, side_by_side
 from hunch.errors import ConfigError
 from hunch.kernels.build import num_cores
@@ -254,9 +253,7 @@ def _copy(draft: Draft) -> Draft:
     return Draft(tokens_RN, parents_RN, num_nodes_R, draft.q_RNV, draft.is_sampled_RN)
 
 
-def load_beside(
-    name: str, options: Mapping[str, str], path: str | None, context: DrafterContext
-) -> Drafter:
+def load_beside(name: str, options: Options, path: str | None, context: DrafterContext) -> Drafter:
     """The method on the device that the context names for drafts."""
     device, own = context.draft_device, context
     assert device is not None

@@ -7,26 +7,23 @@ Paper: arXiv 2408.08696. No training; the table stays under 2 MB and is shared b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
 from hunch.config import read_options
 from hunch.draft import TargetStep
-from hunch.drafting.base import DeviceDrafter, DrafterContext
+from hunch.drafting.base import DeviceDrafter, DrafterContext, Options
 from hunch.drafting.lookup import Chances, LookupDrafter, LookupRow
 from hunch.drafting.options import at_least_one
 from hunch.drafting.trees import Node, best_first, by_rank
 from hunch.drafting.window import host
 from hunch.errors import ConfigError
+from hunch.kernels.step import Draws, RowState, StepRows
 from hunch.kernels.successors import RankTree, Successors
 from hunch.models.decoder import Hidden
-
-if TYPE_CHECKING:
-    from hunch.kernels.step import Draws, RowState, StepRows
 
 MAX_BYTES = 2_000_000
 # How often the candidate of each rank is the target's choice, and the ratio per level: starting
@@ -61,9 +58,7 @@ class Tokens:
 class RecyclingDrafter(LookupDrafter):
     """A direct-mapped table: slot token % S holds the token and its best successors."""
 
-    def __init__(
-        self, options: Mapping[str, str], path: str | None, context: DrafterContext
-    ) -> None:
+    def __init__(self, options: Options, path: str | None, context: DrafterContext) -> None:
         if path is not None:
             raise ConfigError("speculate='recycling' takes no path: it learns while it runs")
         self.config = read_options(RecyclingConfig, options, "recycling")

@@ -7,7 +7,6 @@ is copied to the device, where the rows of later steps look it up.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,11 +14,9 @@ from hunch.draft import Rows
 from hunch.drafting.base import DeviceDrafter
 from hunch.kernels.lookup import MAX_MATCH, SuffixText
 from hunch.kernels.shared_texts import SharedTexts
+from hunch.kernels.step import Draws, RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.types import Request
-
-if TYPE_CHECKING:
-    from hunch.kernels.step import Draws, RowState, StepRows
 
 
 class Store:

@@ -14,8 +14,7 @@ from hunch.draft import Rows
 
 MAX_CHECKED = 512  # most packed tokens of a step with nodes; in larger steps nodes do not pay
 MIN_CHECKED = 16  # packed tokens of one tile: in smaller steps, three nodes cost no more than one
-# Shapes per source of a network, alone and beside lookups: few, as each takes time to capture.
-NUM_ALONE, NUM_BESIDE = 3, 3
+NUM_SHAPES = 3  # per source of a network: few, as each takes time to capture
 CHAIN_SIZES = (1, 3, 5)  # nodes checked of a network's chains, besides whole chains
 TREE_SIZES = (7, 15)  # nodes checked of best-first trees: with the root, whole tiles
 LOOKUP_SIZES = (1, 3, 7, 15)  # of a lookup's: with the root powers of two, as few less cost as much
@@ -131,9 +130,8 @@ class StepShapes:
             fit = [shape for shape in self.all if num_rows * (1 + shape.num_nodes) <= MAX_CHECKED]
             if 2 * num_rows < MIN_CHECKED and StepShape(3) in fit:
                 fit = [shape for shape in fit if shape.num_nodes != 1 or not self.has_lookup]
-            most = NUM_BESIDE if self.has_lookup else NUM_ALONE
             for source in self.network_sources:
-                dropped = [shape for shape in fit if shape.source == source][:-most]
+                dropped = [shape for shape in fit if shape.source == source][:-NUM_SHAPES]
                 fit = [shape for shape in fit if shape not in dropped]
             self._at[num_rows] = fit or [self.all[0]]
         return self._at[num_rows]

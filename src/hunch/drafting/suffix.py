@@ -11,8 +11,9 @@ Shape letters: X rows of the engine, L longest sequence, N nodes, R rows of the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ import numpy as np
 
 from hunch.config import read_options
 from hunch.draft import Draft, Rows, TargetStep
-from hunch.drafting.base import DeviceDrafter, DrafterContext
+from hunch.drafting.base import DeviceDrafter, DrafterContext, Options
 from hunch.drafting.lookup import Chances, DeviceLookup, LookupDrafter, LookupRow
 from hunch.drafting.options import at_least_one
 from hunch.drafting.policy import best_count, log_odds
@@ -38,7 +39,6 @@ from hunch.kernels.lookup import (
     PRIORS,
     SECOND,
     SuffixText,
-    guess_type_of,
 )
 from hunch.kernels.native_lookup import NativeLookup
 from hunch.kernels.phrases import PhraseTable, read_phrases
@@ -102,9 +102,7 @@ class Witness:
 class SuffixDrafter(LookupDrafter):
     """A chain or a small tree per row, cut where nodes no longer pay."""
 
-    def __init__(
-        self, options: Mapping[str, str], path: str | None, context: DrafterContext
-    ) -> None:
+    def __init__(self, options: Options, path: str | None, context: DrafterContext) -> None:
         self.config = read_options(SuffixConfig, options, "suffix")
         priors = {
             source * NUM_GUESS_TYPES + record * 8 + length: chance
@@ -216,39 +214,14 @@ class SuffixDrafter(LookupDrafter):
         return SuffixText()
 
     def guess(self, row: LookupRow) -> list[Node]:
-        root = self._root(row)
+        root, width = self._root(row), None if self.config.tree else 1
         if root is None:
             return []
-        if self.config.tree:
-            return best_first(
-                root,
-                lambda witness: self._children(witness, row.term),
-                self.config.num_nodes,
-                MIN_CHANCE,
-            )
-        return self._chain(root, row.term)
 
-    def _chain(self, root: Witness, term: float) -> list[Node]:
-        """The chain of first children; fast, as it runs for every row in every step."""
-        tokens, length, places = root.tokens, root.length, root.places
-        of, first_type, end = self.chances.of, root.first_type, len(root.tokens)
-        nodes: list[Node] = []
-        chance = 1.0
-        for parent in range(-1, self.config.num_nodes - 1):
-            # A match that reaches the end of the text continues with the guesses themselves.
-            after = [tokens[p] if p < end else nodes[p - end].token for p in places]
-            token = after[0]
-            if token < 0:
-                break
-            guess_type = first_type + guess_type_of(after, length)
-            chance *= of(guess_type, term)
-            if chance < MIN_CHANCE:
-                break
-            nodes.append(Node(token, parent, chance, guess_type))
-            places = [p + 1 for p, t in zip(places, after, strict=True) if t == token]
-            if length < MAX_MATCH:
-                length += 1
-        return nodes
+        def expand(witness: Witness) -> Iterator[tuple[int, float, int, Witness]]:
+            return islice(self._children(witness, row.term), width)
+
+        return best_first(root, expand, self.config.num_nodes, MIN_CHANCE)
 
     def _root(self, row: LookupRow) -> Witness | None:
         assert isinstance(row.text, SuffixText)

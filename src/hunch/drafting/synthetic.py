@@ -13,23 +13,20 @@ which p + p^2 + ... + p^num_nodes = tokens_per_pass - 1.
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hunch.config import read_options
 from hunch.draft import Draft, Needs, Rows, TargetStep
-from hunch.drafting.base import DeviceDrafter, DrafterContext
+from hunch.drafting.base import DeviceDrafter, DrafterContext, Options
 from hunch.errors import ConfigError
 from hunch.kernels.draft import STRIDE, Remembered
+from hunch.kernels.step import Draws, RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.types import Request
-
-if TYPE_CHECKING:
-    from hunch.kernels.step import Draws, RowState, StepRows
 
 log = logging.getLogger("hunch")
 
@@ -109,9 +106,7 @@ class Followed:
 class SyntheticDrafter:
     """A chain per row, from the earlier answer to the same request."""
 
-    def __init__(
-        self, options: Mapping[str, str], path: str | None, context: DrafterContext
-    ) -> None:
+    def __init__(self, options: Options, path: str | None, context: DrafterContext) -> None:
         if path is not None:
             raise ConfigError(f"synthetic reads no files; {path!r} given")
         self.config = read_options(SyntheticConfig, options, "synthetic")

@@ -14,14 +14,13 @@ Shape letters: T packed tokens, B blocks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from hunch.config import read_options
 from hunch.draft import Draft, Needs, Rows, TargetStep
-from hunch.drafting.base import DrafterContext
+from hunch.drafting.base import DrafterContext, Options
 from hunch.drafting.options import at_least_one, need_path
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, Span
@@ -62,9 +61,7 @@ class Followed:
 class TextDrafter:
     """A chain per row, from a draft model that reads and writes text."""
 
-    def __init__(
-        self, options: Mapping[str, str], path: str | None, context: DrafterContext
-    ) -> None:
+    def __init__(self, options: Options, path: str | None, context: DrafterContext) -> None:
         path = need_path("text", path)
         self.options = read_options(TextOptions, options, "text")
         if context.codec is None or context.load_codec is None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 MAX_PASS = 512  # tokens of one pass in which a drafter catches up
 
 Array = np.ndarray
+Parts = list[tuple[int, int, int]]  # known tokens of rows: row, start, stop
 
 
 def host(tensor: Tensor) -> Array:
@@ -129,7 +130,7 @@ class KvWindow:
     def slots(self, rows: Rows, row_T: Array, pos_T: Array) -> Array:
         return np.asarray(slots_at(rows.table_XB.numpy(), row_T, pos_T, rows.block_size))
 
-    def spans(self, rows: Rows, parts: list[tuple[int, int, int]]) -> AttnInputs:
+    def spans(self, rows: Rows, parts: Parts) -> AttnInputs:
         """Inputs for known tokens: (row, start, stop) per part, packed in that order."""
         counts = [stop - start for _, start, stop in parts]
         if len(parts) == 1:
@@ -247,29 +248,16 @@ class ChainInputs:
         seq_M, pos = self.seq_R, self.pos[depth]
         if len(place_M) < len(self.rows_R):
             at_M = self.put(np.ascontiguousarray(place_M))
-            pos_M, slot_M, seq_M = pos_M[at_M], slot_M[at_M], seq_M[at_M]
-            base_M = base_M[at_M]
-        spans = tuple(
-            [
-                Span(m, m + 1, self.rows_R[place], pos[place], 1)
-                for m, place in enumerate(place_M.tolist())
-            ]
-        )
-        return AttnInputs(
-            pos_T=pos_M,
-            slot_T=slot_M,
-            seq_T=seq_M,
-            table_SB=self.table_SB,
-            base_T=base_M,
-            tree_TP=None,
-            block_size=self.block_size,
-            spans=spans,
-        )
+            pos_M, slot_M, seq_M, base_M = (x[at_M] for x in (pos_M, slot_M, seq_M, base_M))
+        places = enumerate(place_M.tolist())
+        spans = tuple([Span(m, m + 1, self.rows_R[p], pos[p], 1) for m, p in places])
+        tables = self.table_SB, base_M, None, self.block_size
+        return AttnInputs(pos_M, slot_M, seq_M, *tables, spans)
 
 
-def in_passes(parts: list[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
+def in_passes(parts: Parts) -> list[Parts]:
     """The parts cut into passes of a bounded size, in order."""
-    passes: list[list[tuple[int, int, int]]] = [[]]
+    passes: list[Parts] = [[]]
     room = MAX_PASS
     for row, start, stop in parts:
         while start < stop:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -13,10 +13,7 @@ from hunch.draft import Rows
 from hunch.drafting.base import DeviceDrafter, Network
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.step_shapes import SURE, DraftSource
-from hunch.kernels.step import NEVER
-
-if TYPE_CHECKING:
-    from hunch.kernels.step import RowState, StepRows
+from hunch.kernels.step import NEVER, RowState, StepRows
 
 
 class TreeSize(NamedTuple):

@@ -295,11 +295,15 @@ class SamplingState:
         z = z_MV.numpy()
         for m, row in enumerate(row_M.tolist()):
             if self.flags_X[row] & FILTERED:
-                kept = self._keep(z[m], row)
-                values = z[m, kept]
-                z[m] = -np.inf
-                z[m, kept] = values
+                self._filter(z[m], row)
         return z_MV
+
+    def _filter(self, z_V: Floats, row: int) -> None:
+        """Remove what the row's filters do not keep, in place."""
+        kept = self._keep(z_V, row)
+        values = z_V[kept]
+        z_V.fill(-np.inf)
+        z_V[kept] = values
 
     def _keep(self, z_V: Floats, row: int) -> npt.NDArray[np.int64]:
         top_k, top_p = int(self.top_k_X[row]), float(self.top_p_X[row])
@@ -321,10 +325,7 @@ class SamplingState:
             return x_V
         z_V: Floats = x_V / self.temperature_X.numpy()[row]
         if flags & FILTERED:
-            kept = self._keep(z_V, row)
-            values = z_V[kept]
-            z_V.fill(-np.inf)
-            z_V[kept] = values
+            self._filter(z_V, row)
         return z_V
 
     def _history_row(

@@ -54,18 +54,7 @@ class CapturedSteps:
         self.drafter: DeviceDrafter | None = found
         self.policy = CapturedPolicy(found, self.rows, is_measured=parts.cost.is_measured)
         self.plain_shape = step_kinds.plain_shape(shapes := self.policy.shapes)
-        self.steps = StepGraphs(
-            parts.target,
-            parts.kv[0],
-            self.sampling,
-            found,
-            self.device_rows.state,
-            self.device_rows.inputs_3R,
-            capacity.block_size,
-            self.policy.drafts_at,
-            pool,
-            scores_processed=parts.scores_processed,
-        )
+        self.steps = StepGraphs(parts, found, self.device_rows, self.policy.drafts_at, pool)
         self.catch_up: CatchUp | None = None
         if found is not None and found.network is not None:
             assert isinstance(found.network.model, FusedTarget)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from hunch.drafting.base import Drafter, Prepares
 from hunch.drafting.costs import CostCurve, Flow
 from hunch.kernels.kv_store import KVCache
+from hunch.kernels.step import StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.target import BegunPass, FusedTarget, Target
 from hunch.sampling.state import SamplingState
@@ -21,9 +22,6 @@ from hunch.step.grammars import RowGrammars
 from hunch.step.rows import RowBuffers
 from hunch.types import Capacity, RowResult, StepPlan
 from hunch.verify.base import Verifier
-
-if TYPE_CHECKING:
-    from hunch.kernels.step import StepRows
 
 
 @dataclass(slots=True)

@@ -276,24 +276,19 @@ class RowExtras:
         """Add what rows asked for to what a step did; returns the whole results of all rows."""
         if scores is not None:
             decoded.logprobs = scores.of_rows(decoded.tokens, group.is_scored)
-        if results and (scores is not None or group.is_traced is not None):
-            whole = iter(results)
-            for place, tokens in enumerate(decoded.tokens):
-                if tokens:
-                    continue
-                result, request = next(whole), requests[place]
-                if request is None or not result.tokens:
-                    continue
-                if scores is not None and group.is_scored[place]:
-                    first = scores.begins[place]
-                    result.logprobs = scores.entries[first : first + len(result.tokens)]
-                if request.params.speculation.trace:
-                    draft = checked.drafts.get(group.ids[place], ([], []))
-                    result.trace = _trace(draft, result)
-        if not checked.refused:
+        if not results and not checked.refused:
             return results
         whole = iter(results)
         found = [None if tokens else next(whole) for tokens in decoded.tokens]
+        for place, (result, request) in enumerate(zip(found, requests, strict=True)):
+            if result is None or request is None or not result.tokens:
+                continue
+            if scores is not None and group.is_scored[place]:
+                first = scores.begins[place]
+                result.logprobs = scores.entries[first : first + len(result.tokens)]
+            if request.params.speculation.trace:
+                draft = checked.drafts.get(group.ids[place], ([], []))
+                result.trace = _trace(draft, result)
         for place, (kept, problem) in checked.refused.items():
             found[place] = self._end(group.ids[place], found[place], kept, problem)
             decoded.leave_out(place)

@@ -25,14 +25,12 @@ from hunch.kernels.gpu_sampling import choose
 from hunch.kernels.gpu_scores import filtered
 from hunch.kernels.gpu_step import commit, compact, pack
 from hunch.kernels.gpu_transfer import deliver
-from hunch.kernels.kv_store import KVCache
 from hunch.kernels.step import FIRST, TOKENS, Draws, RowState, StepRows
 from hunch.models.decoder import Hidden
-from hunch.models.target import FusedTarget, Target
+from hunch.models.target import FusedTarget
 from hunch.sampling.dense import DeviceProcessors
-from hunch.sampling.state import SamplingState
 from hunch.step.capture import Graph, seconds_of
-from hunch.step.parts import Lead, LeadsSteps, Piece
+from hunch.step.parts import Lead, LeadsSteps, Piece, RunnerParts
 from hunch.step.results import (
     NO_SCORES,
     Columns,
@@ -51,7 +49,7 @@ from hunch.step.step_kinds import (
     StepKind,
     bucket,
 )
-from hunch.step.upload import StepMasks, StepSources
+from hunch.step.upload import DeviceRows, StepMasks, StepSources
 
 MAX_LOGITS = 1024  # rows of logits whose masks are kept at least
 
@@ -70,18 +68,13 @@ class StepGraphs:
 
     def __init__(
         self,
-        target: Target,
-        kv: KVCache,
-        sampling: SamplingState,
+        parts: RunnerParts,
         drafter: DeviceDrafter | None,
-        state: RowState,
-        inputs_3R: Tensor,
-        block_size: int,
+        rows: DeviceRows,
         drafts_at: Callable[[int], bool],  # whether steps of this many rows draft
         pool: Any,
-        *,
-        scores_processed: bool = False,  # log-probabilities are of processed logits
     ) -> None:
+        target, kv, sampling = parts.target, parts.kv[0], parts.sampling
         # Of a target over ranks: tells the others about each step.
         self.lead: Lead | None = None
         if isinstance(target, LeadsSteps):
@@ -93,14 +86,16 @@ class StepGraphs:
         self.kv, self.sampling, self.drafter = kv, sampling, drafter
         assert isinstance(sampling.processors, DeviceProcessors)
         self.rules = sampling.processors
-        self.drafts_at, self.scores_processed = drafts_at, scores_processed
-        self.state, self.inputs_3R = state, inputs_3R
-        self.block_size, self.pool = block_size, pool
+        self.drafts_at, self.scores_processed = drafts_at, parts.scores_processed
+        self.state, self.inputs_3R = rows.state, rows.inputs_3R
+        self.block_size, self.pool = parts.capacity.block_size, pool
         self.device = target.device
         self.num_guesses = 0 if drafter is None else drafter.num_nodes
         self.layers = () if drafter is None else drafter.feature_layers
         # Results of all kinds share memory.
-        most = StepKind(inputs_3R.shape[1], self.num_guesses, 0, Draws.GREEDY, DRAFTS, USUAL_SCORES)
+        most = StepKind(
+            self.inputs_3R.shape[1], self.num_guesses, 0, Draws.GREEDY, DRAFTS, USUAL_SCORES
+        )
         self._usual_room = most.num_rows * self.columns(most).end
         self._results: dict[int, Tensor] = {}  # by their size
         self.download = Download(self._usual_room, self.device)
