@@ -62,16 +62,14 @@ class CapturedPolicy:
         self, drafter: DeviceDrafter | None, rows: RowLengths, *, is_measured: bool = True
     ) -> None:
         num_rows = len(rows.known)
-        self.drafter, self.rows = drafter, rows
-        self.shapes = shapes = StepShapes((StepShape(0),) if drafter is None else drafter.shapes)
-        self.costs = StepCosts(is_measured=is_measured)
-        self.margin = 0.0 if drafter is None else drafter.margin
-        beside, levels = list[int](), dict[int, int]()
-        if drafter is not None:
-            beside = [drafter.num_beside(s.source, s.num_nodes) for s in shapes.all]
-            levels = {s: drafter.levels(s, shapes.largest(s)) for s in shapes.network_sources}
-        chances, by_match = WITH_PHRASES if drafter is not None and drafter.is_guided else OWN_TEXT
-        most = shapes.max_looked_up or max(beside, default=0) or 1
+        self.is_plain = drafter is None  # there is nothing to choose
+        self.drafter = drafter = drafter or DeviceDrafter(name="off", is_adaptive=False)
+        self.rows, self.costs = rows, StepCosts(is_measured=is_measured)
+        self.shapes = shapes = StepShapes(drafter.shapes)
+        beside = [drafter.num_beside(s.source, s.num_nodes) for s in shapes.all]
+        levels = {s: drafter.levels(s, shapes.largest(s)) for s in shapes.network_sources}
+        chances, by_match = WITH_PHRASES if drafter.is_guided else OWN_TEXT
+        most = shapes.max_looked_up or max(beside) or 1
         self.lookup = AcceptanceEstimate(
             num_rows, {DraftSource.LOOKUP: chances}, rate=RATE, num_levels=most, by_match=by_match
         )
@@ -88,8 +86,7 @@ class CapturedPolicy:
         self.by_network: list[bool | None] = [None] * num_rows
         self.is_followed = np.ones(num_rows, dtype=np.bool_)  # the network drafts for such a row
         # Until it was said that a row may get too long for the network, or is past its context.
-        self._max_len = None if drafter is None else drafter.max_len
-        self._trained_len = None if drafter is None else drafter.trained_len
+        self._max_len, self._trained_len = drafter.max_len, drafter.trained_len
         self.flow, self.counts = Flow(num_rows), StepCounts()
         self._num_rows = self._num_tokens = 0  # rows and tokens of the last result
         self._num_steps = 0  # steps with guesses, since requests came while none were running
@@ -102,8 +99,7 @@ class CapturedPolicy:
 
     def drafts_at(self, num_rows: int) -> bool:
         """Whether steps of this many rows run the drafter, to draft or to write its KV."""
-        writes_kv = self.drafter is not None and self.drafter.writes_kv(0)
-        return self.shapes.checks_at(num_rows) or writes_kv
+        return self.shapes.checks_at(num_rows) or self.drafter.writes_kv(0)
 
     # --- before a step ----------------------------------------------------------------------------
 
@@ -115,7 +111,7 @@ class CapturedPolicy:
         self.sources.start(ids, is_first=is_first)
         self.lookup.start(ids)
         self.network.start(ids)
-        if self.drafter is not None and self.drafter.max_len is not None:
+        if self.drafter.max_len is not None:
             self.is_followed[ids] = self.rows.end[ids] <= self.drafter.max_len
             if self._max_len is not None and not self.is_followed[ids].all():
                 log.warning(
@@ -173,7 +169,7 @@ class CapturedPolicy:
     def _tokens(self, row_R: np.ndarray, num_rows: int) -> dict[StepShape, float]:
         """Expected tokens of a row by shape: over all rows, less the price of lost time."""
         ids, is_flowing = row_R.tolist(), self.flow.is_on
-        tokens = dict.fromkeys(self.shapes.at(num_rows), 1.0 + self.margin)
+        tokens = dict.fromkeys(self.shapes.at(num_rows), 1.0 + self.drafter.margin)
         for source, sizes in self.shapes.sizes_at(num_rows).items():
             gains = zip(*self._gains(ids, sizes, source), strict=True)
             for size, some in zip(sizes, gains, strict=True):
@@ -196,7 +192,6 @@ class CapturedPolicy:
         """Expected tokens of each row, for each number of nodes in `sizes`."""
         if source <= 0:
             return self.lookup.gains(ids, sizes)
-        assert self.drafter is not None
         is_merged, match, beside = source == DraftSource.MERGED, self.lookup.match, sizes
         levels = tuple([self.drafter.levels(source, size) for size in sizes])
         gains = self.network.gains(ids, levels, source)
@@ -227,7 +222,6 @@ class CapturedPolicy:
     def note_launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
         """Note that a step of this shape is launched next; returns the shape that it can have."""
         if self._trained_len is not None and self.rows.known[row_R].max() > self._trained_len:
-            assert self.drafter is not None
             log.warning(
                 "a text is longer than the context of %s, %d tokens: it goes on drafting, and may "
                 "guess worse from there on", self.drafter.name, self._trained_len,
@@ -243,7 +237,6 @@ class CapturedPolicy:
         `run` launches its passes. The model will draft if the next step of all `running` rows has a
         source that uses it.
         """
-        assert self.drafter is not None
         if not ids or not self.is_followed[[*ids, *running]].any():
             return
         if self.drafter.writes_kv(self._next_source(ids, running)):
@@ -273,7 +266,7 @@ class CapturedPolicy:
         since: seconds since the last result; None: the device was idle meanwhile.
         reading: the part of these that went to prompts and to steps run by the host.
         """
-        if self.drafter is None:  # all steps are plain: there is nothing to choose
+        if self.is_plain:
             return seconds, seconds
         key, costs = graph.key, self.costs
         own = None if since is None else max(since - reading, 0.0)
@@ -296,7 +289,6 @@ class CapturedPolicy:
 
         lines: one per row, with the columns of `kernels.step`. None: no nodes were checked.
         """
-        assert self.drafter is not None
         ids: list[int] = row_R.tolist()
         self._num_rows, self._num_tokens = len(ids), sum([line[TOKENS] for line in lines])
         self.flow.step(row_R)
@@ -359,7 +351,6 @@ class CapturedPolicy:
 
     def _learn_network(self, row: int, line: list[int], weight: float, num_nodes: int) -> None:
         """Learn from the network's guesses that were checked."""
-        assert self.drafter is not None
         source, matched, made_in = self.drafted[row]
         if line[CHECKED] <= 0 or source <= 0:
             return

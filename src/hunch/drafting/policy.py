@@ -268,17 +268,17 @@ class SourceChoice:
     A waiting tree can only be checked by a step for trees; others drop it.
     """
 
-    def __init__(self, drafter: DeviceDrafter | None, shapes: StepShapes, rows: RowLengths) -> None:
+    def __init__(self, drafter: DeviceDrafter, shapes: StepShapes, rows: RowLengths) -> None:
         num_rows, sources = len(rows.known), {shape.source for shape in shapes.all}
-        self.drafter, self.rows = drafter, rows
-        network = drafter.network if drafter is not None and shapes.network_sources else None
-        self.can_catch_up = network is not None  # the network is a draft model
+        self.rows = rows
+        # The network is a draft model.
+        self.can_catch_up = bool(shapes.network_sources) and drafter.network is not None
         self.can_drop = DraftSource.LOOKUP_ALONE in sources  # the network is a head beside lookups
         self.is_current = np.zeros(num_rows, dtype=np.bool_)  # the network has seen all of the row
         # The source of each row's waiting draft, as of the last step launched.
         self.waiting = np.full(num_rows, DraftSource.NOBODY)
         self.dropped_steps = 0  # steps still to come without the dropped head
-        self._trees = [one for one in shapes.network_sources if drafter and drafter.depth(one)]
+        self._trees = [one for one in shapes.network_sources if drafter.depth(one)]
         # Within a group, switching costs nothing: a head's chains and lookups are one group.
         alone = {one for one in sources if one < 0 or self.can_catch_up or one in self._trees}
         self.groups = {one: one if one in alone else DraftSource.LOOKUP for one in sources}
@@ -345,7 +345,6 @@ class SourceChoice:
 
     def _can_catch_up_on(self, row_R: np.ndarray) -> bool:
         """Whether these rows can still get enough tokens for a draft model to catch up on them."""
-        assert self.drafter is not None
         rows = self.rows
         missing = (rows.known[row_R] - rows.computed[-1, row_R]).sum()
         to_come = (rows.end[row_R] - rows.known[row_R]).sum()
