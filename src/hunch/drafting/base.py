@@ -127,9 +127,9 @@ class DeviceDrafter:
 
     name: str
     num_levels: int = 0  # longest path of its network's drafts; 0: it has no network
-    level_size: int = 1  # nodes of each level, of best-first trees in the mean; 1: chains
+    level_size: int = 1  # nodes of a level; of best-first trees on average; 1: chains
     tree_nodes: int = 0  # most nodes of its best-first trees; 0: it has none
-    width: int = 1  # nodes of a level that get children; in best-first trees at most so many
+    width: int = 1  # nodes of a level that get children; in best-first trees at most
     branch: int = 1  # children looked at per node
     least: float | None = None  # log of the least chance of a path
     num_nodes: int = 0  # most nodes of a draft; 0: those of its levels

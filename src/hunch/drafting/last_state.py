@@ -40,21 +40,23 @@ class LastStateDrafter:
     """A subclass says how its network computes levels from a state."""
 
     name: str
+    net: Any  # its network
 
     def __init__(
         self,
         options: GrowOptions,
         context: DrafterContext,
-        *,
-        shape: TreeShape | None,  # None: its trees are not grown
-        max_nodes: int,
-        depth: int,
         ids_C: Tensor | None,  # the target's id of each column of logits; None: all of them
-        weight_bytes: int,
+        shape: TreeShape | None,  # None: its trees are not grown,
+        size: tuple[int, int] | None = None,  # and have this depth and so many nodes
     ) -> None:
-        self.options, self.context, self.shape, self.depth = options, context, shape, depth
-        self.is_adaptive = options.adaptive
-        self.ids_C = ids_C
+        self.options, self.context, self.shape = options, context, shape
+        self.is_adaptive, self.ids_C = options.adaptive, ids_C
+        if shape is not None:
+            size = shape.depth, shape.num_nodes
+        assert size is not None
+        self.depth, max_nodes = size
+        weight_bytes = self.net.weight_bytes + self.net.matrix_bytes
         self.needs = Needs(max_nodes=max_nodes, hidden=True, weight_bytes=weight_bytes)
         self.state_XD: Tensor | None = None  # made in the first step, when the width is known
         self.known_X = np.full(context.max_rows, -1)  # known length the state belongs to

@@ -50,26 +50,16 @@ class MedusaDrafter(LastStateDrafter):
         if given.choices and (given.tree != "static" or given.num_nodes or given.depth):
             raise ConfigError("medusa: choices are a whole tree; give them with tree=static alone")
         self.static: StaticTree | None = None
-        shape = None
         if given.tree == "static":
             given.check(("static",))
-            self.static = _static_tree(given, num_heads)
-            depth, max_nodes = self.static.depth, len(self.static.parent_N)
-        else:
-            trees = ("chain", "dynamic", "fixed", "static")
-            shape = given.shape(context, default=num_heads, max_depth=num_heads, trees=trees)
-            if shape.is_dynamic and given.width is None:  # a node more with children costs no pass
-                shape = replace(shape, width=shape.num_nodes)
-            depth, max_nodes = shape.depth, shape.num_nodes
-        super().__init__(
-            given,
-            context,
-            shape=shape,
-            max_nodes=max_nodes,
-            depth=depth,
-            ids_C=ids_C,
-            weight_bytes=self.net.weight_bytes + self.net.matrix_bytes,
-        )
+            self.static = tree = _static_tree(given, num_heads)
+            super().__init__(given, context, ids_C, None, (tree.depth, len(tree.parent_N)))
+            return
+        trees = ("chain", "dynamic", "fixed", "static")
+        shape = given.shape(context, default=num_heads, max_depth=num_heads, trees=trees)
+        if shape.is_dynamic and given.width is None:  # a node more with children costs no pass
+            shape = replace(shape, width=shape.num_nodes)
+        super().__init__(given, context, ids_C, shape)
 
     def start(self, state_RD: Tensor, token_R: Tensor) -> tuple[Tensor, Feed]:
         def feed(level: Level) -> Tensor:

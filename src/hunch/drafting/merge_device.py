@@ -17,8 +17,11 @@ from hunch.models.decoder import Hidden
 
 
 class DeviceMerge(DeviceWithLookups):
-    """All that both parts draft is checked. If it is adaptive, it may be less of both, or nothing,
-    whichever promises most; but the network drafts whenever anything is checked."""
+    """All that both parts draft is checked.
+
+    If it is adaptive, a step may check less of both, or nothing, whichever promises most. The
+    network drafts in every step but those that check nothing.
+    """
 
     def __init__(
         self,

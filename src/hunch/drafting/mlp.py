@@ -27,15 +27,7 @@ class MlpDrafter(LastStateDrafter):
         self.net, ids_C = load_mlp(need_path("mlp", path), context.target)
         given, num_stages = read_options(GrowOptions, options, "mlp"), self.net.num_stages
         shape = given.shape(context, default=num_stages, max_depth=num_stages)
-        super().__init__(
-            given,
-            context,
-            shape=shape,
-            max_nodes=shape.num_nodes,
-            depth=shape.depth,
-            ids_C=ids_C,
-            weight_bytes=self.net.weight_bytes + self.net.matrix_bytes,
-        )
+        super().__init__(given, context, ids_C, shape)
 
     def start(self, state_RD: Tensor, token_R: Tensor) -> tuple[Tensor, Feed]:
         device = state_RD.device

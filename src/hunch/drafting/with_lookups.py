@@ -17,10 +17,9 @@ from hunch.kernels.step import NEVER, RowState, StepRows
 
 
 class TreeSize(NamedTuple):
-    """The size of a network's trees: their levels have `width` nodes, of best-first trees in the
-    mean."""
+    """The size of a network's trees."""
 
-    width: int
+    width: int  # nodes of a level; of best-first trees on average
     num_levels: int
     num_beside: int = 0  # guesses of a lookup that are checked beside it
 

@@ -310,12 +310,10 @@ class Engine:
             one = len(answers) == 1 and answers[0].stats
             stats = one.copy() if one else tally.stats()
             metrics = tally.metrics(self._clock())
-        if self.config.spec.is_lossy:  # must be visible with every figure
-            for figures in (stats, *(answer.stats for answer in answers)):
-                figures["lossy"] = True
-        if self.config.spec.is_synthetic:
-            for figures in (stats, *(answer.stats for answer in answers)):
-                figures["synthetic"] = True
+        spec = self.config.spec
+        marks = {"lossy": spec.is_lossy, "synthetic": spec.is_synthetic}
+        for figures in (stats, *(answer.stats for answer in answers)):  # beside every figure
+            figures.update({mark: True for mark, is_so in marks.items() if is_so})
         return RequestOutput(
             request_id=asked.id,
             prompt=asked.prompt,
