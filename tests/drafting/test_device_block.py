@@ -94,7 +94,7 @@ PATH = [[1, 3, -1, -1, -1, -1, -1], [-1] * 7, [-1] * 7]  # of the first row, two
 def test_states_of_a_tree_are_those_of_the_path_it_took() -> None:
     net = Net()
     state, step, hidden = rows(PATH, [3, 1, 0])
-    drafter(net).draft(state, step, hidden, 0, DraftSource.TREE)
+    drafter(net).draft(state, step, hidden, DraftSource.TREE)
     ((feature_TD, pos_T, slot_T),) = net.covered
     size = NODES + 1
     # The root's state, then those of nodes 1 and 3, which stand at places 2 and 4.
@@ -107,11 +107,11 @@ def test_states_of_a_tree_are_those_of_the_path_it_took() -> None:
 def test_trees_are_those_of_the_plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     net, plain_net = Net(), Net()
     state, step, hidden = rows(PATH, [3, 1, 0])
-    drafter(net).draft(state, step, hidden, 0, DraftSource.TREE)
+    drafter(net).draft(state, step, hidden, DraftSource.TREE)
     monkeypatch.setattr(gpu_draft, "committed_inputs", draft.committed_inputs_ref)
     monkeypatch.setattr(gpu_best_first, "extend", best_first.extend_ref)
     other, plain, _ = rows(PATH, [3, 1, 0])
-    drafter(plain_net).draft(other, plain, hidden, 0, DraftSource.TREE)
+    drafter(plain_net).draft(other, plain, hidden, DraftSource.TREE)
     assert state.num_nodes_X.tolist() == [NODES, NODES, 0]
     assert torch.equal(state.draft_XG[:2], other.draft_XG[:2])
     assert torch.equal(state.parents_XG[:2], other.parents_XG[:2])
@@ -138,7 +138,7 @@ def test_the_host_grows_the_same_trees(checked: int) -> None:
     state, step, hidden = rows([[-1] * (checked + 1)] * 3, [1, 1, 0])
     states = tuple(state_TD[: 3 * (checked + 1)] for state_TD in hidden.features)
     hidden = Hidden(hidden.last_TD[: 3 * (checked + 1)], states)
-    drafter(net).draft(state, step, hidden, 0, DraftSource.TREE)
+    drafter(net).draft(state, step, hidden, DraftSource.TREE)
     last = torch.stack([state.tokens_XL[1, 30], state.tokens_XL[0, 19]])
     size, levels = checked or NODES, net.told_tiled(None, None)
     shape = TreeShape(depth=LEVELS, num_nodes=size, width=size, branch=BRANCH)

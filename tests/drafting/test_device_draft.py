@@ -118,15 +118,14 @@ def rows(width: int) -> tuple[RowState, StepRows]:
 @pytest.mark.parametrize("width", [1, pytest.param(2, marks=pytest.mark.slow), 3])
 def test_whole_drafts(width: int, draws: int, monkeypatch: pytest.MonkeyPatch) -> None:
     state, step = rows(width)
-    drafter(Model(), width, draws).draft(
-        state, step, NO_STATES, draws, DraftSource.TREE if width > 1 else DraftSource.CHAIN
-    )
+    source = DraftSource.TREE if width > 1 else DraftSource.CHAIN
+    step.draws = draws
+    drafter(Model(), width, draws).draft(state, step, NO_STATES, source)
     monkeypatch.setattr(gpu_draft, "known_inputs", draft.level_inputs_ref)
     monkeypatch.setattr(gpu_grow, "grow_level", draft.grow_level_ref)
     other, plain = rows(width)
-    drafter(Model(), width, draws).draft(
-        other, plain, NO_STATES, draws, DraftSource.TREE if width > 1 else DraftSource.CHAIN
-    )
+    plain.draws = draws
+    drafter(Model(), width, draws).draft(other, plain, NO_STATES, source)
     assert state.num_nodes_X.tolist() == [LEVELS * width, 2 * width, 0]  # two levels before its end
     assert torch.equal(state.num_nodes_X, other.num_nodes_X)
     for row, count in enumerate(state.num_nodes_X.tolist()):
@@ -170,9 +169,9 @@ def test_two_launches_between_passes(
     width: int, draws: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state, step = rows(width)
+    source = DraftSource.TREE if width > 1 else DraftSource.CHAIN
+    step.draws = draws
     model = drafter(Silent(), width, draws)
     with Launches(monkeypatch) as seen:
-        model.draft(
-            state, step, NO_STATES, draws, DraftSource.TREE if width > 1 else DraftSource.CHAIN
-        )
+        model.draft(state, step, NO_STATES, source)
     assert seen.names == ["_known_kernel", *["_children_kernel", "_grow_kernel"] * LEVELS]

@@ -108,11 +108,13 @@ def rows(level_size: int = 1) -> tuple[RowState, StepRows, Hidden]:
 @pytest.mark.parametrize("draws", [0, 1, 2])
 def test_whole_drafts(draws: int, monkeypatch: pytest.MonkeyPatch) -> None:
     state, step, hidden = rows()
-    drafter(Net(), draws).draft(state, step, hidden, draws, DraftSource.CHAIN)
+    step.draws = draws
+    drafter(Net(), draws).draft(state, step, hidden, DraftSource.CHAIN)
     monkeypatch.setattr(gpu_draft, "committed_inputs", draft.committed_inputs_ref)
     monkeypatch.setattr(gpu_grow, "grow_level", draft.grow_level_ref)
     other, plain, _ = rows()
-    drafter(Net(), draws).draft(other, plain, hidden, draws, DraftSource.CHAIN)
+    plain.draws = draws
+    drafter(Net(), draws).draft(other, plain, hidden, DraftSource.CHAIN)
     assert state.num_nodes_X.tolist() == [LEVELS, 2, 0]
     assert torch.equal(state.num_nodes_X, other.num_nodes_X)
     for row, count in enumerate(state.num_nodes_X.tolist()):
@@ -130,7 +132,7 @@ def test_every_node_of_a_tree_goes_on_its_parents_state(size: int, width: int, b
     step.result_RC[1, TOKENS] = 3
     net, known = Net(), 20
     tree = {"level_size": size, "width": width, "branch": branch}
-    drafter(net, 0, **tree).draft(state, step, hidden, 0, DraftSource.TREE)
+    drafter(net, 0, **tree).draft(state, step, hidden, DraftSource.TREE)
     assert state.num_nodes_X.tolist() == [LEVELS * size, 2 * size, 0]
     # Row 0, the second of the step, committed nodes 0 and 2 of its tree, and one more token.
     last = WIDTH + 1 + 2
@@ -159,10 +161,10 @@ def test_two_launches_between_passes(draws: int, monkeypatch: pytest.MonkeyPatch
     state, step, hidden = rows()
     head = drafter(Silent(), draws)
     monkeypatch.setattr(gpu_draft, "committed_inputs", lambda *inputs: inputs[-1].zero_())
-    head.draft(
-        state, step, hidden, draws, DraftSource.CHAIN
-    )  # tilings come from the host, before a capture
+    step.draws = draws
+    # Tilings come from the host, before a capture.
+    head.draft(state, step, hidden, DraftSource.CHAIN)
     with Launches(monkeypatch) as seen:
-        head.draft(state, step, hidden, draws, DraftSource.CHAIN)
+        head.draft(state, step, hidden, DraftSource.CHAIN)
     levels = ["_children_kernel", "_grow_kernel"] * LEVELS
     assert seen.names == ["zero_", "index_select", *levels]  # the first stands for its kernel

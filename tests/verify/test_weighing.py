@@ -142,9 +142,10 @@ def test_typical_keeps_what_is_likely_enough():
     logits_MV = torch.tensor([[2.0, 1.9, -9, -9, -9, -9, -9, -9]] * 2)
     draft = Draft(torch.tensor([[1]]), torch.tensor([[-1]]), torch.tensor([1]))
     for known in range(5, 25):  # whatever the noise says, the likely guess is kept
-        verdict = typical(draft, logits_MV, rows_of(1, known), state_of(1, temperature=1.0))
+        asked = rows_of(1, known), state_of(1, temperature=1.0)
+        verdict = decide(typical, draft, logits_MV, *asked)
         assert verdict.tokens_RK[0, 0] == 1
         assert verdict.num_tokens_R[0] == 2
     unlikely = Draft(torch.tensor([[5]]), torch.tensor([[-1]]), torch.tensor([1]))
-    verdict = typical(unlikely, logits_MV, rows_of(1), state_of(1, temperature=1.0))
+    verdict = decide(typical, unlikely, logits_MV, rows_of(1), state_of(1, temperature=1.0))
     assert verdict.num_tokens_R[0] == 1

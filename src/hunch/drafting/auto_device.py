@@ -13,7 +13,7 @@ from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.options import BRANCH
 from hunch.drafting.step_shapes import SURE, DraftSource, StepShape, levels_after
 from hunch.drafting.with_lookups import DeviceWithLookups, TreeSize
-from hunch.kernels.step import Draws, RowState, StepRows
+from hunch.kernels.step import RowState, StepRows
 from hunch.models.decoder import Hidden
 
 CHAIN_NODES = (1, 3, 7, 11)  # nodes checked of a network's chains, as far as it drafts so many
@@ -116,9 +116,7 @@ class DeviceAuto(DeviceEither):
         most = min(2 * self.num_levels, self.num_nodes)
         return sorted({min(size, most) for size in CHAIN_NODES})
 
-    def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
-    ) -> None:
+    def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         model = self.model
         if not source:
             self.matches.look(state, step, self.num_nodes)
@@ -127,13 +125,13 @@ class DeviceAuto(DeviceEither):
         drafted = (0, 0)
         if source in self.tree_sizes:
             tree = self.trees[self.tree_of(source, num_tokens - 1)]
-            tree.grow(state, step, draws, tree.num_levels, num_tokens)
+            tree.grow(state, step, tree.num_levels, num_tokens)
         elif isinstance(model, DeviceDraftModel):
             size = levels_after(num_tokens, self.chain_sizes[-1])
             drafted = self._of_model(size), size
-            model.grow(state, step, draws, drafted[0], num_tokens)
+            model.grow(state, step, drafted[0], num_tokens)
         else:
-            model.draft(state, step, hidden, draws, source)
+            model.draft(state, step, hidden, source)
         self.add_matches(state, step, source, drafted)
 
 
@@ -168,12 +166,10 @@ class DeviceAutoHead(DeviceEither):
         alone = [StepShape(n, DraftSource.LOOKUP_ALONE) for n, _ in self.matches.shapes]
         return (*super().shapes, *(alone if self.matches.is_adaptive else ()))
 
-    def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
-    ) -> None:
+    def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         if source != DraftSource.LOOKUP_ALONE:
             head = self.trees.get(source, self.model)
-            head.draft(state, step, hidden, draws, source)
+            head.draft(state, step, hidden, source)
         if source > 0:
             self.add_matches(state, step, source)
         else:

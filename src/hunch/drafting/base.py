@@ -24,7 +24,7 @@ from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.lookup import MAX_MATCH
 from hunch.kernels.phrases import PhraseTable
-from hunch.kernels.step import AS_OTHERS, Draws, RowState, StepRows
+from hunch.kernels.step import AS_OTHERS, RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.target import Target
 from hunch.sampling.state import SamplingState
@@ -179,13 +179,10 @@ class DeviceDrafter:
         slot_T: KV slots of the tokens; -1: padding.
         """
 
-    def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
-    ) -> None:
+    def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         """Write a draft for each row of the step into its state, by kernels alone.
 
         hidden: the target's states of the step's packed tokens.
-        draws: how the rows' tokens are drawn.
         source: one of those that its shapes name.
         """
         raise NotImplementedError
@@ -199,7 +196,6 @@ class DeviceDrafter:
         row_T: Tensor,  # the engine's row of each row of logits
         num_levels: int,
         *,
-        draws: Draws,
         ids_C: Tensor | None,  # the target's id of each column; None: the same
         inputs: Callable[[], tuple[Tensor, AttnInputs]],  # buffers of the pass after a level
         feed: Callable[[int, Tensor, AttnInputs], tuple[Tensor, Tensor]],  # that pass: logits, rows
@@ -213,8 +209,8 @@ class DeviceDrafter:
             following = None if level + 1 == num_levels else inputs()
             grow_level(
                 state, step, logits_TC, chances_RW, asked, depth=level, num_nodes=self.num_nodes,
-                draws=draws, row_T=row_T, ids_C=ids_C, following=following, sees_next=sees_next,
-                branch=self.branch, least=self.least,
+                draws=step.draws, row_T=row_T, ids_C=ids_C, following=following,
+                sees_next=sees_next, branch=self.branch, least=self.least,
             )  # fmt: skip
             if following is not None:
                 logits_TC, row_T = feed(level, *following)

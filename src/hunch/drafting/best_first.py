@@ -21,7 +21,7 @@ from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.token_chooser import Array, Feed, Level, TokenChooser, TreeShape
 from hunch.drafting.trees import Node, draft_of, likeliest
 from hunch.kernels.best_first import Growth, nodes_grown, trusted
-from hunch.kernels.step import Draws, RowState, StepRows
+from hunch.kernels.step import RowState, StepRows
 
 if TYPE_CHECKING:
     from hunch.kernels.gpu_grow import Asked  # needs Triton, which a CPU may not have
@@ -135,7 +135,6 @@ def grow_on_device(
     token_R: Tensor,
     asked: Asked,
     *,
-    draws: Draws,
     ids_C: Tensor | None,
 ) -> None:
     """Write each row's tree: as many nodes as the step checked, or all if it checked none."""
@@ -149,7 +148,7 @@ def grow_on_device(
         logits_TC, odds_T = level(depth, token_T, up_T)
         found = extend(
             state, step, growth, logits_TC, asked, depth=depth, num_nodes=drafter.num_nodes,
-            draws=draws, ids_C=ids_C, odds_T=odds_T, least=drafter.least,
+            draws=step.draws, ids_C=ids_C, odds_T=odds_T, least=drafter.least,
         )  # fmt: skip
         if found is not None:
             token_T, up_T = found

@@ -34,7 +34,7 @@ from hunch.drafting.window import Parts
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, row_spans
 from hunch.kernels.kv_store import slots_at
-from hunch.kernels.step import Draws, RowState, StepRows
+from hunch.kernels.step import RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.heads.block_files import load_block
 from hunch.models.heads.block_net import BlockGuess, BlockNet, TiledBlocks
@@ -161,9 +161,7 @@ class DeviceBlock(DeviceFollower):
 
     net: BlockNet
 
-    def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
-    ) -> None:
+    def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         from hunch.kernels.gpu_draft import committed_inputs, new_inputs
 
         net, num_rows, is_tree = self.net, len(step.ids_R), source >= DraftSource.TREE
@@ -188,13 +186,11 @@ class DeviceBlock(DeviceFollower):
                 return logits_TC, guess.odds(depth, token_T)
 
             ids_C = self._ids_C
-            grow_on_device(
-                self, state, step, level, token_R, self.sampling, draws=draws, ids_C=ids_C
-            )
+            grow_on_device(self, state, step, level, token_R, self.sampling, ids_C=ids_C)
             return
         num_levels = self.num_levels if is_tree else levels_after(size, self.num_levels)
         self.grow_levels(
-            state, step, self.sampling, guess.level(0, token_R), row_R, num_levels, draws=draws,
+            state, step, self.sampling, guess.level(0, token_R), row_R, num_levels,
             ids_C=self._ids_C, inputs=partial(new_inputs, state, num_rows),
             feed=lambda level, token_R, _: (guess.level(level + 1, token_R), row_R),
         )  # fmt: skip

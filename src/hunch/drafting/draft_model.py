@@ -28,7 +28,7 @@ from hunch.drafting.trees import nodes_of, path_of
 from hunch.drafting.window import MAX_PASS, KvWindow, Parts, RowArrays, in_passes
 from hunch.kernels.attention import AttnInputs, row_spans
 from hunch.kernels.kv_store import KVCache
-from hunch.kernels.step import Draws, RowState, StepRows
+from hunch.kernels.step import RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.heads.draft_model import (
     MAX_SHARE,
@@ -294,17 +294,13 @@ class DeviceDraftModel(DeviceDrafter):
     def writes_kv(self, source: int) -> bool:
         return source > 0
 
-    def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
-    ) -> None:
+    def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         num_levels = self.num_levels
         if self.level_size == 1:
             num_levels = levels_after(step.path_RK.shape[1], num_levels)
-        self.grow(state, step, draws, num_levels, self.num_again)
+        self.grow(state, step, num_levels, self.num_again)
 
-    def grow(
-        self, state: RowState, step: StepRows, draws: Draws, num_levels: int, again: int
-    ) -> None:
+    def grow(self, state: RowState, step: StepRows, num_levels: int, again: int) -> None:
         """Draft `num_levels` levels, after a pass over the last `again` known tokens."""
         from hunch.kernels.gpu_draft import known_inputs
 
@@ -313,7 +309,7 @@ class DeviceDraftModel(DeviceDrafter):
         known_inputs(state, step, ids_T, attn)
         self.grow_levels(
             state, step, self.sampling, self._scores(ids_T, attn, again),
-            attn.seq_T[again - 1 :: again], num_levels, draws=draws, ids_C=self.ids_C,
+            attn.seq_T[again - 1 :: again], num_levels, ids_C=self.ids_C,
             inputs=partial(self._inputs, state, num_rows, self.width, depth),
             feed=lambda _, ids_T, attn: (self._scores(ids_T, attn), attn.seq_T),
         )  # fmt: skip

@@ -29,7 +29,7 @@ from hunch.drafting.token_chooser import Array, Level, TokenChooser
 from hunch.drafting.window import Parts, RowArrays
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, row_spans
-from hunch.kernels.step import Draws, RowState, StepRows
+from hunch.kernels.step import RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.heads.step import MARGIN, StepNet
 from hunch.types import GroupInfo
@@ -152,9 +152,7 @@ class DeviceFeature(DeviceFollower):
 
     net: StepNet
 
-    def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
-    ) -> None:
+    def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         from hunch.kernels.gpu_draft import committed_inputs
 
         num_rows, net = len(step.ids_R), self.net
@@ -184,7 +182,7 @@ class DeviceFeature(DeviceFollower):
             return net.logits(state_TD), attn.seq_T
 
         self.grow_levels(
-            state, step, self.sampling, net.logits(state_TD), row_R, num_levels, draws=draws,
+            state, step, self.sampling, net.logits(state_TD), row_R, num_levels,
             ids_C=self._ids_C, inputs=partial(self._inputs, state, num_rows, self.width, depth),
             feed=feed, sees_next=True,
         )  # fmt: skip

@@ -28,7 +28,7 @@ from hunch.drafting.step_shapes import DraftSource, levels_after
 from hunch.drafting.token_chooser import Array, Feed, TokenChooser, TreeShape
 from hunch.drafting.window import host
 from hunch.kernels.best_first import RankedLevel
-from hunch.kernels.step import Draws, RowState, StepRows
+from hunch.kernels.step import RowState, StepRows
 from hunch.models.decoder import Hidden
 
 # Yields the logits of each level. The tokens of the level before are sent to it, and in trees the
@@ -144,9 +144,7 @@ class DeviceLastState(DeviceDrafter):
     ids_C: Tensor | None  # the target's id of each column; None: the same
     levels_of_trees: tuple[RankedLevel, ...] = ()  # if they have one shape
 
-    def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
-    ) -> None:
+    def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         from hunch.kernels.gpu_draft import committed_inputs, new_inputs
 
         num_rows, asked = len(step.ids_R), self.method.context.sampling
@@ -162,7 +160,7 @@ class DeviceLastState(DeviceDrafter):
         token_R = ids_T.index_select(0, last_R)
         guesses = self.method.guesses(state_TD.index_select(0, last_R), token_R)
         if is_tree and self.levels_of_trees:
-            self._take_ranks(state, step, guesses, token_R, draws)
+            self._take_ranks(state, step, guesses, token_R)
         elif is_tree:
 
             def level(depth: int, token_T: Tensor, up_T: Tensor | None) -> tuple[Tensor, None]:
@@ -170,19 +168,19 @@ class DeviceLastState(DeviceDrafter):
                 return logits_TC.float(), None
 
             ids_C = self.ids_C
-            grow_on_device(self, state, step, level, token_R, asked, draws=draws, ids_C=ids_C)
+            grow_on_device(self, state, step, level, token_R, asked, ids_C=ids_C)
         else:
             row_R, num_levels = attn.seq_T[::size], self.num_levels
             if self.level_size == 1:
                 num_levels = levels_after(num_tokens, num_levels)
             self.grow_levels(
-                state, step, asked, next(guesses).float(), row_R, num_levels, draws=draws,
+                state, step, asked, next(guesses).float(), row_R, num_levels,
                 ids_C=self.ids_C, inputs=partial(new_inputs, state, num_rows),
                 feed=lambda _, token_R, __: (guesses.send((token_R, None)).float(), row_R),
             )  # fmt: skip
 
     def _take_ranks(
-        self, state: RowState, step: StepRows, guesses: Guesses, token_R: Tensor, draws: Draws
+        self, state: RowState, step: StepRows, guesses: Guesses, token_R: Tensor
     ) -> None:
         """Fill the trees of one shape; their networks do not look at tokens."""
         from hunch.kernels.gpu_best_first import ranked
@@ -191,5 +189,5 @@ class DeviceLastState(DeviceDrafter):
             logits_RC = guesses.send((token_R, None)) if level.depth else next(guesses)
             ranked(
                 state, step, logits_RC.float().contiguous(), self.method.context.sampling, level,
-                num_nodes=self.num_nodes, draws=draws, ids_C=self.ids_C,
+                num_nodes=self.num_nodes, draws=step.draws, ids_C=self.ids_C,
             )  # fmt: skip

@@ -12,7 +12,7 @@ from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.policy import log_odds
 from hunch.drafting.trees import Node, draft_of
 from hunch.kernels.lookup import FADE, FIRST_RATE, LAST_RATE, ROW_LIMIT, ROW_RATE
-from hunch.kernels.step import Draws, RowState, StepRows
+from hunch.kernels.step import RowState, StepRows
 from hunch.models.decoder import Hidden
 
 if TYPE_CHECKING:
@@ -160,9 +160,7 @@ class DeviceLookup(DeviceDrafter):
     def is_guided(self) -> bool:
         return self.phrases is not None
 
-    def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
-    ) -> None:
+    def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         self.look(state, step, self.num_nodes)
 
     def look(self, state: RowState, step: StepRows, num_nodes: int) -> None:

@@ -12,7 +12,7 @@ from hunch.drafting.draft_model import DeviceDraftModel
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.step_shapes import DraftSource, StepShape
 from hunch.drafting.with_lookups import DeviceWithLookups, TreeSize
-from hunch.kernels.step import Draws, RowState, StepRows
+from hunch.kernels.step import RowState, StepRows
 from hunch.models.decoder import Hidden
 
 
@@ -53,21 +53,19 @@ class DeviceMerge(DeviceWithLookups):
         merged = tuple(StepShape(size, DraftSource.MERGED) for size in sizes)
         return (StepShape(0), *merged) if self.is_adaptive else merged
 
-    def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
-    ) -> None:
+    def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         if source <= 0:
             if self.model.writes_kv(source):  # a head follows every step
-                self.model.draft(state, step, hidden, draws, source)
+                self.model.draft(state, step, hidden, source)
             self.matches.look(state, step, self.num_nodes)
             return
         num_tokens = step.path_RK.shape[1]  # that this step could have committed
         model = self.models[self.tree_of(source, num_tokens - 1)]
         if isinstance(model, DeviceDraftModel):
             # It has no KV of tokens that were accepted from the lookup.
-            model.grow(state, step, draws, model.num_levels, num_tokens)
+            model.grow(state, step, model.num_levels, num_tokens)
         else:
-            model.draft(state, step, hidden, draws, source)
+            model.draft(state, step, hidden, source)
         self.add_matches(state, step, source)
 
 

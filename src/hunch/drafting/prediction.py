@@ -18,7 +18,7 @@ from hunch.drafting.base import PREDICTION, DeviceDrafter, DrafterContext, Optio
 from hunch.drafting.lookup import Chances, LookupDrafter, LookupRow
 from hunch.drafting.options import at_least_one
 from hunch.drafting.trees import Node
-from hunch.kernels.step import Draws, RowState, StepRows
+from hunch.kernels.step import RowState, StepRows
 from hunch.models.decoder import Hidden
 
 MAX_RUN = 18  # tokens in a row that agreed; longer runs count the same
@@ -162,9 +162,7 @@ class PredictionDrafter(LookupDrafter):
 class DevicePrediction(DeviceDrafter):
     """Captured steps draft from predictions beside every drafter; this one adds nothing."""
 
-    def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
-    ) -> None:
+    def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         """No guess for any row; `kernels.gpu_expect` drafts for rows with a prediction."""
         first = step.guesses_at(self.num_nodes)
         step.result_RC[:, first : first + self.num_nodes] = -1

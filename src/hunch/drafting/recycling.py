@@ -21,7 +21,7 @@ from hunch.drafting.options import at_least_one
 from hunch.drafting.trees import Node, best_first, by_rank
 from hunch.drafting.window import host
 from hunch.errors import ConfigError
-from hunch.kernels.step import Draws, RowState, StepRows
+from hunch.kernels.step import RowState, StepRows
 from hunch.kernels.successors import RankTree, Successors
 from hunch.models.decoder import Hidden
 
@@ -167,9 +167,7 @@ class DeviceRecycling(DeviceDrafter):
     def see(self, ids_T: Tensor, slot_T: Tensor, logits_TV: Tensor) -> None:
         self.successors.keep(ids_T, slot_T >= 0, logits_TV)
 
-    def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
-    ) -> None:
+    def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         from hunch.kernels.gpu_recycle import recycled
 
         if self.drafts(source):

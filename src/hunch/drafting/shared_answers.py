@@ -14,7 +14,7 @@ from hunch.draft import Rows
 from hunch.drafting.base import DeviceDrafter
 from hunch.kernels.lookup import MAX_MATCH, SuffixText
 from hunch.kernels.shared_texts import SharedTexts
-from hunch.kernels.step import Draws, RowState, StepRows
+from hunch.kernels.step import RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.types import Request
 
@@ -81,9 +81,7 @@ class DeviceShared(DeviceDrafter):
 
     texts: SharedTexts
 
-    def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
-    ) -> None:
+    def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         from hunch.kernels.gpu_lookup import lookup
         from hunch.kernels.gpu_recall import recall
 

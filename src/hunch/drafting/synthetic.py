@@ -24,7 +24,7 @@ from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext, Options
 from hunch.errors import ConfigError
 from hunch.kernels.draft import STRIDE, Remembered
-from hunch.kernels.step import Draws, RowState, StepRows
+from hunch.kernels.step import RowState, StepRows
 from hunch.models.decoder import Hidden
 from hunch.types import Request
 
@@ -217,9 +217,7 @@ class DeviceSynthetic(DeviceDrafter):
     answers: Remembered
     vocab_size: int
 
-    def draft(
-        self, state: RowState, step: StepRows, hidden: Hidden, draws: Draws, source: int = 0
-    ) -> None:
+    def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         from hunch.kernels.gpu_synthetic import remembered
 
         remembered(state, step, self.num_nodes, self.answers, self.vocab_size)

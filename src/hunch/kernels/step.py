@@ -113,6 +113,7 @@ class StepRows:
     path_RK: Tensor  # accepted nodes, -1 after the last
     result_RC: Tensor
     guesses_end: int = 0  # column after the last guess; 0: the line ends with it
+    draws: Draws = Draws.GREEDY  # how its rows' tokens are drawn
     has_rules: bool = False  # some rows have penalties, bias or the like, which drafts must follow
     sources: RowSources | None = None  # some rows have sources of their own
 

@@ -224,7 +224,7 @@ class CapturedSteps:
         if group.has_masks:
             void = receive()
             masks = self.steps.step_masks()
-            num_masked = self.extras.fill_masks(group, graph.kind, masks, void)
+            num_masked = self.extras.fill_masks(group, graph, masks, void)
         graph.finish.replay()
         return self.launched(group, graph, num_masked, void)
 

@@ -177,7 +177,7 @@ class PromptSteps:
         if self.captured.num_masked:
             receive()
         masks, extras = self.captured.steps.step_masks(), self.captured.extras
-        return extras.fill_masks(group, graph.kind, masks, set(), is_first=True)
+        return extras.fill_masks(group, graph, masks, set(), is_first=True)
 
     def _catch_up(self, rows: list[int]) -> float:
         """Let a draft model read the prompts and the first tokens, if it will draft for the rows.

@@ -212,16 +212,16 @@ class RowExtras:
     def fill_masks(
         self,
         group: Group,
-        kind: StepKind,
+        graph: StepGraph,
         masks: StepMasks,
         void: set[int],
         *,
         is_first: bool = False,
     ) -> dict[int, int]:
         """Fill in the masks of a step's roots and nodes; see `RowGrammars.fill`."""
-        num_k, drafts = kind.num_nodes + 1, (self._drafts, group.max_checked)
+        num_k, drafts = graph.kind.num_nodes + 1, (self._drafts, group.max_checked)
         write = partial(self.grammars.fill, group.ids, *drafts, num_k, void, is_first=is_first)
-        return masks.fill(kind.num_rows * num_k, write)
+        return masks.fill(graph.kind.num_rows * num_k, write)
 
     def check_result(
         self,

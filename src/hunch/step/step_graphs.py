@@ -172,13 +172,13 @@ class StepGraphs:
         result_RC = self._result_of(kind.num_rows, columns.end)
         rows = replace(buffers.rows, result_RC=result_RC, guesses_end=columns.draft)
         buffers_QW = self.download.buffers(result_RC.numel())
-        rows.has_rules = bool(kind.extras & RULES)
+        rows.draws, rows.has_rules = kind.draws, bool(kind.extras & RULES)
         has_sources = bool(kind.extras & SOURCES) and self.drafts_at(kind.num_rows)
         rows.sources = self.row_sources().tables if has_sources else None
 
         def draft(hidden: Hidden) -> None:
             if drafter is not None:
-                drafter.draft(state, rows, hidden, kind.draws, kind.source)
+                drafter.draft(state, rows, hidden, kind.source)
             if has_sources:
                 expect(state, rows, self.num_guesses)
 

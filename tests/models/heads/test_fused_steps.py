@@ -124,7 +124,7 @@ def test_whole_drafts(model: Path, study: head_files.Study, tmp_path: Path) -> N
         head = drafter(net, 0)
         num_slots = state.table_XB.numel() * state.block_size
         head.kv = KVCache(*torch.zeros(2, 1, num_slots, 2, 32, device=DEVICE).half())
-        head.draft(state, step, Hidden(states[0], tuple(states[1:])), 0, DraftSource.CHAIN)
+        head.draft(state, step, Hidden(states[0], tuple(states[1:])), DraftSource.CHAIN)
         drafts = [
             state.draft_XG[row, :count].tolist() for row, count in enumerate(state.num_nodes_X)
         ]
