@@ -67,7 +67,9 @@ class CapturedPolicy:
         self.rows, self.costs = rows, StepCosts(is_measured=is_measured)
         self.shapes = shapes = StepShapes(drafter.shapes)
         beside = [drafter.num_beside(s.source, s.num_nodes) for s in shapes.all]
-        levels = {s: drafter.levels(s, shapes.largest(s)) for s in shapes.network_sources}
+        levels: dict[int, int] = {
+            s: drafter.levels(s, shapes.largest(s)) for s in shapes.network_sources
+        }
         chances, by_match = WITH_PHRASES if drafter.is_guided else OWN_TEXT
         most = shapes.max_looked_up or max(beside) or 1
         self.lookup = AcceptanceEstimate(

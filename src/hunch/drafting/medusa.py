@@ -24,7 +24,7 @@ from hunch.drafting.token_chooser import Array, Feed, Level, TokenChooser
 from hunch.drafting.trees import by_rank
 from hunch.errors import ConfigError
 from hunch.kernels.best_first import RankedLevel
-from hunch.models.heads.medusa import load_medusa
+from hunch.models.heads.medusa import MedusaNet, load_medusa
 
 # How often the token of each rank is the target's, averaged over the published heads: by this the
 # shape of a fixed tree is chosen.
@@ -43,6 +43,7 @@ class MedusaDrafter(LastStateDrafter):
     """As many tokens ahead as there are heads."""
 
     name = "medusa"
+    net: MedusaNet
 
     def __init__(self, options: Options, path: str | None, context: DrafterContext) -> None:
         self.net, ids_C = load_medusa(need_path("medusa", path), context.target)

@@ -15,13 +15,14 @@ from hunch.drafting.base import DrafterContext, Options
 from hunch.drafting.last_state import Guesses, LastStateDrafter
 from hunch.drafting.options import GrowOptions, need_path
 from hunch.drafting.token_chooser import Feed, Level
-from hunch.models.heads.mlp import load_mlp
+from hunch.models.heads.mlp import MlpNet, load_mlp
 
 
 class MlpDrafter(LastStateDrafter):
     """mlp:PATH[:KEY=VALUE]...; as many tokens as the file has stages."""
 
     name = "mlp"
+    net: MlpNet
 
     def __init__(self, options: Options, path: str | None, context: DrafterContext) -> None:
         self.net, ids_C = load_mlp(need_path("mlp", path), context.target)
