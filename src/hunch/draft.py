@@ -77,6 +77,7 @@ class Verdict:
 class Rows:
     """Per-request state that persists from step to step; `ids_R` names the rows of this step.
 
+    Drafters get it in the host's memory.
     Tokens at positions below known_X are known; KV of group g is written below computed_GX[g].
     Position p has slot table[p // block_size] * block_size + p % block_size.
     """
@@ -91,6 +92,9 @@ class Rows:
     max_draft_X: Tensor  # most nodes the row may draft now (0: plain), never past its end
     block_size: int
     requests: Sequence[Request | None] = ()  # of each of the X rows; None: free, or just finished
+
+    def request(self, row: int) -> Request | None:
+        return self.requests[row] if self.requests else None
 
     def to(self, device: torch.device) -> Rows:
         """The same with rows and lengths on a device, for a verifier there."""

@@ -106,7 +106,7 @@ class RoutedDrafter:
             self.lookups[name].follow(rows, followed)
 
     def _route(self, rows: Rows, row: int) -> Route:
-        request = rows.requests[row] if rows.requests else None
+        request = rows.request(row)
         if request is None:
             return PLAIN
         mode = request.params.speculation.mode

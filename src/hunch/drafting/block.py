@@ -156,7 +156,6 @@ class DeviceBlock(DeviceFollower):
     A chain takes one token per place, a tree the likeliest paths, best first.
     """
 
-    has_trees: ClassVar[bool] = True
     is_best_first: ClassVar[bool] = True
 
     net: BlockNet

@@ -138,7 +138,7 @@ class DraftModelDrafter:
         context, shape = self.context, self.shape
         if context.kv is None or not self.model.backend.captures_steps:
             return None
-        if not can_capture(context, shape, self.options.draft_temperature, has_trees=True):
+        if not can_capture(context, self.options.draft_temperature):
             return None
         is_limited = self.options.window is not None or self.model.spec.rope is None
         is_limited |= shape.depth > MARGIN

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -147,8 +146,6 @@ class DeviceFeature(DeviceFollower):
     the draft. Then there is one pass of the head per level, each node with its parent's state. A
     tree keeps nodes as a draft model's tree does.
     """
-
-    has_trees: ClassVar[bool] = True
 
     net: StepNet
 

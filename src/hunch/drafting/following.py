@@ -23,6 +23,7 @@ from hunch.drafting.window import MAX_PASS, KvWindow, Parts, RowArrays, covered,
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.step import StepRows
 from hunch.sampling.state import SamplingState
+from hunch.types import Request
 
 FUSED_PASS = 4096  # tokens covered in one pass on a GPU
 
@@ -51,10 +52,8 @@ class StateFollower:
     def on_device(self) -> DeviceDrafter | None:
         """The device form, for drafts that a graph can hold; a subclass says which class."""
         context, net = self.context, self.net
-        can_be_held = can_capture(
-            context, self.shape, self.draft_temperature, has_trees=self.device_form.has_trees
-        )
-        if context.kv is None or not net.is_capturable or not can_be_held:
+        can_be_held = net.is_capturable and can_capture(context, self.draft_temperature)
+        if context.kv is None or not can_be_held:
             return None
         self.is_on_device = True
         self.window.limit = context.max_len  # a step goes on past the trained context
@@ -116,7 +115,7 @@ class StateFollower:
         ):
             known = int(arrays.known_X[row])
             stop = min(stop, known - 1)
-            is_idle = (may_draft and arrays.max_draft_X[row] == 0) or _is_off(rows, row)
+            is_idle = (may_draft and arrays.max_draft_X[row] == 0) or _is_off(rows.request(row))
             if stop <= start or (is_idle and not self.is_on_device):
                 continue  # it will not draft for the row: a hole is cheaper
             total = max(known, int(rows.prompt_X[row]))
@@ -145,8 +144,7 @@ class DeviceFollower(DeviceDrafter):
     a pass that reads their states on the device, and it drafts for rows with a hole in their KV.
     """
 
-    has_trees: ClassVar[bool] = False  # it grows them too,
-    is_best_first: ClassVar[bool] = False  # best first
+    is_best_first: ClassVar[bool] = False  # its trees are, instead of having levels of one size
 
     net: Any
     layers: tuple[int, ...]  # of the target, whose states it reads
@@ -181,8 +179,7 @@ def joined(arrays: list[Array]) -> Array:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _is_off(rows: Rows, row: int) -> bool:
-    request = rows.requests[row] if rows.requests else None
+def _is_off(request: Request | None) -> bool:
     return request is not None and request.params.speculation.mode == "off"
 
 

@@ -77,8 +77,7 @@ class LastStateDrafter:
     def on_device(self) -> DeviceDrafter | None:
         """The device form, for drafts that a graph can hold."""
         context, shape = self.context, self.shape
-        temperature = self.options.draft_temperature
-        if not can_capture(context, shape, temperature, has_trees=True):
+        if not can_capture(context, self.options.draft_temperature):
             return None
         levels: tuple[RankedLevel, ...] = ()
         sizes: dict[str, Any] = {"num_levels": self.depth}

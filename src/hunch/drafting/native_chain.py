@@ -113,7 +113,7 @@ class ChainDrafts:
 
     def _ask(self, rows: Rows, row: int) -> None:
         """Give the kernels the sampling parameters, if the row has a new request."""
-        request = rows.requests[row] if rows.requests else None
+        request = rows.request(row)
         if request is not None and request is self._request:
             return
         self._request = request

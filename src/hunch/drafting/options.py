@@ -133,17 +133,9 @@ def need_path(method: str, path: str | None) -> str:
     raise ConfigError(words)
 
 
-def can_capture(
-    context: DrafterContext,
-    shape: TreeShape | None,  # None: a tree of one shape
-    draft_temperature: float | None,
-    *,
-    has_trees: bool = False,  # the method grows trees on a device
-) -> bool:
+def can_capture(context: DrafterContext, draft_temperature: float | None) -> bool:
     """Whether captured steps can make such drafts: they use the target's noise."""
-    if context.wants_q or draft_temperature is not None:
-        return False
-    return context.is_fused and (has_trees or (shape is not None and shape.is_chain))
+    return context.is_fused and not context.wants_q and draft_temperature is None
 
 
 def device_shape(
@@ -157,22 +149,13 @@ def device_shape(
         shape = TreeShape(
             depth=shape.depth, num_nodes=shape.depth, min_confidence=shape.min_confidence
         )
+    sizes: dict[str, Any] = {"branch": shape.branch, "least": shape.least}
     if is_best_first and shape.is_dynamic:
-        return {
-            "num_levels": min(shape.depth, shape.num_nodes),
-            "level_size": max(shape.num_nodes // shape.depth, 1),
-            "tree_nodes": shape.num_nodes,
-            "width": shape.width,
-            "branch": shape.branch,
-            "least": shape.least,
-        }
+        num_levels, level_size = min(shape.depth, shape.num_nodes), shape.num_nodes // shape.depth
+        sizes |= {"tree_nodes": shape.num_nodes, "width": shape.width}
+        return {"num_levels": num_levels, "level_size": max(level_size, 1), **sizes}
     num_levels, level_size = shape.depth, shape.level_size
     if shape.is_fixed:  # all levels are whole
         num_levels, level_size = max(shape.num_nodes // shape.branch, 1), shape.branch
-    return {
-        "num_levels": num_levels,
-        "level_size": level_size,
-        "width": min(shape.width, level_size),
-        "branch": shape.branch,
-        "least": shape.least,
-    }
+    sizes["width"] = min(shape.width, level_size)
+    return {"num_levels": num_levels, "level_size": level_size, **sizes}

@@ -131,8 +131,7 @@ class PredictionDrafter(LookupDrafter):
         )
 
     def new_row(self, rows: Rows, row: int) -> LookupRow:
-        request = rows.requests[row] if rows.requests else None
-        num_prompt = int(rows.prompt_X[row])
+        request, num_prompt = rows.request(row), int(rows.prompt_X[row])
         expected = request.prediction_ids if request is not None else ()
         return LookupRow(PredictedText(expected, num_prompt), num_prompt)
 

@@ -52,7 +52,7 @@ class SharedAnswers:
         """See which requests are in these rows."""
         self.rows = rows
         for row in rows.ids_R.tolist():
-            request = rows.requests[row] if rows.requests else None
+            request = rows.request(row)
             if request is not None:
                 self._requests[row] = request
 

@@ -141,7 +141,7 @@ class SyntheticDrafter:
         rows = self._tokens = step.rows
         known_X, prompt_X = rows.known_X.tolist(), rows.prompt_X.tolist()
         for row in rows.ids_R.tolist():
-            request = rows.requests[row] if rows.requests else None
+            request = rows.request(row)
             state = self._rows.get(row)
             if state is None:
                 if request is None:
