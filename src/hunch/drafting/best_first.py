@@ -108,17 +108,14 @@ class BestFirst:
         """Those that get children, the likeliest first, with the row's place before them."""
         fed: list[tuple[int, int, int, int]] = []
         for place, (some, tree) in enumerate(zip(added, self.trees, strict=True)):
-            edge = self._edge(tree, self.limits[place])
+            limit, edge = self.limits[place], 0.0
+            if len(tree) > limit:  # the chance of the least likely node that would be kept now
+                chances = sorted((node.chance for node in tree), reverse=True)
+                edge = chances[limit - 1] if limit else 1.0
             some = [one for one in some if tree[one[2]].chance >= edge]
             some.sort(key=lambda one: -tree[one[2]].chance)
             fed += [(place, *one) for one in some[:most]]
         return fed
-
-    def _edge(self, tree: list[Node], limit: int) -> float:
-        """The chance of the least likely node that would be kept now."""
-        if len(tree) <= limit:
-            return 0.0
-        return sorted((node.chance for node in tree), reverse=True)[limit - 1] if limit else 1.0
 
     def _select(self) -> Draft:
         trees = [

@@ -241,17 +241,14 @@ class CapturedPolicy:
         """
         if not ids or not self.is_followed[[*ids, *running]].any():
             return
-        if self.drafter.writes_kv(self._next_source(ids, running)):
+        self.sources.is_current[ids] = True  # assume that it has caught up
+        source = self._next(np.array(sorted({*ids, *running}))).source
+        if self.drafter.writes_kv(source):
             began = perf_counter()
             run(ids)
             self.counts.num_read += len(ids)
             self.counts.read_seconds += perf_counter() - began
         self.sources.is_current[ids] = self.rows.computed[-1, ids] >= self.rows.known[ids]
-
-    def _next_source(self, ids: list[int], running: Collection[int]) -> int:
-        """The source of the next step of these rows, assuming the model has caught up on `ids`."""
-        self.sources.is_current[ids] = True
-        return self._next(np.array(sorted({*ids, *running}))).source
 
     # --- after a step -----------------------------------------------------------------------------
 

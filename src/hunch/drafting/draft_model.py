@@ -286,19 +286,14 @@ class DeviceDraftModel(DeviceDrafter):
     def network(self) -> DeviceDraftModel:
         return self
 
-    @property
-    def num_again(self) -> int:
-        """Tokens to process again: a chain's last node has no KV, a tree's had other slots."""
-        return 2 if self.level_size == 1 else self.num_levels + 1
-
     def writes_kv(self, source: int) -> bool:
         return source > 0
 
     def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
-        num_levels = self.num_levels
-        if self.level_size == 1:
-            num_levels = levels_after(step.path_RK.shape[1], num_levels)
-        self.grow(state, step, num_levels, self.num_again)
+        num_levels, again = self.num_levels, self.num_levels + 1  # nodes of a tree had other slots
+        if self.level_size == 1:  # the last node of a chain has no KV
+            num_levels, again = levels_after(step.path_RK.shape[1], num_levels), 2
+        self.grow(state, step, num_levels, again)
 
     def grow(self, state: RowState, step: StepRows, num_levels: int, again: int) -> None:
         """Draft `num_levels` levels, after a pass over the last `again` known tokens."""

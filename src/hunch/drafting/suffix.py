@@ -125,15 +125,10 @@ class SuffixDrafter(LookupDrafter):
         self.device_phrases: DevicePhrases | None = None
         if not (self.config.tree or self.config.shared):
             own_odds = [log_odds(chance) for chances in PRIORS for chance in chances]
-            self.table = self._phrases(context)
+            # In place of `auto`, llm.py puts the directory of the target's table, if it has one.
+            if (folder := self.config.phrases) not in ("auto", "off"):
+                self.table = read_phrases(Path(folder), context.vocab_size)
             self.guide = Guide(own_odds, self.table, self.config.num_nodes, context)
-
-    def _phrases(self, context: DrafterContext) -> PhraseTable | None:
-        """The table whose directory the option names; for `auto`, llm.py has put it there."""
-        folder = self.config.phrases
-        if folder in ("auto", "off"):
-            return None
-        return read_phrases(Path(folder), context.vocab_size)
 
     def take_phrases(self, table: PhraseTable) -> None:
         """Use a new table, with phrases that were counted since the start."""

@@ -91,7 +91,7 @@ class Publisher:
             import zmq
         except ModuleNotFoundError as error:
             raise ConfigError("kv_events_config needs pyzmq: pip install pyzmq") from error
-        self._config, self._zmq = config, zmq
+        self._config = config
         self._queue: queue.Queue[tuple[int, list[Any]] | None] = queue.Queue(config.max_queue_size)
         self._kept: deque[tuple[bytes, bytes]] = deque(maxlen=config.buffer_steps)
         self._next, self._num_lost, self._is_over = 0, 0, False
@@ -99,7 +99,8 @@ class Publisher:
         self._pub, self._replay = context.socket(zmq.PUB), None
         self._pub.set_hwm(config.hwm)
         try:
-            if _is_bound(config.endpoint):
+            endpoint = config.endpoint
+            if "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://")):
                 self._pub.bind(config.endpoint)
             else:
                 self._pub.connect(config.endpoint)
@@ -157,10 +158,6 @@ class Publisher:
             if number >= first:  # big-endian: bytes compare as the numbers do
                 self._replay.send_multipart((*envelope, number, payload))
         self._replay.send_multipart((*envelope, END, b""))
-
-
-def _is_bound(endpoint: str) -> bool:
-    return "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
 
 
 def pack(value: Any) -> bytes:

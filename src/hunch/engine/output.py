@@ -54,8 +54,6 @@ class SequenceOutput:
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]  # nothing comes before the first token
         self._pooled: Sequence[float] | None = None  # states of the prompt: their sum, or the last
-        # Without stop strings, tokens need not be looked at one by one.
-        self._is_simple = self._matcher is None
         self._snapshot: CompletionOutput | None = None
 
     @property
@@ -100,7 +98,7 @@ class SequenceOutput:
     ) -> bool:
         """`push` for a row that decodes and goes on."""
         self._snapshot = None
-        if not self._is_simple:
+        if self._matcher is not None:  # a stop string may end it after any token
             return self._read_each(tokens, logprobs)
         self.token_ids += tokens  # their text is made when it is asked for
         if self.logprobs is not None and logprobs is not None:
@@ -131,7 +129,7 @@ class SequenceOutput:
 
     def _read(self) -> None:
         """Add the text of tokens since the last call, where no stop string can end it."""
-        if self._is_simple and self._num_read < len(self.token_ids):
+        if self._matcher is None and self._num_read < len(self.token_ids):
             self.text += self._detokenizer.push_all(self.token_ids[self._num_read :])
             self._num_read = len(self.token_ids)
 

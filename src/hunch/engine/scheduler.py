@@ -188,7 +188,11 @@ class Scheduler:
             del sequence.cuts[0]  # passed without keeping a state, as there was no snapshot free
         if sequence.cuts:
             num_tokens = num_lacking - num_known + sequence.cuts[0]
-            number = self._reserve_snapshot(sequence) if num_tokens <= budget else NO_SNAPSHOT
+            number = NO_SNAPSHOT
+            if num_tokens <= budget:
+                assert pool.snapshots is not None
+                del sequence.cuts[0]
+                number = pool.snapshots.reserve()
             if number != NO_SNAPSHOT:
                 return self._add_work(
                     sequence, num_tokens, 0, 0, is_deciding=False, snapshot=number
@@ -252,12 +256,6 @@ class Scheduler:
         room = num_blocks * self.pool.block_size - position
         # After the last of them a token is decided, and perhaps its KV is written.
         return room if num_lacking + self._drafts_in_step <= room else min(room, num_lacking - 1)
-
-    def _reserve_snapshot(self, sequence: Sequence) -> int:
-        """A snapshot for the row's recurrent state at its next cut, which is then removed."""
-        assert self.pool.snapshots is not None
-        del sequence.cuts[0]
-        return self.pool.snapshots.reserve()
 
     def _least_slots(self, sequence: Sequence) -> int:
         """The least slots that the sequence needs for its next step.

@@ -160,17 +160,15 @@ class DeviceProcessors:
             for row, new in zip(rows, tokens, strict=True)
         ]
         if longest:
-            lines_RC = self._sent(np.array(lines, np.int64))
-            self.commit_rows(lines_RC[:, 0].contiguous(), lines_RC[:, 2:], lines_RC[:, 1])
+            lines_RC = torch.empty(len(lines), 2 + longest, dtype=torch.int64, device=self.device)
+            self._write(lines_RC, np.array(lines, np.int64))
+            new = lines_RC[:, 0].contiguous(), lines_RC[:, 2:], lines_RC[:, 1]
+            if self.device.type == "cuda":
+                from hunch.kernels.gpu_process import count_committed
 
-    def commit_rows(self, row_R: Tensor, tokens_RK: Tensor, num_tokens_R: Tensor) -> None:
-        """tokens_RK and num_tokens_R may be views of a step's result; a row of -1 is padding."""
-        if self.device.type == "cuda":
-            from hunch.kernels.gpu_process import count_committed
-
-            count_committed(self.tables, row_R, tokens_RK, num_tokens_R)
-        else:
-            count_committed_ref(self.tables, row_R, tokens_RK, num_tokens_R)
+                count_committed(self.tables, *new)
+            else:
+                count_committed_ref(self.tables, *new)
 
     def apply(
         self,
@@ -197,11 +195,6 @@ class DeviceProcessors:
         if self._stage is None:
             self._stage = Stage(4 * self.vocab_size)
         self._stage.send(values, line)
-
-    def _sent(self, values: npt.NDArray[np.int64]) -> Tensor:
-        sent = torch.empty(values.shape, dtype=torch.int64, device=self.device)
-        self._write(sent, values)
-        return sent
 
 
 def put(column_X: Tensor, row: int, value: float) -> None:

@@ -13,7 +13,6 @@ from hunch.drafting.auto import load_drafter
 from hunch.drafting.base import DrafterContext
 from hunch.drafting.costs import CostCurve
 from hunch.errors import ConfigError
-from hunch.kernels.kv_store import KVCache
 from hunch.kernels.recurrence import RowStates
 from hunch.models.target import OverProcesses, Target, exactness
 from hunch.registry import VERIFIERS, resolve
@@ -62,7 +61,9 @@ def assemble(
         has_states=states is not None,
         num_snapshots=num_snapshots if states is not None else 0,
     )
-    kv = _allocate_all(capacity, shapes, [device, context.draft_device or device])
+    places = zip(shapes, (device, context.draft_device or device), strict=False)
+    sizes = capacity.num_blocks, capacity.block_size
+    kv = [allocate(shape, *sizes, place) for shape, place in places]
     kv[0].states = states
     if drafter.needs.kv is not None:
         for one in filter(None, (context, context.beside)):
@@ -109,15 +110,6 @@ def _capacity(
         drafter_bytes=needs.weight_bytes + slot_bytes * num_blocks * block_size,
         max_under_way=target.max_under_way if isinstance(target, OverProcesses) else 1,
     )
-
-
-def _allocate_all(
-    capacity: Capacity, shapes: list[KVShape], devices: list[torch.device]
-) -> list[KVCache]:
-    """The target's KV, and a drafter's where it has one, each on its device."""
-    pairs = zip(shapes, devices, strict=False)
-    sizes = capacity.num_blocks, capacity.block_size
-    return [allocate(shape, *sizes, device) for shape, device in pairs]
 
 
 def _draft_device(asked: str | None, target: Target) -> torch.device | None:

@@ -26,13 +26,12 @@ GRAPHS = 2**28  # bytes for captured steps: their logits and inputs
 RULES = 9  # bytes per row and token of `kernels.process.ProcessTables`
 
 
-def _head_bytes(shape: KVShape) -> int:
-    return shape.head_dim * shape.dtype.itemsize + 4 * has_scales(shape.dtype)
-
-
 def bytes_per_slot(shapes: Sequence[KVShape]) -> int:
-    every = [*shapes, *(shape.others for shape in shapes if shape.others is not None)]
-    return sum((2 - s.is_shared) * s.num_layers * s.num_kv_heads * _head_bytes(s) for s in every)
+    total = 0
+    for shape in (*shapes, *(shape.others for shape in shapes if shape.others is not None)):
+        head_bytes = shape.head_dim * shape.dtype.itemsize + 4 * has_scales(shape.dtype)
+        total += (2 - shape.is_shared) * shape.num_layers * shape.num_kv_heads * head_bytes
+    return total
 
 
 def count_blocks(

@@ -194,15 +194,11 @@ class CatchUp:
         prepare = self.passes.rehearse if is_rehearsal else self.passes.prepare
         return [partial(prepare, size) for size in PASSES]
 
-    def run(self, ids: list[int]) -> None:
-        """Run it over all known tokens of these rows that it has no KV of, if memory suffices."""
-        self._try(ids, 0)
+    def run(self, ids: list[int], num_more: int = 0) -> None:
+        """Run it over all known tokens of these rows that it has no KV of, if memory suffices.
 
-    def run_ahead(self, ids: list[int]) -> None:
-        """`run` with one more token of each row, which a step already launched will choose."""
-        self._try(ids, 1)
-
-    def _try(self, ids: list[int], num_more: int) -> None:
+        num_more: 1, if it also reads a token of each row that a step already launched will choose.
+        """
         try:
             self._run(ids, num_more)
         except torch.OutOfMemoryError:

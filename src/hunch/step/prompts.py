@@ -13,6 +13,7 @@ Shape letters: R rows of the step, T packed tokens, D model width.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -191,7 +192,8 @@ class PromptSteps:
             return 0.0
         began = perf_counter()
         with torch.inference_mode():
-            captured.policy.catch_up(ids, captured.catch_up.run_ahead, captured.running())
+            run = partial(captured.catch_up.run, num_more=1)
+            captured.policy.catch_up(ids, run, captured.running())
         captured.policy.sources.is_current[ids] &= self.rows.computed[-1, ids] > known[ids]
         return perf_counter() - began
 

@@ -25,7 +25,7 @@ from hunch.kernels.gpu_sampling import choose
 from hunch.kernels.gpu_scores import filtered
 from hunch.kernels.gpu_step import commit, compact, pack
 from hunch.kernels.gpu_transfer import deliver
-from hunch.kernels.step import FIRST, TOKENS, Draws, RowState, StepRows
+from hunch.kernels.step import FIRST, TOKENS, Draws, StepRows
 from hunch.models.decoder import Hidden
 from hunch.models.target import FusedTarget
 from hunch.sampling.dense import DeviceProcessors
@@ -199,9 +199,12 @@ class StepGraphs:
                 if self.lead is not None:
                     self.lead.share_path(rows)
             if kind.num_best != NO_SCORES:
-                scored_MV = logits_MV
-                if self.scores_processed:
-                    scored_MV = self._filtered(ruled_MV, buffers.attn, kind)
+                scored_MV = ruled_MV if self.scores_processed else logits_MV
+                if (
+                    self.scores_processed and kind.draws != Draws.GREEDY
+                ):  # what tokens are drawn from
+                    asked = buffers.attn.seq_T, *self.sampling.filters_X
+                    scored_MV = filtered(ruled_MV.float(), *asked)
                 write_scores(scored_MV, rows, kind.num_best, columns)
             draft(hidden)
             if kind.extras & DRAFTS:
@@ -271,17 +274,14 @@ class StepGraphs:
         """The target's logits after the rows' rules and masks."""
         if not kind.extras & (RULES | MASKS):
             return logits_MV
-        path_MP = drafted_paths(self.state, rows, kind.num_nodes)
+        # The drafted tokens that lead to each root and node; -1 after the last.
+        path_MP = rows.ids_R.new_empty(len(logits_MV), kind.num_nodes)
+        drafts = self.state.draft_XG, self.state.parents_XG
+        draft_paths(rows.ids_R, rows.num_checked_R, *drafts, -1, path_MP)
         has_masks = bool(kind.extras & MASKS)
         masks = self.step_masks().of(len(logits_MV)) if has_masks else (None, None)
         place = attn.seq_T, attn.pos_T + 1, path_MP
         return process(logits_MV, *place, self.rules.tables, *masks)
-
-    def _filtered(self, logits_MV: Tensor, attn: AttnInputs, kind: StepKind) -> Tensor:
-        """What tokens are drawn from: logits divided by temperature, without filtered tokens."""
-        if kind.draws == Draws.GREEDY:
-            return logits_MV
-        return filtered(logits_MV.float(), attn.seq_T, *self.sampling.filters_X)
 
     def _choose(self, logits_MV: Tensor, attn: AttnInputs, kind: StepKind) -> Tensor:
         pos_M, asked = (
@@ -346,11 +346,3 @@ class StepGraphs:
             attn.memo[SEQUENCES] = step_sequences(num_rows, num_k, self.device)
         self._buffers[size] = StepBuffers(packed_5T[0], rows, attn)
         return self._buffers[size]
-
-
-def drafted_paths(state: RowState, rows: StepRows, num_nodes: int) -> Tensor:
-    """For each root and node of a step, the drafted tokens that lead to it; -1 after the last."""
-    num_rows = len(rows.ids_R)
-    path_MP = rows.ids_R.new_empty(num_rows * (num_nodes + 1), num_nodes)
-    draft_paths(rows.ids_R, rows.num_checked_R, state.draft_XG, state.parents_XG, -1, path_MP)
-    return path_MP
