@@ -75,9 +75,9 @@ class DeviceAuto(DeviceEither):
     could have committed.
 
     With a phrase table, the model drafts half of a long chain and one node more, and the table
-    continues it: its guesses cost nothing but checking. Short chains are the model's alone, which
-    is right more often: steps of many rows use those, and there checking a node costs more than
-    drafting a level.
+    continues it: its guesses cost nothing but checking. Short chains are the model's alone, as it
+    is right more often than the table. Steps of many rows use those: there, checking a node costs
+    more than drafting a level.
     """
 
     def __init__(

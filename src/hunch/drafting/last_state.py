@@ -47,8 +47,8 @@ class LastStateDrafter:
         options: GrowOptions,
         context: DrafterContext,
         ids_C: Tensor | None,  # the target's id of each column of logits; None: all of them
-        shape: TreeShape | None,  # None: its trees are not grown,
-        size: tuple[int, int] | None = None,  # and have this depth and so many nodes
+        shape: TreeShape | None,  # None: its trees are all alike and of this `size`
+        size: tuple[int, int] | None = None,  # their depth and number of nodes
     ) -> None:
         self.options, self.context, self.shape = options, context, shape
         self.is_adaptive, self.ids_C = options.adaptive, ids_C

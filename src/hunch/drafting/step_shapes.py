@@ -17,7 +17,7 @@ MIN_CHECKED = 16  # packed tokens of one tile: in smaller steps, three nodes cos
 NUM_SHAPES = 3  # per source of a network: few, as each takes time to capture
 CHAIN_SIZES = (1, 3, 5)  # nodes checked of a network's chains, besides whole chains
 TREE_SIZES = (7, 15)  # nodes checked of best-first trees: with the root, whole tiles
-LOOKUP_SIZES = (1, 3, 7, 15)  # of a lookup's: with the root powers of two, as few less cost as much
+LOOKUP_SIZES = (1, 3, 7, 15)  # of lookups: with the root powers of two, as a few less take as long
 SURE = 4  # from a match of this many tokens on, a lookup's guesses replace a network's draft
 BEGINNING = 7  # levels drafted in a step that checked none
 
