@@ -162,7 +162,7 @@ def test_a_failure_in_a_layer(
 PLACES = {
     "logits": (None, "logits"),  # of the target
     "move": (KVCache, "move"),  # of accepted nodes, in a tree
-    "counts": (DeviceProcessors, "_sent"),  # of tokens, for penalties
+    "counts": (DeviceProcessors, "commit"),  # of tokens, for penalties
     "observe": (HostStep, "_target_step"),
     "pass": (PassGraphs, "forward"),
     "upload": (DeviceRows, "_send"),
