@@ -9,7 +9,7 @@ import pytest
 
 import head_files
 from hunch import LLM, SamplingParams
-from hunch.drafting.text_draft import TextDrafter
+from hunch.drafting.text_draft import Followed, TextDrafter
 from hunch.errors import ConfigError
 from hunch.hub import ModelFiles
 from tiny_models import write_llama
@@ -91,8 +91,7 @@ def test_a_long_text_is_cut_where_it_was_cut_before(model: Path, renamed: Path) 
     with load(model, f"text:{renamed}:window=16") as llm:
         drafter = llm.engine.runner.drafter.network.method
         assert isinstance(drafter, TextDrafter)
-        state = drafter._followed(0)
-        assert state is not None
+        state = drafter.rows[0] = Followed(drafter.free.pop())
         ids = [5 + i for i in range(40)]
         first = drafter._recent(state, ids)
         assert first == ids[-8:]
