@@ -24,8 +24,8 @@ from hunch.drafting.step_shapes import DraftSource, RowLengths, StepShape, StepS
 
 # --- the choice -----------------------------------------------------------------------------------
 
-# For requests that came together, a step's gain is the smallest gain of its rows, plus this share of
-# what their mean is above it. In captured steps, at most MAX_MORE tokens above the smallest count.
+# For requests that came together, a step's gain is the smallest gain of its rows, plus this share
+# of what their mean is above it. In captured steps at most MAX_MORE tokens above it count.
 TOGETHER, MAX_MORE = 0.35, 1.0
 
 
