@@ -78,7 +78,7 @@ def plain(tiny_llm: Callable[..., LLM]) -> dict[str, list[list[tuple[list[int], 
 # Networks take their time on small models too: some of their pairs are left to the slow run.
 DAILY = ("batch of 16", "small chunks", "depth 1, few blocks")
 # What differs from another method in little that engines matter to: one engine a day is enough.
-ALIKE = ("dflash", "dflash2", "text", "merge", "synthetic")
+ALIKE = ("dflash", "dflash2", "eagle", "mtp", "text", "merge", "synthetic")
 # Of methods without a network: the default one, and one that drafts trees. The others reach no
 # further into an engine.
 EVERYWHERE = ("auto", "recycling")
@@ -183,7 +183,7 @@ def test_a_request_without_a_seed_reports_the_one_it_got(tiny_llm: Callable[...,
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=[SLOW] * (name in (*ALIKE, "eagle", "mtp")))  # eagle3 is daily
+        pytest.param(name, marks=[SLOW] * (name in ALIKE))
         for name in sorted(set(DRAFTERS) - {"off"})
     ],
 )
