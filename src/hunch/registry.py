@@ -94,6 +94,7 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "Gemma4ForCausalLM": "hunch.models.families.gemma4:Gemma4",
     "Gemma4ForConditionalGeneration": "hunch.models.families.gemma4:Gemma4",
     "Gemma4UnifiedForCausalLM": "hunch.models.families.gemma4:Gemma4",
+    "Gemma4UnifiedForConditionalGeneration": "hunch.models.families.gemma4:Gemma4",
     "ArceeForCausalLM": "hunch.models.families.nemotron:Arcee",
     "Exaone4ForCausalLM": "hunch.models.families.olmo:Exaone4",
     "ExaoneForCausalLM": "hunch.models.families.llama:Exaone",

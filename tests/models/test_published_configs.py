@@ -339,6 +339,14 @@ def test_rope_factors_by_type_of_layer_are_those_of_the_context_that_is_served(c
     assert "max_model_len=64 uses the former" in caplog.text
 
 
+def test_ropes_of_command_a_plus_are_not_stretched():
+    """transformers passes `rope_scaling` by, for this family alone."""
+    given = {"num_experts": 4, "num_experts_per_tok": 2, "logit_scale": 0.5, "head_dim": 8}
+    assert tiny_spec("Cohere2MoeForCausalLM", **given).experts is not None
+    with pytest.raises(UnsupportedModelError, match="rope_scaling"):
+        tiny_spec("Cohere2MoeForCausalLM", **given, rope_scaling=LINEAR)
+
+
 def test_layers_of_gemma4_are_counted_with_leading_zeros():
     sizes = {"head_dim": 16, "global_head_dim": 32, "hidden_size_per_layer_input": 0}
     sizes |= {"num_hidden_layers": 12, "vocab_size_per_layer_input": 96, "sliding_window": 8}

@@ -15,7 +15,7 @@ from hunch.models.load import load_decoder
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.models.weights.base import unified_config
-from their_models import GATED
+from their_models import GATED, GEMMA4
 
 IDS = torch.randint(3, 80, (41,), generator=torch.Generator().manual_seed(5)).tolist()
 EYES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "patch_size": 14}
@@ -122,10 +122,13 @@ CASES: dict[str, Callable[[], Any]] = {
         | {"linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
         | {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     ),
+    "Gemma4Unified": lambda: transformers.Gemma4UnifiedConfig(
+        text_config={key: value for key, value in GEMMA4.items() if "per_layer" not in key}
+    ),
 }
 
 
-SLOW = ("Janus", "VideoLlava", "Ovis2")  # to build, in transformers
+SLOW = ("Janus", "VideoLlava", "Ovis2", "Gemma4Unified")  # to build, in transformers
 
 
 @pytest.mark.parametrize(

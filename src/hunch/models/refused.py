@@ -16,6 +16,8 @@ _CAUSAL = {
         *("AXK2", "DeepseekV4", "Doge", "Dots3Note", "HYV4", "Qwen4Exp"),
     ),
     "its experts are heads of attention": ("JetMoe",),
+    "its layers have different numbers of heads, and turn different parts of them": ("Laguna",),
+    "it norms what experts give, and what MLPs give it does not": ("AXK1",),
     "it is written for another model's states, not for text alone": (
         *("Gemma4Assistant", "Gemma4UnifiedAssistant", "Moshi", "Musicgen", "MusicgenMelody"),
         *("TrOCR", "Whisper"),

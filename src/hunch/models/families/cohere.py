@@ -82,6 +82,7 @@ class Cohere2Moe(Cohere2):
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         refuse(config, "expert_selection_fn", "softmax", "sigmoid", None)
         refuse(config, "shared_expert_combination_strategy", "average", "sum", None)
+        refuse(config, "rope_scaling", None)  # transformers does not read it for this family
         num_layers = read_int(config, "num_hidden_layers")
         is_sparse = first_dense(config, num_layers)
         num_dense = is_sparse.count(False)

@@ -45,12 +45,10 @@ _DEFAULTS = {  # of text models: their files leave out what does not differ
     "hidden_size_per_layer_input": 256,
     "global_head_dim": 512,
 }
-_OTHERS: dict[str, dict[str, object]] = {  # what differs where there is no table
-    "Gemma4UnifiedForCausalLM": {
-        "hidden_size_per_layer_input": 0,
-        "max_position_embeddings": 262_144,
-        "sliding_window": 1024,
-    },
+_UNIFIED: dict[str, object] = {  # what differs where there is no table
+    "hidden_size_per_layer_input": 0,
+    "max_position_embeddings": 262_144,
+    "sliding_window": 1024,
 }
 _ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
@@ -77,7 +75,7 @@ class Gemma4(Decoder):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config = Defaulted(config, _DEFAULTS | _OTHERS.get(architecture, {}))
+        config = Defaulted(config, _DEFAULTS | (_UNIFIED if "Unified" in architecture else {}))
         types = _layer_types(config)
         ropes: Any = config.get("rope_parameters") or _ROPES
         if not isinstance(ropes, Mapping) or not {SLIDING, FULL} <= set(ropes):
@@ -145,8 +143,9 @@ def kv_of(config: Config, types: tuple[str, ...]) -> tuple[int, ...]:
 
 
 def _widths(config: Config, common: dict[str, Any]) -> tuple[int, ...]:
+    """Layers that read others' keys and values may have MLPs twice as wide."""
     num_shared, width = _num_shared(config), int(common["ffn_width"])
-    if not num_shared or not config.get("use_double_wide_mlp"):
+    if not config.get("use_double_wide_mlp") or not num_shared:
         return ()
     return (width,) * (int(common["num_layers"]) - num_shared) + (2 * width,) * num_shared
 
