@@ -232,6 +232,15 @@ def test_parts_may_say_where_a_prompt_is_cached(client: openai.OpenAI) -> None:
     assert made.choices[0].message.content == "Yes."
 
 
+@pytest.mark.parametrize("is_shown", [True, False])
+def test_every_message_has_vllms_field_of_reasoning(client: openai.OpenAI, is_shown: bool) -> None:
+    for text in ("fine", CALL):
+        made = client.chat.completions.create(
+            model="bytes", messages=asks(text), extra_body={"include_reasoning": is_shown}
+        )
+        assert made.choices[0].message.reasoning is None  # type: ignore[attr-defined]
+
+
 def test_held_back_text_loses_no_token(client: openai.OpenAI) -> None:
     """Tokens of text that may yet be a mark come with the text that settles it."""
     said = "<thin <b> "

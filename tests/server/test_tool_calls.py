@@ -92,7 +92,7 @@ def test_reasoning_can_be_hidden(client: openai.OpenAI) -> None:
     hidden = {"include_reasoning": False}
     choice = ask(client, says, tools=None, extra_body=hidden).choices[0]
     assert choice.message.content == "Yes."
-    assert not choice.message.model_extra
+    assert choice.message.model_extra == {"reasoning": None}
     assert joined(ask(client, says, stream=True, extra_body=hidden))[:2] == ("Yes.", "")
 
 

@@ -162,11 +162,13 @@ class ChatShape(OpenAIStream):
 
     def _message(self, choice: CompletionOutput) -> Json:
         if self.turn is None:
-            return {"role": "assistant", "content": self.echoed + choice.text}
+            content = self.echoed + choice.text
+            return {"role": "assistant", "content": content, "reasoning": None}
         message = read_message(self.turn, choice.text, self.turn.call_ids.new)
         if self.echoed:
             message["content"] = self.echoed + (message["content"] or "")
-        return message if self.has_reasoning else without_reasoning(message)
+        shown = message if self.has_reasoning else without_reasoning(message)
+        return {"reasoning": None, **shown}  # vLLM's clients read the field of every message
 
     def opening(self, index: int, output: RequestOutput) -> Iterator[Json]:
         delta = {"role": "assistant", "content": self.echoed}
