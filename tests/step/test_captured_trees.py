@@ -27,7 +27,7 @@ TREES = {
     "mlp, fixed": "mlp:tree=fixed:num_nodes=9:branch=3",
     "eagle3, fixed": "eagle3:tree=fixed:num_nodes=10:branch=2",
 }
-LATER = {"medusa, fixed", "mlp, fixed"}
+LATER = {"medusa, fixed", "mlp, fixed", "mlp"}
 DAILY = [pytest.param(name, marks=[pytest.mark.slow] * (name in LATER)) for name in TREES]
 
 
