@@ -48,6 +48,7 @@ class Jamba(Decoder):
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         refuse(config, "hidden_act", "silu")  # the convolutions' too
         refuse(config, "sliding_window", None)
+        refuse(config, "mamba_inner_layernorms", True)
         for key in _UNUSED:
             config.get(key)
         common = read_common(config, architecture)
