@@ -62,6 +62,9 @@ TARGETS = {
 # Chances of a network's guesses, and shares of copied text, from the worst text to the best.
 TEXTS = {"good": ((0.4, 0.9), (0.1, 0.6)), "bad": ((0.05, 0.2), (0.0, 0.0))}
 RATES = {"7B": (8, 48, 140), "135M": (64, 200, 800)}  # few rows, many, more than it can serve
+# Of the speed of the best fixed length. On the 135M target with good texts, lookups of 7 nodes are
+# 2.1% faster at 200 requests per second: with 9 to 16 rows the policy mostly checks 3.
+LEAST, LEAST_OF = 0.98, {("135M", "good"): 0.975}
 
 
 def some_texts(kind: str, count: int) -> list[Text]:
@@ -109,7 +112,7 @@ def test_at_any_load_it_is_as_fast_as_the_best_fixed_length(name: str, kind: str
         others = [
             waited(target, Fixed(shape), buffers(MAX_ROWS), kind, rate, seed) for shape in fixed
         ]
-        assert auto < min(others) / 0.975, (rate, auto, others)
+        assert auto < min(others) / LEAST_OF.get((name, kind), LEAST), (rate, auto, others)
 
 
 def test_a_draft_that_does_not_pay_for_many_is_given_up_within_their_first_steps() -> None:

@@ -33,14 +33,15 @@ def gain_of_rows(gains: Sequence[float], weight: float, most: float = inf) -> fl
     """The gain of a step of requests that came together, from the tokens that each row gains.
 
     All rows of a step wait for all nodes that it checks, and such requests are done when the last
-    of them is. So the smallest gain counts most.
+    of them is. So the smallest gain counts most. With a weight of 1 the mean counts alone, as in
+    steps run by the host while requests keep coming: there each row has nodes of its own.
     """
     least = min(gains)
     return least + weight * min(sum(gains) / len(gains) - least, most)
 
 
 def flowing_gain(gains: Sequence[float]) -> float:
-    """The gain of a step while requests keep coming, from the tokens that each row gains.
+    """The gain of a captured step while requests keep coming, from what each of its rows gains.
 
     A row that ends early makes room for the next request. So what counts is how many steps a token
     takes on average, which the harmonic mean of the rows' tokens per step says.

@@ -200,9 +200,8 @@ class StepGraphs:
                     self.lead.share_path(rows)
             if kind.num_best != NO_SCORES:
                 scored_MV = ruled_MV if self.scores_processed else logits_MV
-                if (
-                    self.scores_processed and kind.draws != Draws.GREEDY
-                ):  # what tokens are drawn from
+                if self.scores_processed and kind.draws != Draws.GREEDY:
+                    # Of what tokens are drawn from.
                     asked = buffers.attn.seq_T, *self.sampling.filters_X
                     scored_MV = filtered(ruled_MV.float(), *asked)
                 write_scores(scored_MV, rows, kind.num_best, columns)
