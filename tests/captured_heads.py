@@ -84,9 +84,9 @@ class Drafts:
         self.runner = llm.engine.runner
         self.found: list[tuple[list[int], list[int]]] = []
         self.by_host: list[list[int]] = []  # rows of each step that the host packs
-        self.learn, self.run = self.runner.captured.policy.learn, self.runner._run
+        self.learn, self.run = self.runner.captured.policy.learn, self.runner._run_on_host
         patch.setattr(self.runner.captured.policy, "learn", self.note)
-        patch.setattr(self.runner, "_run", self.note_host)
+        patch.setattr(self.runner, "_run_on_host", self.note_host)
         self.launch = self.runner.prompts.launch
         patch.setattr(self.runner.prompts, "launch", self.note_prompts)
 

@@ -38,12 +38,24 @@ if not torch.cuda.is_available() and importlib.util.find_spec("triton"):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Imports leave little to collect, and the collector would look for it dozens of times."""
+    """Imports leave little to collect: the collector looks for it neither then nor in the tests.
+
+    Training alone calls it a hundred times, and all modules together take it half a second.
+    """
     gc.disable()
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
+        let_loggers_propagate()
+
+
+def let_loggers_propagate() -> None:
+    """pytest listens six times a test to every logger that does not: to dozens, torch's."""
+    for name, logger in logging.root.manager.loggerDict.items():
+        if isinstance(logger, logging.Logger) and name.startswith(("torch", "transformers")):
+            logger.propagate = True
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +65,8 @@ def logs_as_they_were() -> Iterator[None]:
     before = [(log.level, log.propagate, list(log.handlers)) for log in loggers]
     yield
     for log, (level, propagate, handlers) in zip(loggers, before, strict=True):
-        log.setLevel(level)
+        if log.level != level:  # which makes all loggers forget what they are enabled for
+            log.setLevel(level)
         log.propagate = propagate
         for handler in list(log.handlers):
             if type(handler) is logging.StreamHandler and handler not in handlers:

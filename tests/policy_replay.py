@@ -44,7 +44,7 @@ UNDER_LOAD = {128: {1: 4.0, 8: 4.2, 16: 4.3, 32: 4.6, 64: 5.5, 128: 6.8, 256: 9.
 class Drafter:
     """A device drafter of given shapes, as far as the policy asks it."""
 
-    name, is_guided, network = "auto", False, object()
+    name, is_guided, draft_model = "auto", False, object()
     trained_len = max_len = None
 
     def __init__(self, *shapes: StepShape, margin: float = 0.0, num_levels: int = 5) -> None:
@@ -244,7 +244,7 @@ class Replay:
         """The network reads what it missed, once the host knows it; the shape of the next step."""
         self._learn_pending()
         self.policy.catch_up(row_R.tolist(), self._read, sorted(self.place))
-        if self.policy.sources.is_ready(shape, row_R):
+        if self.policy.network_rows.is_ready(shape, row_R):
             return shape
         return plain_shape(self.policy.shapes)
 

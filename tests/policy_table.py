@@ -114,7 +114,7 @@ class Model(Drafter):
 class Head(Model):
     """One that follows every step, which costs time, or is dropped."""
 
-    network = None
+    draft_model = None
     trees: ClassVar[dict[int, dict[int, tuple[int, int]]]] = {TREE: {15: (5, 0)}}
 
     def writes_kv(self, source: int) -> bool:

@@ -18,7 +18,7 @@ from triton import knobs
 from triton.runtime.jit import JITFunction
 
 import compile_only
-import hunch.llm
+import hunch.loading
 import hunch.step.calibrate
 from hunch import LLM
 from hunch.kernels.gpu_compile import CompileWorkers, Job, Noter, Unwritten
@@ -125,7 +125,7 @@ def main() -> None:
     compile_only.pytest_configure(None)  # type: ignore[arg-type]
     launches = Launches()
     knobs.runtime.jit_cache_hook = launches
-    hunch.llm._load_target = load_target
+    hunch.loading.load_target_of = load_target
     hunch.step.calibrate.is_finite = lambda runner: True
     Ahead.prepare = note_start(launches)
     assert JITFunction.run is compile_only.compile_only

@@ -20,7 +20,8 @@ from hunch.kernels.rope import rope, rotation
 from hunch.kernels.shared_texts import recall_ref
 from hunch.layers.attention import Heads, split_heads
 from hunch.models.backends import TRITON
-from hunch.models.decoder import Decoder, Hidden
+from hunch.models.decoder import Decoder
+from hunch.models.target import Hidden
 from hunch.sampling.logprobs import best, logprobs_of
 from hunch.sampling.state import SamplingState
 from hunch.step.host_step import HostStep
@@ -163,7 +164,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     import hunch.kernels.gpu_recycle
     import hunch.kernels.gpu_synthetic
     import hunch.layers.tiled
-    import hunch.llm
+    import hunch.loading
     import hunch.models.cuda
     import hunch.step.captured_step
     import hunch.step.results
@@ -188,7 +189,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hunch.step.captured_step, "MAX_PREPARED", 2)
     # To time a draft is to run it once more, and a CPU has no clock for it.
     patch.setattr(hunch.step.step_graphs.StepGraphs, "_seconds_of_drafting", lambda *_: 0.0)
-    patch.setattr(hunch.llm, "_load_target", load)
+    patch.setattr(hunch.loading, "load_target_of", load)
     patch.setattr(hunch.models.cuda, "CudaDecoder", PlainTarget)
     for name in ("pack", "commit", "compact", "deliver"):
         patch.setattr(hunch.step.step_graphs, name, getattr(step, f"{name}_ref"))

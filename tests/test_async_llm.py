@@ -67,7 +67,8 @@ def test_cached_prefixes_are_forgotten(llm):
 
 
 def test_a_pause_that_keeps_requests(plain, llm):
-    long = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    # So long that it still runs when the pause comes, also where others keep this thread waiting.
+    long = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 
     async def ask():
         outputs = []

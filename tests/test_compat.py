@@ -87,6 +87,7 @@ def test_a_path_with_a_colon_survives() -> None:
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization"),
         ({"max_num_seqs": 0}, "max_num_seqs"),
         ({"verifier": "exakt"}, "exact"),
+        ({"threads": 10**6}, "from 1 to 1024"),
     ],
 )
 def test_mistakes_are_named(arguments: dict, word: str) -> None:

@@ -22,6 +22,7 @@ from hunch.bench.parts import main_of
 from hunch.cli import app
 from hunch.cli.flags import make_parser
 from hunch.compat import dashed
+from hunch.models.families import llama
 from tiny_models import write_llama
 from train.train_setup import OPTIONS, write_prompts, write_target
 
@@ -178,7 +179,7 @@ def runnable():
 
 def install_echo(folder):
     """The guide's drafter as a package that a command started in the folder finds."""
-    (code,) = [text for kind, text in blocks(ROOT / "docs/adding-a-drafter.md") if kind == "python"]
+    code, _ = [text for kind, text in blocks(ROOT / "docs/adding-a-drafter.md") if kind == "python"]
     (folder / "echo_drafter.py").write_text(code)
     about = folder / "echo-1.0.dist-info"
     about.mkdir()
@@ -208,10 +209,19 @@ def test_a_pages_python_runs(name, capsys):
     assert capsys.readouterr().out.strip()
 
 
+def test_the_documented_family_is_the_one_that_ships():
+    """The page shows all of it."""
+    (text,) = [text for kind, text in blocks(ROOT / "docs/models.md") if kind == "python"]
+    scope = {"Llama": llama.Llama, "__name__": "documented"}
+    exec(compile(text, "docs/models.md", "exec"), scope)
+    assert scope["Helium"].keys == llama.Helium.keys
+    assert scope["Helium"].names == llama.Helium.names
+
+
 def test_every_page_with_python_is_run_by_a_test():
     """The guide to drafters by tests/conformance/test_documented_drafter.py."""
     pages = {page.stem for page in PAGES if any(kind == "python" for kind, _ in blocks(page))}
-    assert pages == {"README", "start", "serving", "adding-a-drafter"}
+    assert pages == {"README", "start", "serving", "adding-a-drafter", "models"}
 
 
 def test_every_printed_command_is_run_by_a_test():

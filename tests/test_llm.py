@@ -450,6 +450,15 @@ def test_a_config_that_counts_fewer_layers_is_followed_with_a_word(
     assert "holds 2 layers and its config counts 1" in caplog.text
 
 
+@pytest.mark.parametrize("speculate", ["draft:/nowhere", "auto:draft=/nowhere", "nowhere:Drafter"])
+def test_a_drafter_that_is_not_there_is_told_before_the_target_is_loaded(
+    model: Path, monkeypatch: pytest.MonkeyPatch, speculate: str
+) -> None:
+    monkeypatch.setattr("hunch.loading.load_target_of", None)
+    with pytest.raises(HunchError, match="nowhere"):
+        LLM(str(model), speculate=speculate, **SMALL)
+
+
 def test_hostile_templates(model: Path, llm: LLM) -> None:
     message = [{"role": "user", "content": "hi"}]
     for template in (

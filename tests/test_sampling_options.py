@@ -137,12 +137,22 @@ def test_one_object_may_be_changed_between_calls_and_during_them(llm: LLM) -> No
         {"structured_outputs": "x"}, {"speculation": "off"}, {"speculation": {"mod": "off"}},
         {"speculation": {"max_nodes": "five"}}, {"speculation": {"mode": 3}}, {"best_of": 2},
         {"ignore_eos": "yes"}, {"min_tokens": "4k"}, {"max_tokens": 3.5}, {"temprature": 0},
+        {"n": 10**9},
     ],
     ids=str,
 )  # fmt: skip
 def test_mistakes_in_sampling_are_errors_of_ours(given: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match=next(iter(given))):
         SamplingParams(**given)
+
+
+def test_what_is_not_given_is_no_other_objects() -> None:
+    changed = SamplingParams()
+    for values in (changed.stop, changed.bad_words, changed.stop_token_ids):
+        values.append("x")
+    with pytest.raises(RequestError, match="stop_token_ids"):
+        changed.clone()
+    assert SamplingParams() == SamplingParams(stop=(), bad_words=(), stop_token_ids=())
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_threads_share_one_llm(llm: LLM) -> None:
     with ThreadPoolExecutor(4) as threads:
         asked = [threads.submit(texts, llm) for _ in range(6)]
         asked += [threads.submit(streamed, llm) for _ in range(2)]
-        found = [one.result(timeout=120) for one in asked]
+        found = [one.result(timeout=300) for one in asked]
     assert found[:6] == [expected] * 6
     assert found[6:] == [expected] * 2
     assert not llm.engine.has_work()
@@ -182,7 +182,7 @@ def test_two_models_at_the_same_time_in_two_threads(model: Path, tmp_path: Path)
     alone = [texts(llm) for llm in both]
     with ThreadPoolExecutor(3) as threads:
         asked = [threads.submit(lambda llm: [texts(llm) for _ in range(3)], llm) for llm in both]
-        assert [one.result(timeout=120) for one in asked] == [[one] * 3 for one in alone]
+        assert [one.result(timeout=300) for one in asked] == [[one] * 3 for one in alone]
     assert alone[0] == alone[2] != alone[1]
 
 
@@ -190,7 +190,7 @@ def test_made_and_used_in_a_thread(model: Path, llm: LLM) -> None:
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(texts(LLM(str(model), **SMALL))))
     thread.start()
-    thread.join(120)
+    thread.join(300)
     assert found == [texts(llm)]
 
 

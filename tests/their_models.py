@@ -234,6 +234,10 @@ CASES = {
     "hunyuan": ("HunYuanDenseV1", GATED | {"head_dim": 16}),
     "hunyuan, alpha": ("HunYuanDenseV1", GATED | {"head_dim": 16, "rope_parameters": ALPHA}),
     "hunyuan, yarn": ("HunYuanDenseV1", GATED | {"head_dim": 16, "rope_parameters": YARN}),
+    "hunyuan, yarn and a large epsilon": (
+        "HunYuanDenseV1",
+        GATED | {"head_dim": 16, "rope_parameters": YARN, "rms_norm_eps": 0.3},
+    ),
     "bitnet": ("BitNet", GATED | {"head_dim": 8}),
     "ministral": (
         "Ministral",
@@ -243,7 +247,7 @@ CASES = {
     "jais 2": ("Jais2", GATED),
     "vaultgemma": ("VaultGemma", GEMMA),
     "nanochat": ("NanoChat", GATED),
-    "nanochat, yarn": ("NanoChat", GATED | {"rope_parameters": YARN}),
+    "nanochat, yarn": ("NanoChat", GATED | {"rope_parameters": YARN, "rms_norm_eps": 0.3}),
     "hyperclovax": (
         "HyperCLOVAX",
         GATED

@@ -54,7 +54,6 @@ if hasattr(os, "sched_getscheduler") and os.sched_getscheduler(0) in (os.SCHED_F
     os.sched_setparam(0, os.sched_param(1))
 runpy.run_module(sys.argv[1], run_name="__main__")
 """
-_TIMEOUT = 600.0
 
 Answer = tuple[np.ndarray, int]  # tokens, and how many of them are a prompt's
 
@@ -64,6 +63,7 @@ class Adapter:
 
     what = ""  # is done, for the log
     patience = inf  # seconds for which its process may be stopped
+    timeout: float | None = 600.0  # seconds that it may take
 
     def __init__(self, first: int, pause: float) -> None:
         self._pause = pause
@@ -141,11 +141,11 @@ class Adapter:
                 stderr=subprocess.PIPE,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
-            found, words = self._process.communicate(data, timeout=self._timeout)
+            found, words = self._process.communicate(data, timeout=self.timeout)
         except subprocess.TimeoutExpired:
             assert self._process is not None
             self._process.kill()
-            log.warning("%s in %.0f seconds", self.what, _TIMEOUT)
+            log.warning("%s in %.0f seconds", self.what, self.timeout)
             return None
         except OSError as error:
             log.warning("%s: %s", self.what, error)
@@ -157,10 +157,6 @@ class Adapter:
             log.warning("%s: %s", self.what, lines[-1] if lines else "killed")
             return None
         return found
-
-    @property
-    def _timeout(self) -> float | None:
-        return _TIMEOUT
 
     def _watch(self) -> None:
         """Let the process run while there is nothing to serve, or once it has waited enough."""
@@ -251,6 +247,7 @@ class NetworkAdapter(Adapter):
     """
 
     what = "the drafter could not go on learning"
+    timeout = None  # it may be stopped for as long as there are requests
 
     def __init__(
         self,
@@ -272,10 +269,6 @@ class NetworkAdapter(Adapter):
         super().close()
         if self._folder is not None:
             self._folder.cleanup()
-
-    @property
-    def _timeout(self) -> float | None:
-        return None  # it may be stopped for as long as there are requests
 
     def _work(self, texts: list[Answer]) -> None:
         newest, num_tokens = [], 0
@@ -340,7 +333,7 @@ def _given(name: str) -> int | None:
     return int(given)
 
 
-def adapter_for(options: Mapping[str, str], runner: Any, target: str) -> Adapter | Adapters | None:
+def adapter_for(options: Mapping[str, str], runner: Any, target: str) -> Adapters | None:
     """What `adapt=true` asks for; None: nobody did, or nothing here can learn."""
     if options.get("adapt", "").lower() not in ("true", "1", "yes", "on"):
         return None
@@ -357,4 +350,4 @@ def adapter_for(options: Mapping[str, str], runner: Any, target: str) -> Adapter
     if not found:
         say_once("adapt: neither lookups nor a network of `hunch train` draft here; nothing adapts")
         return None
-    return found[0] if len(found) == 1 else Adapters(found)
+    return Adapters(found)

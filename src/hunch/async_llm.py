@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack
 
 from hunch.arguments import Arguments
 from hunch.compat import VllmCalls, wishes_of
@@ -25,6 +25,7 @@ from hunch.text.tokenizer import Tokenizer
 from hunch.types import RequestOutput, RequestOutputKind, SamplingParams
 
 log = logging.getLogger("hunch")
+T = TypeVar("T")
 
 
 class AsyncLLM(VllmCalls):
@@ -132,12 +133,7 @@ class AsyncLLM(VllmCalls):
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
         """Forget cached prefixes; whether none is left. Running requests go on as they are."""
-        self._check()
-        done: Future[bool] = Future()
-        self._orders.put(
-            lambda: done.set_result(self._llm.reset_cache(is_held_too=reset_running_requests))
-        )
-        return await asyncio.wrap_future(done)
+        return await self._done(lambda: self._llm.reset_cache(is_held_too=reset_running_requests))
 
     async def pause_generation(
         self, *, mode: Literal["abort", "wait", "keep"] = "abort", clear_cache: bool = True
@@ -161,15 +157,11 @@ class AsyncLLM(VllmCalls):
 
     async def resume_generation(self) -> None:
         """Go on after `pause_generation`."""
-        self._check()
-        done: Future[None] = Future()
 
         def resume() -> None:
             self._is_paused = self._is_closed = False
-            done.set_result(None)
 
-        self._orders.put(resume)
-        await asyncio.wrap_future(done)
+        await self._done(resume)
 
     async def is_paused(self) -> bool:
         return self._is_paused or self._is_closed
@@ -194,6 +186,13 @@ class AsyncLLM(VllmCalls):
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
+
+    async def _done(self, order: Callable[[], T]) -> T:
+        """What an order gives, once the engine's thread has taken it."""
+        self._check()
+        done: Future[T] = Future()
+        self._orders.put(lambda: done.set_result(order()))
+        return await asyncio.wrap_future(done)
 
     def _check(self) -> None:
         check_process(self._process)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import difflib
 import functools
+import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields
 from typing import Any, TypeVar
 
-from hunch.errors import RequestError
+from hunch.errors import GrammarError, RequestError
 
 T = TypeVar("T")
 MAX_SEED = 2**63 - 1
+MAX_ANSWERS = 16_384  # to one prompt: each is a request of its own
+MAX_GRAMMAR_BYTES = 256 * 1024  # of a schema, regex or grammar
 _ELSEWHERE = {  # names that transformers and others have for it
     "max_new_tokens": "max_tokens",
     "max_length": "max_tokens",
@@ -75,9 +78,10 @@ def takes_vllms_names(
     """A class that also takes vLLM's other fields, as long as they ask for nothing."""
 
     def extend(cls: type[T]) -> type[T]:
-        make: Any = cls.__init__
+        is_frozen = cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
+        make: Any = cls.__init__ if is_frozen else setting_what_is_given(cls)
 
-        @functools.wraps(make)
+        @functools.wraps(cls.__init__)
         def __init__(self: T, **given: Any) -> None:  # noqa: N807
             make(self, **known_names(what, cls, plain_only(what, given, others)))
 
@@ -86,11 +90,29 @@ def takes_vllms_names(
             raise FrozenInstanceError(f"{cls.__name__} cannot be changed: {instead}")
 
         cls.__init__ = __init__  # type: ignore[assignment, method-assign]
-        if cls.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        if is_frozen:
             cls.__setattr__ = __setattr__  # type: ignore[assignment, method-assign]
         return cls
 
     return extend
+
+
+def setting_what_is_given(cls: Any) -> Callable[..., None]:
+    """An `__init__` for a dataclass that checks fields as they are set: its defaults need none."""
+    usual, names = cls(), [f.name for f in fields(cls)]
+    defaults = [(name, getattr(cls, name).__set__, getattr(usual, name)) for name in names]
+    others = {n: f.default for n, f in cls.__dataclass_fields__.items() if n not in names}
+
+    def __init__(self: Any, **given: Any) -> None:  # noqa: N807
+        for name, put, default in defaults:
+            value = given.pop(name, default)
+            if value is default or (type(value) is type(default) and value == default):
+                put(self, default.copy() if isinstance(default, list) else default)
+            else:
+                setattr(self, name, value)
+        self.__post_init__(**{**others, **given})
+
+    return __init__
 
 
 def known_names(what: str, options_class: Any, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -194,7 +216,7 @@ _IN_OUR_TYPES: dict[str, Callable[[Any], Any]] = {
     "output_kind": lambda v: v or 0,
 }
 _SAMPLING_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "n": (lambda v: is_whole(v, 1), "a whole number, 1 or more"),
+    "n": (lambda v: is_whole(v, 1) and v <= MAX_ANSWERS, f"a whole number from 1 to {MAX_ANSWERS}"),
     "temperature": (lambda v: is_number(v) and v >= 0, "0 or more (0 means greedy)"),
     "top_p": (lambda v: is_number(v) and 0 < v <= 1, "above 0 and at most 1"),
     "top_k": (lambda v: is_whole(v, 0), "a whole number: -1, 0 (all tokens) or more"),
@@ -234,3 +256,22 @@ def sampling_value(name: str, value: Any) -> Any:
             if not (is_whole(token, 0) and is_number(bias) and -100 <= bias <= 100):
                 raise RequestError(f"logit_bias[{token!r}]={bias!r} must be from -100 to 100")
     return value
+
+
+def json_of(schema: Any, name: str = "json") -> str:
+    """A schema as JSON; `name` is the field of structured_outputs that holds it.
+
+    It is written piece by piece, and refused as soon as it is too large: a small one that holds the
+    same part twice at each of many levels would come to gigabytes.
+    """
+    pieces: list[str] = []
+    room = MAX_GRAMMAR_BYTES
+    schema = dict(schema) if isinstance(schema, Mapping) else schema
+    for piece in json.JSONEncoder().iterencode(schema):
+        pieces.append(piece)
+        room -= len(piece)  # JSON is written in ASCII
+        if room < 0:
+            raise GrammarError(
+                f"structured_outputs.{name} has more than {MAX_GRAMMAR_BYTES:,} bytes, the limit"
+            )
+    return "".join(pieces)

@@ -83,7 +83,7 @@ class ModelConfig:
         _one_of("activation_bits", bits := str(self.activation_bits), ("auto", "8", "14"))
         object.__setattr__(self, "activation_bits", bits if bits == "auto" else int(bits))
         _at_least("max_model_len", self.max_model_len, 1)
-        _at_least("threads", self.threads, 1)
+        _at_least("threads", self.threads, 1, 1024)  # one too many would end the process
         _at_least("seed", self.seed, 0)
 
 
@@ -394,6 +394,7 @@ def _one_of(name: str, value: str, allowed: Any) -> None:
         raise ConfigError(f"{name}: {unknown(value, allowed)}")
 
 
-def _at_least(name: str, value: int | None, least: int) -> None:
-    if value is not None and value < least:
-        raise ConfigError(f"{name}={value} must be {least} or more")
+def _at_least(name: str, value: int | None, least: int, most: int | None = None) -> None:
+    if value is not None and not least <= value <= (most or value):
+        allowed = f"from {least} to {most}" if most else f"{least} or more"
+        raise ConfigError(f"{name}={value} must be {allowed}")

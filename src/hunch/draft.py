@@ -1,8 +1,9 @@
-"""Device values that pass between target, verifier and drafter.
+"""Values on a device that target, verifier and drafter give each other.
 
 Shape letters: X rows of the engine, R rows of this step, L longest sequence, N nodes of a draft,
-K tokens one step can commit (longest path + 1), G KV groups, B blocks, T packed tokens, D width.
-Token ids, positions and slots are int64.
+K tokens one step can commit (longest path + 1), G KV groups, B blocks of a table, T packed tokens,
+D width, V vocabulary, M tokens that were checked, C candidates after each. Token ids, positions and
+slots are int64.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ class Draft:
     tokens_RN: Tensor
     parents_RN: Tensor  # index of the parent node in the same row; -1: the row's last known token
     num_nodes_R: Tensor  # nodes past this are padding
-    q_RNV: Tensor | None = None  # what node n was drawn from, if the verifier uses it
-    is_sampled_RN: Tensor | None = None  # the node was drawn from q (else: chosen, q is one-hot)
+    q_RNV: Tensor | None = None  # the distribution a node was drawn from, if the verifier uses it
+    is_sampled_RN: Tensor | None = None  # whether it was drawn from q; else it was chosen
     methods: Sequence[str] | None = None  # the method of each row, if several are loaded
     # Each row's tokens and parents as arrays, if the drafter has them; the tokens may change when
     # it drafts for the row again.
@@ -77,7 +78,7 @@ class Verdict:
 class Rows:
     """Per-request state that persists from step to step; `ids_R` names the rows of this step.
 
-    Drafters get it in the host's memory.
+    For drafters it is in the host's memory.
     Tokens at positions below known_X are known; KV of group g is written below computed_GX[g].
     Position p has slot table[p // block_size] * block_size + p % block_size.
     """
@@ -107,24 +108,26 @@ class Rows:
 class TargetStep:
     """What the target just did for `rows`: known tokens processed, then some committed.
 
-    Row r processed positions [start_R[r], known_R[r]) with features for each, packed row after row,
+    Row r processed positions [start_R[r], known_R[r]) with states of each, packed row after row,
     those of row r from offset_R[r] on. Rejected nodes are not among them. Tokens up to
     known_X[row], the bonus included, are in rows.tokens_XL.
     """
 
     rows: Rows
     start_R: Tensor
-    known_R: Tensor  # known length without the bonus: features exist below it
+    known_R: Tensor  # known length without the bonus: states exist below it
     offset_R: Tensor
-    hidden_TD: Tensor | None  # after the final norm; None unless Needs.hidden
+    hidden_TD: Tensor | None  # states after the final norm; None: the drafter needs none
     features: tuple[Tensor, ...] = ()  # outputs after Needs.feature_layers, each TD
-    is_caught_up_R: Tensor | None = None  # the row committed a token and may draft
-    checked_M: Tensor | None = None  # tokens the target scored a successor for, rejected ones too
-    top_MC: Tensor | None = None  # its Needs.top best successors of each, best first
+    # The row committed a token and may draft; None: the drafter needs no states.
+    is_caught_up_R: Tensor | None = None
+    # Roots and nodes, rejected ones too; and the target's `Needs.top` best tokens after each.
+    checked_M: Tensor | None = None
+    top_MC: Tensor | None = None  # best first
 
     @staticmethod
     def without_states(rows: Rows) -> TargetStep:
-        """For a drafter that needs no features: the columns that locate them are empty."""
+        """For a drafter that needs no states: the columns that locate them are empty."""
         nowhere = torch.empty(0, dtype=torch.int64)
         return TargetStep(rows, nowhere, nowhere, nowhere, None)
 
@@ -138,7 +141,7 @@ class KVShape:
     head_dim: int
     dtype: torch.dtype
     is_shared: bool = False  # keys serve as values
-    others: KVShape | None = None  # of the last layers, if their heads have another shape
+    others: KVShape | None = None  # storage of the last layers, if their heads have another shape
 
     @staticmethod
     def of(
@@ -163,10 +166,10 @@ class Needs:
     max_nodes: int  # most nodes one draft may have
     feature_layers: tuple[int, ...] = ()  # outputs after this many target layers (0: embeddings)
     hidden: bool = False  # the target's last hidden state, after the final norm
-    top: int = 0  # how many of the target's best successors of each checked token
-    kv: KVShape | None = None  # a KV group of its own
-    group: GroupInfo | None = None  # its name, with kv
-    weight_bytes: int = 0
+    top: int = 0  # how many of the target's best tokens after each checked token
+    kv: KVShape | None = None  # a KV group of its own; None: it keeps no KV
+    group: GroupInfo | None = None  # that group's name and properties
+    weight_bytes: int = 0  # of the drafter's weights
     methods: Mapping[str, int] = field(default_factory=dict)  # of several: name -> its most nodes
 
 

@@ -48,6 +48,11 @@ class _Kept:
             group.add_argument(*flags, dest=name, default=usual, **how)
         return parser
 
+    @staticmethod
+    def is_switch(name: str) -> bool:
+        """Whether the argument's flag takes no value."""
+        return _reader(name) is bool
+
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> Self:
         """Those of a program's arguments that are an engine's."""

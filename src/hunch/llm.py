@@ -1,46 +1,35 @@
-"""The offline front door, and the only place where the parts are put together."""
+"""The offline front door."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from threading import Lock, RLock
-from time import perf_counter
+from threading import RLock
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from hunch.adapt import adapter_for
 from hunch.arguments import Arguments
 from hunch.beams import BeamSearchOutput, BeamSearchParams, search_beams
-from hunch.chat.structural_tag import as_grammar
 from hunch.chat.turn import Wish, add_messages, chat_format, open_turn
-from hunch.compat import VllmCalls, config_from_vllm, spec_from_vllm, unused_arguments, wishes_of
-from hunch.config import DEFAULT_MODEL, Config, ModelConfig, load_drafter, say_once
-from hunch.drafter_files import find_files
-from hunch.engine.engine import Engine
-from hunch.errors import CapacityError, ConfigError, ModelError, ModelFormatError
-from hunch.hub import ModelFiles, resolve
+from hunch.compat import VllmCalls, config_from_vllm, spec_from_vllm, wishes_of
+from hunch.config import DEFAULT_MODEL, Config, say_once
 from hunch.llm_engine import LLMEngine
+from hunch.loading import LoadTarget, build_engine, load_target_of, load_text
 from hunch.offline import OfflineRequests
 from hunch.pooling import EmbeddingRequestOutput, embedding_of, pooling_params
 from hunch.prompts import Params, Prompt, list_chats, list_prompts, params_for, progress
 from hunch.step.collector import without_collector
-from hunch.text.tokenizer import Tokenizer, load_tokenizer
-from hunch.types import Capacity, RequestOutput, SamplingParams, StructuredOutput, recommended
+from hunch.text.tokenizer import Tokenizer
+from hunch.types import RequestOutput, SamplingParams, recommended
 
 if TYPE_CHECKING:
-    import torch
-
     from hunch.models.target import Target
     from hunch.models.weights import Weights
-    from hunch.step.runner import Runner
 
 log = logging.getLogger("hunch")
 
 Message = Mapping[str, Any]
-LoadTarget = Callable[[Config, ModelFiles, "torch.device"], "Target"]
 
 
 class LLM(VllmCalls):
@@ -60,7 +49,7 @@ class LLM(VllmCalls):
         **arguments: Unpack[Arguments],
     ) -> None:
         """`weights`: tensors to use in place of those in the model's files."""
-        load = None if weights is None else partial(_load_target, weights=weights)
+        load = None if weights is None else partial(load_target_of, weights=weights)
         self._open(config_from_vllm(model=model, **arguments), load_target=load)
 
     def _open(
@@ -245,154 +234,3 @@ class LLM(VllmCalls):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@contextmanager
-def _no_room_on_gpu(what: str) -> Iterator[None]:
-    """CUDA's out of memory as an error of ours, with what to do."""
-    import torch
-
-    try:
-        yield
-    except torch.OutOfMemoryError as error:
-        raise CapacityError(
-            f"the GPU is out of memory: {what}. Give a smaller gpu_memory_utilization, "
-            "max_num_batched_tokens, max_num_seqs or max_model_len, or a smaller model"
-        ) from error
-
-
-def load_text(config: Config) -> Tokenizer:
-    """Tokenizer and chat template of the config's model; no torch."""
-    model = config.model
-    if model.tokenizer is not None:
-        return load_tokenizer(resolve(model.tokenizer, directory=model.download_dir))
-    return load_tokenizer(_find(model))
-
-
-def _find(model: ModelConfig) -> ModelFiles:
-    return resolve(model.model, revision=model.revision, directory=model.download_dir)
-
-
-def build_engine(
-    config: Config, tokenizer: Tokenizer | None = None, load_target: LoadTarget | None = None
-) -> Engine:
-    """Load the model and put the engine together."""
-    from hunch.models.target import pick_device
-
-    files = _find(config.model)
-    if config.spec.is_lossy:
-        log.warning("verifier=%r is LOSSY: it may change the text", config.spec.verifier)
-    if config.spec.is_synthetic:
-        log.warning("SYNTHETIC drafts: acceptance and speed are no drafter's, only the engine's")
-    tokenizer = tokenizer or load_text(config)
-    device = pick_device(config.model.device)
-    for word in unused_arguments(config, device):
-        say_once(word)
-    if device.startswith("cuda"):
-        config = replace(config, schedule=config.schedule.for_gpu())
-    with _no_room_on_gpu("the model and its captured steps do not fit"):
-        runner = _build_runner(config, files, tokenizer, device, load_target or _load_target)
-    log.info("%s on %s; exact: %s", config.model.model, device, runner.capacity.exact)
-    if bits := runner.capacity.activation_bits:
-        other = "14 are nearer to float32" if bits == 8 else "8 are faster, less near to float32"
-        log.info("activations have %d bits (%s: activation_bits)", bits, other)
-    compile_grammar = _grammar_compiler(tokenizer)
-    adapter = adapter_for(config.spec.options, runner, str(files.path))
-    return Engine(config, runner, tokenizer, compile_grammar=compile_grammar, adapter=adapter)
-
-
-def _grammar_compiler(tokenizer: Tokenizer) -> Callable[[StructuredOutput], Any]:
-    """Loads the grammar engine with the first request that brings a grammar."""
-    lock = Lock()
-    made: list[Callable[[StructuredOutput], Any]] = []
-
-    def compile_grammar(asked: StructuredOutput) -> Any:
-        from hunch.grammar.compile import GrammarCompiler
-
-        with lock:
-            if not made:
-                made.append(GrammarCompiler(tokenizer))
-        return made[0](as_grammar(asked, tokenizer.special_tokens))
-
-    return compile_grammar
-
-
-def _build_runner(
-    config: Config,
-    files: ModelFiles,
-    tokenizer: Tokenizer,
-    device_name: str,
-    load_target: LoadTarget,
-) -> Runner:
-    import torch
-
-    from hunch.models.weights import open_weights
-    from hunch.step.ahead import compiling_ahead
-    from hunch.step.calibrate import is_finite, not_finite
-
-    device = torch.device(device_name)
-    if config.model.threads is not None:
-        torch.set_num_threads(config.model.threads)
-    with compiling_ahead(device) as ahead:
-        runner = _load_runner(config, files, tokenizer, device, load_target)
-        ahead.prepare(runner, progress, is_greedy=config.is_greedy)
-    if not is_finite(runner):
-        runner.close()
-        raise ModelFormatError(f"{files.path}: {not_finite(open_weights(files))}")
-    return runner
-
-
-def _load_runner(
-    config: Config,
-    files: ModelFiles,
-    tokenizer: Tokenizer,
-    device: torch.device,
-    load_target: LoadTarget,
-) -> Runner:
-    """The model, its drafter and a runner for them, with nothing captured."""
-    from hunch.models.target import OverProcesses
-    from hunch.step.assemble import assemble
-
-    began = perf_counter()
-    target = load_target(config, files, device)
-    seconds = perf_counter() - began
-    if isinstance(target, OverProcesses):
-        target = target.with_draft_size(config.spec.draft_tensor_parallel_size)
-    load_drafter(config.spec.method)
-    spec = find_files(config.spec, files, device.type, config.model.download_dir)
-    config = replace(config, spec=spec)
-    runner = assemble(config, target, device, tokenizer.vocab, tokenizer, load_tokenizer)
-    runner.capacity, runner.load_seconds = _with_sizes(runner, device), seconds
-    if load_target is _load_target and isinstance(target, OverProcesses):
-        runner.on_close = target.close
-    return runner
-
-
-def _with_sizes(runner: Runner, device: torch.device) -> Capacity:
-    """What the models take; on a CPU memory for KV is taken only as it is used."""
-    weights, target, capacity = runner.drafter.needs.weight_bytes, runner.target, runner.capacity
-    num_bytes = capacity.drafter_bytes if device.type == "cuda" else weights
-    share = weights / max(target.weight_bytes, 1)
-    about = {"architecture": target.spec.architecture, "bytes": target.weight_bytes}
-    return replace(capacity, drafter_bytes=num_bytes, drafter_share=share, model=about)
-
-
-def _load_target(
-    config: Config, files: ModelFiles, device: torch.device, weights: Weights | None = None
-) -> Target:
-    from hunch.models.target import load_target
-    from hunch.models.weights import open_weights, with_overrides
-
-    if config.parallel.num_ranks > 1:
-        from hunch.parallel.split_target import load_split
-
-        if weights is not None:
-            raise ConfigError("weights in memory cannot be split over processes: give files")
-        return load_split(config, files.path, device)
-    weights = with_overrides(weights or open_weights(files), config.model.hf_overrides)
-    try:
-        return load_target(config.model, weights, device)
-    except ModelError as error:
-        if str(files.path) in str(error):
-            raise
-        raise type(error)(f"{files.path}: {error}") from None

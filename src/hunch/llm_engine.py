@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Self
 
-from hunch.compat import VllmCalls, wishes_of
+from hunch.compat import VllmCalls, config_from_vllm, wishes_of
 from hunch.config import Config, ModelConfig
 from hunch.engine.engine import Engine
 from hunch.engine_args import EngineArgs, UsageContext, check_plain
+from hunch.loading import build_engine, load_text
 from hunch.offline import OfflineRequests
 from hunch.prompts import Prompt, params_for
 from hunch.text.tokenizer import Tokenizer
@@ -44,11 +45,11 @@ class LLMEngine(VllmCalls):
         enable_multiprocessing: bool = False,
     ) -> Self:
         """vLLM's further arguments mean nothing here: steps are made in this process."""
-        from hunch.llm import LLM
-
         check_plain(stat_loggers)
-        llm = LLM(**engine_args.given())
-        return cls(llm.config, llm.engine, llm._requests, llm.tokenizer)
+        config = config_from_vllm(**engine_args.given())
+        tokenizer = load_text(config)
+        engine = build_engine(config, tokenizer)
+        return cls(config, engine, OfflineRequests(engine, tokenizer), tokenizer)
 
     def add_request(
         self,

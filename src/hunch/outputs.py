@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from hunch.types import DraftTrace, Logprob
+from operator import attrgetter
+from typing import Any
 
 
 class RequestOutputKind(IntEnum):
@@ -16,6 +14,25 @@ class RequestOutputKind(IntEnum):
     CUMULATIVE = 0  # the answer so far
     DELTA = 1  # what came since the output before
     FINAL_ONLY = 2  # there is one output, at the end
+
+
+@dataclass(slots=True)
+class Logprob:
+    """Natural log of a token's probability under the target, before sampling filters."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class DraftTrace:
+    """A draft and what was accepted: node i is tokens[i] after node parents[i] (-1: the root)."""
+
+    tokens: list[int]
+    parents: list[int]
+    accepted: list[int]  # nodes on the accepted path, in order
+    method: str = ""  # the method that drafted it
 
 
 @dataclass(kw_only=True, slots=True)
@@ -57,21 +74,10 @@ class RequestMetrics:
         return None if first is None else first - self.arrival_time
 
     # Newer names of the same times.
-    @property
-    def queued_ts(self) -> float:
-        return self.arrival_time
-
-    @property
-    def scheduled_ts(self) -> float | None:
-        return self.first_scheduled_time
-
-    @property
-    def first_token_ts(self) -> float | None:
-        return self.first_token_time
-
-    @property
-    def last_token_ts(self) -> float | None:
-        return self.last_token_time
+    queued_ts = property(attrgetter("arrival_time"))
+    scheduled_ts = property(attrgetter("first_scheduled_time"))
+    first_token_ts = property(attrgetter("first_token_time"))
+    last_token_ts = property(attrgetter("last_token_time"))
 
 
 @dataclass(kw_only=True, slots=True)

@@ -43,6 +43,12 @@ VERIFIERS = {
 }
 LOSSY = frozenset({"typical"})  # verifiers whose text no longer follows the target's distribution
 
+BACKENDS = {  # what computes a model's passes; nothing else compares names of kernels
+    "torch": "hunch.models.backends:TORCH",
+    "native": "hunch.models.backends:NATIVE",
+    "triton": "hunch.models.backends:TRITON",
+}
+
 MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architecture
     "LlamaForCausalLM": "hunch.models.families.llama:Llama",
     "Llama4ForCausalLM": "hunch.models.families.llama4:Llama4",
@@ -60,17 +66,17 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "Mistral3ForConditionalGeneration": "hunch.models.families.mistral:Ministral3",
     "SeedOssForCausalLM": "hunch.models.families.llama:SeedOss",
     "MistralForCausalLM": "hunch.models.families.mistral:Mistral",
-    "Qwen2VLForConditionalGeneration": "hunch.models.families.qwen:Qwen2",
-    "Qwen2_5_VLForConditionalGeneration": "hunch.models.families.qwen:Qwen2",
-    "Qwen3VLForConditionalGeneration": "hunch.models.families.qwen:Qwen3",
+    "Qwen2VLForConditionalGeneration": "hunch.models.families.qwen:Qwen2VL",
+    "Qwen2_5_VLForConditionalGeneration": "hunch.models.families.qwen:Qwen2VL",
+    "Qwen3VLForConditionalGeneration": "hunch.models.families.qwen:Qwen3VL",
     "Qwen2ForCausalLM": "hunch.models.families.qwen:Qwen2",
     "Qwen3ForCausalLM": "hunch.models.families.qwen:Qwen3",
     "DeepseekV2ForCausalLM": "hunch.models.families.deepseek:DeepseekV2",
     "DeepseekV3ForCausalLM": "hunch.models.families.deepseek:DeepseekV3",
     "DeepseekV32ForCausalLM": "hunch.models.families.deepseek:DeepseekV32",
-    "GlmMoeDsaForCausalLM": "hunch.models.families.deepseek:DeepseekV32",
+    "GlmMoeDsaForCausalLM": "hunch.models.families.deepseek:GlmMoeDsa",
     "Glm4MoeForCausalLM": "hunch.models.families.glm:Glm4Moe",
-    "Glm4MoeLiteForCausalLM": "hunch.models.families.deepseek:DeepseekV3",
+    "Glm4MoeLiteForCausalLM": "hunch.models.families.deepseek:Glm4MoeLite",
     "GptOssForCausalLM": "hunch.models.families.gpt_oss:GptOss",
     "GraniteMoeForCausalLM": "hunch.models.families.granite:GraniteMoe",
     "MixtralForCausalLM": "hunch.models.families.mistral:Mixtral",
@@ -93,8 +99,8 @@ MODELS = {  # keys: `architectures` of config.json, and GGUF's general.architect
     "Gemma3nForConditionalGeneration": "hunch.models.families.gemma3n:Gemma3n",
     "Gemma4ForCausalLM": "hunch.models.families.gemma4:Gemma4",
     "Gemma4ForConditionalGeneration": "hunch.models.families.gemma4:Gemma4",
-    "Gemma4UnifiedForCausalLM": "hunch.models.families.gemma4:Gemma4",
-    "Gemma4UnifiedForConditionalGeneration": "hunch.models.families.gemma4:Gemma4",
+    "Gemma4UnifiedForCausalLM": "hunch.models.families.gemma4:Gemma4Unified",
+    "Gemma4UnifiedForConditionalGeneration": "hunch.models.families.gemma4:Gemma4Unified",
     "ArceeForCausalLM": "hunch.models.families.nemotron:Arcee",
     "Exaone4ForCausalLM": "hunch.models.families.olmo:Exaone4",
     "ExaoneForCausalLM": "hunch.models.families.llama:Exaone",

@@ -21,6 +21,8 @@ from hunch.checks import plain_only as plain_only
 from hunch.checks import recommended as recommended
 from hunch.errors import RequestError
 from hunch.outputs import CompletionOutput as CompletionOutput
+from hunch.outputs import DraftTrace as DraftTrace
+from hunch.outputs import Logprob as Logprob
 from hunch.outputs import RequestMetrics as RequestMetrics
 from hunch.outputs import RequestOutput as RequestOutput
 from hunch.outputs import RequestOutputKind as RequestOutputKind
@@ -129,13 +131,13 @@ class SamplingParams:
     prompt_logprobs: int | None = None  # the same at the prompt's tokens
     structured_outputs: StructuredOutput | None = None  # also as a dict of its fields
     guided_decoding: InitVar[StructuredOutput | Mapping[str, Any] | None] = None  # its older name
-    speculation: Speculation = field(default_factory=Speculation)  # also as a dict of its fields
+    speculation: Speculation = Speculation()  # also as a dict of its fields
     prediction: str | Sequence[int] | None = None  # the answer as expected: text, or token ids
     output_kind: int = RequestOutputKind.CUMULATIVE  # of AsyncLLM.generate, by vLLM's numbers
     pooling: str | None = None  # last or mean: the prompt's states come back as one, see LLM.embed
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name not in SamplingParams.__dataclass_fields__:
+        if name not in self.__dataclass_fields__:
             what = "sampling parameters"
             known_names(what, SamplingParams, plain_only(what, {name: value}, VLLMS_SAMPLING))
             return  # it is vLLM's alone, and asks for nothing
@@ -206,12 +208,13 @@ class Capacity:
     """What the runner has room for."""
 
     num_blocks: int
-    block_size: int
+    block_size: int  # tokens
     max_rows: int
     max_len: int  # longest sequence, prompt and output
     max_nodes: int  # most nodes a draft may have (slots reserved after the committed ones)
     max_draft_rows: int | None = None  # with more rows there are no drafts: they would not pay
     drafts_in_step: bool = False  # a step also writes a drafter's KV of the token it commits
+    max_prompt: int | None = None  # tokens of prompts that a step may read; None: any number
     past_end: int = 0  # slots past a row's end: a tree has more nodes than tokens are to come
     drafter_bytes: int = 0  # memory of the drafter's weights; on a GPU of its KV too
     drafter_share: float = 0.0  # bytes of the drafter's weights per byte of the target's
@@ -267,25 +270,6 @@ class StepPlan:
         return sum(work.num_tokens + work.num_nodes for work in self.work)
 
 
-@dataclass(slots=True)
-class Logprob:
-    """Natural log of a token's probability under the target, before sampling filters."""
-
-    logprob: float
-    rank: int | None = None
-    decoded_token: str | None = None
-
-
-@dataclass(kw_only=True, slots=True)
-class DraftTrace:
-    """A draft and what was accepted: node i is tokens[i] after node parents[i] (-1: the root)."""
-
-    tokens: list[int]
-    parents: list[int]
-    accepted: list[int]  # nodes on the accepted path, in order
-    method: str = ""  # the method that drafted it
-
-
 @dataclass(kw_only=True, slots=True)
 class RowResult:
     """What a step did for one row."""
@@ -313,8 +297,8 @@ class DecodedRows:
     """What a step did for rows that decode and go on, in columns with an entry for each row.
 
     Such a row had tokens before, processed the last of them, perhaps with a draft, and got more.
-    `RowResult` says what the columns mean. Where a column is None, every row has the default that
-    it has there. Only without `computed`, the target has computed all tokens but the last, and
+    `RowResult` says what the columns mean, and its defaults hold for a column that is None. There
+    is one exception: if `computed` is None, the target has computed all tokens but the last, and
     nothing is said of other KV groups.
     """
 
@@ -351,7 +335,6 @@ class Runner(Protocol):
     capacity: Capacity
 
     def submit(self, plan: StepPlan) -> None: ...
-
     def collect(self) -> StepResult: ...
 
     def has_result(self) -> bool: ...  # `collect` would not wait for the device

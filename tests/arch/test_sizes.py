@@ -1,8 +1,8 @@
 """Files and functions stay small enough to be read."""
 
-import ast
 from pathlib import Path
 
+from arch.parsed import parsed
 from hunch.registry import DRAFTERS, MODELS, RECIPES
 
 SOURCE = Path(__file__).parents[2] / "src" / "hunch"
@@ -12,13 +12,10 @@ REASONS = {
     "__main__.py": "python -m hunch",
     "launch_server.py": "SGLang's name of the server's module",
     "entrypoints/openai/api_server.py": "vLLM's name of the server's module",
-    "server/long_work.py": "whole answers and streams share it",
     "step/collector.py": "rooms that know no steps use it too",
     "sampling/stop.py": "both forms of a step ask it",
     "chat/ids.py": "server and chat share it, and nothing else of it",
     "train/count.py": "a process of its own",
-    "train/masters.py": "students and recipes share it",
-    "server/prompt_log.py": "one job of its own",
     "server/text.py": "a protocol that half of the server names",
 }
 
@@ -26,11 +23,8 @@ REASONS = {
 def too_long(path: Path) -> list[str]:
     text = path.read_text()
     found = ["the file"] if text.count("\n") > MAX_FILE else []
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            body_start = node.body[0].lineno  # a long signature is not a long function
-            if node.end_lineno - body_start >= MAX_FUNCTION:
-                found.append(node.name)
+    # A long signature is not a long function.
+    found += [name for name, lines in parsed(path).functions if lines >= MAX_FUNCTION]
     return found
 
 

@@ -6,10 +6,11 @@ and the names inside backquotes), a few that have no business here at all in pro
 
 from __future__ import annotations
 
-import ast
 import re
 from functools import cache
 from pathlib import Path
+
+from arch.parsed import parse, parsed
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "hunch"
@@ -45,7 +46,6 @@ SOURCE_NAMES = {
 KIND = "what it is: format, json_type, layer_type, category, class"
 KIND_NAMES = ("captured_step", "row_extras", "step_graphs", "step_kinds")
 KIND_FILES = {f"step/{name}.py" for name in KIND_NAMES}
-THEIR_NAMES = {("argsort", "kind"), ("accelerator_config", "kind")}  # numpy's and Ray's
 PHRASES = ("under_way", "output_kind")  # in names, not taken apart; the second is vLLM's
 # In prose too, whatever the sentence.
 PROSE = re.compile(
@@ -64,28 +64,6 @@ def parts_of(name: str) -> frozenset[str]:
     return frozenset(words.split("_"))
 
 
-def names_in(tree: ast.AST) -> set[str]:
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            found.add(node.id)
-        elif isinstance(node, ast.Attribute):
-            if (getattr(node.value, "attr", None), node.attr) not in THEIR_NAMES:
-                found.add(node.attr)
-        elif isinstance(node, ast.arg):
-            found.add(node.arg)
-        elif isinstance(node, ast.Call):
-            called = getattr(node.func, "attr", None)
-            given = {word.arg for word in node.keywords if word.arg}
-            found.update(name for name in given if (called, name) not in THEIR_NAMES)
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            if not node.name.startswith("test_"):  # these are sentences
-                found.add(node.name)
-        elif isinstance(node, ast.alias):
-            found.update(node.name.split("."))
-    return found
-
-
 def problems(path: Path) -> list[str]:
     text = path.read_text(encoding="utf-8")
     found = [f"says {match[0]!r}" for match in PROSE.finditer(text)]
@@ -95,7 +73,7 @@ def problems(path: Path) -> list[str]:
             words |= SOURCE_NAMES
             if str(path.relative_to(SOURCE)) not in KIND_FILES:
                 words |= {"kind": KIND, "kinds": KIND}
-        for name in sorted(names_in(ast.parse(text)) | {path.stem}):
+        for name in sorted(parsed(path).names | {path.stem}):
             found += [f"{name}: say {words[part]}" for part in sorted(parts_of(name) & set(words))]
     return found
 
@@ -125,6 +103,6 @@ def test_the_test_finds_them(tmp_path: Path) -> None:
 
 def test_numpys_and_rays_kind_is_theirs() -> None:
     for ours in ("def sort(kind): ...", "made(kind=1)", "part.kind"):
-        assert "kind" in names_in(ast.parse(ours))
-    theirs = ast.parse("np.argsort(key, kind='stable'), given.accelerator_config.kind")
-    assert "kind" not in names_in(theirs)
+        assert "kind" in parse(ours).names
+    theirs = "np.argsort(key, kind='stable'), given.accelerator_config.kind"
+    assert "kind" not in parse(theirs).names

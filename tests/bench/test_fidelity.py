@@ -20,7 +20,7 @@ from hunch.bench.device.fidelity import (
 from hunch.bench.parts import fidelity as part
 from hunch.errors import ConfigError
 from hunch.hub import resolve
-from hunch.kernels import native
+from hunch.kernels import native_library
 from hunch.kernels.quant import Quantised
 from hunch.models.backends import TORCH
 from hunch.models.load import load_decoder
@@ -43,7 +43,7 @@ def test_a_shift_of_all_scores_is_no_distance_and_another_favourite_counts():
     assert other.kl == pytest.approx(float((p * (p / q).log()).sum(1).mean()))
 
 
-@pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+@pytest.mark.skipif(not native_library.is_available(), reason="no C++ compiler")
 def test_more_bits_of_activations_come_nearer(tmp_path):
     sizes = {"llama.attention.key_length": 32, "llama.attention.value_length": 32}
     tensors = {

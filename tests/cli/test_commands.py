@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,6 +16,7 @@ from hunch import CompletionOutput
 from hunch.cli import main
 from hunch.cli.generate import is_over_at_once
 from hunch.compat import from_llama_cli
+from hunch.hub.drafters import TrainedDrafter
 from hunch.registry import VERIFIERS
 from hunch.verify.base import RowDraft, TargetChoices, Verifier
 from hunch.verify.exact import walk
@@ -125,6 +127,29 @@ def test_trace_shows_guesses(shell: Callable, model: str) -> None:
     assert "accepted" in out
     assert "rejected" in out
     assert "   1  " in out
+
+
+def test_long_names_are_shown_whole(
+    shell: Callable, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables are 80 columns wide in a pipe; what a next command asks for is not cut off."""
+    path = "/models/" + 80 * "q"
+    drafter = TrainedDrafter(
+        target="MODEL.gguf", digest="", method="phrases", path=path, device="cpu",
+        speedup=1.5, tokens_per_pass=1.5,
+    )  # fmt: skip
+    monkeypatch.setattr("hunch.hub.drafters.trained_drafters", lambda: [drafter])
+    counts = SimpleNamespace(steps=1, drafted=1, accepted=1)
+    run = SimpleNamespace(
+        method=f"draft:{path}", temperature=0.0, batch=1, counts=counts, is_good=True,
+        agreement=None, equality=None,
+    )  # fmt: skip
+    shown = [shell("drafters")[1]]
+    for command, given in (("doctor", [{"model": {"model": path}}]), ("verify", [[run], "exact"])):
+        import_module(f"hunch.cli.{command}")._show(*given)
+        shown.append(capsys.readouterr().out)
+    for text in shown:
+        assert text.count("q") == 80, text
 
 
 def test_verify_says_equal(shell: Callable, model: str, prompts: str) -> None:

@@ -121,6 +121,8 @@ def calls(tiny: LLM, report: Report, monkeypatch: pytest.MonkeyPatch) -> list[An
         monkeypatch.setattr(import_module(module), name, call)  # a command hides its module's name
 
     monkeypatch.setattr(hunch, "LLM", lambda *a, **k: Recorder(tiny, seen, *a, **k), raising=False)
+    stats = tiny.stats()  # a clock decides what is drafted, so they would differ between calls
+    monkeypatch.setattr(tiny, "stats", lambda: stats)
     _engines(instead, monkeypatch, seen, report)
     _models(instead)
     _jobs(instead)

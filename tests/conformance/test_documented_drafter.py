@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,29 @@ SMALL: dict[str, Any] = {"kv_bytes": 4_000_000, "max_model_len": 128, "block_siz
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    (code,) = re.findall(r"```python\n# drafting/echo.py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n# drafting/(\w+).py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert [name for name, _ in blocks] == ["echo", "gpu_echo"]
     (tmp_path / "documented").mkdir()
     (tmp_path / "documented" / "__init__.py").touch()
-    (tmp_path / "documented" / "echo.py").write_text(code)
+    for name, code in blocks:
+        (tmp_path / "documented" / f"{name}.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield
-    for name in ("documented.echo", "documented"):
+    for name in ("documented.echo", "documented.gpu_echo", "documented"):
         sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def on_device(package: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drafter has its device form, and steps check all of a draft, whether it pays or not."""
+    pytest.importorskip("triton")
+    echo, gpu_echo = map(import_module, ("documented.echo", "documented.gpu_echo"))
+
+    def on_device(drafter: Any) -> Any:
+        num_nodes = drafter.config.num_nodes
+        return gpu_echo.DeviceEcho(name="echo", num_nodes=num_nodes, is_adaptive=False)
+
+    monkeypatch.setattr(echo.EchoDrafter, "on_device", on_device, raising=False)
 
 
 def answers(llm: LLM, params: Any) -> list[list[int]]:
@@ -56,6 +72,22 @@ def test_on_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("package")
 def test_on_a_gpu(tmp_path: Path) -> None:
     compare(write_llama(tmp_path / "model", width=64), device="cuda", dtype="bfloat16")
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("on_device")
+def test_on_a_gpu_in_captured_steps(tmp_path: Path) -> None:
+    compare(write_llama(tmp_path / "model", width=64), device="cuda", dtype="bfloat16")
+
+
+@pytest.mark.usefixtures("on_device")
+def test_in_captured_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stand_in import lead_noted, stand_in
+
+    stand_in(monkeypatch)
+    by_host = lead_noted(monkeypatch)
+    compare(write_llama(tmp_path / "model", width=32, layers=2), device="cpu")
+    assert all(work.num_nodes == 0 for plan in by_host for work in plan.work)
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="captured steps need Triton")

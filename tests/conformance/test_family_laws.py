@@ -21,7 +21,7 @@ PROMPTS = [
     "a",
 ]
 PARAMS = [
-    SamplingParams(temperature=0, max_tokens=32, ignore_eos=True),
+    SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
     SamplingParams(temperature=0.9, top_p=0.95, max_tokens=16, seed=7, repetition_penalty=1.1),
 ]
 COMMON: dict[str, Any] = {

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from hunch import LLM, SamplingParams
-from hunch.kernels import native
+from hunch.kernels import native_library
 from hunch.models.weights import open_weights
 from tiny_gguf import LAYERS, write_gguf
 from tiny_models import write_llama
 
-pytestmark = pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(not native_library.is_available(), reason="no C++ compiler")
 
 WIDTH, HEADS, HEAD_DIM, FFN, VOCAB = 256, 8, 32, 256, 300
 FORMATS = ["Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q5_1"]  # the last is expanded

@@ -19,8 +19,8 @@ PROMPTS = [
     "to be or not to be, to be or",
 ]
 PARAMS = {
-    "greedy": SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
-    "seeded": SamplingParams(temperature=0.8, top_p=0.95, max_tokens=32, seed=7),
+    "greedy": SamplingParams(temperature=0, max_tokens=32, ignore_eos=True),
+    "seeded": SamplingParams(temperature=0.8, top_p=0.95, max_tokens=24, seed=7),
     "hot": SamplingParams(temperature=1.0, max_tokens=24, seed=11),
     "processors": SamplingParams(
         temperature=0.7,
@@ -32,7 +32,7 @@ PARAMS = {
         logit_bias={5: 2.0, 9: -50.0},
         bad_words=["the"],
         min_tokens=6,
-        max_tokens=32,
+        max_tokens=24,
         seed=3,
     ),
     "greedy processors": SamplingParams(
@@ -40,9 +40,9 @@ PARAMS = {
         repetition_penalty=1.1,
         frequency_penalty=0.2,
         allowed_token_ids=list(range(30, 200)),
-        max_tokens=32,
+        max_tokens=24,
     ),
-    "stops": SamplingParams(temperature=0, max_tokens=48, stop=["e", "of "], min_tokens=2),
+    "stops": SamplingParams(temperature=0, max_tokens=32, stop=["e", "of "], min_tokens=2),
     "samples": SamplingParams(temperature=1.0, top_k=20, n=3, max_tokens=16, seed=5),
 }
 ENGINES: dict[str, dict[str, object]] = {
@@ -129,7 +129,7 @@ def test_drafts_are_made_and_some_are_accepted(
     if name != "auto":
         steps = sum(output.outputs[0].stats["steps"] for output in outputs)
         assert sum(output.outputs[0].stats["accepted"] for output in outputs) > 0
-        assert steps < 40 * len(PROMPTS)
+        assert steps < 32 * len(PROMPTS)
 
 
 def test_preemption_happens_where_blocks_are_few(tiny_llm: Callable[..., LLM]) -> None:

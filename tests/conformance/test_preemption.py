@@ -1,4 +1,4 @@
-"""Two hundred requests of every kind in a KV cache for a few: preempted, recomputed, the same."""
+"""Many requests of every kind in a KV cache for a few: preempted, recomputed, the same."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from hunch import LLM, RequestOutput, SamplingParams, Speculation
 
 SLOW = pytest.mark.slow
-NUM_REQUESTS, NUM_ROWS = 200, 12
+NUM_REQUESTS, NUM_ROWS = 120, 12
 TIGHT = {"num_blocks": 18, "block_size": 8, "max_num_seqs": NUM_ROWS, "max_num_batched_tokens": 96}
 PREFIXES = [
     "the model and the guess of the model in the token",

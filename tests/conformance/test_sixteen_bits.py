@@ -5,6 +5,7 @@ from functools import cache
 
 import pytest
 
+from cases import every_pair
 from hunch import LLM, SamplingParams
 
 PROMPTS = ["the model and the guess", "fast token fast token fast token fast", "to be or not to be"]
@@ -29,9 +30,10 @@ def plain(tiny_llm: Callable[..., LLM]) -> Callable[[str], list[list[list[int]]]
     return cache(lambda dtype: run(tiny_llm("off", max_num_seqs=1, dtype=dtype)))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("speculate", ["off", "suffix", "recycling", "draft"])
+@pytest.mark.parametrize(
+    ("speculate", "engine", "dtype"),
+    every_pair(["off", "suffix", "recycling", "draft"], [*ENGINES], ["bfloat16", "float16"]),
+)
 def test_text_depends_on_the_target_and_the_seed_alone(
     tiny_llm: Callable[..., LLM],
     plain: Callable[[str], list[list[list[int]]]],

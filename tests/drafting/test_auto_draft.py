@@ -17,8 +17,8 @@ from hunch.config import SpecConfig
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafter_files import find_files
 from hunch.drafting.auto import AutoDrafter
-from hunch.drafting.costs import CostCurve, Flow
-from hunch.drafting.host_network import NetworkDrafts, Sent
+from hunch.drafting.costs import CostCurve
+from hunch.drafting.host_network import NetworkDrafts, ProposedDraft
 from hunch.drafting.options import MAX_LENGTH
 from hunch.hub import ModelFiles
 from hunch.models.heads.draft_model import byte_share
@@ -205,7 +205,7 @@ class Table:
         self.cost = CostCurve()
         for size, seconds in ((1, 1.0), (8, 1.02), (16, 1.1), (48, 1.4)):
             self.cost.record(size, seconds)
-        context: Any = SimpleNamespace(cost=self.cost, max_rows=num_rows, flow=Flow(num_rows))
+        context: Any = SimpleNamespace(cost=self.cost, max_rows=num_rows)
         self.network = NetworkDrafts(
             "draft", Guesser(), context, share=share, is_adaptive=is_adaptive
         )
@@ -271,7 +271,7 @@ def test_long_texts_are_not_read_for_a_few_tokens() -> None:
 
 
 def test_a_tree_teaches_by_its_levels() -> None:
-    sent = Sent(0, [5, 6, 7, 8], [-1, -1, 0, 2])
+    sent = ProposedDraft(0, [5, 6, 7, 8], [-1, -1, 0, 2])
     assert sent.compare([5, 7, 8, 1]) == (3, 3)
     assert sent.compare([5, 7, 1]) == (2, 3)
     assert sent.compare([6, 7]) == (1, 1)

@@ -15,8 +15,8 @@ import head_files
 from head_files import Study
 from hunch import LLM, SamplingParams
 from hunch.drafting.best_first import BestFirst
-from hunch.drafting.costs import CostCurve, Flow
-from hunch.drafting.token_chooser import Level, TreeShape
+from hunch.drafting.costs import CostCurve
+from hunch.drafting.tree_shape import Level, TreeShape
 from hunch.drafting.trees import best_first
 from plain_blocks import PlainBlocks
 from tiny_models import write_llama
@@ -117,9 +117,7 @@ def test_trees_hold_the_likeliest_paths(num_nodes: int, has_odds: bool) -> None:
     odds = torch.linspace(-1, 2, size) if has_odds else None
     guess = Guess(depth, size, odds)
     shape = TreeShape(depth=depth, num_nodes=num_nodes, width=2, branch=branch)
-    context: Any = SimpleNamespace(
-        device=torch.device("cpu"), cost=CostCurve(is_measured=False), flow=Flow(4)
-    )
+    context: Any = SimpleNamespace(device=torch.device("cpu"), cost=CostCurve(is_measured=False))
     chooser: Any = Chooser()
 
     def feed(level: Level) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hunch.drafting.costs import CostCurve, Flow, HostTime, StepCosts
+from hunch.drafting.costs import CostCurve, HostTime, StepCosts
 from hunch.drafting.step_shapes import (
     DraftSource,
     StepKey,
@@ -164,6 +164,18 @@ def test_a_shape_that_is_dearer_than_its_capture_is_found_out():
     assert ratio == pytest.approx(1.5 * CAPTURED[StepShape(7)] / CAPTURED[StepShape(0)], rel=0.1)
 
 
+def test_own_corrections_fade_alike_whenever_they_are_written_out(monkeypatch):
+    found = []
+    for least in (0.9, 1e-6):
+        monkeypatch.setattr("hunch.drafting.costs.LEAST_LEFT", least)
+        costs = captured()
+        for turn in range(400):
+            shape = StepShape((0, 3, 7)[turn % 3])
+            costs.record(StepKey(8, shape), (1.0 + turn % 3 / 10) * CAPTURED[shape])
+        found.append([costs.seconds(StepKey(8, shape)) for shape in CAPTURED])
+    assert found[0] == pytest.approx(found[1])
+
+
 def test_a_pause_is_no_cost():
     costs = captured()
     for _ in range(20):
@@ -227,30 +239,3 @@ def test_steps_that_do_more_have_costs_of_their_own() -> None:
     assert costs.seconds(seven) == pytest.approx(3 * expected, rel=0.2)
     assert costs.seconds(plain) < 1.3 * (CAPTURED[StepShape(0)] + 8 * 0.01)
     assert costs.seconds(StepKey(8, StepShape(7))) == CAPTURED[StepShape(7)]
-
-
-# --- whether requests keep coming ---------------------------------------------------------------
-
-
-def test_requests_keep_coming_where_one_takes_the_place_of_another() -> None:
-    flow, requests = Flow(4), [None] * 4
-
-    def start(row: int) -> None:
-        requests[row] = object()  # type: ignore[call-overload]
-        flow.start([row], requests)
-        for _ in range(10):
-            flow.step([n for n in range(4) if requests[n] is not None])
-
-    for row in range(4):  # they came together, but their long prompts were read one by one
-        start(row)
-        assert not flow.is_on
-    requests[2] = None
-    start(2)
-    assert flow.is_on
-    for _ in range(200):
-        flow.step([0, 1, 2, 3])
-    assert not flow.is_on
-    requests[:] = [None] * 4
-    start(0)  # all had ended
-    start(1)
-    assert not flow.is_on

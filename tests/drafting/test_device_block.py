@@ -16,13 +16,13 @@ from drafting.test_device_draft import asking
 from hunch.drafting.best_first import BestFirst
 from hunch.drafting.block import DeviceBlock
 from hunch.drafting.step_shapes import DraftSource
-from hunch.drafting.token_chooser import TreeShape
+from hunch.drafting.tree_shape import TreeShape
 from hunch.kernels import best_first, draft, gpu_best_first, gpu_draft
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.step import FIRST, TOKENS, RowState, StepRows
-from hunch.models.decoder import Hidden
 from hunch.models.heads.step import StepNet
+from hunch.models.target import Hidden
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -19,7 +19,7 @@ from hunch.kernels import draft, gpu_draft, gpu_grow
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.step import FIRST, RowState, StepRows
-from hunch.models.decoder import Hidden
+from hunch.models.target import Hidden
 from hunch.sampling.state import SamplingState
 from hunch.types import Request, SamplingParams
 
@@ -174,4 +174,4 @@ def test_two_launches_between_passes(
     model = drafter(Silent(), width, draws)
     with Launches(monkeypatch) as seen:
         model.draft(state, step, NO_STATES, source)
-    assert seen.names == ["_known_kernel", *["_children_kernel", "_grow_kernel"] * LEVELS]
+    assert seen.names == ["_text_kernel", *["_children_kernel", "_grow_kernel"] * LEVELS]

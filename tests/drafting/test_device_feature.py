@@ -18,8 +18,8 @@ from hunch.kernels import draft, gpu_draft, gpu_grow
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.step import FIRST, TOKENS, RowState, StepRows
-from hunch.models.decoder import Hidden
 from hunch.models.heads.step import StepNet
+from hunch.models.target import Hidden
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import head_files
+from cases import every_pair
 from hunch import LLM, RequestOutput, SamplingParams
 from hunch.errors import ConfigError, VocabMismatchError
 from hunch.models.heads.draft_model import compare
@@ -65,9 +66,9 @@ def tokens(outputs: list[RequestOutput]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("engine", "kind", "temperature"), every_pair([*ENGINES], [*KINDS], [0.0, 1.0])
+)
 def test_a_copy_of_the_target_is_always_right(
     engine: str, kind: str, temperature: float, target: Path, plain: Any
 ) -> None:

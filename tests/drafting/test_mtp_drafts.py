@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -90,21 +91,15 @@ def run(llm: LLM, texts: Study, params: SamplingParams) -> list[list[int]]:
 
 
 TREE = ":tree=dynamic:num_nodes=16"
+# Each form, each engine, trees and chains.
+DAILY = {("mimo", "small chunks", TREE), ("deepseek", "few blocks", ""), ("qwen", "one row", "")}
 CASES = [
-    ("mimo", "small chunks"),
-    ("deepseek", "few blocks"),
-    *(("qwen", name) for name in ENGINES),
+    pytest.param(*case, marks=[] if case in DAILY else [pytest.mark.slow])
+    for case in product(FORMS, ENGINES, ["", TREE])
 ]
 
 
-@pytest.mark.parametrize(
-    ("form", "engine", "options"),
-    [
-        pytest.param(*case, options, marks=[pytest.mark.slow] * (case[0] == "qwen" and is_tree))
-        for case in CASES
-        for is_tree, options in enumerate(["", TREE])
-    ],
-)
+@pytest.mark.parametrize(("form", "engine", "options"), CASES)
 def test_text_does_not_depend_on_the_layers(
     form: str,
     options: str,

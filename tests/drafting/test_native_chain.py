@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from hunch import LLM, SamplingParams
-from hunch.kernels import native
+from hunch.kernels import native_library
 from tiny_models import write_llama
 
-pytestmark = pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(not native_library.is_available(), reason="no C++ compiler")
 
 
 @pytest.fixture(scope="module")

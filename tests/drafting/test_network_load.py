@@ -13,7 +13,7 @@ import pytest
 from drafters import NETWORKS, TEXTS, speculate_for
 from hunch import LLM, SamplingParams
 from hunch.drafting.costs import CostCurve
-from hunch.drafting.host_network import HostPolicy
+from hunch.drafting.policy import HostPolicy
 from tiny_models import write_llama
 
 FREE = 8  # packed tokens that a pass takes for the price of one

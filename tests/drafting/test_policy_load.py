@@ -16,6 +16,7 @@ from hunch.bench.loads import Load
 from hunch.drafting import captured_policy
 from hunch.drafting.captured_policy import CapturedPolicy
 from hunch.drafting.lookup import DeviceLookup
+from hunch.drafting.policy import ShapeChoice
 from hunch.drafting.step_shapes import DraftSource, StepKey, StepShape
 from policy_replay import SMALL, UNDER_LOAD, Drafter, Fixed, Replay, Text, buffers, seconds_of, text
 
@@ -61,10 +62,10 @@ TARGETS = {
 }  # fmt: skip
 # Chances of a network's guesses, and shares of copied text, from the worst text to the best.
 TEXTS = {"good": ((0.4, 0.9), (0.1, 0.6)), "bad": ((0.05, 0.2), (0.0, 0.0))}
-RATES = {"7B": (8, 48, 140), "135M": (64, 200, 800)}  # few rows, many, more than it can serve
-# Of the speed of the best fixed length. On the 135M target with good texts, lookups of 7 nodes are
-# 2.1% faster at 200 requests per second: with 9 to 16 rows the policy mostly checks 3.
-LEAST, LEAST_OF = 0.98, {("135M", "good"): 0.975}
+# Few rows, many, more than it can serve. By rate, how often the load is run: with few requests,
+# each run differs by 5%.
+RATES = {"7B": {8: 1, 48: 1, 140: 1}, "135M": {64: 3, 200: 3, 800: 1}}
+LEAST = 0.98  # of the speed of the best fixed length
 
 
 def some_texts(kind: str, count: int) -> list[Text]:
@@ -107,12 +108,14 @@ def test_at_any_load_it_is_as_fast_as_the_best_fixed_length(name: str, kind: str
     target = TARGETS[name]
     fixed = [StepShape(0, DraftSource.NOBODY), *(StepShape(n, target.source) for n in (3, 7))]
     policy, rows = new_policy(target)
-    for seed, rate in enumerate(RATES[name]):
-        auto = waited(target, policy, rows, kind, rate, seed)
+    for rate, num_runs in RATES[name].items():
+        seeds = range(rate, rate + num_runs)
+        auto = sum(waited(target, policy, rows, kind, rate, seed) for seed in seeds)
         others = [
-            waited(target, Fixed(shape), buffers(MAX_ROWS), kind, rate, seed) for shape in fixed
+            sum(waited(target, Fixed(one), buffers(MAX_ROWS), kind, rate, seed) for seed in seeds)
+            for one in fixed
         ]
-        assert auto < min(others) / LEAST_OF.get((name, kind), LEAST), (rate, auto, others)
+        assert auto < min(others) / LEAST, (rate, auto, others)
 
 
 def test_a_draft_that_does_not_pay_for_many_is_given_up_within_their_first_steps() -> None:
@@ -135,15 +138,15 @@ def test_while_requests_come_and_go_not_every_step_is_thought_about(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The host's time for it is the device's where prompts are read beside every step."""
-    target, best = TARGETS["7B"], CapturedPolicy._best
+    target, best = TARGETS["7B"], ShapeChoice.best
     policy, rows = new_policy(target)
     asked: list[int] = []
 
-    def note(self: CapturedPolicy, row_R: np.ndarray, num_rows: int, extras: int) -> StepShape:
+    def note(self: ShapeChoice, row_R: np.ndarray, num_rows: int, extras: int) -> StepShape:
         asked.append(len(row_R))
         return best(self, row_R, num_rows, extras)
 
-    monkeypatch.setattr(CapturedPolicy, "_best", note)
+    monkeypatch.setattr(ShapeChoice, "best", note)
     waited(target, policy, rows, "good", 96, 0)
     steps = [counts["steps"] for counts in policy.counts.report()["shapes"].values()]
     many = [num_rows for num_rows in asked if num_rows >= captured_policy.MANY]

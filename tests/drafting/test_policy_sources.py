@@ -45,7 +45,7 @@ FOLLOWING, EACH_FOLLOWED = 0.12, 0.004
 class Head(Drafter):
     """One that must follow every step, which costs time, or is left."""
 
-    network = None
+    draft_model = None
 
     def writes_kv(self, source: int) -> bool:
         return source >= 0
@@ -213,7 +213,7 @@ def test_guesses_of_both_are_checked_together_where_that_brings_more(
 
 def policy_of(drafter: Any) -> CapturedPolicy:
     policy = CapturedPolicy(drafter, buffers(1))
-    policy.sources.is_current[:] = True
+    policy.network_rows.is_current[:] = True
     return policy
 
 
@@ -222,7 +222,7 @@ def test_a_tree_that_waits_is_not_dropped_for_what_is_better_for_a_moment() -> N
     chain = DraftSource.CHAIN
 
     def choose(rate: float) -> int:
-        return policy.sources.choose(
+        return policy.choice.best_group(
             rows, {DraftSource.LOOKUP: 1.0, chain: rate, DraftSource.TREE: 3.0}
         )
 
@@ -246,9 +246,9 @@ def test_a_head_does_not_draft_for_rows_that_it_did_not_follow() -> None:
         for row in (0, 1):
             policy.network.learn(row, 5, 5, DraftSource.CHAIN)
     assert policy.choose(row_R).source > 0
-    policy.sources.is_current[1] = False
+    policy.network_rows.is_current[1] = False
     assert policy.choose(row_R).source == DraftSource.LOOKUP
-    policy.sources.is_current[0] = False
+    policy.network_rows.is_current[0] = False
     assert policy.choose(row_R).source == DraftSource.LOOKUP_ALONE
 
 
@@ -258,7 +258,7 @@ def test_a_merged_tree_is_not_checked_without_its_lookup_for_a_moment() -> None:
 
     def choose(tree: float) -> int:
         rates = {DraftSource.LOOKUP: 1.0, DraftSource.TREE: tree, DraftSource.MERGED: 3.0}
-        source = policy.sources.choose(rows, rates)
+        source = policy.choice.best_group(rows, rates)
         policy.note_launch(StepShape(15, source), rows)
         return source
 

@@ -12,7 +12,7 @@ import torch
 
 from hunch import LLM, SamplingParams
 from hunch.draft import Draft, Rows, TargetStep
-from hunch.drafting.costs import CostCurve, Flow
+from hunch.drafting.costs import CostCurve
 from hunch.drafting.recycling import MAX_BYTES, RecyclingDrafter
 from hunch.errors import ConfigError
 from tiny_models import write_llama
@@ -22,7 +22,7 @@ SMALL = {"max_num_seqs": 4, "max_model_len": 256, "kv_bytes": 8_000_000, "dtype"
 
 def drafter(vocab_size: int = 50, **options: str) -> RecyclingDrafter:
     context: Any = SimpleNamespace(
-        vocab_size=vocab_size, cost=CostCurve(), device=torch.device("cpu"), flow=Flow(4)
+        vocab_size=vocab_size, cost=CostCurve(), device=torch.device("cpu")
     )
     return RecyclingDrafter({"adaptive": "false", **options}, None, context)
 

@@ -15,7 +15,8 @@ from hunch import LLM, SamplingParams, Speculation
 from hunch.draft import Draft
 from hunch.drafting.grow import grow
 from hunch.drafting.medusa import parse_choices
-from hunch.drafting.token_chooser import Feed, Level, TreeShape
+from hunch.drafting.token_chooser import Feed
+from hunch.drafting.tree_shape import Level, TreeShape
 from hunch.drafting.trees import by_rank
 from hunch.errors import ConfigError
 from tiny_models import write_llama

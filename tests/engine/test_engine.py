@@ -246,8 +246,8 @@ def test_tokens_under_a_handle_add_up_to_the_output(depth, max_nodes):
     while engine.has_work():
         outputs = engine.step()
         said = iter(engine.take_tokens())
-        for handle, token in zip(said, said, strict=True):
-            told[handle].append(token)
+        for handle, tokens in zip(said, said, strict=True):
+            told[handle] += tokens
         for output in outputs:
             assert output.finished
             done[int(output.request_id)] = output.outputs[0].token_ids

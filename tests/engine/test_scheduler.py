@@ -64,6 +64,22 @@ def test_a_long_prompt_comes_in_chunks_while_others_go_on():
     ]
 
 
+def test_prompts_leave_room_for_each_other_and_none_is_taken_from_rows_that_decode():
+    engine = make(budget=100, max_prompt=8)
+    ask(engine, "a", 2, 6)
+    ask(engine, "b", 12, 2)
+    ask(engine, "c", 5, 2)
+    finish(engine)
+    assert engine.runner.shares() == [
+        [(2, 0), (6, 0)],
+        [(1, 0), (6, 0), (2, 0)],
+        [(1, 0), (1, 0), (3, 0)],
+        [(1, 0), (1, 0)],
+        [(1, 0)],
+        [(1, 0)],
+    ]
+
+
 def test_every_running_row_gets_a_token_before_any_gets_more():
     engine = make(budget=8, max_nodes=6, num_blocks=100)
     for name in "abcd":

@@ -62,8 +62,8 @@ def test_tokens_in_columns_count_as_a_row_that_says_them(num_tokens, drafted):
     for tally in (one, other):
         tally.add(row(1, processed=9), share, 13.0)
     one.add(row(num_tokens, drafted=drafted), share, 13.75)
-    gaps = other.add_tokens(num_tokens, drafted, "", share, 13.75)
-    assert gaps == (0.75 / num_tokens,) * num_tokens
+    gap = other.add_tokens(num_tokens, ("", drafted, drafted, num_tokens - 1), share, 13.75)
+    assert gap == 0.75 / num_tokens
     assert one.stats() == other.stats()
 
 

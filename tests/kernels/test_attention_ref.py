@@ -8,7 +8,7 @@ import torch
 from builders import BLOCK_SIZE, Seq, pack, tables
 from hunch.kernels.attention import attention, attention_by_token, attention_ref
 from hunch.kernels.kv_store import codes_ref
-from hunch.kernels.native_rows import attend, can_attend
+from hunch.kernels.native_tensors import attend, can_attend
 from hunch.layers.attention import Alibi
 
 STEPS = {

@@ -11,6 +11,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from cases import every_pair
 from hunch.drafting.trees import best_first
 from hunch.kernels import gpu_best_first
 from hunch.kernels.best_first import Growth, RankedLevel, extend_ref, ranked_ref, trusted
@@ -152,9 +153,9 @@ def test_of_equals_the_one_nearer_to_the_root_then_the_lowest_column() -> None:
     assert trees.tree(0)[:8] == [(0, -1), (1, -1), (0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 5)]
 
 
-@pytest.mark.parametrize("has_ids", [False, True])
-@pytest.mark.parametrize("draws", [1, 2])
-@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize(
+    ("is_shared", "draws", "has_ids"), every_pair([False, True], [1, 2], [False, True])
+)
 def test_sampled_rows_by_their_noise_and_filters(
     is_shared: bool, draws: int, has_ids: bool
 ) -> None:

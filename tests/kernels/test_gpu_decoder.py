@@ -17,8 +17,8 @@ from hunch.kernels.ssm import SsmShape
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import RopeSpec
 from hunch.models.cuda import CudaDecoder
+from hunch.models.load_target import with_kv
 from hunch.models.spec import OtherHeads, TokenInputs
-from hunch.models.target import with_kv
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
 

@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from cases import every_pair
 from hunch.kernels import gpu_grow
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.draft import grow_level_ref
@@ -156,9 +157,7 @@ def test_the_first_path_goes_on_though_others_are_likelier() -> None:
     assert 0 not in level.state.parents_XG[0, 4:6].tolist()
 
 
-@pytest.mark.parametrize("has_ids", [False, True])
-@pytest.mark.parametrize("draws", [1, 2])
-@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize(("width", "draws", "has_ids"), every_pair([1, 3], [1, 2], [False, True]))
 def test_sampled_rows_draft_by_their_noise_and_filters(
     width: int, draws: int, has_ids: bool
 ) -> None:
@@ -204,9 +203,7 @@ def test_the_first_nodes_of_a_level_alone_are_grown_on(grown: int, depth: int) -
     assert set(parents) <= ({-1} if not depth else set(range(4 * depth - 4, 4 * depth - 4 + grown)))
 
 
-@pytest.mark.parametrize("draws", [0, 2])
-@pytest.mark.parametrize("depth", [0, 1, 3])
-@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize(("width", "depth", "draws"), every_pair([1, 3], [0, 1, 3], [0, 2]))
 def test_a_draft_ends_where_no_path_is_likely_enough(width: int, depth: int, draws: int) -> None:
     rows, counts = [0, 3, 4], set()
     for least in (-0.5, -1.5, -2.5, -4.0, -50.0):

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from cases import every_pair
 from gpu_inputs import DEVICE, close, packed, rand
 from hunch.kernels import (
     gpu_activation,
@@ -255,10 +256,10 @@ def test_activations(name: str) -> None:
         close(y, ACTIVATIONS[name](gated_ref(x, name)))
 
 
-@pytest.mark.parametrize("programs", [1, 3, 8])
-@pytest.mark.parametrize("block_tokens", [1, 4])
-@pytest.mark.parametrize("window", [None, 70, -100])
-@pytest.mark.parametrize("tree", [None, [-1, 0, 0, 1]])
+@pytest.mark.parametrize(
+    ("programs", "block_tokens", "window", "tree"),
+    every_pair([1, 3, 8], [1, 4], [None, 70, -100], [None, [-1, 0, 0, 1]]),
+)
 def test_attention(
     programs: int, block_tokens: int, window: int | None, tree: list[int] | None
 ) -> None:

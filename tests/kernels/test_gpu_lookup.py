@@ -15,7 +15,7 @@ from hunch.kernels import draft, gpu_expect, gpu_graft, gpu_lookup
 from hunch.kernels import step as columns
 from hunch.kernels.gpu_lookup import NUM_PLACES, DevicePhrases
 from hunch.kernels.lookup import BY_TABLE, NUM_ASKED
-from hunch.kernels.step import AS_OTHERS, BY_PREDICTION, NEVER, RowSources
+from hunch.kernels.step import AS_OTHERS, BY_PREDICTION, NEVER, RowMethods
 from phrase_tables import table_of
 from row_states import DEVICE, cells_of, step_of
 
@@ -80,9 +80,9 @@ def test_another_follower_gets_a_chain_of_its_own(seed: int) -> None:
         state.draft_XG.fill_(-9)
         state.is_done_X[2] = seed == 1
         if seed > 1:  # a row whose request names a lookup gets a chain
-            step.sources = RowSources.create(8, 4, DEVICE)
+            step.methods = RowMethods.create(8, 4, DEVICE)
             own = [columns.SURE, columns.MIN_MATCH, columns.MAX_MATCH]
-            step.sources.rules_XW[3, own] = torch.tensor([0, 1, 4], device=DEVICE)
+            step.methods.settings_XW[3, own] = torch.tensor([0, 1, 4], device=DEVICE)
         kernel(state, step, 8, 1, 4, num_second=3)
         counts = state.num_nodes_X.tolist()
         drafts = [state.draft_XG[row, :count].tolist() for row, count in enumerate(counts)]
@@ -234,16 +234,16 @@ def test_a_table_of_crowded_hashes_takes_little_room() -> None:
 # --- rows that are drafted for in ways of their own -----------------------------------------------
 
 
-def sources_of(rules: list[list[int]], expected: list[list[int]] | None = None) -> RowSources:
-    sources = RowSources.create(len(rules), 64, DEVICE)
-    sources.rules_XW.copy_(torch.tensor(rules))
+def methods_of(settings: list[list[int]], expected: list[list[int]] | None = None) -> RowMethods:
+    methods = RowMethods.create(len(settings), 64, DEVICE)
+    methods.settings_XW.copy_(torch.tensor(settings))
     for row, tokens in enumerate(expected or []):
-        sources.expected_XE[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-        sources.rules_XW[row, columns.EXPECTED] = len(tokens)
-    return sources
+        methods.expected_XE[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        methods.settings_XW[row, columns.EXPECTED] = len(tokens)
+    return methods
 
 
-def test_a_row_looks_up_by_its_own_rules() -> None:
+def test_a_row_looks_up_by_its_own_settings() -> None:
     rng = random.Random(3)
     phrases = DevicePhrases.of(table_of({(t,): (t + 1, 15) for t in range(6)}), DEVICE)
     text = [rng.randrange(5) for _ in range(40)]
@@ -258,7 +258,7 @@ def test_a_row_looks_up_by_its_own_rules() -> None:
     made = []
     for kernel in (gpu_lookup.lookup, draft.lookup_ref):
         state, step = cells_of(texts), step_of(list(range(5)), 0)
-        step.sources = sources_of(own)
+        step.methods = methods_of(own)
         state.draft_XG.fill_(77)
         state.num_nodes_X.fill_(6)
         kernel(state, step, 8, 1, 16, 20, phrases)
@@ -287,7 +287,7 @@ def test_guesses_join_the_tree_that_is_there(seed: int) -> None:
     for kernel in (gpu_graft.graft, draft.graft_ref):
         state = cells_of(texts, max_nodes=16)
         step = step_of(list(range(6)), 0, max_draft=[16, 16, 16, 9, 16, 16])
-        step.sources = sources_of(own)
+        step.methods = methods_of(own)
         state.is_done_X[4] = 1
         for row, tree in enumerate(trees):
             for node, (token, parent) in enumerate(tree):
@@ -325,7 +325,7 @@ def _paths(state: columns.RowState, row: int) -> list[tuple[int, ...]]:
 def test_a_prediction_is_followed_as_plain_python_says(seed: int) -> None:
     rng = random.Random(seed)
     num_rows, vocab = 10, rng.choice((3, 30))
-    texts, rules, expected = [], [], []
+    texts, settings, expected = [], [], []
     for _ in range(num_rows):
         text = [rng.randrange(vocab) for _ in range(rng.randrange(4, 60))]
         begin = rng.randrange(0, 12)
@@ -334,7 +334,9 @@ def test_a_prediction_is_followed_as_plain_python_says(seed: int) -> None:
         prompt = [rng.randrange(vocab) for _ in range(5)]
         texts.append(prompt + answer)
         expected.append(text if rng.random() < 0.9 else [])
-        rules.append([AS_OTHERS, 0, 0, 0, 0, rng.random() < 0.3, 5, rng.randrange(-1, 3) + begin])
+        settings.append(
+            [AS_OTHERS, 0, 0, 0, 0, rng.random() < 0.3, 5, rng.randrange(-1, 3) + begin]
+        )
     made = []
     for kernel in (gpu_expect.expect, draft.expect_ref):
         state, step = (
@@ -344,12 +346,12 @@ def test_a_prediction_is_followed_as_plain_python_says(seed: int) -> None:
         state.is_done_X[3] = 1
         state.num_nodes_X.copy_(torch.tensor([2, 0] * 5))
         state.draft_XG.fill_(77)
-        step.sources = sources_of(rules, expected)
+        step.methods = methods_of(settings, expected)
         kernel(state, step, 8)
         made.append(
             [
                 state.draft_XG.tolist(), state.num_nodes_X.tolist(), step.result_RC.tolist(),
-                step.sources.rules_XW.tolist(),
+                step.methods.settings_XW.tolist(),
             ]
         )  # fmt: skip
     assert made[0] == made[1]
@@ -365,6 +367,6 @@ def test_a_changed_token_does_not_lose_the_prediction() -> None:
         ([10, 11, 20, 21], [22, 23]),  # some left out
     ):
         state, step = cells_of([[1, 2, *answer]]), step_of([0], 0)
-        step.sources = sources_of([[AS_OTHERS, 0, 0, 0, 0, 0, 2, 0]], [expected])
+        step.methods = methods_of([[AS_OTHERS, 0, 0, 0, 0, 0, 2, 0]], [expected])
         gpu_expect.expect(state, step, 2)
         assert state.draft_XG[0, :2].tolist() == following

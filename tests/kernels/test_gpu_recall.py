@@ -11,7 +11,7 @@ from hunch.kernels import gpu_recall
 from hunch.kernels import step as columns
 from hunch.kernels.draft import lookup_ref
 from hunch.kernels.shared_texts import SharedTexts, recall_ref
-from hunch.kernels.step import RowSources
+from hunch.kernels.step import RowMethods
 from row_states import DEVICE, cells_of, step_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
@@ -39,8 +39,8 @@ def test_kernels_follow_their_specification(size: int, num_nodes: int) -> None:
         state, step = cells_of(texts), step_of([0, 1, -1, 2, 3, 4, 5, 6, 7], 0)
         step.max_draft_R[4], step.num_checked_R[2] = 2, -1
         state.is_done_X[6] = 1
-        step.sources = RowSources.create(len(texts), 4, DEVICE)
-        step.sources.rules_XW[7, columns.SURE] = 3  # its request names a method
+        step.methods = RowMethods.create(len(texts), 4, DEVICE)
+        step.methods.settings_XW[7, columns.SURE] = 3  # its request names a method
         lookup_ref(state, step, num_nodes, 1, 16)
         own = step.result_RC[:, columns.MATCHED].tolist()
         kernel(state, step, num_nodes, ring)

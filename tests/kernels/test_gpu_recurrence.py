@@ -16,7 +16,8 @@ from hunch.kernels.attention import AttnInputs
 from hunch.kernels.delta import DeltaShape, DeltaWeights
 from hunch.kernels.gpu_fold import fold, gate
 from hunch.kernels.gpu_recurrence import keep, padded_taps, step_sequences
-from hunch.kernels.recurrence import Recurrence, RowStates, StatesShape, recur
+from hunch.kernels.recur import recur
+from hunch.kernels.recurrence import Recurrence, RowStates, StatesShape
 from hunch.kernels.short_conv import ConvShape, ConvWeights
 from hunch.kernels.ssm import SsmShape, SsmWeights
 from hunch.layers.linear import Linear

@@ -16,7 +16,7 @@ from hunch.kernels import step as spec
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
 from hunch.sampling.filters import filter_ref
-from hunch.sampling.stop import REASONS, finish
+from hunch.sampling.stop import REASONS, cut_at_end
 from hunch.types import Request, SamplingParams
 from hunch.verify.exact import walk_choices
 from row_states import DEVICE, cells_of, numbers, step_of
@@ -109,7 +109,7 @@ def test_commit_walks_and_stops_as_the_host_does(form: ModuleType) -> None:
             id="", prompt_ids=[], params=SamplingParams(), seed=0, max_tokens=ends[r] - known[r],
             stop_ids=(2,) if r % 2 == 0 else (),
         )  # fmt: skip
-        num_kept, reason = finish(said[: int(count)].tolist(), request, 0)
+        num_kept, reason = cut_at_end(said[: int(count)].tolist(), request, 0)
         want.append(num_kept)
         reasons.append(REASONS.index(reason))
     nodes[7] = -1  # padding, or ended before

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hunch.kernels import native, native_sampling
+from hunch.kernels import native_library, native_sampling
 from hunch.kernels.native_draft import best
 from hunch.kernels.noise import TARGET, gumbel, gumbel_at
 from hunch.sampling.filters import filter_ref
 
-pytestmark = pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(not native_library.is_available(), reason="no C++ compiler")
 
 NUM_ROWS = 24
 FILTERS: list[dict[str, Any]] = [

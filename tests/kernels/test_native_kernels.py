@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from hunch.kernels import native, native_sampling
+from hunch.kernels import native_library, native_matrix, native_sampling
 from hunch.kernels.noise import TARGET, gumbel
 from hunch.models.weights.dequant import dequantise
 from hunch.sampling.filters import filter_ref
 
-pytestmark = pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(not native_library.is_available(), reason="no C++ compiler")
 
 SHAPES = [(64, 64), (7, 32), (100, 96), (33, 160), (130, 576)]
-FORMATS = {"int4": native.INT4, "int8": native.INT8, "float": native.FLOAT}
+FORMATS = {"int4": native_matrix.INT4, "int8": native_matrix.INT8, "float": native_matrix.FLOAT}
 # A block's inputs and bytes, and where its half floats are.
 BLOCKS = {
     "Q4_0": (32, 18, (0,)),
@@ -59,7 +59,9 @@ def rounded(x_MK, top):
 
 
 def of_blocks(weight_format, shape, data, num_threads=None):
-    matrix = native.NativeMatrix(native.EXACT_FORMAT[weight_format], *shape, num_threads)
+    matrix = native_matrix.NativeMatrix(
+        native_matrix.EXACT_FORMAT[weight_format], *shape, num_threads
+    )
     matrix.put_blocks(weight_format, 0, data)
     return matrix
 
@@ -89,7 +91,7 @@ def test_products_of_blocks(weight_format, shape, num_rows, is_fine):
 @pytest.mark.parametrize("num_rows", [1, 3, 9, 70])
 def test_float_products(shape, num_rows):
     weight, x = random(*shape), random(num_rows, shape[1], seed=1)
-    got = native.NativeMatrix.from_floats(weight, native.FLOAT)(x)
+    got = native_matrix.NativeMatrix.from_floats(weight, native_matrix.FLOAT)(x)
     torch.testing.assert_close(got, (x.double() @ weight.double().T).float(), atol=1e-4, rtol=1e-5)
 
 
@@ -97,7 +99,7 @@ def test_float_products(shape, num_rows):
 @pytest.mark.parametrize("num_in", [64, 70])
 def test_floats_are_rounded_to_the_nearest_level(weight_format, levels, num_in):
     weight = random(10, num_in)
-    matrix = native.NativeMatrix.from_floats(weight, FORMATS[weight_format])
+    matrix = native_matrix.NativeMatrix.from_floats(weight, FORMATS[weight_format])
     error = (matrix.rows(torch.arange(10)) - weight).abs().max()
     assert error < 1.05 * weight.abs().max() / levels / 2 + 2e-3  # the scales are half floats
 
@@ -105,7 +107,9 @@ def test_floats_are_rounded_to_the_nearest_level(weight_format, levels, num_in):
 def matrix_of(weight_format, num_threads):
     """A matrix [72, 256] of floats rounded to a kind, or of a format's blocks."""
     if weight_format in FORMATS:
-        return native.NativeMatrix.from_floats(random(72, 256), FORMATS[weight_format], num_threads)
+        return native_matrix.NativeMatrix.from_floats(
+            random(72, 256), FORMATS[weight_format], num_threads
+        )
     return of_blocks(weight_format, (72, 256), blocks(weight_format, 72, 256), num_threads)
 
 
@@ -151,10 +155,16 @@ def test_small_matrices_lie_in_huge_pages_and_give_them_back():
         return sum(int(size) for size, flags in parts if "hg" in flags.split())
 
     gc.collect()  # matrices that other tests left
-    kept, x_MK = native.NativeMatrix.from_floats(random(256, 512), native.INT8), random(2, 512)
+    kept, x_MK = (
+        native_matrix.NativeMatrix.from_floats(random(256, 512), native_matrix.INT8),
+        random(2, 512),
+    )
     product_MN, before = kept(x_MK), resident()
     # Many, as some lie in room that other tests' matrices left.
-    others = [native.NativeMatrix.from_floats(random(512, 512), native.INT8) for _ in range(256)]
+    others = [
+        native_matrix.NativeMatrix.from_floats(random(512, 512), native_matrix.INT8)
+        for _ in range(256)
+    ]
     size = sum(matrix.nbytes for matrix in others) / 1024
     assert resident() - before > 0.8 * size
     others.clear()
@@ -164,7 +174,7 @@ def test_small_matrices_lie_in_huge_pages_and_give_them_back():
 
 def test_zeros_and_large_numbers():
     weight = random(8, 64)
-    matrix = native.NativeMatrix.from_floats(weight, native.INT8)
+    matrix = native_matrix.NativeMatrix.from_floats(weight, native_matrix.INT8)
     assert matrix(torch.zeros(2, 64)).equal(torch.zeros(2, 8))
     assert matrix(random(2, 64) * 1e30).isfinite().all()
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from hunch.errors import ConfigError
-from hunch.kernels import native
+from hunch.kernels import native_library
 from hunch.kernels.guided import GuidedLookup
 from hunch.kernels.lookup import NUM_GUESS_TYPES
 from hunch.kernels.native_lookup import NativeLookup
@@ -63,7 +63,7 @@ def test_a_table_that_is_wrong_here_is_left() -> None:
     assert chances[-1] < chances[0] / 2
 
 
-@pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+@pytest.mark.skipif(not native_library.is_available(), reason="no C++ compiler")
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.booleans())
 def test_the_kernels_guess_the_same(seed: int, has_table: bool) -> None:

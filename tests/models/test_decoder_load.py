@@ -9,7 +9,7 @@ from hunch.errors import ConfigError, ModelFormatError
 from hunch.layers.linear import Linear
 from hunch.models.decoder import Decoder
 from hunch.models.load import load_decoder
-from hunch.models.target import load_target
+from hunch.models.load_target import load_target
 
 IDS = [5, 9, 2, 40, 41]
 

@@ -7,12 +7,12 @@ import transformers
 
 from builders import check_rows, tiny_config, tiny_spec, tiny_weights
 from hunch.errors import UnsupportedModelError
-from hunch.kernels import native
+from hunch.kernels import native_library
 from hunch.models.load import load_decoder
+from hunch.models.load_target import exactness
 from hunch.models.native import load_native
 from hunch.models.refused import REFUSED
 from hunch.models.spec import ModelSpec
-from hunch.models.target import exactness
 from hunch.models.weights.base import unified_config
 from hunch.registry import MODELS
 from tiny_families import BY_TORCH, FAMILIES
@@ -384,7 +384,7 @@ def test_kernels_and_exactness_are_said(name):
     architecture, changes = FAMILIES[name]
     weights = tiny_weights(tiny_config(architecture, **changes))
     assert exactness(load_decoder(weights)).startswith("bit for bit (torch")
-    if native.is_available():
+    if native_library.is_available():
         model = load_native(weights, dtype="int8", num_threads=1)
         assert (model is None) == (name in BY_TORCH)
         assert model is None or exactness(model) == "bit for bit (native: the CPU's own kernels)"
@@ -392,7 +392,7 @@ def test_kernels_and_exactness_are_said(name):
         ModelSpec.from_config(weights.config | {"new_arithmetic": 3})
 
 
-@pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+@pytest.mark.skipif(not native_library.is_available(), reason="no C++ compiler")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_row_is_the_same_bits_in_any_batch_and_any_chunk(name):
     architecture, changes = FAMILIES[name]

@@ -10,7 +10,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from builders import check_rows, plain_logits
 from expert_models import CASES, IDS, TORCH_CASES, make
-from hunch.kernels import native
+from hunch.kernels import native_library
 from hunch.models.load import load_decoder
 from hunch.models.native import load_native
 from hunch.models.weights import for_length, open_weights
@@ -40,7 +40,7 @@ def test_logits_are_those_of_transformers(torch_pair):
     )
 
 
-@pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+@pytest.mark.skipif(not native_library.is_available(), reason="no C++ compiler")
 @torch.no_grad()
 def test_native_kernels_compute_what_transformers_does(pair):
     theirs, weights = pair
@@ -49,7 +49,7 @@ def test_native_kernels_compute_what_transformers_does(pair):
     torch.testing.assert_close(plain_logits(ours, IDS), expected, atol=5e-4, rtol=5e-4)
 
 
-@pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+@pytest.mark.skipif(not native_library.is_available(), reason="no C++ compiler")
 @pytest.mark.parametrize("dtype", ["float32", *SLOW_TYPES])
 def test_a_row_is_the_same_bits_in_any_batch_and_any_chunk(pair, dtype):
     check_rows(load_native(pair[1], dtype=dtype, num_threads=2))

@@ -9,7 +9,7 @@ import torch
 
 from builders import plain_logits
 from expert_models import IDS, make
-from hunch.kernels import native
+from hunch.kernels import native_library, native_matrix
 from hunch.models.load import load_decoder
 from hunch.models.native import load_native
 from hunch.models.weights import open_weights
@@ -222,8 +222,10 @@ def test_numbers_are_those_of_the_hugging_face_file(case, architecture, tmp_path
     assert torch.equal(plain_logits(ours, IDS), plain_logits(theirs, IDS))
 
 
-@pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
-@pytest.mark.parametrize(("block_format", "held"), [("Q8_0", native.INT8), ("Q4_0", native.INT4)])
+@pytest.mark.skipif(not native_library.is_available(), reason="no C++ compiler")
+@pytest.mark.parametrize(
+    ("block_format", "held"), [("Q8_0", native_matrix.INT8), ("Q4_0", native_matrix.INT4)]
+)
 def test_experts_stay_quantised_as_they_are(block_format, held, tmp_path):
     make("mixtral", tmp_path)
     weights = open_weights(tmp_path)
@@ -231,7 +233,7 @@ def test_experts_stay_quantised_as_they_are(block_format, held, tmp_path):
     model = load_native(file, num_threads=1, bits=14)
     experts = [layer.values["experts"].values for layer in model.network.layers]
     assert {each["up"].format for each in experts} == {held}
-    assert {each["router"].format for each in experts} == {native.FLOAT}
+    assert {each["router"].format for each in experts} == {native_matrix.FLOAT}
     exact = plain_logits(load_decoder(file), IDS)  # of the same rounded weights
     error = (plain_logits(model, IDS) - exact).norm() / exact.norm()
     assert error < 0.05
@@ -247,6 +249,6 @@ def test_gpt_oss_in_mxfp4_as_llama_cpp_holds_it(tmp_path):
     assert packed.format == "MXFP4"
     rounded, whole = (plain_logits(load_decoder(each), IDS) for each in (file, weights))
     assert 0.01 < (rounded - whole).norm() / whole.norm() < 0.6
-    if native.is_available():
+    if native_library.is_available():
         ours = plain_logits(load_native(file, num_threads=1, bits=14), IDS)
         assert (ours - rounded).norm() / rounded.norm() < 0.1

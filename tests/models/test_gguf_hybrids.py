@@ -10,7 +10,7 @@ import torch
 
 from builders import plain_logits
 from hunch.errors import UnsupportedModelError
-from hunch.kernels import native
+from hunch.kernels import native_library
 from hunch.models.load import load_decoder
 from hunch.models.native import load_native
 from hunch.models.weights import open_weights
@@ -176,7 +176,7 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     expected = theirs(torch.tensor([IDS])).logits[0]
     weights = open_weights(tmp_path / "m.gguf")
     torch.testing.assert_close(plain_logits(load_decoder(weights), IDS), expected, **CLOSE)
-    if native.is_available():
+    if native_library.is_available():
         fast = load_native(weights, dtype="float32", num_threads=1)
         assert (fast is None) == (case in BY_TORCH)
         fast = fast or load_decoder(weights)

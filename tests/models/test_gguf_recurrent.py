@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from builders import plain_logits
-from hunch.kernels import native
+from hunch.kernels import native_library
 from hunch.models.load import load_decoder
 from hunch.models.native import load_native
 from hunch.models.weights import open_weights
@@ -111,7 +111,7 @@ def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     weights = open_weights(tmp_path / "m.gguf")
     ours = load_decoder(weights)
     torch.testing.assert_close(plain_logits(ours, IDS), expected, **CLOSE)
-    if native.is_available():
+    if native_library.is_available():
         fast = load_native(weights, dtype="float32", num_threads=1)
         assert fast is not None
         torch.testing.assert_close(plain_logits(fast, IDS), expected, **CLOSE)

@@ -4,17 +4,18 @@ import pytest
 import torch
 
 from builders import Seq, pack, tables, tiny_config, tiny_weights
+from cases import every_pair
 from hunch.draft import KVShape
 from hunch.errors import ConfigError
-from hunch.kernels import native
+from hunch.kernels import native_library
 from hunch.kernels.kv_store import KVCache, codes_ref
 from hunch.models.load import load_decoder
+from hunch.models.load_target import with_kv
 from hunch.models.native import load_native
-from hunch.models.target import with_kv
 from hunch.step.kv_cache import bytes_per_slot
 from tiny_families import FAMILIES
 
-needs_native = pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+needs_native = pytest.mark.skipif(not native_library.is_available(), reason="no C++ compiler")
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 97}
 SIZES |= {"num_attention_heads": 6, "num_key_value_heads": 2, "max_position_embeddings": 512}
 GEMMA4 = {**SIZES, "sliding_window": 50, "global_head_dim": 64, "rope_theta": None}
@@ -71,9 +72,9 @@ def test_codes_are_those_of_the_reference(held):
         assert scales_CM1[written].equal(scales)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
-@pytest.mark.parametrize("held", DTYPES)
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    ("name", "held", "dtype"), every_pair([*CONFIGS], [*DTYPES], ["float32", "int8"])
+)
 def test_text_stays_near(name, held, dtype):
     """Of the rounding of keys and values alone: that of the weights is on both sides."""
     prompt, plain = words(200), model_of(name, dtype=dtype)
@@ -86,9 +87,7 @@ def test_text_stays_near(name, held, dtype):
     assert 1e-5 < error < 0.25
 
 
-@pytest.mark.parametrize("held", DTYPES)
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("start", [5, 126])
+@pytest.mark.parametrize(("name", "held", "start"), every_pair([*CONFIGS], [*DTYPES], [5, 126]))
 def test_no_pass_changes_a_bit(name, held, start):
     """A prompt in chunks; a path of a tree, a chain and plain decoding."""
     model, prompt = model_of(name, held), words(start)

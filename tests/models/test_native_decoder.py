@@ -6,18 +6,21 @@ import pytest
 import torch
 
 from builders import DictWeights, Seq, new_kv, pack, tables, tiny_config, tiny_weights
+from hunch.config import say_once
 from hunch.errors import ConfigError
-from hunch.kernels import native
+from hunch.kernels import native_library, native_matrix
 from hunch.kernels.kv_store import KVCache
 from hunch.models.arrange import Arranged
 from hunch.models.build import LLAMA_NAMES
 from hunch.models.decoder import Decoder
 from hunch.models.load import load_decoder, tensor_shapes
 from hunch.models.native import NativeDecoder, activation_bits, is_supported, load_native
+from hunch.models.native_layers import Reader
 from hunch.models.source import FileSource, RandomSource
 from hunch.models.spec import ModelSpec
+from hunch.models.weights.base import Packed
 
-pytestmark = pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+pytestmark = pytest.mark.skipif(not native_library.is_available(), reason="no C++ compiler")
 
 SIZES = {
     "hidden_size": 64,
@@ -302,8 +305,8 @@ def test_auto_keeps_a_gguf_as_it_is(default_files):
     model = load_native(open_weights(default_files.path))
     assert model is not None
     formats = {matrix.format for layer in model.network.layers for matrix in layer.matrices()}
-    assert formats == {native.INT4}
-    assert model.embedding.format == native.INT8
+    assert formats == {native_matrix.INT4}
+    assert model.embedding.format == native_matrix.INT8
     assert model.weight_bytes < 1.01 * 96.5e6
 
 
@@ -312,3 +315,20 @@ def test_only_small_models_take_fourteen_bits_of_themselves(width, bits):
     spec = replace(ModelSpec.from_config(FAMILIES["llama"]), width=width)
     assert activation_bits(spec, "auto") == bits
     assert [activation_bits(spec, asked) for asked in (8, 14)] == [8, 14]
+
+
+def test_a_format_that_is_not_kept_is_rounded_and_told_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Nearly: half of a step of 8 bits, in groups of 32."""
+    say_once.cache_clear()
+    blocks = torch.randint(0, 256, (16, 2, 18), dtype=torch.uint8)
+    blocks[:, :, :2] = torch.rand(16, 2, 1).half().view(torch.uint8)
+    packed = Packed("IQ4_NL", (16, 64), blocks.flatten(1), lambda: None)
+    numbers = packed.numbers(0, 16)
+    for _ in range(2):
+        matrix = native_matrix.NativeMatrix(native_matrix.INT8, 16, 64, 1)
+        Reader(FileSource(DictWeights({}, {}), torch.float32), "auto", 1)._expand(matrix, 0, packed)
+        away = (matrix.rows(torch.arange(16)) - numbers).view(16, 2, 32).abs().amax(dim=2)
+        assert (away <= numbers.view(16, 2, 32).abs().amax(dim=2) / 253).all()
+    assert caplog.text.count("do not hold IQ4_NL") == 1

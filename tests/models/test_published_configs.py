@@ -233,6 +233,12 @@ def test_windows_of_qwen_that_a_file_does_not_list_are_those_of_transformers(fam
     )
 
 
+@pytest.mark.parametrize("family", ["Qwen3VL", "Qwen3VLMoe"])
+def test_windows_that_transformers_does_not_read_are_refused(family):
+    with pytest.raises(UnsupportedModelError, match="use_sliding_window=True is not supported"):
+        tiny_spec(f"{family}ForConditionalGeneration", use_sliding_window=True)
+
+
 def test_windows_of_zero_are_refused():
     """As transformers has them where Qwen2-MoE's are listed and switched off."""
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}

@@ -27,7 +27,7 @@ from hunch.compat import config_from_vllm
 from hunch.errors import EngineError
 from hunch.parallel import executor
 from hunch.parallel.split_target import load_split
-from hunch.parallel.step_parts import LedPasses
+from hunch.parallel.step_lead import LedPasses
 from hunch.step.host_step import HostStep
 from parallel.captured_rank import split_stand_in
 from parallel.failing_rank import PLANTED

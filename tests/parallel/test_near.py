@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from hunch.kernels import native
+from hunch.kernels import native_library
 from hunch.parallel.group import NearGroup, added
 
-if not native.is_available():
+if not native_library.is_available():
     pytest.skip("the C++ kernels are not built here", allow_module_level=True)
 
 from hunch.kernels.native_shared import SharedMemory

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from hunch.kernels.native import is_available
+from hunch.kernels.native_library import is_available
 from hunch.kernels.native_sampling import scores
 from hunch.sampling.logprobs import best, logprobs_of, scores_ref
 

@@ -269,3 +269,36 @@ def test_a_request_comes_and_goes_without_waiting_for_the_device(name):
         state.start(1, request_of(CASES[name]), PROMPT)
         state.leave(1)
     assert copies.count == 0
+
+
+class Sets(TorchDispatchMode):
+    """Counts the values that are set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func is torch.ops.aten.fill_.Scalar
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_row_holds_what_its_request_asks_for_whoever_had_it_before():
+    used = SamplingState(1, VOCAB)
+    for name in ("filters", "greedy", "temperature", "top_p", "min_p", "greedy", "filters"):
+        fresh, request = SamplingState(1, VOCAB), request_of(CASES[name])
+        for state in (used, fresh):
+            state.start(0, request, PROMPT)
+        pairs = list(zip(used.columns_X, fresh.columns_X, strict=True))
+        for held_X, wanted_X in pairs if name != "greedy" else pairs[:1]:
+            assert torch.equal(held_X, wanted_X)
+        used.leave(0)
+
+
+def test_a_request_like_the_one_before_sets_nothing_but_its_seed():
+    state = SamplingState(1, VOCAB)
+    for seed, most in ((5, 6), (6, 1), (6, 0)):
+        with Sets() as sets:
+            state.start(0, request_of(CASES["filters"], seed=seed), PROMPT)
+            state.leave(0)
+        assert sets.count <= most

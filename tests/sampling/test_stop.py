@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hunch.sampling.stop import finish
+from hunch.sampling.stop import cut_at_end
 from hunch.types import Request, SamplingParams
 
 
@@ -26,5 +26,5 @@ def request_of(stop_ids=(0,), max_tokens=10, min_tokens=0) -> Request:
         ([4, 0], 0, request_of(stop_ids=()), (2, None)),
     ],
 )
-def test_finish(tokens, num_output, request_, expected):
-    assert finish(tokens, request_, num_output) == expected
+def test_where_an_output_ends(tokens, num_output, request_, expected):
+    assert cut_at_end(tokens, request_, num_output) == expected

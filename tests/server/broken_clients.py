@@ -61,8 +61,10 @@ def wish(number: int, count: int, **fields: Any) -> bytes:
 class Crowd:
     """Broken clients of one server; what goes wrong is kept as a sentence each."""
 
-    def __init__(self, port: int, seed: int = 0) -> None:
+    def __init__(self, port: int, seed: int = 0, pause: float = 1.0) -> None:
+        """`pause`: seconds, the longer the more of them are open at a time."""
         self.port = port
+        self.pause = pause
         self.chance = random.Random(seed)
         self.problems: list[str] = []
         self.counts: dict[str, int] = {}
@@ -88,7 +90,7 @@ class Crowd:
         except (ConnectionError, asyncio.IncompleteReadError):
             pass
         except TimeoutError:
-            self.problems.append(f"{kind}: no end after 90 s")
+            self.problems.append(f"{kind}: no end after 300 s")
         self.counts[kind] = self.counts.get(kind, 0) + 1
 
     async def any(self) -> None:
@@ -125,7 +127,7 @@ class Crowd:
         writer.write(post(wish(3, 400, stream=True, n=4)))
         for _ in range(self.chance.randint(1, 8)):
             await reader.readexactly(1)
-            await asyncio.sleep(1)
+            await asyncio.sleep(self.pause)
         _reset(writer) if self.chance.random() < 0.5 else writer.close()
 
     async def sends_slowly(self) -> None:
@@ -148,7 +150,7 @@ class Crowd:
         data = self.chance.choice([post(body, length=len(body) + 100), chunked.encode() + body])
         writer.write(data)
         await writer.drain()
-        await asyncio.sleep(self.chance.random() * 5)
+        await asyncio.sleep(self.chance.random() * 5 * self.pause)
         _reset(writer) if self.chance.random() < 0.5 else writer.close()
 
     async def pipelines(self) -> None:

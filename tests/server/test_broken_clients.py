@@ -12,7 +12,7 @@ from server.live_server import LiveServer, wait_for
 
 def test_broken_clients_leave_nothing_behind(start_server: Callable[..., LiveServer]) -> None:
     server = start_server(max_queue=1000)
-    crowd = Crowd(server.port)
+    crowd = Crowd(server.port, pause=0.2)
 
     async def everyone() -> None:
         idle = [await crowd.open() for _ in range(100)]
@@ -35,8 +35,7 @@ def test_broken_clients_leave_nothing_behind(start_server: Callable[..., LiveSer
     assert "Traceback" not in server.log()
 
 
-def test_every_wrong_body_and_head_is_answered(start_server: Callable[..., LiveServer]) -> None:
-    server = start_server()
+def test_every_wrong_body_and_head_is_answered(server: LiveServer) -> None:
     crowd = Crowd(server.port)
 
     async def all_of_them() -> None:

@@ -74,6 +74,12 @@ def narrow(start_server: Callable[..., LiveServer]) -> LiveServer:
     )
 
 
+@pytest.fixture(scope="module")
+def hasty(start_server: Callable[..., LiveServer]) -> LiveServer:
+    """Open to the network without a key, and with little time for headers."""
+    return start_server(host="0.0.0.0", env={"FAKE_HEADER_SECONDS": "0.3"})
+
+
 def seconds_of(pid: int) -> float:
     """CPU time the process has used."""
     used = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
@@ -225,9 +231,8 @@ def test_the_number_of_connections_is_limited(narrow: LiveServer) -> None:
     wait_for(lambda: raw(narrow, request).startswith(b"HTTP/1.1 200 "))
 
 
-def test_half_open_connections_are_closed(start_server: Callable[..., LiveServer]) -> None:
-    server = start_server(env={"FAKE_HEADER_SECONDS": "0.3"})
-    for sock in half_open(server):
+def test_half_open_connections_are_closed(hasty: LiveServer) -> None:
+    for sock in half_open(hasty):
         with sock, suppress(ConnectionError):
             assert sock.recv(100) == b""
 
@@ -298,10 +303,8 @@ def test_what_can_never_run_is_an_error_of_the_request(guarded: LiveServer) -> N
         assert "at most 3" in answer.json()["error"]["message"]
 
 
-def test_an_open_door_is_mentioned(
-    guarded: LiveServer, start_server: Callable[..., LiveServer]
-) -> None:
-    assert "no --api-key is set" in start_server(host="0.0.0.0").log()
+def test_an_open_door_is_mentioned(guarded: LiveServer, hasty: LiveServer) -> None:
+    assert "no --api-key is set" in hasty.log()
     assert "no --api-key is set" not in guarded.log()
 
 

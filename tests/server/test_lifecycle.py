@@ -115,10 +115,7 @@ def test_a_deadline_ends_a_request_with_a_reason(slow: LiveServer, stream: bool)
     slow.wait_idle()
 
 
-def test_a_reader_that_stalls_does_not_stall_others(
-    start_server: Callable[..., LiveServer],
-) -> None:
-    server = start_server()
+def test_a_reader_that_stalls_does_not_stall_others(server: LiveServer) -> None:
     body = json.dumps({**LONG, "n": 16, "max_tokens": 500, "stream": True, "logprobs": 20}).encode()
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

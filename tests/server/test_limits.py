@@ -50,7 +50,7 @@ LARGE_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"titl
 @pytest.fixture(scope="module")
 def small(start_server: Callable[..., LiveServer]) -> LiveServer:
     """A server with small limits and two keys."""
-    return start_server(limits=SMALL, api_keys=KEYS)
+    return start_server(limits=SMALL, api_keys=KEYS, cors_origins=["https://site.example"])
 
 
 def ask(server: LiveServer, path: str, **fields: Any) -> httpx.Response:
@@ -300,17 +300,14 @@ def test_a_form_post_from_another_site_is_not_taken(server: LiveServer) -> None:
     assert answer.status_code == 415
 
 
-def test_cors_is_closed_unless_opened(
-    server: LiveServer, start_server: Callable[..., LiveServer]
-) -> None:
+def test_cors_is_closed_unless_opened(server: LiveServer, small: LiveServer) -> None:
     headers = {"Origin": "https://site.example", "Access-Control-Request-Method": "POST"}
     closed = server.client.options(server.url + COMPLETE, headers=headers)
     assert "access-control-allow-origin" not in closed.headers
-    opened = start_server(cors_origins=["https://site.example"], api_keys=KEYS)
-    answer = server.client.options(opened.url + COMPLETE, headers=headers)
+    answer = server.client.options(small.url + COMPLETE, headers=headers)
     assert answer.headers["access-control-allow-origin"] == "https://site.example"
     other = {**headers, "Origin": "https://other.example"}
-    refused = server.client.options(opened.url + COMPLETE, headers=other)
+    refused = server.client.options(small.url + COMPLETE, headers=other)
     assert "access-control-allow-origin" not in refused.headers
 
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from hunch.server.long_work import MANY, beside, scores_in
+from hunch.server.streaming import MANY, beside, scores_in
 from hunch.types import CompletionOutput, Logprob, RequestOutput
 
 

@@ -17,7 +17,7 @@ CHAT = [{"role": "user", "content": "Say something."}]
 RENDERED = "user: Say something.\nassistant: "
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")  # a client takes 60 ms to read certificates
 def client(server: LiveServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=server.url + "/v1", api_key="EMPTY", max_retries=0) as client:
         yield client

@@ -28,7 +28,7 @@ class Weather(BaseModel):
     city: str
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")  # a client takes 60 ms to read certificates
 def client(thinker: LiveServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=thinker.url + "/v1", api_key="EMPTY", max_retries=0) as made:
         yield made

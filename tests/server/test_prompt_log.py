@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hunch.errors import ConfigError
-from hunch.server.prompt_log import PromptLog
+from hunch.server.prompts import PromptLog
 from hunch.train.prompts import read_prompts
 from server.live_server import LiveServer
 

@@ -18,7 +18,7 @@ TOOLS: Any = [{"type": "function", "name": "get_weather", "parameters": CITY, "s
 SEARCH: Any = {"type": "web_search"}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")  # a client takes 60 ms to read certificates
 def client(thinker: LiveServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=thinker.url + "/v1", api_key="EMPTY", max_retries=0) as made:
         yield made
@@ -41,7 +41,9 @@ def test_text(client: openai.OpenAI) -> None:
 
 def test_fields_of_vllms_responses(client: openai.OpenAI) -> None:
     def text(**more: Any) -> str:
-        made = client.responses.create(model="bytes", input="hello", extra_body={"seed": 1, **more})
+        made = client.responses.create(
+            model="bytes", input="hello", max_output_tokens=40, extra_body={"seed": 1, **more}
+        )
         return made.output_text
 
     notes = {"request_id": "x", "priority": 1, "cache_salt": "s", "enable_response_messages": False}
@@ -108,7 +110,7 @@ def test_events_build_the_same_response(client: openai.OpenAI) -> None:
     said = "".join(e.delta for e in events if e.type == "response.output_text.delta")
     assert said == "I look."
     arguments = [e for e in events if e.type == "response.function_call_arguments.delta"]
-    assert len(arguments) > 1
+    assert arguments  # one or several: what has come meanwhile is sent together
     assert "".join(e.delta for e in arguments) == '{"city": "Rome"}'
 
 

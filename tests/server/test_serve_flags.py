@@ -277,6 +277,7 @@ def test_flags_from_a_file(started: list[tuple[Config, ServeConfig]], tmp_path: 
         ("--ssl-ciphers x", "--ssl-ciphers: let a proxy"),
         ("--uds x --workers 2", "uds: a socket"),
         ("--default-chat-template-kwargs [1]", "is not a JSON object"),
+        ('--default-chat-template-kwargs {"tools":[]}', "tools is for requests to say"),
         ("--override-generation-config x", "is not JSON"),
     ],
 )

@@ -21,7 +21,7 @@ TOOLS: Any = [
 ]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")  # a client takes 60 ms to read certificates
 def client(thinker: LiveServer) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=thinker.url + "/v1", api_key="EMPTY", max_retries=0) as made:
         yield made
@@ -120,6 +120,9 @@ def test_a_history_of_calls_reaches_the_model(client: openai.OpenAI, thinker: Li
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "name"),
         ({"tools": TOOLS * 200}, "at most 128"),
         ({"reasoning_effort": "much"}, "reasoning_effort must be one of"),
+        ({"extra_body": {"chat_template_kwargs": {"messages": []}}}, "messages is none of them"),
+        ({"extra_body": {"chat_template_kwargs": {"tools": 5}}}, "tools is none of them"),
+        ({"extra_body": {"chat_template_kwargs": {"self": 5}}}, "self is none of them"),
         ({"extra_body": {"thinking_token_budget": -1}}, "thinking_token_budget"),
         ({"tool_choice": "perhaps"}, "tool_choice"),
     ],

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import asdict
+
 import pytest
 
 from hunch.config import Config, ModelConfig, SpecConfig
 from hunch.errors import GrammarError, QueueFullError
 from hunch.server import wire
+from hunch.server.remote_stream import RemoteStream
 from hunch.types import (
     CompletionOutput,
     DraftTrace,
@@ -44,7 +48,7 @@ def test_params_and_config_come_back_equal() -> None:
     config = Config(
         model=ModelConfig(model="x", seed=4), spec=SpecConfig.parse("ngram:max_match=3")
     )
-    (message,) = unpacker.feed(wire.pack(wire.dump_config(config)))
+    (message,) = unpacker.feed(wire.pack(asdict(config)))
     assert wire.load_config(message) == config
 
 
@@ -85,3 +89,15 @@ def test_deltas_add_up_to_the_output() -> None:
         (item,) = wire.Unpacker().feed(wire.pack(wire.dump_delta(step, sent)))
         wire.apply_delta(got, item)
     assert got == output(6, "stop")
+
+
+def test_tokens_that_were_told_before_are_not_told_again() -> None:
+    async def told() -> list[int]:
+        stream = RemoteStream(wire.empty_output("r", [1], 1), SamplingParams(), lambda name: None)
+        stream.push([4, 5, 6])
+        stream.begin_again(lambda name: None)
+        for tokens in ([4, 5], [6, 7], [8]):
+            stream.push(tokens)
+        return stream.output.outputs[0].token_ids
+
+    assert asyncio.run(told()) == [4, 5, 6, 7, 8]

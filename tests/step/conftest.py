@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -35,10 +36,10 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> None:
 
     update, start = DeviceRows.update, RowBuffers.start
 
-    def guarded_update(device: DeviceRows, rows: list[int], *rest: Any) -> list[int]:
-        for row in device._stale.intersection(rows):
+    def guarded_update(device: DeviceRows, inputs_3R: np.ndarray, *rest: Any) -> list[int]:
+        for row in device._stale.intersection(inputs_3R[0].tolist()):
             device.state.table_XB[row] = NO_BLOCK
-        return update(device, rows, *rest)
+        return update(device, inputs_3R, *rest)
 
     def guarded_start(rows: RowBuffers, what: Any) -> None:
         rows.table[what.row] = NO_BLOCK

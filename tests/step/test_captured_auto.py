@@ -99,7 +99,7 @@ def graph_runner(llm: LLM) -> Runner:
 def sure_from(length: int, patch: pytest.MonkeyPatch) -> None:
     """Lookups go before the network from matches of this length on."""
     for module in (auto_device, with_lookups):
-        patch.setattr(module, "SURE", length)
+        patch.setattr(module, "SURE_MATCH", length)
 
 
 def watch(runner: Runner, patch: pytest.MonkeyPatch) -> list[StepShape]:
@@ -194,7 +194,7 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
         learn = runner.captured.policy.learn
 
         def note(row_R: Any, lines: list[list[int]], graph: Any) -> list[str] | None:
-            sources = [runner.captured.policy.drafted[row][0] for row in row_R.tolist()]
+            sources = [runner.captured.policy.line_shapes[row].source for row in row_R.tolist()]
             landed.extend(zip(sources, lines, strict=True))
             return learn(row_R, lines, graph)
 
@@ -298,7 +298,11 @@ def test_the_host_chooses_while_the_device_reads_prompts_and_not_after_that(
         assert runner.captured is not None
         policy = runner.captured.policy
         monkeypatch.setattr(policy.costs, "seconds", lambda *_, **__: 1.0)
-        for owner, name in ((policy, "_best"), (runner.prompts, "launch"), (policy, "is_ready")):
+        for owner, name in (
+            (policy.choice, "best"),
+            (runner.prompts, "launch"),
+            (policy, "is_ready"),
+        ):
             call = getattr(owner, name)
             monkeypatch.setattr(
                 owner, name, lambda *given, call=call, name=name: did.append(name) or call(*given)
@@ -307,7 +311,7 @@ def test_the_host_chooses_while_the_device_reads_prompts_and_not_after_that(
     reads = [place for place, name in enumerate(did) if name == "launch"]
     assert len(reads) > 2
     for place in reads:
-        assert did[place + 1 : place + 3] == ["_best", "is_ready"], "the next is not chosen anew"
+        assert did[place + 1 : place + 3] == ["best", "is_ready"], "the next is not chosen anew"
 
 
 def test_a_pause_without_requests_is_no_time_of_a_step(
@@ -338,7 +342,8 @@ def test_load_takes_the_draft_model_out_and_lets_it_in_again(
             runner.captured.policy.costs.curve.record(size, seconds)
         monkeypatch.setattr(runner.captured.policy, "timed", lambda *_: (0.0, 0.0))
         few = StepShapes([StepShape(0), StepShape(7), StepShape(7, 1)])
-        monkeypatch.setattr(runner.captured.policy, "shapes", few)
+        for owner in (runner.captured.policy, runner.captured.policy.choice):
+            monkeypatch.setattr(owner, "shapes", few)
         shapes = watch(runner, monkeypatch)
         monkeypatch.setattr(HostStep, "run", None)  # what it missed is read between two steps
         llm.generate(PROMPTS[1], long)

@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("triton")
@@ -21,8 +22,8 @@ import head_files
 from captured_heads import GREEDY, PARAMS, SMALL, Drafts, World, load, tokens
 from deepseek_files import make_deepseek
 from hunch import LLM, Speculation
-from hunch.drafting.following import DeviceFollower
 from hunch.drafting.step_shapes import DraftSource, StepShape
+from hunch.step.captured_step import CapturedSteps
 from hunch.step.host_step import HostStep
 from hunch.step.runner import Runner
 from hunch.types import GroupInfo
@@ -115,7 +116,7 @@ def test_nobody_waits_for_a_prompt_that_a_head_reads(
             return receive(pending)
 
         drafts = Drafts(llm, monkeypatch)
-        monkeypatch.setattr(runner, "_run", None)
+        monkeypatch.setattr(runner, "_run_on_host", None)
         monkeypatch.setattr(captured, "launch", note_launch)
         monkeypatch.setattr(captured, "receive", note_receive)
         monkeypatch.setattr(captured.steps.download, "is_there", lambda buffer: False)
@@ -172,11 +173,13 @@ def test_rows_that_leave_captured_steps_and_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those in every other row, or all but one."""
-    turns, is_ready = iter([1, 1, 1, 2, 2, 1, 1, 1, 99] * 100), DeviceFollower.is_ready
+    turns, is_ready = iter([1, 1, 1, 2, 2, 1, 1, 1, 99] * 100), CapturedSteps._is_ready
     monkeypatch.setattr(
-        DeviceFollower,
-        "is_ready",
-        lambda self, rows: is_ready(self, rows) & (rows.ids_R.numpy() % next(turns) == 0),
+        CapturedSteps,
+        "_is_ready",
+        lambda self, rows, *given: (
+            is_ready(self, rows, *given) & (np.array(rows) % next(turns) == 0)
+        ),
     )
     with load(world.model, name) as llm:
         drafts = Drafts(llm, monkeypatch)
@@ -362,10 +365,10 @@ def test_a_head_that_is_left_drafts_again_for_later_requests(world: World) -> No
         runner = llm.engine.runner
         assert isinstance(runner, Runner)
         assert runner.captured is not None
-        sources = runner.captured.policy.sources
+        network_rows = runner.captured.policy.network_rows
         for num_steps, is_asked in ((10_000, False), (3, False), (0, True)):
             before = _accepted(llm, "eagle3")
-            sources.dropped_steps = num_steps
+            network_rows.dropped_steps = num_steps
             assert tokens(llm, world.prompts, PARAMS["greedy"]) == world.plain["greedy"]
             assert (_accepted(llm, "eagle3") > before) == is_asked
 

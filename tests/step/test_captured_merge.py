@@ -19,7 +19,7 @@ from deep_models import write_deep, write_shallow
 from hunch import LLM
 from hunch.config import say_once
 from hunch.drafting.costs import StepKey
-from hunch.drafting.merge_device import cuts_of, within
+from hunch.drafting.merge import cuts_of, within
 from hunch.drafting.step_shapes import DraftSource, StepShape
 from hunch.drafting.with_lookups import TreeSize
 from hunch.kernels.step import CHECKED, TOKENS

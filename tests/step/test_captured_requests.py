@@ -123,7 +123,7 @@ def test_nobody_waits_for_the_first_token_of_a_grammar(
         captured, fill, read = llm.engine.runner.captured, StepMasks.fill, list[int]()
         monkeypatch.setattr(HostStep, "run", None)
         monkeypatch.setattr(
-            StepMasks, "fill", lambda *how: read.append(captured.num_masked) or fill(*how)
+            StepMasks, "fill", lambda *how: read.append(captured.num_with_masks) or fill(*how)
         )
         params = [PARAMS[name] for name in names for _ in PROMPTS]
         pairs = zip(PROMPTS * 2, params, strict=True)

@@ -46,3 +46,10 @@ def test_passes(known: list[int], sizes: list[int], monkeypatch: pytest.MonkeyPa
         assert start == at[row]
         at[row] = stop
     assert at == known == rows.computed[-1, ids].tolist()
+
+
+def test_every_pass_up_to_the_largest_has_a_captured_size_that_wastes_little() -> None:
+    for num_tokens in range(1, passes.MAX_PASS + 1):
+        size = passes.size_of(num_tokens)
+        assert num_tokens <= size <= max(16, 2 * num_tokens)
+        assert num_tokens <= 256 or size <= 1.25 * num_tokens

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from builders import tiny_config, tiny_weights
-from hunch.kernels import native
+from hunch.kernels import native_library
 from hunch.models.load import load_decoder
 from hunch.models.native import load_native
 from hunch.step.step_logits import MAX_KEPT, StepLogits
@@ -14,7 +14,7 @@ from hunch.step.step_logits import MAX_KEPT, StepLogits
 CONFIG = tiny_config(hidden_size=64, head_dim=32, num_attention_heads=2, num_key_value_heads=2)
 
 
-@pytest.mark.skipif(not native.is_available(), reason="no C++ compiler")
+@pytest.mark.skipif(not native_library.is_available(), reason="no C++ compiler")
 @pytest.mark.parametrize("num_rows", [1, 3, MAX_KEPT, MAX_KEPT + 1])
 def test_they_are_the_targets(num_rows: int) -> None:
     target = load_native(tiny_weights(CONFIG), dtype="float32")

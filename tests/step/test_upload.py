@@ -1,5 +1,6 @@
 """The device's state holds what the host's rows do, and a step's inputs, however much changed."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -48,13 +49,13 @@ def test_the_state_is_what_the_host_holds(update: object, monkeypatch: pytest.Mo
     device = DeviceRows(rows, 4, DEVICE)
     sit_down(rows, 0, [5, 6, 7])
     sit_down(rows, 2, list(range(PINNED + 50)))  # more than a buffer holds
-    assert device.update([2, 0], [0, 1], [3, 4], 4) == [2, 0]
+    assert device.update(np.array([[2, 0], [0, 1], [3, 4]]), 4) == [2, 0]
     assert device.inputs_3R.tolist() == [[2, 0, -1, -1], [0, 1, -1, -1], [3, 4, -1, -1]]
     for row in (0, 2):
         assert_same(device.state, rows, row)
     for block in range(2 * RING):  # only a table grows
         rows.add_blocks(0, (50 + block,))
-        assert device.update([0], [block], [2], 1) == []
+        assert device.update(np.array([[0], [block], [2]]), 1) == []
         assert device.inputs_3R[:, 0].tolist() == [0, block, 2]
         assert_same(device.state, rows, 0)
 
@@ -73,12 +74,12 @@ def test_of_a_row_that_was_cut_only_its_length_is_sent(
     rows = RowBuffers(CAPACITY)
     device = DeviceRows(rows, 4, DEVICE)
     sit_down(rows, 1, [5, 6, 7])
-    device.update([1], [0], [0], 1)
+    device.update(np.array([[1], [0], [0]]), 1)
     device.state.known_X[1], device.state.is_done_X[1] = 5, 1  # it went on, to an end
     device.state.num_nodes_X[1] = 2
     device.mark_cut(1)
     assert device.is_known(1)
-    assert device.update([1], [0], [0], 1) == []
+    assert device.update(np.array([[1], [0], [0]]), 1) == []
     assert_same(device.state, rows, 1)
     assert int(device.state.is_done_X[1]) == int(device.state.num_nodes_X[1]) == 0
     assert sent[-1] == 3
@@ -97,10 +98,10 @@ def test_rows_that_only_decode_send_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     sit_down(rows, 1, [5, 6, 7])
     sent.clear()
     for _ in range(5):
-        device.update([1], [0], [0], 1)
+        device.update(np.array([[1], [0], [0]]), 1)
     assert len(sent) == 1
-    device.update([1], [0], [0], 2)  # a larger step pads further
-    device.update([1], [0], [3], 2)
+    device.update(np.array([[1], [0], [0]]), 2)  # a larger step pads further
+    device.update(np.array([[1], [0], [3]]), 2)
     assert sent[1:] == [0, 0]
 
 
@@ -110,13 +111,13 @@ def test_a_row_that_somebody_else_takes(update: object, monkeypatch: pytest.Monk
     rows = RowBuffers(CAPACITY)
     device = DeviceRows(rows, 4, DEVICE)
     sit_down(rows, 0, list(range(30)))
-    device.update([0], [0], [0], 1)
+    device.update(np.array([[0], [0], [0]]), 1)
     rows.leave(0)
     sit_down(rows, 0, [3, 4])  # fewer blocks than the one before
     device.mark_stale(0)
-    assert device.update([0], [0], [0], 1) == [0]
+    assert device.update(np.array([[0], [0], [0]]), 1) == [0]
     assert_same(device.state, rows, 0)
-    assert device.update([0], [0], [0], 1) == []
+    assert device.update(np.array([[0], [0], [0]]), 1) == []
 
 
 @UPDATES
@@ -128,11 +129,11 @@ def test_a_request_that_ended_where_a_longer_one_sat(
     device = DeviceRows(rows, 4, DEVICE)
     for row in (0, 1):
         sit_down(rows, row, list(range(30)))
-    device.update([0, 1], [0, 0], [0, 0], 2)
+    device.update(np.array([[0, 1], [0, 0], [0, 0]]), 2)
     sit_down(rows, 0, [3, 4])
     device.mark_stale(0)
     rows.leave(0)  # by the host's step; the engine, which has not read it, names it once more
     rows.add_blocks(1, (77,))
-    assert device.update([0, 1], [0, 0], [0, 0], 2) == [0]
+    assert device.update(np.array([[0, 1], [0, 0], [0, 0]]), 2) == [0]
     assert device.state.is_done_X[:2].tolist() == [1, 0]
     assert_same(device.state, rows, 1)

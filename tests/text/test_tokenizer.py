@@ -11,6 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Regex
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
 from hunch.errors import ModelFormatError, RequestError, UnsupportedModelError
@@ -74,6 +78,13 @@ def test_the_default_model_cuts_digits_and_space_like_its_training(default: Toke
     assert pieces("a  b") == ["a", " ", " b"]
 
 
+def test_many_chats_are_those_chats_one_by_one(default: Tokenizer) -> None:
+    chats = [[{"role": "user", "content": text}] for text in TEXTS]
+    assert default.render_chats(chats) == [default.render_chat(chat) for chat in chats]
+    with pytest.raises(RequestError, match="half of a character"):
+        default.render_chats([*chats, [{"role": "user", "content": "\ud800"}]])
+
+
 def test_the_default_models_chat(default: Tokenizer) -> None:
     ids = default.render_chat([{"role": "user", "content": "Hi"}])
     assert default.decode(ids, skip_special_tokens=False) == (
@@ -130,6 +141,20 @@ def test_ids_without_a_token_are_no_text() -> None:
 def test_text_that_is_no_unicode() -> None:
     with pytest.raises(RequestError, match="half of a character"):
         byte_level().encode("\ud800")
+    with pytest.raises(RequestError, match="a text is needed; NoneType None given"):
+        byte_level().encode(None, max_tokens=9)  # type: ignore[arg-type]
+
+
+def test_a_text_that_the_tokenizer_fails_on() -> None:
+    """Its vocabulary has no token for what it does not know, or its pattern gives up."""
+    tokenizer = Tokenizer(Backend(WordLevel({"a": 0, "b": 1})))
+    chat = [{"role": "user", "content": "odd"}]
+    for ask in (tokenizer.encode, lambda text: tokenizer.render_chats([chat], template=text)):
+        with pytest.raises(RequestError, match="this model's tokenizer cannot read the text: Word"):
+            ask("odd")
+    tokenizer.backend.pre_tokenizer = Split(Regex("(a+)+$"), "isolated")
+    with pytest.raises(RequestError, match="cannot read the text: Onig"):
+        tokenizer.encode("a" * 40 + "b")
 
 
 # --- GGUF metadata ------------------------------------------------------------------------------

@@ -19,12 +19,32 @@ from hunch.models.build import build_block
 from hunch.models.heads.block import build_body, context_heads
 from hunch.models.heads.files import Table
 from hunch.models.heads.mlp import EPS, BiasedNorm, MlpNet
-from hunch.train.loss import slope
+from hunch.train.loss import shares_of
 from hunch.train.packs import Pack, Spans
-from hunch.train.states import States
+from hunch.train.states import States, TopOpinions
 from hunch.train.student import DECAY, Student
 
 Guess = Callable[[int, int], Tensor]  # depth and position to logits
+
+
+def slope(z_MC: Tensor, p_MC: Tensor, loss_name: str, late: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The loss of each row and its gradient by the logits, for a whole distribution."""
+    entropy, variation = shares_of(loss_name, late)
+    log_q_MC = functional.log_softmax(z_MC, dim=-1, dtype=torch.float32)
+    q_MC, p_MC = log_q_MC.exp(), p_MC.float()
+    gap_MC = q_MC - p_MC
+    sign_MC = variation * 0.5 * gap_MC.sign()
+    loss_M = variation * 0.5 * gap_MC.abs().sum(-1) - entropy * (p_MC * log_q_MC).sum(-1)
+    if loss_name != "ce":
+        loss_M += entropy * torch.xlogy(p_MC, p_MC).sum(-1)
+    push_MC = q_MC * (sign_MC - (q_MC * sign_MC).sum(-1, keepdim=True))
+    return loss_M, entropy * gap_MC + push_MC
+
+
+def dense(top: TopOpinions) -> Tensor:
+    """The distribution that few columns stand for."""
+    p_MC = torch.zeros(len(top), top.num_columns)
+    return p_MC.scatter_add_(1, top.column_MK.long(), top.p_MK.float())
 
 
 class OneText:

@@ -80,7 +80,7 @@ def test_a_better_network_of_the_same_shape_drafts_and_changes_no_text(
     name = {"draft": "draft", "block": "dspark"}[method]
     speculate = f"{name}:{job.out}:adaptive=false:adapt=true"
     with LLM(str(job.target), speculate=speculate, **ENGINE) as llm:
-        adapter = llm.engine.adapter
+        (adapter,) = llm.engine.adapter.several
         assert isinstance(adapter, NetworkAdapter)
         found = []
         for _ in range(2):

@@ -8,12 +8,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from plain_losses import dense, slope
 
 import hunch.train.kept
 from builders import tiny_model
 from hunch.kernels.gpu_slope import log_sums, weighted_softmax
 from hunch.train.kept import Kept
-from hunch.train.loss import slope, teach
+from hunch.train.loss import teach
 from hunch.train.packs import Laid
 from hunch.train.states import TopOpinions, opinions_of, read_pack
 from hunch.train.texts import Texts, put
@@ -47,7 +48,7 @@ def test_kept_outputs_are_those_of_a_pass(
         inputs = pack.inputs(target.device)
         new, ours = read_pack(target, inputs, layers), kept.states(inputs)
         p_MC = opinions_of(target, columns, inputs, new)
-        assert torch.allclose(kept.opinions(inputs).dense(), p_MC, atol=1e-5)
+        assert torch.allclose(dense(kept.opinions(inputs)), p_MC, atol=1e-5)
         pairs = [(ours.hidden_TD, new.hidden_TD), *zip(ours.features, new.features, strict=True)]
         for kept_TD, new_TD in pairs:
             assert torch.allclose(kept_TD, new_TD, atol=1e-5)
@@ -60,7 +61,7 @@ def test_few_columns_teach_as_all_do(kind: str) -> None:
     z_MC = (h_MD @ head_CD.T).detach()
     top = TopOpinions.of((3 * torch.randn(9, 40)).softmax(-1), 8)
     weight_M = torch.rand(9)
-    loss_M, slope_MC = slope(z_MC, top.dense(), kind, 0.6)
+    loss_M, slope_MC = slope(z_MC, dense(top), kind, 0.6)
     for late in (0.6, torch.tensor(0.6)):
         loss, best_M = teach(h_MD, head_CD, top, weight_M, kind, late)
         (found,) = torch.autograd.grad(loss, h_MD)

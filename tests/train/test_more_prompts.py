@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,7 @@ class Words:
 
     has_chat_template = True
     special_ids = frozenset({1, 2, 3})
+    config = SimpleNamespace(model=SimpleNamespace(chat_template=None))
 
     def __init__(self) -> None:
         self.ids = {"<user>": 1, "<end>": 2, "<answer>": 3}
@@ -107,6 +109,9 @@ class Words:
 
     def encode_turn(self, text: str) -> list[int]:
         return self.encode_messages([{"role": "user", "content": text}])
+
+    def render_chats(self, chats: Any, template: None) -> list[list[int]]:
+        return [self.encode_messages(chat) for chat in chats]
 
 
 def answered(llm: Words, *pairs: tuple[str, str]) -> Texts:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from plain_losses import OneText, plain_loss
+from plain_losses import OneText, dense, plain_loss
 from torch import Tensor
 from train_setup import new_job, read_texts
 
@@ -177,7 +177,7 @@ def check_case(case: tuple[str, dict[str, Any]], target: Path, tmp_path: Path, s
     given = StepInputs(inputs, kept.states(inputs), opinions, torch.tensor(late))
     loss = student.loss_on(given).loss
     inputs = pack.inputs(decoder.device)
-    p_MC = kept.opinions(inputs).toward(inputs.label_M, 0.3 * inputs.is_own_M).dense()
+    p_MC = dense(kept.opinions(inputs).toward(inputs.label_M, 0.3 * inputs.is_own_M))
     texts = [OneText(pack, i, kept.states(inputs), p_MC) for i in range(len(SOME))]
     plain = plain_loss(student, method, texts, late)
     leaves = list(student.tensors.values())
@@ -272,7 +272,7 @@ def test_prompts_teach_in_a_share_of_the_texts() -> None:
     # Only what the target wrote is taught as its choice: a prompt's next token is nobody's.
     inputs = found[2].pack(np.arange(4)).inputs(torch.device("cpu"))
     top = TopOpinions(torch.zeros(36, 1).int(), torch.ones(36, 1), 50)
-    p_MC = top.toward(inputs.label_M, 1.0 * inputs.is_own_M).dense()
+    p_MC = dense(top.toward(inputs.label_M, 1.0 * inputs.is_own_M))
     is_sure = p_MC.gather(1, inputs.label_M[:, None]).squeeze(1) > 0.99
     assert torch.equal(is_sure, inputs.is_own_M)
     assert int(is_sure.sum()) == counts[0]

@@ -9,13 +9,14 @@ import lzma
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hunch.cli import options
-from hunch.errors import RequestError
-from hunch.train.prompts import read_prompts
+from hunch.errors import ConfigError, RequestError
+from hunch.train.prompts import Prompts, check_prompts, read_prompts, split_prompts
 
 RECORDS: list[dict[str, Any]] = [
     {"turns": ['What is "ice",\nand why?'], "category": "science"},
@@ -47,6 +48,12 @@ def test_the_same_prompts_in_every_form(kind: str, text: str, packed: str, tmp_p
     assert [{key: one[key] for key in one if key != "id"} for one in ours] == RECORDS
 
 
+def test_a_line_of_json_may_hold_other_line_ends(tmp_path: Path) -> None:
+    record = {"turns": ["one\u2028two\x85three"]}
+    path = write(tmp_path / "prompts.jsonl", json.dumps(record, ensure_ascii=False) + "\r\n")
+    assert read_prompts(path).records == [record]
+
+
 def test_questions_in_a_packed_text_file(tmp_path: Path) -> None:
     path = write(tmp_path / "mine.txt.gz", "What is ice?\n\nList three fruits.\n")
     asked = [{"turns": ["What is ice?"]}, {"turns": ["List three fruits."]}]
@@ -54,11 +61,15 @@ def test_questions_in_a_packed_text_file(tmp_path: Path) -> None:
     assert options.read_prompts(path, None)[1] == {"id": "3", **asked[1]}
 
 
+# Without the time of day, or workers that share the tests would know this one by several names.
+CUT_OFF = gzip.compress(b'{"prompt": "a"}\n' * 99, mtime=0)[:-9]
+
+
 @pytest.mark.parametrize(
     ("name", "data", "words"),
     [
         ("p.jsonl.gz", b"not packed", "cannot be read .*gzip"),
-        ("p.jsonl.gz", gzip.compress(b'{"prompt": "a"}\n' * 99)[:-9], "damaged, or no .gz file"),
+        ("p.jsonl.gz", CUT_OFF, "damaged, or no .gz file"),
         ("p.txt.xz", b"not packed", "damaged, or no .xz file"),
         ("p.csv", b"question,answer\na,b\n", "column 'turns' .*it has 'question', 'answer'"),
         ("p.csv", b"", "column 'turns' .*it has none"),
@@ -100,3 +111,14 @@ def test_parquet(tmp_path: Path) -> None:
     write(tmp_path / "bad.parquet", "no table")
     with pytest.raises(RequestError, match="not a parquet file"):
         read_prompts(tmp_path / "bad.parquet")
+
+
+def test_too_few_prompts_are_said_before_anything_is_made(tmp_path: Path) -> None:
+    path = write(tmp_path / "few.txt", "one\n\ntwo\nthree\n")
+    with pytest.raises(ConfigError, match=r"few.txt: 3 prompts are too few.*give 4 or more"):
+        check_prompts(str(path))
+    long = Prompts([{"prompt": "word " * 50} for _ in range(9)] + [{"prompt": "a"}] * 2, [])
+    tokenizer = SimpleNamespace(encode=str.split)
+    llm: Any = SimpleNamespace(has_chat_template=False, get_tokenizer=lambda: tokenizer)
+    with pytest.raises(ConfigError, match=r"my.txt, of up to 8 tokens: 2 prompts are too few"):
+        split_prompts(llm, "my.txt", long, 8, 4, 0)

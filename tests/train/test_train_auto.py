@@ -14,7 +14,7 @@ import torch
 from test_train_command import run
 from train_setup import ENGINE, OPTIONS, write_target
 
-import hunch.llm
+import hunch.loading
 import hunch.train.auto
 import hunch.train.costs
 import hunch.train.phrase_job
@@ -29,8 +29,8 @@ from hunch.errors import TrainingError
 from hunch.hub.drafters import digest_of, find_trained, trained_drafters
 from hunch.hub.names import resolve
 from hunch.kernels.phrases import read_phrases
+from hunch.models.load_target import load_target
 from hunch.models.spec import ModelSpec
-from hunch.models.target import load_target
 from hunch.train.clock import Clock
 from hunch.train.costs import Costs, cut_draft, measure_costs
 from hunch.train.count import count_bytes
@@ -52,6 +52,7 @@ from hunch.train.job import Job
 from hunch.train.outcome import Outcome, outcome_of
 from hunch.train.phrase_job import PhraseCount, stored_texts, write_table
 from hunch.train.plan import Asked, Plan
+from hunch.train.regenerate import SHARD, write_shard
 from hunch.train.replay import Curve
 from hunch.train.serving import Serving
 from hunch.train.sizes import METHODS, Size, sizes_for
@@ -181,14 +182,14 @@ def test_costs_are_measured(architecture: str, vocab_size: int) -> None:
 def test_drafts_to_be_timed_are_as_wide_as_those_that_are_trained() -> None:
     weights = tiny_weights(tiny_config("Qwen2ForCausalLM", head_dim=32))
     target = load_target(ModelConfig(), weights, torch.device("cpu"))
-    few, many = (cut_draft(target, weights, [0], 64, 1.0, abreast) for abreast in (1, 3))
+    few, many = (cut_draft(target, weights, 1, 64, 1.0, abreast) for abreast in (1, 3))
     assert many.spec.num_heads == 3 * few.spec.num_heads
     assert many.weight_bytes > few.weight_bytes
     costs = replace(COSTS, per_abreast=1e-5)
     assert costs.of_node(2, 64, 1.0, 3) == pytest.approx(costs.of_node(2, 64) + 4e-5)
     weights = tiny_weights(tiny_config("Qwen2ForCausalLM", intermediate_size=512))
     target = load_target(ModelConfig(), weights, torch.device("cpu"))
-    cut = cut_draft(target, weights, [0], 64, 0.5, 2)
+    cut = cut_draft(target, weights, 1, 64, 0.5, 2)
     assert (cut.spec.num_heads, cut.spec.ffn_width) == (2 * target.spec.num_heads, 512)
     fewer = replace(costs, abreast_units=6e-6)
     assert fewer.of_node(2, 64, 0.5, 3) == pytest.approx(fewer.of_node(2, 64, 0.5) + 2.8e-5)
@@ -321,8 +322,8 @@ def test_a_drafter_that_pays_is_found_by_auto(
     monkeypatch.setattr(hunch.train.plan, "measure_costs", lambda *_: COSTS)
     monkeypatch.setattr(hunch.train.plan, "compare_speeds", speeds_of(1.1, 0.0))
     monkeypatch.setattr(hunch.train.trials, "compare_speeds", speeds_of(1.1, 1.9))
-    loads, load = list[Any](), hunch.llm._load_target
-    monkeypatch.setattr(hunch.llm, "_load_target", lambda *of: loads.append(of) or load(*of))
+    loads, load = list[Any](), hunch.loading.load_target_of
+    monkeypatch.setattr(hunch.loading, "load_target_of", lambda *of: loads.append(of) or load(*of))
     out = tmp_path / "out"
     given = ["--target", target, "--prompts", prompts, "--out", out, *SMALL, "--force"]
     code, text, _ = run(capsys, "train", *given)
@@ -408,6 +409,37 @@ def test_phrases_are_counted_where_no_network_pays(
         assert llm.generate("the model", use_tqdm=False)
 
 
+@pytest.mark.parametrize(
+    ("error", "table"),
+    [
+        *((TrainingError("3 of 40 steps"), table) for table in ("counted", "late", "shipped")),
+        (torch.OutOfMemoryError("no"), "counted"),
+    ],
+)
+def test_a_network_that_cannot_be_trained_is_left_out(
+    error: Exception, table: str, target: Path, prompts: Path, tmp_path: Path, cache: Path,
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """On a slow machine, or a GPU with little memory: the job goes on, and says so."""
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(hunch.train.plan, "measure_costs", lambda *_: COSTS)
+    monkeypatch.setattr(hunch.train.plan, "compare_speeds", speeds_of(1.1, 0.0))
+    monkeypatch.setattr(hunch.train.trials, "compare_speeds", speeds_of(1.1, 0.0, 1.3))
+    monkeypatch.setattr(hunch.train.auto, "_has_table", lambda _: table == "shipped")
+    monkeypatch.setattr(hunch.train.trials, "build_student", fail)
+    if table == "late":
+        monkeypatch.setattr(CountHere, "finish", lambda *_: False)
+    given = ["--target", target, "--prompts", prompts, "--out", tmp_path / "out", *SMALL, "--force"]
+    code, text, _ = run(capsys, "train", *given)
+    assert code == (0 if table == "counted" else 3)
+    assert ("3 of 40 steps" if isinstance(error, TrainingError) else "too little memory") in text
+    assert ("a phrase table of its answers 1.30x" in text) is (table == "counted")
+    assert ("time to count a phrase table" in text) is (table == "late")
+
+
 def test_a_job_that_goes_on_keeps_its_vocabulary(tmp_path: Path) -> None:
     """With no time left, fewer tokens to guess would seem enough."""
     spec = wide_spec(*FAMILIES[0])
@@ -476,6 +508,18 @@ def test_a_drafter_that_does_not_pay_is_said_so(
     best = max(speeds["drafter"], speeds["phrases"])
     assert (best >= 1.02 * max(speeds["lookups"], 1.0)) is found["pays"]
     assert (out / "model.safetensors").is_file()
+
+
+def test_held_out_answers_are_few_beside_those_that_teach(tmp_path: Path) -> None:
+    answers = [list(range(8))] * 30
+    write_shard(tmp_path / "held" / SHARD.format(0), list(range(30)), [[1, 2]] * 30, answers)
+
+    def held(num_tokens: int) -> int | None:
+        texts = Texts(np.zeros(num_tokens), np.array([0, num_tokens]), np.array([1]))
+        found = hunch.train.auto._held(tmp_path, texts)
+        return None if found is None else len(found)
+
+    assert [held(count) for count in (500, 1000, 100_000)] == [None, 20, 30]
 
 
 def test_phrases_are_counted_of_as_many_answers_as_there_is_time_for(

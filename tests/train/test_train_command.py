@@ -86,6 +86,7 @@ def test_the_files_of_a_drafter_go_on_without_its_job(
         (["train", "drift", "--prompts", "p", "--out", "o"], "did you mean 'draft'"),
         (["train", "draft", "--resume", "nowhere"], "no training job there"),
         (["train", "draft", "--prompts", "nowhere.jsonl", "--out", "o"], "no such file"),
+        (["train", "phrases", "--prompts", "p", "--out", "o", "--minutes", "1"], "fewer prompts"),
     ],
 )
 def test_mistakes_are_named(

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ import hunch.train.regenerate
 import hunch.train.select
 from hunch import LLM, SamplingParams
 from hunch.errors import CapacityError, ConfigError, RequestError, TrainingError
-from hunch.train.job import run_job
+from hunch.train.job import Job, build_student, read_settings, run_job
 from hunch.train.loop import LAST, Loop
+from hunch.train.packed_step import PackedSteps
 from hunch.train.progress import Progress
 from hunch.train.regenerate import AnswerOptions, read_answers, regenerate
 from hunch.train.student import PackLoss, StepInputs
@@ -71,7 +73,11 @@ def test_answers_are_the_engines_own(target: Path, prompts: Path, tmp_path: Path
     with LLM(str(target), speculate="off", **{**ENGINE, "max_num_seqs": 4}) as llm:
         ids = [llm.tokenizer.encode(line) for line in prompts.read_text().splitlines()[:9]]
         options = AnswerOptions(temperatures="0,1", max_tokens=12, shard=5)
-        regenerate(llm, ids, tmp_path, options, QUIET)
+        told: list[float] = []
+        show = Progress()
+        show.stage = lambda name, total: nullcontext(lambda done, words: told.append(done))  # type: ignore[method-assign]
+        regenerate(llm, ids, tmp_path, options, show)
+        assert told[:17] == list(range(1, 18))  # not every file alone
         params = [
             SamplingParams(temperature=n // 9, max_tokens=12, seed=n) for n in range(2 * len(ids))
         ]
@@ -264,3 +270,22 @@ def test_fine_tuning_refuses_a_worse_drafter(
     with pytest.raises(TrainingError, match="worse on held-out prompts"):
         run_job(wild, QUIET, before=undisturbed)
     assert not (wild.out / "model.safetensors").exists()
+
+
+def test_slow_steps_become_smaller(target: Path, answered: Path, tmp_path: Path) -> None:
+    """Where the first ones tell that there would be few; a loop that goes on keeps to it."""
+    job = Job("draft", str(target), "", tmp_path, {"minutes": "1"}, dict(ENGINE))
+    settings, texts = read_settings("draft", job.options), read_answers(answered / "answers")
+    student, decoder = build_student(job, settings, texts)
+    loop = Loop(student, decoder, tmp_path, settings.loop, 1e-3)
+    steps = PackedSteps(student, loop.optimiser, loop._new_kept(texts), loop.batch, 0.3)
+    before = next(steps.packs(0, 0)).num_tokens
+    loop.place.step, loop.place.seconds = 1, 0.1
+    loop._fit(steps)
+    assert loop.batch > before  # fast enough
+    loop.place.seconds = 20.0
+    loop._fit(steps)
+    assert loop.batch == 256
+    assert next(steps.packs(0, 0)).num_tokens <= 256 < before
+    loop._save(LAST)
+    assert Loop(student, decoder, tmp_path, settings.loop, 1e-3).batch == 256

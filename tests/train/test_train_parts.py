@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from plain_losses import slope
 from safetensors.torch import save_file
 from train_setup import ENGINE, write_prompts, write_target
 
@@ -18,7 +19,7 @@ from hunch.cli import options
 from hunch.errors import RequestError
 from hunch.models.weights import open_weights
 from hunch.train.export import pack
-from hunch.train.loss import LOSSES, slope, teach
+from hunch.train.loss import LOSSES, teach
 from hunch.train.optimiser import Optimiser, orthogonal
 from hunch.train.progress import Progress
 from hunch.train.prompts import read_prompts

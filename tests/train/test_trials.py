@@ -6,8 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
+import torch
 from test_train_auto import COSTS, FAMILIES, wide_spec
 
+import hunch.train.trials
 from hunch.train.clock import Clock
 from hunch.train.expect import rank
 from hunch.train.plan import Asked, Plan
@@ -47,6 +50,23 @@ def test_a_short_job_goes_by_what_is_expected(tmp_path: Path) -> None:
     best, before = choose(run, Progress(is_quiet=True), print)
     assert best == plan.best.size
     assert before is None
+
+
+def test_a_trial_that_fails_leaves_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a slow machine, say; where all do, what is expected decides."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("no")
+
+    monkeypatch.setattr(hunch.train.trials, "build_student", fail)
+    plan = plan_of(draft=2.0, block=1.98)
+    best, before = choose(run_of(tmp_path, plan, LONG / 60), Progress(is_quiet=True), print)
+    assert (best, before) == (plan.best.size, None)
+    said = capsys.readouterr().out
+    assert said.count("too little memory") == 2
+    assert "trial of block" in said
 
 
 def test_drafters_that_are_tried_share_what_the_target_said(tmp_path: Path) -> None:

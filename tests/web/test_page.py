@@ -21,6 +21,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
+LENGTH = 60  # tokens of an answer where any will do
+
 
 def wait(browser: Any, script: str, *arguments: Any) -> Any:
     """The script's value once it is truthy."""
@@ -58,6 +60,12 @@ def keep(browser: Any, name: str) -> None:
     folder = os.environ.get("HUNCH_SCREENSHOTS")
     if folder:
         browser.save_screenshot(str(Path(folder) / f"{name}.png"))
+
+
+def visit(browser: Any, server: LiveServer) -> None:
+    """The page as one finds it, but for the length of its answers."""
+    browser.get(server.url + "/")
+    browser.execute_script(f"document.getElementById('max-tokens').value = {LENGTH}")
 
 
 def say(browser: Any, text: str) -> None:
@@ -99,7 +107,7 @@ def test_tokens_appear_coloured_by_who_guessed_them(browser: Any, page_server: L
 def test_wrong_guesses_are_shown_on_wish_and_are_no_part_of_the_text(
     browser: Any, page_server: LiveServer
 ) -> None:
-    browser.get(page_server.url + "/")
+    visit(browser, page_server)
     say(browser, "Hello there")
     wait(browser, DONE)
     ghost = (
@@ -112,11 +120,11 @@ def test_wrong_guesses_are_shown_on_wish_and_are_no_part_of_the_text(
     title = browser.execute_script("return document.querySelector('[data-missed]').title")
     assert re.match("written by the model; the guess was “.+”", title, re.DOTALL)
     text = browser.execute_script("return document.querySelector('.answer .text').textContent")
-    assert text == expected_text("user: Hello there\nassistant: ", 0, 200)
+    assert text == expected_text("user: Hello there\nassistant: ", 0, LENGTH)
 
 
 def test_fewer_passes_make_a_shorter_ribbon(browser: Any, page_server: LiveServer) -> None:
-    browser.get(page_server.url + "/")
+    visit(browser, page_server)
     choose(browser, "both")
     say(browser, "Compare")
     wait(browser, "document.querySelector('.verdict')")
@@ -133,7 +141,7 @@ def test_fewer_passes_make_a_shorter_ribbon(browser: Any, page_server: LiveServe
 
 
 def test_a_new_chat_forgets_the_old_one(browser: Any, page_server: LiveServer) -> None:
-    browser.get(page_server.url + "/")
+    visit(browser, page_server)
     say(browser, "First")
     wait(browser, DONE)
     browser.find_element(By.ID, "clear").click()
@@ -142,7 +150,7 @@ def test_a_new_chat_forgets_the_old_one(browser: Any, page_server: LiveServer) -
     say(browser, "Second")
     wait(browser, DONE)
     text = browser.execute_script("return document.querySelector('.answer .text').textContent")
-    assert text == expected_text("user: Second\nassistant: ", 0, 200)
+    assert text == expected_text("user: Second\nassistant: ", 0, LENGTH)
 
 
 def test_a_server_that_wants_a_key_asks_for_it(
@@ -180,7 +188,7 @@ def test_on_a_phone_the_charts_are_a_tap_away(browser: Any, page_server: LiveSer
 
 
 def test_on_and_off_side_by_side_write_the_same_text(browser: Any, page_server: LiveServer) -> None:
-    browser.get(page_server.url + "/")
+    visit(browser, page_server)
     choose(browser, "both")
     say(browser, "Compare")
     verdict = wait(browser, "document.querySelector('.verdict')?.textContent")
@@ -198,7 +206,7 @@ def test_on_and_off_side_by_side_write_the_same_text(browser: Any, page_server: 
 
 
 def test_speculation_can_be_switched_off(browser: Any, page_server: LiveServer) -> None:
-    browser.get(page_server.url + "/")
+    visit(browser, page_server)
     choose(browser, "off")
     say(browser, "Plain")
     wait(browser, DONE)
@@ -224,7 +232,7 @@ def test_a_server_that_is_slow_to_answer_is_not_asked_again_meanwhile(
     browser: Any, page_server: LiveServer
 ) -> None:
     """A browser has six connections: reports that nobody answers would take all of them."""
-    browser.get(page_server.url + "/")
+    visit(browser, page_server)
     wait(browser, "document.querySelector('#health').className === 'dot ok'")
     browser.execute_script(
         "window.asked = 0; window.ticks = 0; setInterval(() => { window.ticks += 1 }, 1000);"
@@ -262,7 +270,7 @@ def test_it_fits_dark_and_light_wide_and_narrow(
 ) -> None:
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    browser.get(page_server.url + "/")
+    visit(browser, page_server)
     grounds = []
     for _ in range(2):
         theme = browser.execute_script("return document.documentElement.dataset.theme")

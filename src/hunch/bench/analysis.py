@@ -13,7 +13,7 @@ from hunch.bench.intervals import Interval, ratio_of_sums
 from hunch.bench.records import Point, Report, Run
 
 PLAIN = "off"
-LOAD_AXES = ("rate", "concurrency")
+LOAD_AXES = {"rate": "requests per second", "concurrency": "requests at once"}
 
 
 def seconds_by_prompt(run: Run) -> dict[str, list[float]]:
@@ -98,7 +98,7 @@ class Inversion:
     last: float  # the highest load measured
 
     def __str__(self) -> str:
-        unit = "requests per second" if self.axis == "rate" else "requests at once"
+        unit = LOAD_AXES[self.axis]
         method = label(self.method)
         if self.is_always:
             return f"{method}: costs time at every measured load (from {self.at:g} {unit})"

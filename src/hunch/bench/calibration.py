@@ -101,8 +101,8 @@ def _load(run: Run) -> _Load:
     counted = [
         (answer, span, [(one, _span(one)) for one in turn.answers if one.first_token is not None])
         for turn in run.rounds
-        for answer in turn.answers
-        if not answer.is_warmup and answer.error is None and answer.per_token is not None
+        for answer in turn.counted
+        if answer.per_token is not None
         for span in [_span(answer)]
     ]
     seconds = sum(last - first for _, (first, last), _ in counted)

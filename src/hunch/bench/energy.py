@@ -12,31 +12,23 @@ class EnergyMeter:
     """Energy between `start` and `stop` of everything that tells its own."""
 
     def __init__(self, device: str = "cpu", rapl: Path = RAPL) -> None:
-        self._gpu = _Nvml.open() if device.startswith("cuda") else None
-        self._packages = _rapl_packages(rapl)
-        self.sources = [name for name, is_there in (
-            ("NVML", self._gpu is not None), ("RAPL", bool(self._packages))
-        ) if is_there]  # fmt: skip
+        gpu = _Nvml.open() if device.startswith("cuda") else None
+        found: dict[str, list[_Nvml | _Package]] = {"NVML": [gpu] if gpu is not None else []}
+        found["RAPL"] = [*_rapl_packages(rapl)]
+        self.sources = [name for name, counters in found.items() if counters]
+        self._counters = [one for counters in found.values() for one in counters]
         self._before: list[float] = []
 
-    def _read(self) -> list[float]:
-        values = [] if self._gpu is None else [self._gpu.joules()]
-        return values + [package.joules() for package in self._packages]
-
     def start(self) -> None:
-        self._before = self._read()
+        self._before = [one.joules() for one in self._counters]
 
     def stop(self) -> float | None:
         """Joules since `start`; None where nothing tells."""
-        after = self._read()
-        if not after:
-            return None
         total = 0.0
-        for index, (before, now) in enumerate(zip(self._before, after, strict=True)):
-            package = index - (self._gpu is not None)
-            wrap = self._packages[package].wrap if package >= 0 else 0.0
-            total += now - before + (wrap if now < before else 0.0)
-        return total
+        for counter, before in zip(self._counters, self._before, strict=True):
+            now = counter.joules()
+            total += now - before + (counter.wrap if now < before else 0.0)
+        return total if self._counters else None
 
 
 class _Package:
@@ -67,6 +59,8 @@ def _rapl_packages(root: Path) -> list[_Package]:
 
 class _Nvml:
     """The first GPU's energy counter, through the driver's own library."""
+
+    wrap = 0.0  # it never starts again
 
     def __init__(self, library: ctypes.CDLL, handle: ctypes.c_void_p) -> None:
         self._library, self._handle = library, handle

@@ -15,7 +15,7 @@ from typing import Any
 
 from hunch.bench.analysis import plain_of
 from hunch.bench.intervals import Interval, mean_ratio
-from hunch.bench.records import Answer, Point, Report, Round, Run
+from hunch.bench.records import Point, Report, Run
 
 TOLERANCE = 0.02  # by which `auto` may be slower than the fastest other method
 MIN_ROUNDS = 4  # before rounds of a point are left out, as all that could be decided is
@@ -57,7 +57,11 @@ class Envelope:
 
     def to_json(self) -> dict[str, Any]:
         ratios = {
-            method: {"value": one.value, "low": one.low, "high": _finite(one.high)}
+            method: {
+                "value": one.value,
+                "low": one.low,
+                "high": one.high if math.isfinite(one.high) else None,
+            }
             for method, one in self.ratios.items()
         }
         return {
@@ -122,7 +126,7 @@ def _seconds_of_rounds(one: Run, two: Run) -> list[tuple[float, float]]:
     """
     pairs = []
     for first, second in zip(one.rounds, two.rounds, strict=False):
-        mine, theirs = _counted(first), _counted(second)
+        mine, theirs = ({answer.id: answer for answer in one.counted} for one in (first, second))
         both = sorted(mine.keys() & theirs.keys())
         if both:
             tokens = {name: mine[name].num_tokens for name in both}
@@ -132,11 +136,3 @@ def _seconds_of_rounds(one: Run, two: Run) -> list[tuple[float, float]]:
             )
             pairs.append((sum(mine[name].end_to_end for name in both), seconds))
     return pairs
-
-
-def _counted(one: Round) -> dict[str, Answer]:
-    return {a.id: a for a in one.answers if not a.is_warmup and a.error is None}
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -43,7 +43,7 @@ def describe(**more: Any) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(),
         "num_cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
-        "memory_bytes": _memory(),
+        "memory_bytes": memory_bytes(),
         "gpu": _gpu(),
         "packages": {name: found for name in PACKAGES if (found := _version(name))},
         **more,
@@ -62,20 +62,12 @@ def _commit() -> str | None:
     root = Path(hunch.__file__).parents[2]
     if not (root / ".git").exists():
         return None
-    words = ["git", "-C", str(root)]
+    words = ["git", "-C", str(root), "describe", "--always", "--exclude=*", "--dirty=+"]
     try:
-        head = subprocess.run(
-            [*words, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, timeout=10
-        )
-        changes = subprocess.run(
-            [*words, "status", "--porcelain", "--untracked-files=no"],
-            capture_output=True, text=True, timeout=10,
-        )  # fmt: skip
+        found = subprocess.run(words, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    if head.returncode:
-        return None
-    return head.stdout.strip() + ("+" if changes.stdout.strip() else "")
+    return found.stdout.strip() or None
 
 
 def cpu_name() -> str:
@@ -96,10 +88,11 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _memory() -> int | None:
+def memory_bytes() -> int | None:
+    """How much this machine has; None where it does not say."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):
+    except (AttributeError, ValueError, OSError):
         return None
 
 
@@ -142,15 +135,34 @@ class BusyWatch:
         return own + sum(cpu_seconds(pid) or 0.0 for pid in self._pids)
 
 
-def cpu_seconds(pid: int) -> float | None:
-    """Processor time of a process and of those it started; None where the system does not tell."""
+def processes(pid: int) -> list[int]:
+    """A process and all it started; none where the system does not tell."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
-        return None
-    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return own + sum(cpu_seconds(int(child)) or 0.0 for child in children)
+        return []
+    return [pid, *(one for child in children for one in processes(int(child)))]
+
+
+def own_seconds(pid: int) -> float:
+    """Processor time of a process; 0 where it has left."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """Processor time of a process and of those it started; None where the system does not tell."""
+    family = processes(pid)
+    return sum(map(own_seconds, family)) if family else None
+
+
+def own_bytes(name: str) -> int:
+    """Memory of this process, by a line of Linux's /proc/self/status."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * int(status.partition(f"{name}:")[2].split()[0])
 
 
 def local_servers(urls: Iterable[str]) -> set[int]:

@@ -5,10 +5,11 @@ Functions take counts and seconds and know nothing of engines; `figures` puts a 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
+
+import numpy as np
 
 from hunch.bench.records import Answer, Run
 from hunch.errors import ConfigError
@@ -72,14 +73,8 @@ def energy_per_token(joules: float | None, tokens: int) -> float | None:
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """By linear interpolation between the two nearest values, as numpy's default."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    place = percent / 100 * (len(ordered) - 1)
-    low = math.floor(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+    """By linear interpolation between the two nearest values."""
+    return float(np.percentile(values, percent)) if values else None
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float | None]:
@@ -119,8 +114,13 @@ def figures(run: Run, limits: Mapping[str, float] | None = None) -> dict[str, An
         "num_errors": len(run.errors()),
         "num_tokens": tokens,
         "seconds": sum(one.seconds for one in run.rounds),
-        "tokens_per_second": median(_round_speeds(run)) if run.rounds else None,
-        "requests_per_second": median(_round_requests(run)) if run.rounds else None,
+        "tokens_per_second": _median([one.tokens_per_second for one in run.rounds]),
+        "requests_per_second": _median(
+            [
+                sum(a.error is None for a in one.answers) / one.seconds if one.seconds else 0.0
+                for one in run.rounds
+            ]
+        ),
         "first_token": percentiles([a.first_token for a in answers if a.first_token is not None]),
         "per_token": percentiles([a.per_token for a in answers if a.per_token is not None]),
         "gap": percentiles([gap for a in answers for gap in a.gaps]),
@@ -140,19 +140,8 @@ def figures(run: Run, limits: Mapping[str, float] | None = None) -> dict[str, An
     return found
 
 
-def _round_speeds(run: Run) -> list[float]:
-    """Tokens per second of each round, all its answers counted."""
-    return [
-        sum(a.num_tokens for a in one.answers) / one.seconds if one.seconds else 0.0
-        for one in run.rounds
-    ]
-
-
-def _round_requests(run: Run) -> list[float]:
-    return [
-        sum(a.error is None for a in one.answers) / one.seconds if one.seconds else 0.0
-        for one in run.rounds
-    ]
+def _median(values: Sequence[float]) -> float | None:
+    return median(values) if values else None
 
 
 def _speculation(answers: Sequence[Answer], counts: Mapping[str, Any]) -> dict[str, Any]:

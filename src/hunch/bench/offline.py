@@ -47,6 +47,7 @@ class EngineSubject:
             self.llm.generate([job.token_ids], params, use_tqdm=False)
         capacity = self.llm.engine.capacity
         if capacity.kernels == "triton":  # kernels of many rows are compiled when first asked for
+            self.llm.engine.runner.wait_for_compilers()  # type: ignore[attr-defined]
             many = [job.token_ids for job in jobs[: capacity.max_rows]]
             self.llm.generate(many, params, use_tqdm=False)
             if load.rate is not None:

@@ -7,6 +7,7 @@ llama-server binary, and transformers, plain and with its own speculation.
 
 from __future__ import annotations
 
+import json
 import shlex
 import socket
 import subprocess
@@ -18,7 +19,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
+from urllib.request import Request, urlopen
 
 from hunch.bench.transformers_server import METHODS as TRANSFORMERS_METHODS
 from hunch.errors import ConfigError, EngineError
@@ -145,6 +147,14 @@ def running(
         yield places
 
 
+def post(url: str, body: dict[str, Any], seconds: float = 120.0) -> dict[str, Any]:
+    """A server's answer to a body, both in JSON."""
+    request = Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urlopen(request, timeout=seconds) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
 @contextmanager
 def serving(peer: Peer) -> Iterator[tuple[str, int]]:
     """Starts one; yields its address and its process."""
@@ -163,16 +173,13 @@ class Server:
 
     def wait(self) -> str:
         """Its address, as soon as it answers there."""
-        from urllib.error import HTTPError, URLError
-        from urllib.request import urlopen
-
         url, end = f"http://127.0.0.1:{self.port}", time.monotonic() + SECONDS
         while time.monotonic() < end and self.process.poll() is None:
             try:
                 first = "".join(f"/{method}" for method in self.peer.methods[:1])
                 with urlopen(f"{url}{first}/v1/models", timeout=5):
                     return url
-            except (HTTPError, URLError, OSError):  # not listening yet, or still loading
+            except OSError:  # not listening yet, or still loading
                 time.sleep(0.3)
         how = f"did not answer within {SECONDS:.0f} s"
         if self.process.poll() is not None:

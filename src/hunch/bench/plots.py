@@ -20,12 +20,7 @@ THEMES = {
     "light": {"ink": "#1f2328", "soft": "#8b949e", "paper": "#ffffff", "grid": "#e4e7ea"},
     "dark": {"ink": "#e6edf3", "soft": "#8b949e", "paper": "#0d1117", "grid": "#2a3038"},
 }
-AXIS_NAMES = {
-    "rate": "requests per second",
-    "concurrency": "requests at once",
-    "temperature": "temperature",
-    "context": "tokens of context",
-}
+AXIS_NAMES = {**analysis.LOAD_AXES, "context": "tokens of context"}
 WIDE = 48  # letters of all names under an axis from which they are turned
 Line = Sequence[tuple[float, float, float, float]]  # x, value, low, high
 
@@ -84,14 +79,19 @@ def charts(report: Report, limits: Mapping[str, float] | None = None) -> list[Ch
     found: list[Chart | None] = []
     if axis is not None:
         found.append(_speedup_by(report, axis))
-        found.append(_throughput(report, axis))
+        question, speed = "How many tokens does it deliver?", _figure("tokens_per_second")
+        found.append(_by_load(report, axis, question, "tokens per second", speed, bottom=0))
         found.append(_latency(report, axis))
         if limits:
             found.append(_goodput(report, axis, limits))
     for other in ("temperature", "context"):
         if other in analysis.varied_axes(report.points()):
             found.append(_speedup_by(report, other))
-            found.append(_passes_by(report, other))
+            question, label = (
+                f"How good are the guesses, by {other}?",
+                "tokens per pass of the target",
+            )
+            found.append(_by_load(report, other, question, label, _figure("tokens_per_pass")))
     if axis is None and not found:
         found += [_speedup_bars(report), _by_category(report), _waiting(report)]
     positions = _positions(report)
@@ -152,15 +152,6 @@ def _load_axis(axes: Any, axis: str, lines: dict[str, Line], report: Report) -> 
     axes.set_xlabel(AXIS_NAMES.get(axis, axis) + where)
 
 
-def _draw_by_load(
-    axes: Any, ink: Mapping[str, str], report: Report, axis: str, value: Callable[[Run], Any]
-) -> None:
-    """A line per method, over the axis that the report varies."""
-    lines = _lines(report, axis, value)
-    _draw_lines(axes, ink, report, lines)
-    _load_axis(axes, axis, lines, report)
-
-
 def _speedup_by(report: Report, axis: str) -> Chart:
     plain = analysis.plain_of(report)
 
@@ -207,36 +198,50 @@ def _figure(name: str, percent: str | None = None) -> Callable[[Run], Any]:
     return value
 
 
-def _throughput(report: Report, axis: str) -> Chart:
-    def draw(axes: Any, ink: Mapping[str, str]) -> None:
-        _draw_by_load(axes, ink, report, axis, _figure("tokens_per_second"))
-        axes.set_ylabel("tokens per second")
-        axes.set_ylim(bottom=0)
+def _by_load(
+    report: Report,
+    axis: str,
+    question: str,
+    label: str,
+    value: Callable[[Run], Any],
+    more: Callable[[Any, Mapping[str, str]], None] | None = None,
+    **bounds: float,
+) -> Chart:
+    """A line per method, over the axis that the report varies; `more` draws what else there is."""
 
-    return Chart("How many tokens does it deliver?", draw)
+    def draw(axes: Any, ink: Mapping[str, str]) -> None:
+        lines = _lines(report, axis, value)
+        _draw_lines(axes, ink, report, lines)
+        _load_axis(axes, axis, lines, report)
+        axes.set_ylabel(label)
+        if bounds:
+            axes.set_ylim(**bounds)
+        if more is not None:
+            more(axes, ink)
+
+    return Chart(question, draw)
 
 
 def _latency(report: Report, axis: str) -> Chart:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    def draw(axes: Any, ink: Mapping[str, str]) -> None:
+    def more(axes: Any, ink: Mapping[str, str]) -> None:
         slow = _lines(report, axis, _figure("end_to_end", "p99"))
         for method, line in slow.items():
             colour, _ = _colour(report, method, ink)
             x, value, *_ = zip(*line, strict=True)
             axes.plot(x, value, color=colour, linewidth=1.0, linestyle=":")
-        _draw_by_load(axes, ink, report, axis, _figure("end_to_end", "p50"))
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_formatter(NullFormatter())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.set_ylabel("seconds to the last token")
         axes.text(
             0.99, 0.02, "lines: half of the requests; dotted: 99 of 100", fontsize=8,
             transform=axes.transAxes, ha="right", color=ink["soft"],
         )  # fmt: skip
 
-    return Chart("How long does a request take?", draw)
+    question, label = "How long does a request take?", "seconds to the last token"
+    return _by_load(report, axis, question, label, _figure("end_to_end", "p50"), more)
 
 
 def _goodput(report: Report, axis: str, limits: Mapping[str, float]) -> Chart:
@@ -244,21 +249,9 @@ def _goodput(report: Report, axis: str, limits: Mapping[str, float]) -> Chart:
         found = 100 * figures(run, limits)["goodput_share"]
         return found, found, found
 
-    def draw(axes: Any, ink: Mapping[str, str]) -> None:
-        _draw_by_load(axes, ink, report, axis, value)
-        axes.set_ylim(0, 104)
-        words = ", ".join(f"{n.replace('_', ' ')} {1e3 * s:g} ms" for n, s in limits.items())
-        axes.set_ylabel(f"% of requests within\n{words}")
-
-    return Chart("How many requests are served in time?", draw)
-
-
-def _passes_by(report: Report, axis: str) -> Chart:
-    def draw(axes: Any, ink: Mapping[str, str]) -> None:
-        _draw_by_load(axes, ink, report, axis, _figure("tokens_per_pass"))
-        axes.set_ylabel("tokens per pass of the target")
-
-    return Chart(f"How good are the guesses, by {axis}?", draw)
+    words = ", ".join(f"{n.replace('_', ' ')} {1e3 * s:g} ms" for n, s in limits.items())
+    question, label = "How many requests are served in time?", f"% of requests within\n{words}"
+    return _by_load(report, axis, question, label, value, bottom=0, top=104)
 
 
 def _speedup_bars(report: Report) -> Chart:

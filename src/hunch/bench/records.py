@@ -22,13 +22,13 @@ FORMAT = "hunch-bench/1"
 class Answer:
     """One request as whoever sent it saw it."""
 
-    id: str
-    category: str
-    num_prompt_tokens: int
-    num_tokens: int
-    start: float  # when the load wanted it sent, after the round's start
-    first_token: float | None  # from then to its first token
-    end_to_end: float  # from then to its last token
+    id: str = ""
+    category: str = ""
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+    start: float = 0.0  # when the load wanted it sent, after the round's start
+    first_token: float | None = None  # from then to its first token
+    end_to_end: float = 0.0  # from then to its last token
     digest: str = ""  # of its token ids, or of its text where ids are not told
     gaps: list[float] = field(default_factory=list)  # between deliveries; [] where not seen
     num_passes: int | None = None  # None: the engine does not tell
@@ -59,6 +59,16 @@ class Round:
     counts: dict[str, Any] = field(default_factory=dict)  # differences of LLM.stats()
     joules: float | None = None
 
+    @property
+    def counted(self) -> list[Answer]:
+        """The answers that count."""
+        return [a for a in self.answers if not a.is_warmup and a.error is None]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all its answers."""
+        return sum(a.num_tokens for a in self.answers) / self.seconds if self.seconds else 0.0
+
     def add(self, other: Round) -> None:
         """Another piece of the same turn."""
         self.seconds += other.seconds
@@ -81,7 +91,7 @@ class Run:
 
     def answers(self) -> list[Answer]:
         """The answers that count, of all rounds."""
-        return [a for r in self.rounds for a in r.answers if not a.is_warmup and a.error is None]
+        return [answer for one in self.rounds for answer in one.counted]
 
     def errors(self) -> list[Answer]:
         return [a for r in self.rounds for a in r.answers if a.error is not None]
@@ -172,23 +182,10 @@ def load_report(path: Path) -> Report:
 
 def _run(found: dict[str, Any]) -> Run:
     rounds = [
-        Round(
-            seconds=one["seconds"],
-            answers=[_answer(answer) for answer in one["answers"]],
-            counts=one["counts"],
-            joules=one.get("joules"),
-        )
+        Round(**{**one, "answers": [Answer(**answer) for answer in one["answers"]]})
         for one in found["rounds"]
     ]
     return Run(method=found["method"], point=found["point"], rounds=rounds)
-
-
-def _answer(found: dict[str, Any]) -> Answer:
-    defaults: dict[str, Any] = {
-        "id": "", "category": "", "num_prompt_tokens": 0, "num_tokens": 0, "start": 0.0,
-        "first_token": None, "end_to_end": 0.0,
-    }  # fmt: skip
-    return Answer(**{**defaults, **found})
 
 
 # Of LLM.stats(), and of captured steps, what adds up over rounds.

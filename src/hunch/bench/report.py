@@ -42,8 +42,7 @@ def rows(report: Report, limits: Mapping[str, float] | None = None) -> list[dict
     for run in (run for run in report.runs if run.rounds):
         row: dict[str, Any] = {"method": run.method, **run.point}
         row |= figures(run, limits)
-        speeds = [sum(a.num_tokens for a in r.answers) / r.seconds for r in run.rounds if r.seconds]
-        row["spread"] = spread(speeds)
+        row["spread"] = spread([one.tokens_per_second for one in run.rounds if one.seconds])
         base = analysis.base_of(report, run)
         interval = analysis.speedup(base, run) if base is not None else None
         if interval is not None:
@@ -214,8 +213,11 @@ def load_cells(report: Report) -> tuple[list[str], list[list[str]]]:
         lines.append(["`auto` against the fastest other", *ratios, ""])
         verdicts = ["-" if one is None else _decided(one) for one in of_auto]
         lines.append(["within 2%", *verdicts, ""])
-    names = {"rate": "requests per second", "concurrency": "requests at once"}
-    return [names[axis], *(f"{point[axis]:g}" for point in points), "costs time from"], lines
+    return [
+        analysis.LOAD_AXES[axis],
+        *(f"{point[axis]:g}" for point in points),
+        "costs time from",
+    ], lines
 
 
 def _decided(one: Envelope) -> str:

@@ -10,7 +10,6 @@ from hunch import LLM
 from hunch.bench.loads import Load
 from hunch.bench.measure import make_jobs
 from hunch.bench.offline import EngineSubject
-from hunch.bench.records import Round
 from hunch.bench.remote import UrlSubject
 from hunch.bench.workloads import Prompt
 
@@ -42,7 +41,10 @@ def cost(
             here.warm(jobs, load)
             there.warm(jobs, load)
             pairs = [
-                (_speed(here.drive(jobs, load)), _speed(there.drive(jobs, load)))
+                (
+                    here.drive(jobs, load).tokens_per_second,
+                    there.drive(jobs, load).tokens_per_second,
+                )
                 for _ in range(num_rounds)
             ]
             costs = sorted(1 - two / one for one, two in pairs)
@@ -57,7 +59,3 @@ def cost(
                 }
             )
     return found
-
-
-def _speed(found: Round) -> float:
-    return sum(answer.num_tokens for answer in found.answers) / found.seconds

@@ -134,10 +134,7 @@ class Session:
 
     def encode(self, prompt: Prompt) -> list[int]:
         assert self.llm is not None
-        if not prompt.messages:
-            return self.llm.tokenizer.encode(prompt.text)
-        so_far = [{"role": role, "content": content} for role, content in prompt.messages]
-        return self.llm.encode_messages(so_far)
+        return prompt.encode(self.llm)
 
     def _cells(self) -> Iterator[Cell]:
         asked = self.asked

@@ -20,6 +20,7 @@ from typing import Any
 import httpx
 
 from hunch import LLM, SamplingParams
+from hunch.bench.environment import processes
 from hunch.bench.metrics import percentile
 
 COMPLETE = "/v1/completions"
@@ -140,21 +141,14 @@ def offline_texts(model: str, num_requests: int, num_tokens: int) -> dict[int, s
     return {number: output.outputs[0].text for number, output in enumerate(outputs)}
 
 
-def processes(pid: int | None) -> list[int]:
-    """The server's process and its children; none where it is not to be watched."""
-    if pid is None:
-        return []
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return [pid, *map(int, file.read().split())]
-
-
 def num_threads(pid: int | None) -> int:
-    return sum(len(os.listdir(f"/proc/{one}/task")) for one in processes(pid))
+    family = [] if pid is None else processes(pid)
+    return sum(len(os.listdir(f"/proc/{one}/task")) for one in family)
 
 
 async def watch_memory(pid: int | None, samples: list[tuple[float, int]]) -> None:
     """Notes the time and the resident bytes, several times a second."""
-    pids = processes(pid)
+    pids = [] if pid is None else processes(pid)
     while pids:
         num_pages = 0
         for one in pids:

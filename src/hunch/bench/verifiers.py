@@ -36,13 +36,7 @@ def measure_setting(
     with LLM(
         model, speculate=speculate + more, verifier=verifier, always_draft=True, **arguments
     ) as llm:
-        asked: list[Any] = [
-            llm.encode_chat([{"role": role, "content": text} for role, text in prompt.messages])
-            if prompt.messages
-            else prompt.text
-            for prompt in prompts
-        ]
-        outputs = llm.generate(asked, params)
+        outputs = llm.generate([prompt.encode(llm) for prompt in prompts], params)
     rows = [
         (len(answer.token_ids), answer.stats["steps"], answer.stats["accepted"])
         for output in outputs

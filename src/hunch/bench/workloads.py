@@ -11,10 +11,13 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hunch.bench import texts
 from hunch.errors import ConfigError
+
+if TYPE_CHECKING:
+    from hunch import LLM
 
 # The few prompts that checks use; every kind of the text they hold is easy or hard to draft.
 PROMPTS: list[dict[str, Any]] = [
@@ -62,13 +65,21 @@ class Prompt:
         first, *later = map(str, questions)
         return Prompt.chat(name, category, first, later=tuple(later), **more)
 
+    @property
+    def chat_messages(self) -> list[dict[str, str]]:
+        return [{"role": role, "content": content} for role, content in self.messages]
+
+    def encode(self, llm: LLM) -> list[int]:
+        """Its tokens, of messages by the model's chat template."""
+        if self.messages:
+            return llm.encode_messages(self.chat_messages)
+        return llm.tokenizer.encode(self.text)
+
     def body(self) -> dict[str, Any]:
         """As a body of OpenAI's API has it."""
         if not self.messages:
             return {"prompt": self.text}
-        body: dict[str, Any] = {
-            "messages": [{"role": role, "content": content} for role, content in self.messages]
-        }
+        body: dict[str, Any] = {"messages": self.chat_messages}
         if self.prediction is not None:
             body["prediction"] = {"type": "content", "content": self.prediction}
         if self.schema is not None:

@@ -4,38 +4,32 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
-from hunch.chat.pieces import Marks, Piece
+from hunch.chat.pieces import Marks, Piece, Reader
 from hunch.chat.tools import Tool
 
 
-class BodyForm(Protocol):
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BodyForm:
     """A family whose calls have marks around them, and perhaps marks around all calls."""
 
-    @property
-    def begin(self) -> str: ...
+    begin: str
+    end: str
+    section: tuple[str, str] | None = None  # around all calls
+    bare: tuple[str, str] | None = None  # within a call's, for answers that leave these out
+    ignored: tuple[str, ...] = ()  # neither text nor part of a call
 
-    @property
-    def end(self) -> str: ...
-
-    @property
-    def section(self) -> tuple[str, str] | None:
-        """Marks around all calls."""
-
-    @property
-    def bare(self) -> tuple[str, str] | None:
-        """Marks within those of a call, for answers that leave the outer ones out."""
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """Marks that are neither text nor part of a call."""
+    def reader(self, specials: Iterable[str], tools: Sequence[Tool]) -> Reader:
+        return BodyReader(self, specials, tools)
 
     def parse(self, text: str, tools: Sequence[Tool]) -> tuple[str, dict[str, Any]] | None:
         """Name and arguments of a call: what follows its first mark, with the last if it is whole.
 
         None where it is no call.
         """
+        raise NotImplementedError
 
 
 class BodyReader:

@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from hunch.chat import gemma, keyed
+from hunch.chat import gemma, keyed, named
 from hunch.chat.harmony import HarmonyForm
 from hunch.chat.lark import Rules, quote
-from hunch.chat.named import DeepSeekForm, FunctionaryForm, KimiForm, MistralForm, MistralNamedForm
+from hunch.chat.named import FunctionaryForm, MistralForm, MistralNamedForm
 from hunch.chat.nested import MINIMAX_M3, NestedForm
 from hunch.chat.pieces import NamedObject, Reader
 from hunch.chat.pythonic import PythonicForm
@@ -80,13 +80,13 @@ TOOL_FORMS: dict[str, ToolForm] = {
     "mistral": MistralForm(begin=("[TOOL_CALLS]",), **_LIST),
     "mistral_v11": MistralNamedForm(begin=("[TOOL_CALLS]",)),
     "openai": HarmonyForm(),
-    "deepseek_v3": DeepSeekForm(is_fenced=True),
-    "deepseek_v31": DeepSeekForm(is_fenced=False),
+    "deepseek_v3": named.DEEPSEEK_V3,
+    "deepseek_v31": named.DEEPSEEK_V31,
     "deepseek_v32": keyed.DEEPSEEK_V32,
     "deepseek_v4": keyed.DEEPSEEK_V4,
     "deepseek_v41": keyed.DEEPSEEK_V41,
     "dots": keyed.DOTS,
-    "kimi_k2": KimiForm(),
+    "kimi_k2": named.KIMI_K2,
     "kimi_k3": KIMI_K3,
     **dict.fromkeys(("pythonic", "llama4_pythonic", "gemma"), PYTHONIC),
     "lfm2": PythonicForm(begin=("<|tool_call_start|>",), end=("<|tool_call_end|>",), is_bare=False),

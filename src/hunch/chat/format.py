@@ -17,7 +17,7 @@ from hunch.chat.lark import Rules, quote
 from hunch.chat.pieces import Reader, Tidy
 from hunch.chat.reasoning import REASONING_FORMS, ReasoningReader, reasoning_of
 from hunch.chat.recipients import RecipientForm
-from hunch.chat.tools import PlainReader, Tool, ToolForm
+from hunch.chat.tools import MarkedReader, Tool, ToolForm
 from hunch.errors import ConfigError
 from hunch.types import StructuredOutput
 
@@ -84,18 +84,17 @@ class ChatFormat:
 
     # --- reading --------------------------------------------------------------------------------
 
+    def is_read(self, tools: Sequence[Tool]) -> bool:
+        """Whether an answer may be more than text."""
+        return bool(tools) or self.has_reasoning
+
     def reader(
         self, tools: Sequence[Tool], prompt_end: str, *, keeps_specials: bool = False
-    ) -> Reader | None:
-        """For one answer to a prompt that ends so; None where all of it is text.
-
-        It must be fed text that has special tokens' names in it.
-        """
-        if not tools and not self.has_reasoning:
-            return None
+    ) -> Reader:
+        """For one answer to a prompt that ends so, with special tokens' names in its text."""
         specials = () if keeps_specials else self._dropped(tools)
         form = self._form_after(prompt_end) if tools or self._is_harmony else None
-        reader: Reader = form.reader(specials, tools) if form else PlainReader(specials)
+        reader: Reader = form.reader(specials, tools) if form else MarkedReader((), specials)
         if self._reasoning is not None:
             is_open = self._reasoning.is_open(prompt_end)
             reader = ReasoningReader(self._reasoning, is_open=is_open, rest=reader)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hunch.chat.bodies import BodyReader
+from hunch.chat.bodies import BodyForm
 from hunch.chat.keyed import value_of
 from hunch.chat.lark import Rules, quote
-from hunch.chat.pieces import Reader, loads_loosely
+from hunch.chat.pieces import loads_loosely
 from hunch.chat.tools import Tool, properties_of, required_of, schema_types
 
 _NAME = re.compile(r"\s*call:\s*([^\s{]+)\s*\{")
@@ -18,20 +18,12 @@ _DEEPEST = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GemmaForm:
-    begin: str
-    end: str
+class GemmaForm(BodyForm):
     quote: str  # before and after a string
-    ignored: tuple[str, ...] = ()
-    section: tuple[str, str] | None = None
-    bare: tuple[str, str] | None = None
 
     @property
     def marks(self) -> tuple[str, ...]:
         return (self.begin, self.end, self.quote, *self.ignored)
-
-    def reader(self, specials: Iterable[str], tools: Sequence[Tool]) -> Reader:
-        return BodyReader(self, specials, tools)
 
     def parse(self, text: str, tools: Sequence[Tool]) -> tuple[str, dict[str, Any]] | None:
         found = _NAME.match(text)

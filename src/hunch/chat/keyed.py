@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hunch.chat.bodies import BodyReader
+from hunch.chat.bodies import BodyForm
 from hunch.chat.lark import Rules, quote
-from hunch.chat.pieces import Reader
 from hunch.chat.tools import Tool, properties_of, required_of, schema_types
 
 
@@ -31,29 +30,21 @@ class Layout:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KeyedForm:
+class KeyedForm(BodyForm):
     """`name` and `pair` find a call's parts in the text after `begin`.
 
     A pair has groups `key` and `value`, and `kind` where its marks say what the value is.
     """
 
-    begin: str
-    end: str
     name: re.Pattern[str]
     pair: re.Pattern[str]
     layout: Layout
-    section: tuple[str, str] | None = None
-    bare: tuple[str, str] | None = None
-    ignored: tuple[str, ...] = ()
 
     @property
     def marks(self) -> tuple[str, ...]:
         layout = self.layout
         written = (layout.name, layout.after_name, layout.key, layout.after_key, layout.after_value)
         return (self.begin, self.end, *written, layout.last, *(self.section or ()), *self.ignored)
-
-    def reader(self, specials: Iterable[str], tools: Sequence[Tool]) -> Reader:
-        return BodyReader(self, specials, tools)
 
     def parse(self, text: str, tools: Sequence[Tool]) -> tuple[str, dict[str, Any]] | None:
         found = self.name.match(text)

@@ -65,71 +65,82 @@ class MistralNamedForm(MistralForm):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class DeepSeekForm:
-    """DeepSeek V3 and R1 write arguments in a fence, V3.1 and later without."""
+class SectionForm:
+    """Calls between marks, each with its name, a mark and its arguments."""
 
-    is_fenced: bool
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        names = ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end")
-        return tuple(f"<｜tool▁{name}｜>" for name in names)
+    # Around all calls, before and after each, and before the arguments.
+    marks: tuple[str, str, str, str, str]
+    between: str = ""  # two calls
 
     def reader(self, specials: Iterable[str], tools: Sequence[Tool]) -> Reader:
         calls, call, _, end, last = self.marks
         return NamedReader((call,), (end,), {*specials, calls, last}, self._name)
 
-    @staticmethod
-    def _name(text: str) -> str:
-        before, _, after = text.partition("<｜tool▁sep｜>")
-        fenced = after.partition("\n")[0].strip()  # function<sep>NAME, or NAME<sep>
-        return fenced or before.strip()
-
     def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
-        _, call, sep, end, last = map(rules.mark, self.marks)
-        options = []
-        for tool in tools:
-            arguments = rules.arguments(tool.parameters)
-            if self.is_fenced:
-                name, fence = quote(f"{tool.name}\n```json\n"), quote("\n```")
-                options.append(f"{quote('function')} {sep} {name} {arguments} {fence}")
-            else:
-                options.append(f"{quote(tool.name)} {sep} {arguments}")
-        one = rules.add("call", f"{call} ({' | '.join(options)}) {end}")
-        between = quote("\n") if self.is_fenced else ""
-        more = f"({between} {one})*" if many else ""
-        return rules.sections(self.marks[0], f"{one} {more} {last}", must_call, many=False)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class KimiForm:
-    """Kimi K2 numbers its calls: functions.NAME:0."""
-
-    @property
-    def marks(self) -> tuple[str, ...]:
-        names = ("calls_section_begin", "call_begin", "call_argument_begin", "call_end",
-                 "calls_section_end")  # fmt: skip
-        return tuple(f"<|tool_{name}|>" for name in names)
-
-    def reader(self, specials: Iterable[str], tools: Sequence[Tool]) -> Reader:
-        calls, call, _, end, last = self.marks
-        return NamedReader((call,), (end,), {*specials, calls, last}, self._name)
-
-    @staticmethod
-    def _name(text: str) -> str:
-        name = text.partition("<|tool_call_argument_begin|>")[0].strip()
-        return re.sub(r":\d+$", "", name.removeprefix("functions."))
-
-    def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
-        _, call, begin, end, last = map(rules.mark, self.marks)
-        rules.lines.append("NUMBER: /[0-9]{1,4}/")
+        _, call, middle, end, last = map(rules.mark, self.marks)
         options = [
-            f"{quote(f'functions.{tool.name}:')} NUMBER {begin} {rules.arguments(tool.parameters)}"
+            self._option(rules, tool.name, middle, rules.arguments(tool.parameters))
             for tool in tools
         ]
         one = rules.add("call", f"{call} ({' | '.join(options)}) {end}")
-        more = f"{one}*" if many else ""
+        more = f"({self.between} {one})*" if many else ""
         return rules.sections(self.marks[0], f"{one} {more} {last}", must_call, many=False)
+
+    def _name(self, text: str) -> str:
+        """The function's, in what stands before its arguments."""
+        raise NotImplementedError
+
+    def _option(self, rules: Rules, name: str, middle: str, arguments: str) -> str:
+        """Lark for one function, between the marks of a call."""
+        raise NotImplementedError
+
+
+class DeepSeekForm(SectionForm):
+    """NAME and a mark, as since V3.1."""
+
+    def _name(self, text: str) -> str:
+        before, _, after = text.partition(self.marks[2])
+        fenced = after.partition("\n")[0].strip()  # function<sep>NAME, or NAME<sep>
+        return fenced or before.strip()
+
+    def _option(self, rules: Rules, name: str, middle: str, arguments: str) -> str:
+        return f"{quote(name)} {middle} {arguments}"
+
+
+class DeepSeekFencedForm(DeepSeekForm):
+    """DeepSeek V3 and R1 write arguments in a fence."""
+
+    def _option(self, rules: Rules, name: str, middle: str, arguments: str) -> str:
+        head, fence = quote(f"{name}\n```json\n"), quote("\n```")
+        return f"{quote('function')} {middle} {head} {arguments} {fence}"
+
+
+class KimiForm(SectionForm):
+    """Kimi K2 numbers its calls: functions.NAME:0."""
+
+    def _name(self, text: str) -> str:
+        name = text.partition(self.marks[2])[0].strip()
+        return re.sub(r":\d+$", "", name.removeprefix("functions."))
+
+    def _option(self, rules: Rules, name: str, middle: str, arguments: str) -> str:
+        return f"{quote(f'functions.{name}:')} /[0-9]{{1,4}}/ {middle} {arguments}"
+
+
+_DEEPSEEK = (
+    "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+)  # fmt: skip
+DEEPSEEK_V3 = DeepSeekFencedForm(marks=_DEEPSEEK, between=quote("\n"))
+DEEPSEEK_V31 = DeepSeekForm(marks=_DEEPSEEK)
+KIMI_K2 = KimiForm(
+    marks=(
+        "<|tool_calls_section_begin|>",
+        "<|tool_call_begin|>",
+        "<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        "<|tool_calls_section_end|>",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)

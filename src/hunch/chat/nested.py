@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hunch.chat.bodies import BodyReader
+from hunch.chat.bodies import BodyForm
 from hunch.chat.keyed import is_text_schema, text_value, value_of
 from hunch.chat.lark import DEFINITIONS, Rules
-from hunch.chat.pieces import Reader
 from hunch.chat.tools import Tool
 
 SIGN = "]<]minimax[>["  # stands before every mark
@@ -29,22 +28,15 @@ class Element:
     parts: list[Element] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class NestedForm:
-    """An object's values are elements by their keys, a list's are each an `item`."""
+SECTION = f"{SIGN}<tool_call>", f"{SIGN}</tool_call>"
 
-    section: tuple[str, str] = (f"{SIGN}<tool_call>", f"{SIGN}</tool_call>")
-    begin: str = f"{SIGN}<invoke name="
-    end: str = f"{SIGN}</invoke>"
-    bare: tuple[str, str] | None = None
-    ignored: tuple[str, ...] = ()
+
+class NestedForm(BodyForm):
+    """An object's values are elements by their keys, a list's are each an `item`."""
 
     @property
     def marks(self) -> tuple[str, ...]:
-        return (self.begin, self.end, *self.section)
-
-    def reader(self, specials: Iterable[str], tools: Sequence[Tool]) -> Reader:
-        return BodyReader(self, specials, tools)
+        return (self.begin, self.end, *SECTION)
 
     def parse(self, text: str, tools: Sequence[Tool]) -> tuple[str, dict[str, Any]] | None:
         found = _NAME.match(text)
@@ -59,7 +51,7 @@ class NestedForm:
 
     def spell(self, calls: Sequence[tuple[str, Any]]) -> str:
         spelled = [f'{self.begin}"{name}">{_spelled(values)}{self.end}\n' for name, values in calls]
-        return f"{self.section[0]}\n{''.join(spelled)}{self.section[1]}"
+        return f"{SECTION[0]}\n{''.join(spelled)}{SECTION[1]}"
 
     def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
         options = [
@@ -69,11 +61,11 @@ class NestedForm:
         begin, end = rules.mark(self.begin + chr(34)), rules.mark(self.end + "\n")
         one = rules.add("call", f"{begin} ({' | '.join(options)}) {end}")
         more = f"{one}*" if many else ""
-        calls = f"{rules.mark(chr(10))} {one} {more} {rules.mark(self.section[1])}"
-        return rules.sections(self.section[0], calls, must_call, many=False)
+        calls = f"{rules.mark(chr(10))} {one} {more} {rules.mark(SECTION[1])}"
+        return rules.sections(SECTION[0], calls, must_call, many=False)
 
 
-MINIMAX_M3 = NestedForm()
+MINIMAX_M3 = NestedForm(section=SECTION, begin=f"{SIGN}<invoke name=", end=f"{SIGN}</invoke>")
 
 
 def _elements(text: str) -> list[Element]:

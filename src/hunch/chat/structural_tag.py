@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from hunch.chat.lark import Rules, closed
+from hunch.checks import json_of
 from hunch.errors import GrammarError
 from hunch.types import StructuredOutput
 
@@ -36,8 +37,10 @@ def as_grammar(asked: StructuredOutput, special_ids: Mapping[str, int]) -> Struc
         return asked if asked.json is None else replace(asked, json=_closed(asked.json))
     tag: Any = asked.structural_tag
     try:
-        tag = json.loads(tag) if isinstance(tag, str) else tag
-    except (ValueError, RecursionError) as error:
+        tag = json.loads(tag if isinstance(tag, str) else json_of(tag, "structural_tag"))
+    except GrammarError:
+        raise
+    except (ValueError, TypeError, RecursionError) as error:
         raise _wrong(f"no JSON: {error}") from None
     writer = _Writer(Rules(special_ids))
     text = writer.rules.text(writer.write(_format_of(tag), "", 0))
@@ -46,8 +49,8 @@ def as_grammar(asked: StructuredOutput, special_ids: Mapping[str, int]) -> Struc
 
 def _closed(schema: Any) -> Any:
     try:
-        return closed(json.loads(schema) if isinstance(schema, str) else schema)
-    except (ValueError, RecursionError):
+        return closed(json.loads(schema if isinstance(schema, str) else json_of(schema)))
+    except (ValueError, TypeError, RecursionError):
         return schema  # whoever compiles it says what is wrong with it
 
 

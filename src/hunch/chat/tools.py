@@ -41,29 +41,11 @@ class ToolForm(Protocol):
         """The Lark expression of an answer that may, or must, call these tools."""
 
 
-class PlainReader:
-    """Text and nothing else, without special tokens' names."""
-
-    def __init__(self, specials: Iterable[str] = ()) -> None:
-        self._marks, self._held = Marks(specials), ""
-
-    def feed(self, text: str) -> list[Piece]:
-        pieces: list[Piece] = []
-        mark: str | None = ""
-        self._held += text
-        while mark is not None:
-            safe, mark, self._held = self._marks.split(self._held)
-            if safe:
-                pieces.append(Piece("text", safe))
-        return pieces
-
-    def finish(self) -> list[Piece]:
-        held, self._held = self._held, ""
-        return [Piece("text", held)] if held else []
-
-
 class MarkedReader:
-    """Text up to a mark; what follows it is for the subclass, which says where it ends."""
+    """Text up to a mark; what follows it is for the subclass, which says where it ends.
+
+    Without marks that begin something all is text, but for special tokens' names.
+    """
 
     def __init__(self, begin: Sequence[str], specials: Iterable[str]) -> None:
         self._begin = frozenset(begin)

@@ -15,6 +15,11 @@ from hunch.types import RequestOutput, SamplingParams
 
 PROMPT_END = 24  # tokens that are looked at to see whether the prompt opens reasoning
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+# What templates are given of a request's other fields and of the tokenizer, not by its values.
+OWN_VALUES = frozenset({
+    *("messages", "tools", "template", "add_generation_prompt", "continue_final_message"),
+    *("bos_token", "eos_token", "max_tokens", "self"),
+})  # fmt: skip
 
 
 class Codec(Protocol):
@@ -67,6 +72,11 @@ class Wish:
     def __post_init__(self) -> None:
         if self.reasoning_effort is not None and self.reasoning_effort not in EFFORTS:
             raise RequestError(f"reasoning_effort must be one of {', '.join(EFFORTS)}")
+        if taken := OWN_VALUES & self.template_values.keys():
+            raise RequestError(
+                f"chat_template_kwargs: {min(taken)} is none of them: what templates get of it "
+                "comes from the request's other fields or the tokenizer"
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,21 +118,14 @@ def open_turn(
         many=many,
         budget=wish.thinking_token_budget,
     )
+    asked = replace(params, structured_outputs=structured)
+    if not chat.is_read(tools):
+        return Turn(prompt_ids=ids, params=asked, new_reader=None)
     is_kept = not params.skip_special_tokens
-    if chat.reader(tools, end) is None:
-        return Turn(
-            prompt_ids=ids, params=replace(params, structured_outputs=structured), new_reader=None
-        )
-
-    def new_reader() -> Reader:
-        reader = chat.reader(tools, end, keeps_specials=is_kept)
-        assert reader is not None
-        return reader
-
     return Turn(
         prompt_ids=ids,
-        params=replace(params, structured_outputs=structured, skip_special_tokens=False),
-        new_reader=new_reader,
+        params=replace(asked, skip_special_tokens=False),
+        new_reader=lambda: chat.reader(tools, end, keeps_specials=is_kept),
         call_ids=chat.call_ids(messages),
     )
 
@@ -174,14 +177,16 @@ def message_of(answer: Answer, new_id: Callable[[str, int], str]) -> dict[str, A
     if answer.calls:
         message["content"] = answer.text or None
         message["tool_calls"] = [
-            {
-                "id": new_id(call.name, number),
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
+            call_of(new_id(call.name, number), call.name, call.arguments)
             for number, call in enumerate(answer.calls)
         ]
     return message
+
+
+def call_of(call_id: str | None, name: str | None, arguments: str) -> dict[str, Any]:
+    """A call as OpenAI's messages have it."""
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id, "type": "function", "function": function}
 
 
 def read_message(turn: Turn, text: str, new_id: Callable[[str, int], str]) -> dict[str, Any]:

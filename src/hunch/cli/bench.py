@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,55 +26,25 @@ class BenchCommands(o.Group):
         return super().resolve_command(ctx, args)
 
 
-app = typer.Typer(
-    cls=BenchCommands,
-    no_args_is_help=False,
-)
+app = typer.Typer(cls=BenchCommands, no_args_is_help=False)
 
 
-@app.callback(invoke_without_command=True)
-def bench(
-    context: typer.Context,
-    model: o.Model = o.DEFAULT_MODEL,
-    speculate: m.Methods = None,
-    workload: m.Workload = "mixed",
-    prompts: o.Prompts = None,
-    limit: m.Limit = None,
-    first_turns: m.FirstTurns = False,
-    url: m.Url = None,
-    served_model: m.ServedModel = None,
-    concurrency: Annotated[int, m.load_option(help="Requests at once.", min=1)] = 1,
+@dataclass(kw_only=True)
+class BenchOptions(m.MeasuredOptions):
+    concurrency: Annotated[int, m.load_option(help="Requests at once.", min=1)] = 1
     rate: Annotated[
         float | None,
         m.load_option(help="Requests per second, in place of --concurrency.", min=0.001),
-    ] = None,
-    burstiness: m.Burstiness = 1.0,
-    seconds: m.Seconds = 10.0,
-    warmup: m.Warmup = 0,
-    max_tokens: o.MaxTokens = 96,
-    temperature: o.Temperature = 0.0,
-    top_p: o.TopP = 1.0,
-    seed: o.Seed = 0,
-    ignore_eos: m.IgnoreEos = False,
-    repeats: m.Repeats = 3,
-    goodput: m.Goodput = None,
-    show: Annotated[
-        bool, m.result_option("--show", help="Print every answer, side by side.")
-    ] = False,
-    enlarge: m.Enlarge = None,
-    max_model_len: m.MaxLen = None,
-    max_num_seqs: m.Rows = None,
-    kv_gib: m.KvGib = None,
-    threads: o.Threads = None,
-    dtype: o.Dtype = "auto",
-    kv_cache_dtype: o.KvDtype = "auto",
-    device: o.Device = "auto",
-    activation_bits: o.ActivationBits = "auto",
-    html: m.Html = None,
-    csv: m.Csv = None,
-    markdown: m.Markdown = None,
-    as_json: o.Json = False,
-) -> None:
+    ] = None
+    temperature: o.Temperature = 0.0
+    show: Annotated[bool, m.result_option("--show", help="Print every answer, side by side.")] = (
+        False
+    )
+
+
+@app.callback(invoke_without_command=True)
+@o.takes(BenchOptions)
+def bench(context: typer.Context, given: BenchOptions) -> None:
     """Measure methods and servers against plain decoding.
 
     Methods share one copy of the weights and take turns prompt by prompt, so that a busy moment
@@ -83,99 +54,78 @@ def bench(
     if context.invoked_subcommand is not None:
         o.refuse(context, list(context.params), f"write it after {context.invoked_subcommand}")
         return
-    if rate is not None:
+    if given.rate is not None:
         o.refuse(context, ("concurrency",), "--rate is in its place; give one of them")
-    m.refuse_unused(
-        context, is_open=rate is not None, is_remote=bool(url), is_quiet=as_json, has_contexts=False
+    m.refuse_unused(context, given, is_open=given.rate is not None)
+    asked = given.asked(
+        temperatures=(given.temperature,),
+        concurrency=(given.concurrency,),
+        rates=() if given.rate is None else (given.rate,),
     )
-    asked = m.asked_for(
-        model=model, speculate=speculate, workload=workload, prompts=prompts, limit=limit, url=url,
-        first_turns=first_turns, served_model=served_model, temperatures=(temperature,),
-        concurrency=(concurrency,),
-        rates=() if rate is None else (rate,), burstiness=burstiness, seconds=seconds,
-        num_warmup=warmup, max_tokens=max_tokens, top_p=top_p, seed=seed, ignore_eos=ignore_eos,
-        rounds=repeats, enlarge=enlarge,
-        engine=m.engine(
-            threads, dtype, device, max_model_len, max_num_seqs, kv_gib, activation_bits,
-            kv_cache_dtype,
+    given.finish(m.measure("bench", asked, given, show=given.show))
+
+
+@dataclass(kw_only=True)
+class SweepOptions(m.MeasuredOptions):
+    draft_lengths: Annotated[
+        str | None, typer.Option(help="Fixed draft lengths of each method: 3,7.")
+    ] = None
+    trees: Annotated[
+        str | None, typer.Option(help="Tree shapes of each method: chain,dynamic.")
+    ] = None
+    temperatures: Annotated[
+        str, typer.Option(help="Temperatures, 0 for the likeliest token: 0,0.7,1,1.5.")
+    ] = "0"
+    contexts: Annotated[
+        str | None, typer.Option(help="Context lengths, in place of a workload: 2k,8k.")
+    ] = None
+    concurrency: Annotated[
+        str | None, m.load_option(help="Requests at once: 1,2,4,8 (the default).")
+    ] = None
+    rates: Annotated[
+        str | None, m.load_option(help="Requests per second, in place of --concurrency: 1,4,16.")
+    ] = None
+    min_requests: Annotated[
+        int, m.load_option(help="With --rates: at least N requests in a round.", min=1)
+    ] = 8
+    repeats: m.Repeats = 1
+    until_decided: Annotated[
+        bool,
+        m.load_option(
+            "--until-decided",
+            help="From the fifth round on, measure only points and methods of which it is not "
+            "known yet whether auto is within 2% of them; --repeats are the most.",
         ),
-    )  # fmt: skip
-    outputs = m.Outputs(html, csv, markdown, as_json, goodput)
-    outputs.finish(m.measure("bench", asked, outputs, show=show))
+    ] = False
+    out: Annotated[Path, m.result_option(help="The report; a stopped sweep goes on from it.")] = (
+        Path("sweep.json")
+    )
 
 
 @app.command(cls=o.Command)
-def sweep(
-    context: typer.Context,
-    model: o.Model = o.DEFAULT_MODEL,
-    speculate: m.Methods = None,
-    draft_lengths: m.DraftLengths = None,
-    trees: m.Trees = None,
-    temperatures: m.Temperatures = "0",
-    concurrency: m.Concurrencies = None,
-    rates: m.Rates = None,
-    contexts: m.Contexts = None,
-    burstiness: m.Burstiness = 1.0,
-    seconds: m.Seconds = 10.0,
-    min_requests: m.MinRequests = 8,
-    warmup: m.Warmup = 0,
-    workload: m.Workload = "mixed",
-    prompts: o.Prompts = None,
-    limit: m.Limit = None,
-    first_turns: m.FirstTurns = False,
-    url: m.Url = None,
-    served_model: m.ServedModel = None,
-    max_tokens: o.MaxTokens = 96,
-    top_p: o.TopP = 1.0,
-    seed: o.Seed = 0,
-    ignore_eos: m.IgnoreEos = False,
-    repeats: m.Repeats = 1,
-    until_decided: m.UntilDecided = False,
-    goodput: m.Goodput = None,
-    out: m.Saved = Path("sweep.json"),
-    enlarge: m.Enlarge = None,
-    max_model_len: m.MaxLen = None,
-    max_num_seqs: m.Rows = None,
-    kv_gib: m.KvGib = None,
-    threads: o.Threads = None,
-    dtype: o.Dtype = "auto",
-    kv_cache_dtype: o.KvDtype = "auto",
-    device: o.Device = "auto",
-    activation_bits: o.ActivationBits = "auto",
-    html: m.Html = None,
-    csv: m.Csv = None,
-    markdown: m.Markdown = None,
-    as_json: o.Json = False,
-) -> None:
+@o.takes(SweepOptions)
+def sweep(context: typer.Context, given: SweepOptions) -> None:
     """Vary methods, lengths, temperatures and load in one run.
 
     It says from which load on a method costs time, and whether `auto` is within 2% of the fastest
     at each. Run the same command again to go on after a stop, or with more --repeats.
     """
-    if rates and concurrency:
+    if given.rates and given.concurrency:
         raise ConfigError("give --rates or --concurrency, not both")
-    if until_decided:
-        m.check_deciding(speculate, url, repeats)
-    m.refuse_unused(
-        context, is_open=bool(rates), is_remote=bool(url), is_quiet=as_json,
-        has_contexts=bool(contexts),
-    )  # fmt: skip
-    asked = m.asked_for(
-        model=model, speculate=speculate, trees=o.words(trees), workload=workload, prompts=prompts,
-        lengths=o.numbers("draft-lengths", draft_lengths, int), limit=limit, url=url,
-        first_turns=first_turns, served_model=served_model,
-        temperatures=o.numbers("temperatures", temperatures, float, with_zero=True),
-        contexts=o.words(contexts), rates=o.numbers("rates", rates, float), burstiness=burstiness,
-        concurrency=o.numbers("concurrency", concurrency or "1,2,4,8", int), seconds=seconds,
-        min_requests=min_requests, num_warmup=warmup, max_tokens=max_tokens, top_p=top_p, seed=seed,
-        ignore_eos=ignore_eos, rounds=repeats, until_decided=until_decided, enlarge=enlarge,
-        engine=m.engine(
-            threads, dtype, device, max_model_len, max_num_seqs, kv_gib, activation_bits,
-            kv_cache_dtype,
-        ),
-    )  # fmt: skip
-    outputs = m.Outputs(html, csv, markdown, as_json, goodput)
-    outputs.finish(m.measure("sweep", asked, outputs, save=out))
+    if given.until_decided:
+        m.check_deciding(given.speculate, given.url, given.repeats)
+    m.refuse_unused(context, given, is_open=bool(given.rates), has_contexts=bool(given.contexts))
+    asked = given.asked(
+        lengths=o.numbers("draft-lengths", given.draft_lengths, int),
+        trees=o.words(given.trees),
+        temperatures=o.numbers("temperatures", given.temperatures, float, with_zero=True),
+        contexts=o.words(given.contexts),
+        rates=o.numbers("rates", given.rates, float),
+        concurrency=o.numbers("concurrency", given.concurrency or "1,2,4,8", int),
+        min_requests=given.min_requests,
+        until_decided=given.until_decided,
+    )
+    given.finish(m.measure("sweep", asked, given, save=given.out))
 
 
 @app.command(cls=o.Command)
@@ -207,34 +157,33 @@ def compare(
         raise typer.Exit(1)
 
 
-@app.command(cls=o.Command)
-def show(
-    report: Annotated[Path, typer.Argument(help="A report of hunch bench --json or sweep --out.")],
-    goodput: m.Goodput = None,
-    html: m.Html = None,
-    csv: m.Csv = None,
-    markdown: m.Markdown = None,
+@dataclass(kw_only=True)
+class ShowOptions(m.GoodputOptions):
+    report: Annotated[Path, typer.Argument(help="A report of hunch bench --json or sweep --out.")]
     plots: Annotated[
         Path | None, typer.Option(help="A folder for the plots, as SVG and PNG, light and dark.")
-    ] = None,
-    as_json: o.Json = False,
-) -> None:
+    ] = None
+
+
+@app.command(cls=o.Command)
+@o.takes(ShowOptions)
+def show(context: typer.Context, given: ShowOptions) -> None:
     """Print a report again, or write its page and plots."""
     from hunch.bench.records import load_report
 
-    outputs = m.Outputs(html, csv, markdown, as_json, goodput)
-    found = load_report(report)
+    given.check()
+    found, stem, plots = load_report(given.report), given.report.stem, given.plots
     if plots is not None:
         from hunch.bench.plots import charts, check_installed
 
         check_installed()
         plots.mkdir(parents=True, exist_ok=True)
-        for number, chart in enumerate(charts(found, outputs.limits), 1):
+        for number, chart in enumerate(charts(found, given.limits), 1):
             for theme, form in product(("light", "dark"), ("svg", "png")):
-                name = f"{report.stem}-{number}-{theme}.{form}"
+                name = f"{stem}-{number}-{theme}.{form}"
                 (plots / name).write_bytes(chart.render(theme, form))
-            typer.echo(f"{report.stem}-{number}: {chart.question}", err=True)
-    outputs.finish(found)
+            typer.echo(f"{stem}-{number}: {chart.question}", err=True)
+    given.finish(found)
 
 
 bench_tables.add_to(app)

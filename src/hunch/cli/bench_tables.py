@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -21,15 +21,15 @@ Targets = Annotated[
 ]
 
 
-def readme(
-    threads: o.Threads = None,
-    activation_bits: o.ActivationBits = "auto",
-    repeats: m.Repeats = 5,
-    html: m.Html = None,
-    csv: m.Csv = None,
-    markdown: m.Markdown = None,
-    as_json: o.Json = False,
-) -> None:
+@dataclass(kw_only=True)
+class ReadmeOptions(m.OutputOptions):
+    threads: o.Threads = None
+    activation_bits: o.ActivationBits = "auto"
+    repeats: m.Repeats = 5
+
+
+@o.takes(ReadmeOptions)
+def readme(context: typer.Context, given: ReadmeOptions) -> None:
     """Print the CPU table of README.
 
     The default model, one request at a time, greedy.
@@ -42,11 +42,12 @@ def readme(
         workload="demo",
         limit=4,
         max_tokens=96,
-        rounds=repeats,
-        engine=m.engine(threads, "auto", "cpu", None, None, None, activation_bits),
+        rounds=given.repeats,
+        engine=m.engine(
+            threads=given.threads, dtype="auto", device="cpu", activation_bits=given.activation_bits
+        ),
     )
-    outputs = m.Outputs(html, csv, markdown, as_json, None)
-    outputs.finish(m.measure("bench", asked, outputs))
+    given.finish(m.measure("bench", asked, given))
 
 
 def gpu(
@@ -88,42 +89,44 @@ def gpu(
             ignore_eos=True,
             rounds=repeats,
             engine={
-                **m.engine(None, "bfloat16" if device == "cuda" else "auto", device, 2048,
-                           max(rows), kv_gib or (24 if target == "7b" else 8)),
+                **m.engine(
+                    dtype="bfloat16" if device == "cuda" else "auto", device=device,
+                    max_model_len=2048, max_num_seqs=max(rows),
+                    kv_gib=kv_gib or (24 if target == "7b" else 8),
+                ),
                 "enable_prefix_caching": False,
             },
             enlarge=sizes[target],
         )  # fmt: skip
-        outputs = m.Outputs(None, None, None, as_json, None)
+        outputs = m.OutputOptions(as_json=as_json)
         save = out.with_name(f"{out.name}-{target}.json")
         outputs.finish(m.measure("sweep", asked, outputs, save=save))
 
 
-def peers(
-    context: typer.Context,
-    model: o.Model = o.DEFAULT_MODEL,
-    workload: m.Workload = "mixed",
-    prompts: o.Prompts = None,
-    limit: m.Limit = None,
+@dataclass(kw_only=True)
+class PeersOptions(m.OutputOptions):
+    model: o.Model = o.DEFAULT_MODEL
+    workload: m.Workload = "mixed"
+    prompts: o.Prompts = None
+    limit: m.Limit = None
     quick: Annotated[
         bool, typer.Option("--quick", help="2 prompts, 16 tokens, one round: a look.")
-    ] = False,
-    concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 1,
-    max_tokens: o.MaxTokens = 96,
-    repeats: m.Repeats = 3,
-    threads: Annotated[int, typer.Option(help="Of every engine.", min=1)] = 2,
+    ] = False
+    concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 1
+    max_tokens: o.MaxTokens = 96
+    repeats: m.Repeats = 3
+    threads: Annotated[int, typer.Option(help="Of every engine.", min=1)] = 2
     skip: Annotated[
         str, typer.Option(help="Leave out: hunch, llama.cpp, ik_llama.cpp, transformers.")
-    ] = "",
+    ] = ""
     server: Annotated[
         list[str] | None,
         typer.Option(help="NAME=COMMAND: a further llama-server, say ik_llama.cpp's own."),
-    ] = None,
-    html: m.Html = None,
-    csv: m.Csv = None,
-    markdown: m.Markdown = None,
-    as_json: o.Json = False,
-) -> None:
+    ] = None
+
+
+@o.takes(PeersOptions)
+def peers(context: typer.Context, given: PeersOptions) -> None:
     """Compare other engines with hunch on one GGUF file.
 
     Each runs as a server, and all are measured the same way.
@@ -134,18 +137,19 @@ def peers(
     from hunch.drafters import shipped
     from hunch.hub import resolve
 
+    model, quick, skip = given.model, given.quick, o.words(given.skip)
     if quick:
         o.refuse(context, ("max_tokens", "repeats"), "--quick has its own; leave one of them out")
     m.refuse_two_workloads(context)
-    outputs = m.Outputs(html, csv, markdown, as_json, None)
+    given.check()
     files = resolve(model)
     if files.path.suffix != ".gguf":
         raise ConfigError(f"--model {model!r}: the engines share a .gguf file, and this is none")
-    if set(o.words(skip)) - set(KNOWN):
-        raise ConfigError(f"--skip {skip!r}: not one of {', '.join(KNOWN)}")
+    if set(skip) - set(KNOWN):
+        raise ConfigError(f"--skip {given.skip!r}: not one of {', '.join(KNOWN)}")
     found = find_peers(
-        files.path, threads=threads, parallel=concurrency, skip=o.words(skip),
-        binaries=server or (), draft=shipped("draft", files.name, files.path),
+        files.path, threads=given.threads, parallel=given.concurrency, skip=skip,
+        binaries=given.server or (), draft=shipped("draft", files.name, files.path),
     )  # fmt: skip
     typer.echo(f"starting {len(found)} servers, each with the model of its own", err=True)
     typer.echo("hunch has activations of 8 bits, as llama.cpp has them", err=True)
@@ -153,17 +157,17 @@ def peers(
         asked = Asked(
             model=str(model),
             methods=(),
-            workload=str(prompts) if prompts is not None else workload,
-            limit=limit or (2 if quick else None),
+            workload=m.workload_of(given.prompts, given.workload),
+            limit=given.limit or (2 if quick else None),
             urls=tuple(f"{place.name}={place.url}" for place in places),
-            concurrency=(concurrency,),
-            max_tokens=16 if quick else max_tokens,
+            concurrency=(given.concurrency,),
+            max_tokens=16 if quick else given.max_tokens,
             ignore_eos=True,
-            rounds=1 if quick else repeats,
+            rounds=1 if quick else given.repeats,
         )
         pids = {place.name: place.pid for place in places}
-        report = m.measure("bench", asked, outputs, pids=pids)
-    outputs.finish(report)
+        report = m.measure("bench", asked, given, pids=pids)
+    given.finish(report)
 
 
 def served(
@@ -250,7 +254,7 @@ def verifiers(
     from hunch.bench.verifiers import SETTINGS, measure_setting
 
     m.refuse_two_workloads(context)
-    asked = read_workloads(str(prompts) if prompts is not None else workload, limit)
+    asked = read_workloads(m.workload_of(prompts, workload), limit)
     params = o.sampling(max_tokens=max_tokens, temperature=temperature, n=samples, seed=1)
     report = {}
     for setting in SETTINGS:
@@ -276,7 +280,7 @@ def part(
         main_of(name)(context.args)
         return
     typer.echo("hunch bench part NAME [OPTIONS]; NAME --help says which\n")
-    for one, (_, needs, prints) in PARTS.items():
+    for one, (needs, prints) in PARTS.items():
         typer.echo(f"  {one:10} {needs:4} {prints}")
 
 

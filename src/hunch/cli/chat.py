@@ -18,8 +18,7 @@ from hunch.errors import ConfigError, HunchError
 if TYPE_CHECKING:
     from hunch import LLM
 
-# Options of a model loaded here.
-_LOCAL = ("model", "speculate", "threads", "dtype", "device", "activation_bits")
+_SAMPLING = ("max_tokens", "temperature", "top_p", "seed")
 HELP = """\
 /help                 this list
 /model [NAME]         show the model, or load another; the conversation stays
@@ -34,37 +33,36 @@ also stand between two lines of three quotes.\
 """
 
 
-def chat(
-    ctx: typer.Context,
-    name: o.ModelName = None,
-    model: o.Model = o.DEFAULT_MODEL,
-    speculate: o.Speculate = "auto",
-    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
-    max_tokens: o.MaxTokens = 512,
-    temperature: o.Temperature = 0.0,
-    top_p: o.TopP = 1.0,
-    seed: o.Seed = None,
-    threads: o.Threads = None,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    activation_bits: o.ActivationBits = "auto",
+@dataclass(kw_only=True)
+class Options(o.EngineOptions):
+    name: o.ModelName = None
+    model: o.Model = o.DEFAULT_MODEL
+    speculate: o.Speculate = "auto"
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None
     server: Annotated[
         str | None, typer.Option(help="URL of a running server to talk with instead.")
-    ] = None,
-) -> None:
+    ] = None
+    max_tokens: o.MaxTokens = 512
+    temperature: o.Temperature = 0.0
+    top_p: o.TopP = 1.0
+    seed: o.Seed = None
+
+
+@o.takes(Options)
+def chat(ctx: typer.Context, given: Options) -> None:
     """Talk with a model in the terminal.
 
     /help lists commands; an empty line or Ctrl-D ends it.
     """
-    model = o.one_model(ctx, name, model)
-    sampling = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed}
-    talk = Conversation(sampling, server, model, speculate, system)
+    model, server = o.one_model(ctx, given.name, given.model), given.server
+    sampling = {name: getattr(given, name) for name in _SAMPLING}
+    talk = Conversation(sampling, server, model, given.speculate, given.system)
     if server is not None:
-        if given := o.given_options(ctx, _LOCAL) or name:
-            raise ConfigError(f"{given}: a server has its own; leave this out, or --server")
+        local = ("model", "speculate", *given.engine())
+        if unused := o.given_options(ctx, local) or given.name:
+            raise ConfigError(f"{unused}: a server has its own; leave this out, or --server")
     else:
-        talk.engine = {"threads": threads, "dtype": dtype, "device": device, "max_num_seqs": 1}
-        talk.engine["activation_bits"] = activation_bits
+        talk.engine = {**given.engine(), "max_num_seqs": 1}
         talk.open()
     talk.reset()
     is_person = talk.is_person = sys.stdin.isatty()

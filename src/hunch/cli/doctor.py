@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,28 +22,27 @@ if TYPE_CHECKING:
     from hunch import LLM
 
 
-def doctor(
-    ctx: typer.Context,
-    name: o.ModelName = None,
-    model: o.Model = o.DEFAULT_MODEL,
-    speculate: o.Speculate = "auto",
-    always_draft: o.AlwaysDraft = False,
-    threads: o.Threads = None,
-    dtype: o.Dtype = "auto",
-    device: o.Device = "auto",
-    activation_bits: o.ActivationBits = "auto",
-    skip_model: Annotated[
-        bool, typer.Option("--skip-model", help="Look at the machine alone.")
-    ] = False,
+@dataclass(kw_only=True)
+class Options(o.EngineOptions):
+    name: o.ModelName = None
+    model: o.Model = o.DEFAULT_MODEL
+    speculate: o.Speculate = "auto"
+    always_draft: o.AlwaysDraft = False
+    skip_model: Annotated[bool, typer.Option("--skip-model", help="Look at the machine alone.")] = (
+        False
+    )
     drafter: Annotated[
         Path | None, typer.Option(help="A drafter's directory: say why it is bad.")
-    ] = None,
+    ] = None
     target: Annotated[
         str | None, typer.Option(help="The model it drafts for; default: --model.")
-    ] = None,
-    prompts: o.Prompts = None,
-    as_json: o.Json = False,
-) -> None:
+    ] = None
+    prompts: o.Prompts = None
+    as_json: o.Json = False
+
+
+@o.takes(Options)
+def doctor(ctx: typer.Context, given: Options) -> None:
     """Check machine, kernels and model.
 
     Exit code 1 if the model's text differs with speculation.
@@ -54,32 +53,33 @@ def doctor(
     """
     from hunch.bench.workloads import PROMPTS
 
-    model = o.one_model(ctx, name, model)
-    held = {
-        "threads": threads, "dtype": dtype, "device": device, "activation_bits": activation_bits
-    }  # fmt: skip
-    spec = SpecConfig.parse(speculate)
-    if drafter is None and not (always_draft or skip_model):
+    model, drafter, prompts = (
+        o.one_model(ctx, given.name, given.model),
+        given.drafter,
+        given.prompts,
+    )
+    spec = SpecConfig.parse(given.speculate)
+    if drafter is None and not (given.always_draft or given.skip_model):
         spec = _with_own_files(spec, model)
     if drafter is None and spec.path is not None and Path(spec.path).is_dir():
-        o.refuse(ctx, ("always_draft", "skip_model", "target"), f"goes without {speculate}")
-        _examine(Path(spec.path), model, prompts, held, as_json, spec)
+        o.refuse(ctx, ("always_draft", "skip_model", "target"), f"goes without {given.speculate}")
+        _examine(Path(spec.path), model, given, spec)
         return
     others = ("speculate", "always_draft", "skip_model") if drafter is not None else ("target",)
-    if given := o.given_options(ctx, others):
-        raise ConfigError(f"{given} goes {'without' if drafter is not None else 'with'} --drafter")
+    if unused := o.given_options(ctx, others):
+        raise ConfigError(f"{unused} goes {'without' if drafter is not None else 'with'} --drafter")
     if drafter is not None:
-        _examine(drafter, target or model, prompts, held, as_json)
+        _examine(drafter, given.target or model, given)
         return
-    if skip_model and prompts is not None:
+    if given.skip_model and prompts is not None:
         raise ConfigError("--prompts are for the model, which --skip-model leaves out")
     findings: dict[str, Any] = {"machine": _machine()}
-    if not skip_model:
+    if not given.skip_model:
         records = o.read_prompts(prompts, 16) if prompts else PROMPTS[:4]
-        engine = {**held, "quiet": as_json, "always_draft": always_draft}
-        findings["model"] = _model(model, speculate, records, engine)
+        engine = {**given.engine(), "quiet": given.as_json, "always_draft": given.always_draft}
+        findings["model"] = _model(model, given.speculate, records, engine)
         findings["advice"] = _advice(findings["model"], findings["machine"])
-    if as_json:
+    if given.as_json:
         print(json.dumps(findings))
     else:
         _show(findings)
@@ -99,26 +99,20 @@ def _with_own_files(spec: SpecConfig, model: str) -> SpecConfig:
     return spec if path is None else replace(spec, path=str(path))
 
 
-def _examine(
-    drafter: Path,
-    target: str,
-    prompts: Path | None,
-    engine: dict[str, Any],
-    as_json: bool,
-    spec: SpecConfig | None = None,
-) -> None:
+def _examine(drafter: Path, target: str, given: Options, spec: SpecConfig | None = None) -> None:
     from hunch.bench.workloads import PROMPTS
     from hunch.train.diagnose import Doctor
 
-    records = o.read_prompts(prompts, 16) if prompts else PROMPTS[:8]
+    records = o.read_prompts(given.prompts, 16) if given.prompts else PROMPTS[:8]
     texts = [record["turns"][0] if "turns" in record else record["prompt"] for record in records]
-    given = {} if spec is None else spec.options
-    options = "".join(f":{key}={value}" for key, value in given.items())
-    patient = Doctor(target, drafter, texts, {**engine, "max_num_seqs": 8}, options=options)
+    own = {} if spec is None else spec.options
+    options = "".join(f":{key}={value}" for key, value in own.items())
+    engine = {**given.engine(), "max_num_seqs": 8}
+    patient = Doctor(target, drafter, texts, engine, options=options)
     if spec is not None and spec.method != "auto":
         patient.method = spec.method
     report = patient.run()
-    if as_json:
+    if given.as_json:
         print(json.dumps(report.to_json()))
     else:
         typer.echo(f"{report.method}: tokens per pass, and acceptance by position, as tried")
@@ -137,11 +131,12 @@ def _machine() -> dict[str, Any]:
     import torch
 
     import hunch
-    from hunch.bench.environment import cpu_name
+    from hunch.bench.environment import cpu_name, memory_bytes
     from hunch.hub import cache_directory
     from hunch.kernels.build import find_compiler, num_cores, vector_unit
 
-    machine: dict[str, Any] = {
+    num_bytes = memory_bytes()
+    return {
         "hunch": hunch.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -149,13 +144,12 @@ def _machine() -> dict[str, Any]:
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "threads": num_cores(),
-        "memory": memory(),
+        "memory": f"{num_bytes / 2**30:.1f} GiB" if num_bytes else "unknown",
         "compiler": find_compiler(),
         "cpu_kernels": vector_unit(),
         "cache": str(cache_directory()),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
-    return machine
 
 
 def _model(
@@ -204,9 +198,10 @@ def _page(llm: LLM) -> list[int]:
 def _fidelity(model: str, page: list[int], engine: dict[str, Any], bits: int) -> dict[str, Any]:
     """How near the kernels come to float32 on a page of text."""
     from hunch.bench.device.fidelity import float32_bytes, measure
+    from hunch.bench.environment import memory_bytes
 
     needed = float32_bytes(model)
-    if needed > _memory_bytes() // 2:
+    if needed > (memory_bytes() or 0) // 2:
         return {"KL to float32": f"not measured: it would take {needed / 2**30:.0f} GiB"}
     found = measure(model, page, dtype=engine["dtype"], bits=bits, threads=engine["threads"])
     if found is None:
@@ -229,20 +224,6 @@ def _rounding(model: str, page: list[int], rounded: list[Tensor]) -> dict[str, A
 
     found = measure_rounded(model, page, iter(rounded))
     return {"KL to bfloat16": found.kl, "top-1 as bfloat16": found.top1}
-
-
-def _memory_bytes() -> int:
-    """How much this machine has; 0 where it does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError):
-        return 0
-
-
-def memory() -> str:
-    """The same in words."""
-    num_bytes = _memory_bytes()
-    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes else "unknown"
 
 
 def _advice(found: dict[str, Any], machine: dict[str, Any]) -> list[str]:
@@ -276,9 +257,16 @@ def _show(findings: dict[str, Any]) -> None:
     for title in ("machine", "model"):
         if title in findings:
             table = Table(title=title, show_header=False, title_justify="left")
+            table.add_column(no_wrap=True)
+            table.add_column(overflow="fold")
             for key, value in findings[title].items():
-                shown = f"{value:.3g}" if isinstance(value, float) else str(value)
-                table.add_row(key, shown)
+                table.add_row(key, _shown(value))
             console.print(table)
     for line in findings.get("advice", []):
         console.print(f"- {line}")
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"

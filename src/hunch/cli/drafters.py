@@ -43,9 +43,10 @@ def drafters(
         typer.echo("none yet; `hunch train --target MODEL --out DIR` makes one")
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("target", "method", "on", "tokens per pass", "speed", "directory", box=None)
+    folder = Column("directory", overflow="fold")  # whole: `rm` asks for it
+    table = Table("target", "method", "on", "tokens per pass", "speed", folder, box=None)
     for one in found:
         speed, per_pass = f"{one.speedup:.2f}x", f"{one.tokens_per_pass:.2f}"
         table.add_row(one.target, one.method, one.device, per_pass, speed, one.path)

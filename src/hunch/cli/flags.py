@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import Any, get_type_hints
 
+from hunch import EngineArgs
 from hunch.compat import json_or_text, known_arguments, without_effect, words_of_sglang
 from hunch.config import (
     DEFAULT_MODEL,
@@ -141,31 +142,6 @@ _HELP = {
     "scheduling_policy": "fcfs or priority; a request's own priority always counts.",
     "skip_tokenizer_init": "Refused: hunch reads and writes texts.",
 }
-_SWITCHES = (  # flags that take no value, most of them vLLM's
-    "always_draft",
-    "use_v2_block_manager",
-    "enforce_eager",
-    "enable_chunked_prefill",
-    "disable_custom_all_reduce",
-    "trust_remote_code",
-    "speculative_disable_mqa_scorer",
-    "disable_logprobs_during_spec_decoding",
-    "worker_use_ray",
-    "enable_auto_tool_choice",
-    "enable_lora",
-    "disable_radix_cache",
-    "disable_cuda_graph",
-    "enable_torch_compile",
-    "skip_server_warmup",
-    "disable_chunked_mm_input",
-    "async_scheduling",
-    "enable_expert_parallel",
-    "disable_cascade_attn",
-    "disable_async_output_proc",
-    "enable_sleep_mode",
-    "use_tqdm_on_load",
-    "skip_tokenizer_init",
-)
 _ALIASES = {
     "tensor_parallel_size": ("-tp",),
     "pipeline_parallel_size": ("-pp",),
@@ -267,7 +243,9 @@ def _add_names_of_others(parser: argparse.ArgumentParser, is_whole: bool) -> Non
     ):
         group = parser.add_argument_group(title if is_whole else None)
         for name in names:
-            _add(group, name, bool if name in _SWITCHES else json_or_text, is_shown=is_whole)
+            _add(
+                group, name, bool if EngineArgs.is_switch(name) else json_or_text, is_shown=is_whole
+            )
         if not is_whole:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
             lines = textwrap.wrap(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,61 +17,55 @@ if TYPE_CHECKING:
     from hunch.types import CompletionOutput, RequestOutput
 
 
-def generate(
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
-    model: o.Model = o.DEFAULT_MODEL,
-    speculate: o.Speculate = "auto",
-    verifier: o.Verifier = "exact",
-    always_draft: o.AlwaysDraft = False,
-    chat: Annotated[bool, typer.Option("--chat", help="Apply the model's chat template.")] = False,
-    max_tokens: o.MaxTokens = 128,
-    temperature: o.Temperature = 0.0,
-    top_p: o.TopP = 1.0,
-    top_k: o.TopK = 0,
-    min_p: o.MinP = 0.0,
-    seed: o.Seed = None,
-    stop: o.Stop = None,
-    ignore_eos: Annotated[
-        bool, o.sampling_option("--ignore-eos", help="Go on past the end of text.")
-    ] = False,
-    threads: o.Threads = None,
-    dtype: o.Dtype = "auto",
-    kv_cache_dtype: o.KvDtype = "auto",
-    device: o.Device = "auto",
-    activation_bits: o.ActivationBits = "auto",
+@dataclass(kw_only=True)
+class Options(o.FilterOptions, o.EngineOptions):
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")]
+    model: o.Model = o.DEFAULT_MODEL
+    speculate: o.Speculate = "auto"
+    verifier: o.Verifier = "exact"
+    always_draft: o.AlwaysDraft = False
+    chat: Annotated[bool, typer.Option("--chat", help="Apply the model's chat template.")] = False
     trace: Annotated[
         bool, typer.Option("--trace", help="Print every step: what was guessed and what was kept.")
-    ] = False,
-    as_json: o.Json = False,
-) -> None:
+    ] = False
+    as_json: o.Json = False
+    max_tokens: o.MaxTokens = 128
+    temperature: o.Temperature = 0.0
+    seed: o.Seed = None
+    ignore_eos: Annotated[
+        bool, o.sampling_option("--ignore-eos", help="Go on past the end of text.")
+    ] = False
+
+
+@o.takes(Options)
+def generate(ctx: typer.Context, given: Options) -> None:
     """Generate text from a prompt."""
     from hunch import Speculation
     from hunch.cli.trace import show_stats, show_trace
 
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = sys.stdin.read() if given.prompt == "-" else given.prompt
     if not text:
         raise RequestError("the prompt is empty")
-    params = o.sampling(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
-        seed=seed, stop=stop, ignore_eos=ignore_eos, speculation=Speculation(trace=trace),
-    )  # fmt: skip
+    params = o.sampling(given, speculation=Speculation(trace=given.trace))
     llm = o.open_llm(
-        model, speculate, quiet=as_json, verifier=verifier, always_draft=always_draft,
-        threads=threads, dtype=dtype, kv_cache_dtype=kv_cache_dtype, device=device,
-        activation_bits=activation_bits, max_num_seqs=1,
+        given.model, given.speculate, quiet=given.as_json, verifier=given.verifier,
+        always_draft=given.always_draft, max_num_seqs=1, **given.engine(),
     )  # fmt: skip
-    if chat and not llm.has_chat_template:
-        raise ConfigError(f"--chat: {model} has no chat template; without it the text is continued")
-    ids = llm.encode_chat([{"role": "user", "content": text}]) if chat else None
-    answer = _write_as_it_comes(llm.stream(ids or text, params), is_quiet=as_json or trace)
-    if as_json:
-        print(json.dumps(_as_json(answer, with_trace=trace)))
+    if given.chat and not llm.has_chat_template:
+        raise ConfigError(
+            f"--chat: {given.model} has no chat template; without it the text is continued"
+        )
+    ids = llm.encode_chat([{"role": "user", "content": text}]) if given.chat else None
+    is_quiet = given.as_json or given.trace
+    answer = _write_as_it_comes(llm.stream(ids or text, params), is_quiet=is_quiet)
+    if given.as_json:
+        print(json.dumps(_as_json(answer, with_trace=given.trace)))
         return
-    if trace:
+    if given.trace:
         show_trace(llm.tokenizer, answer)
     print()
     show_stats(answer.stats)
-    if not chat and llm.has_chat_template and is_over_at_once(answer):
+    if not given.chat and llm.has_chat_template and is_over_at_once(answer):
         typer.echo("the model ended the text at once; to ask it a question, add --chat", err=True)
 
 

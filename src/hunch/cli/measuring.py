@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -42,120 +43,39 @@ Workload = Annotated[
         "spec-bench, speed-bench, mt-bench, sharegpt, humaneval, gsm8k, cnn-dm, vllm or hunch.",
     ),
 ]
-Url = Annotated[
-    list[str] | None,
-    typer.Option(
-        metavar="[NAME=]URL",
-        help="Measure a server that speaks OpenAI's API instead; repeat it to compare several. "
-        "The key comes from OPENAI_API_KEY.",
-    ),
-]
-ServedModel = Annotated[
-    str | None, typer.Option(help="Name of the server's model; default: its first.")
-]
 Limit = Annotated[int | None, typer.Option(help="N prompts of each workload or file.", min=1)]
-FirstTurns = Annotated[
-    bool,
-    load_option(
-        "--first-turns",
-        help="Of conversations (Spec-Bench, SPEED-Bench, MT-bench) ask the first turn alone. "
-        "Otherwise each further turn is asked after the model's own answer.",
-    ),
-]
-IgnoreEos = Annotated[
-    bool, load_option("--ignore-eos", help="Always generate all of --max-tokens.")
-]
 Repeats = Annotated[
     int, load_option("--repeats", "--rounds", help="Timed rounds; the median is shown.", min=1)
-]
-UntilDecided = Annotated[
-    bool,
-    load_option(
-        "--until-decided",
-        help="From the fifth round on, measure only points and methods of which it is not known "
-        "yet whether auto is within 2% of them; --repeats are the most.",
-    ),
-]
-Goodput = Annotated[
-    str | None,
-    result_option(help="Count the requests within these limits in ms: ttft:200,tpot:30,e2e:4000."),
-]
-Html = Annotated[Path | None, result_option(help="Write a page with plots, in one file.")]
-Csv = Annotated[Path | None, result_option(help="Write every figure as CSV.")]
-Markdown = Annotated[Path | None, result_option(help="Write the table as Markdown.")]
-MaxLen = Annotated[int | None, o.engine_option(help="Longest prompt and answer together.", min=16)]
-Rows = Annotated[
-    int | None, o.engine_option("--max-num-seqs", help="Requests that run at once.", min=1)
 ]
 KvGib = Annotated[
     float | None,
     o.engine_option(help="GiB of KV cache for each method; default on a GPU: 8.", min=0.01),
 ]
-Enlarge = Annotated[
-    str | None,
-    o.engine_option(
-        help="Pad the model to a larger one's cost, with the same text: 7b, 70b, or 1b on a CPU; "
-        "2b also has room for Qwen2.5-0.5B."
-    ),
-]
-Burstiness = Annotated[
-    float,
-    load_option(
-        help="Of requests per second: 1 is Poisson arrivals, less comes in bursts.", min=0.01
-    ),
-]
-Seconds = Annotated[
-    float,
-    load_option(help="How long requests arrive in a round, where they come by rate.", min=0.1),
-]
-Warmup = Annotated[
-    int, load_option(help="Leave the first N requests out of a round's figures.", min=0)
-]
-# What a sweep varies.
-DraftLengths = Annotated[str | None, typer.Option(help="Fixed draft lengths of each method: 3,7.")]
-Trees = Annotated[str | None, typer.Option(help="Tree shapes of each method: chain,dynamic.")]
-Temperatures = Annotated[
-    str, typer.Option(help="Temperatures, 0 for the likeliest token: 0,0.7,1,1.5.")
-]
-Concurrencies = Annotated[str | None, load_option(help="Requests at once: 1,2,4,8 (the default).")]
-Rates = Annotated[
-    str | None, load_option(help="Requests per second, in place of --concurrency: 1,4,16.")
-]
-Contexts = Annotated[
-    str | None, typer.Option(help="Context lengths, in place of a workload: 2k,8k.")
-]
-MinRequests = Annotated[
-    int, load_option(help="With --rates: at least N requests in a round.", min=1)
-]
-Saved = Annotated[Path, result_option(help="The report; a stopped sweep goes on from it.")]
 
 
-def check_folder(path: Path | None) -> None:
-    """Raises before minutes of work where their result could not be written."""
-    if path is not None and not path.parent.is_dir():
-        raise ConfigError(f"{path}: there is no directory {path.parent}")
-
-
-class Outputs:
+@dataclass(kw_only=True)
+class OutputOptions:
     """Where a report goes."""
 
-    def __init__(
-        self,
-        html: Path | None,
-        csv: Path | None,
-        markdown: Path | None,
-        as_json: bool,
-        goodput: str | None,
-    ) -> None:
+    html: Annotated[Path | None, result_option(help="Write a page with plots, in one file.")] = None
+    csv: Annotated[Path | None, result_option(help="Write every figure as CSV.")] = None
+    markdown: Annotated[Path | None, result_option(help="Write the table as Markdown.")] = None
+    as_json: o.Json = False
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """What an answer may take, where somebody asks how many keep to it."""
         from hunch.bench.metrics import read_limits
 
-        self.html, self.csv, self.markdown, self.as_json = html, csv, markdown, as_json
-        self.limits = read_limits(goodput)
-        if html is not None:
+        return read_limits(getattr(self, "goodput", None))
+
+    def check(self) -> None:
+        """Raises before minutes of work where their result could not be written."""
+        if self.html is not None:
             from hunch.bench.plots import check_installed
 
-            check_installed()  # before minutes of work, not after
-        for path in (html, csv, markdown):
+            check_installed()
+        for path in (self.html, self.csv, self.markdown):
             check_folder(path)
 
     def finish(self, report: Report) -> None:
@@ -165,19 +85,20 @@ class Outputs:
         from hunch.bench import report as reports
         from hunch.bench.analysis import is_all_equal
 
+        limits = self.limits
         if self.html is not None:
             from hunch.bench.html import as_html
 
-            self.html.write_text(as_html(report, self.limits), encoding="utf-8")
+            self.html.write_text(as_html(report, limits), encoding="utf-8")
         if self.csv is not None:
-            self.csv.write_text(reports.as_csv(report, self.limits), encoding="utf-8")
+            self.csv.write_text(reports.as_csv(report, limits), encoding="utf-8")
         if self.markdown is not None:
-            self.markdown.write_text(reports.as_markdown(report, self.limits), encoding="utf-8")
+            self.markdown.write_text(reports.as_markdown(report, limits), encoding="utf-8")
         if self.as_json:
-            print(json.dumps(reports.as_json(report, self.limits)))
+            print(json.dumps(reports.as_json(report, limits)))
         else:
             console = Console()
-            console.print(reports.as_table(report, self.limits, console.width))
+            console.print(reports.as_table(report, limits, console.width))
             for line in reports.findings(report):
                 console.print(line, highlight=False)
         is_ours = not report.settings["urls"]
@@ -185,50 +106,134 @@ class Outputs:
             raise typer.Exit(1)
 
 
-def asked_for(
-    *,
-    speculate: str | None,
-    lengths: Sequence[int] = (),
-    trees: Sequence[str] = (),
-    workload: str,
-    prompts: Path | None,
-    url: Sequence[str] | None,
-    **same: Any,
-) -> Asked:
-    """What options ask for; `same` are those that the fields of Asked have as they are."""
-    from hunch.bench.session import Asked, expand
+@dataclass(kw_only=True)
+class GoodputOptions(OutputOptions):
+    goodput: Annotated[
+        str | None,
+        result_option(
+            help="Count the requests within these limits in ms: ttft:200,tpot:30,e2e:4000."
+        ),
+    ] = None
 
-    methods = o.words(speculate or ("" if url else "ngram,suffix,auto"))
-    for method in () if url else methods:
-        SpecConfig.parse(method)  # a wrong name is said before a model is loaded
-    return Asked(
-        methods=expand(methods, lengths, trees) if methods else (),
-        workload=str(prompts) if prompts is not None else workload,
-        urls=tuple(url or ()),
-        **same,
-    )
+
+@dataclass(kw_only=True)
+class MeasuredOptions(GoodputOptions, o.EngineOptions):
+    """What `hunch bench` and `hunch bench sweep` share."""
+
+    model: o.Model = o.DEFAULT_MODEL
+    speculate: Methods = None
+    workload: Workload = "mixed"
+    prompts: o.Prompts = None
+    limit: Limit = None
+    url: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]URL",
+            help="Measure a server that speaks OpenAI's API instead; repeat it to compare several. "
+            "The key comes from OPENAI_API_KEY.",
+        ),
+    ] = None
+    served_model: Annotated[
+        str | None, typer.Option(help="Name of the server's model; default: its first.")
+    ] = None
+    first_turns: Annotated[
+        bool,
+        load_option(
+            "--first-turns",
+            help="Of conversations (Spec-Bench, SPEED-Bench, MT-bench) ask the first turn alone. "
+            "Otherwise each further turn is asked after the model's own answer.",
+        ),
+    ] = False
+    burstiness: Annotated[
+        float,
+        load_option(
+            help="Of requests per second: 1 is Poisson arrivals, less comes in bursts.", min=0.01
+        ),
+    ] = 1.0
+    seconds: Annotated[
+        float,
+        load_option(help="How long requests arrive in a round, where they come by rate.", min=0.1),
+    ] = 10.0
+    warmup: Annotated[
+        int, load_option(help="Leave the first N requests out of a round's figures.", min=0)
+    ] = 0
+    ignore_eos: Annotated[
+        bool, load_option("--ignore-eos", help="Always generate all of --max-tokens.")
+    ] = False
+    repeats: Repeats = 3
+    max_tokens: o.MaxTokens = 96
+    top_p: o.TopP = 1.0
+    seed: o.Seed = 0
+    enlarge: Annotated[
+        str | None,
+        o.engine_option(
+            help="Pad the model to a larger one's cost, with the same text: 7b, 70b, or 1b on a "
+            "CPU; 2b also has room for Qwen2.5-0.5B."
+        ),
+    ] = None
+    max_model_len: Annotated[
+        int | None, o.engine_option(help="Longest prompt and answer together.", min=16)
+    ] = None
+    max_num_seqs: Annotated[
+        int | None, o.engine_option("--max-num-seqs", help="Requests that run at once.", min=1)
+    ] = None
+    kv_gib: KvGib = None
+
+    def engine(self) -> dict[str, Any]:
+        sizes = ("max_model_len", "max_num_seqs", "kv_gib")
+        return engine(**super().engine(), **{name: getattr(self, name) for name in sizes})
+
+    def asked(
+        self, *, lengths: Sequence[int] = (), trees: Sequence[str] = (), **axes: Any
+    ) -> Asked:
+        """What is measured; `axes` are the fields of Asked that a command varies."""
+        from hunch.bench.session import Asked, expand
+
+        methods = o.words(self.speculate or ("" if self.url else "ngram,suffix,auto"))
+        for method in () if self.url else methods:
+            SpecConfig.parse(method)  # a wrong name is said before a model is loaded
+        same = {one.name for one in fields(Asked)} & {one.name for one in fields(MeasuredOptions)}
+        return Asked(
+            **{name: getattr(self, name) for name in same - {"workload"}},
+            methods=expand(methods, lengths, trees) if methods else (),
+            workload=workload_of(self.prompts, self.workload),
+            urls=tuple(self.url or ()),
+            num_warmup=self.warmup,
+            rounds=self.repeats,
+            engine=self.engine(),
+            **axes,
+        )
+
+
+def check_folder(path: Path | None) -> None:
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"{path}: there is no directory {path.parent}")
+
+
+def workload_of(prompts: Path | None, workload: str) -> str:
+    return workload if prompts is None else str(prompts)
 
 
 # Options that mean something only together with others.
 _OPEN_LOAD = ("burstiness", "seconds", "min_requests")
 _ENGINE = (
-    "model", "enlarge", "max_model_len", "max_num_seqs", "kv_gib", "threads", "dtype", "device",
-    "activation_bits", "kv_cache_dtype",
+    "model", "enlarge", "max_model_len", "max_num_seqs", "kv_gib",
+    *(one.name for one in fields(o.EngineOptions)),
 )  # fmt: skip
 
 
 def refuse_unused(
-    context: typer.Context, *, is_open: bool, is_remote: bool, is_quiet: bool, has_contexts: bool
+    context: typer.Context, given: MeasuredOptions, *, is_open: bool, has_contexts: bool = False
 ) -> None:
     """An error for options that the others leave without an effect."""
     if not is_open:
         o.refuse(context, _OPEN_LOAD, "goes with requests per second (--rate, --rates)")
-    if is_remote:
+    if given.url:
         reason = "a server has its own; leave this out, or --url (--served-model names its model)"
         o.refuse(context, _ENGINE, reason)
     else:
         o.refuse(context, ("served_model",), "goes with --url")
-    if is_quiet:
+    if given.as_json:
         o.refuse(context, ("show",), "prints answers, and --json one JSON object; give one of them")
     if has_contexts:
         o.refuse(
@@ -255,7 +260,7 @@ def check_deciding(speculate: str | None, url: Sequence[str] | None, repeats: in
 def measure(
     command: str,
     asked: Asked,
-    outputs: Outputs,
+    outputs: OutputOptions,
     *,
     show: bool = False,
     save: Path | None = None,
@@ -268,6 +273,7 @@ def measure(
 
     console = Console()
     status = Console(stderr=True)
+    outputs.check()
     if "longest_gap" in outputs.limits and not asked.urls:
         raise ConfigError("--goodput itl: only a server's clients see gaps; give --url, or tpot")
     if save is not None:
@@ -306,25 +312,16 @@ def measure(
 
 
 def engine(
-    threads: int | None,
-    dtype: str,
-    device: str,
-    max_model_len: int | None,
-    max_num_seqs: int | None,
-    kv_gib: float | None,
+    *,
+    kv_gib: float | None = None,
     activation_bits: str = "auto",
     kv_cache_dtype: str = "auto",
+    **given: Any,
 ) -> dict[str, Any]:
-    given = {
-        "threads": threads,
-        "dtype": dtype,
-        "device": device,
-        "max_model_len": max_model_len,
-        "max_num_seqs": max_num_seqs,
-        "kv_bytes": None if kv_gib is None else int(kv_gib * 2**30),
-        "activation_bits": None if activation_bits == "auto" else activation_bits,
-        "kv_cache_dtype": None if kv_cache_dtype == "auto" else kv_cache_dtype,
-    }
+    """Arguments of an LLM, without those that nobody gave: a report holds and compares them."""
+    given["kv_bytes"] = None if kv_gib is None else int(kv_gib * 2**30)
+    given["activation_bits"] = None if activation_bits == "auto" else activation_bits
+    given["kv_cache_dtype"] = None if kv_cache_dtype == "auto" else kv_cache_dtype
     return {name: value for name, value in given.items() if value is not None}
 
 

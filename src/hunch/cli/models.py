@@ -44,9 +44,10 @@ def models(
         print(json.dumps(rows, default=str))
         return
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table("name", "here", "from", box=None, pad_edge=False)
+    names = (Column("name", overflow="fold"), "here", Column("from", overflow="fold"))
+    table = Table(*names, box=None, pad_edge=False)
     for one in found:
         table.add_row(one.name, size_of(one.num_bytes), one.source)
     Console().print(table)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import partial, wraps
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -18,6 +20,7 @@ from hunch.errors import ConfigError, RequestError
 if TYPE_CHECKING:
     from hunch import LLM, SamplingParams
 
+Given = TypeVar("Given", contravariant=True)
 # Options under their headings of the help.
 sampling_option = partial(typer.Option, rich_help_panel="Sampling")
 engine_option = partial(typer.Option, rich_help_panel="Engine")
@@ -51,26 +54,18 @@ Temperature = Annotated[float, sampling_option(help="0 always takes the likelies
 TopP = Annotated[
     float, sampling_option(help="Keep the likeliest tokens that together have this probability.")
 ]
-TopK = Annotated[int, sampling_option(help="Keep the K likeliest tokens; 0: all.")]
-MinP = Annotated[
-    float,
-    sampling_option(
-        help="Drop tokens with less than this share of the likeliest one's probability."
+Seed = Annotated[int | None, sampling_option(help="Same seed, same text.", min=0)]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        help="JSON lines or CSV with `turns` (chat template on the first) or `prompt` (raw); or a "
+        ".txt file with a question in every line. Also as .gz or .xz, or in parquet."
     ),
 ]
-Seed = Annotated[int | None, sampling_option(help="Same seed, same text.", min=0)]
-Stop = Annotated[list[str] | None, sampling_option(help="End before this text; may be repeated.")]
+
 Threads = Annotated[
     int | None, engine_option(help="CPU threads; default: OMP_NUM_THREADS, or the cores.", min=1)
-]
-Dtype = Annotated[
-    str, engine_option(help="auto, float32, bfloat16, float16, int8, int4, or fp8 on a GPU.")
-]
-KvDtype = Annotated[
-    str,
-    engine_option(
-        "--kv-cache-dtype", help="Of keys and values: auto, or fp8 or int8 for half the memory."
-    ),
 ]
 Device = Annotated[str, engine_option(help="auto, cpu or cuda.")]
 ActivationBits = Annotated[
@@ -81,16 +76,75 @@ ActivationBits = Annotated[
         "float32; auto takes 14 for small models.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Prompts = Annotated[
-    Path | None,
-    typer.Option(
-        help="JSON lines or CSV with `turns` (chat template on the first) or `prompt` (raw); or a "
-        ".txt file with a question in every line. Also as .gz or .xz, or in parquet."
-    ),
-]
 
 __all__ = ["DEFAULT_MODEL"]
+
+
+@dataclass(kw_only=True)
+class FilterOptions:
+    """Which tokens may be chosen, and where a text ends."""
+
+    top_p: TopP = 1.0
+    top_k: Annotated[int, sampling_option(help="Keep the K likeliest tokens; 0: all.")] = 0
+    min_p: Annotated[
+        float,
+        sampling_option(
+            help="Drop tokens with less than this share of the likeliest one's probability."
+        ),
+    ] = 0.0
+    stop: Annotated[
+        list[str] | None, sampling_option(help="End before this text; may be repeated.")
+    ] = None
+
+
+@dataclass(kw_only=True)
+class EngineOptions:
+    """How a model is held."""
+
+    threads: Threads = None
+    dtype: Annotated[
+        str, engine_option(help="auto, float32, bfloat16, float16, int8, int4, or fp8 on a GPU.")
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        str, engine_option(help="Of keys and values: auto, or fp8 or int8 for half the memory.")
+    ] = "auto"
+    device: Device = "auto"
+    activation_bits: ActivationBits = "auto"
+
+    def engine(self) -> dict[str, Any]:
+        """Arguments of an LLM."""
+        return {one.name: getattr(self, one.name) for one in fields(EngineOptions)}
+
+
+_HINTS = "__annotations__"
+
+
+class _Command(Protocol[Given]):
+    __name__: str
+
+    def __call__(self, ctx: typer.Context, given: Given, /) -> None: ...
+
+
+def takes(options_class: type[Given]) -> Callable[[_Command[Given]], Callable[..., None]]:
+    """For a command that gets its options as an object: every field of the class is one of them."""
+    hints = get_type_hints(options_class, include_extras=True)
+    params = [Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    # The class's own first, then those of its bases, as they are listed.
+    for name in dict.fromkeys(n for c in options_class.__mro__ for n in vars(c).get(_HINTS, ())):
+        default = getattr(options_class, name, Parameter.empty)
+        hint = hints[name]
+        params.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint))
+
+    def extend(command: _Command[Given]) -> Callable[..., None]:
+        @wraps(command)
+        def run(ctx: typer.Context, **given: Any) -> None:
+            command(ctx, options_class(**given))
+
+        run.__signature__ = Signature(params)  # type: ignore[attr-defined]
+        run.__annotations__ = {one.name: one.annotation for one in params}
+        return run
+
+    return extend
 
 
 class Listed:
@@ -108,7 +162,7 @@ class Listed:
         return [piece.strip("{}").upper() for piece in pieces]  # typer's own way is {prompt}
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {}
+        sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
         for param in self.get_params(ctx):  # type: ignore[attr-defined]
             record = param.get_help_record(ctx)
             if record is None:
@@ -122,7 +176,7 @@ class Listed:
             usual = "Arguments" if is_argument else "Options"
             heading = getattr(param, "rich_help_panel", None) or usual
             sections.setdefault(heading, []).append((flags, text))
-        for heading, records in sections.items():
+        for heading, records in ((heading, some) for heading, some in sections.items() if some):
             with formatter.section(heading):
                 formatter.write_dl(records)
 
@@ -221,10 +275,13 @@ def numbers(
     return found
 
 
-def sampling(**given: Any) -> SamplingParams:
+def sampling(options: object = None, **given: Any) -> SamplingParams:
+    """Of those options that have a sampling parameter's name, and what else is given."""
     from hunch import SamplingParams
 
-    return SamplingParams(**{name: value for name, value in given.items() if value is not None})
+    known = SamplingParams.__dataclass_fields__
+    own = {} if options is None else {n: v for n, v in vars(options).items() if n in known}
+    return SamplingParams(**{n: value for n, value in (own | given).items() if value is not None})
 
 
 def is_lossy(verifier: str) -> bool:

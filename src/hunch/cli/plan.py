@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,79 +20,77 @@ if TYPE_CHECKING:
     from hunch.bench.roofline import Machine
 
 
-Target = Annotated[
-    str | None,
-    typer.Option(
-        "--target",
-        "-t",
-        help="The target's parameters, say 70B, or a model, whose config is read; default: 8B, or "
-        "the model of --from.",
-    ),
-]
-Drafter = Annotated[
-    str | None,
-    typer.Option(help="The draft model's, likewise; default: lookups, which cost nothing."),
-]
-GpuName = Annotated[
-    str | None,
-    typer.Option(help="A GPU's name; --list-gpus shows them. Default: H100, or that of --from."),
-]
-Ranks = Annotated[int, typer.Option(help="GPUs that share every pass.", min=1)]
-Stages = Annotated[int, typer.Option(help="Stages of layers; with --link.", min=1)]
-WeightType = Annotated[str, typer.Option(help="Type of the weights: bf16, fp8, int8, int4.")]
-Acceptance = Annotated[
-    float | None,
-    typer.Option(help="Chance that a guess is right; default: 0.7, without a draft 0.45."),
-]
-PromptTokens = Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)]
-AnswerTokens = Annotated[int, typer.Option(help="Tokens of an answer.", min=1)]
-Rate = Annotated[float | None, typer.Option(help="Requests per second to serve.", min=0.001)]
-Seconds = Annotated[
-    float | None, typer.Option(help="How long they come; default: for ever.", min=0.01)
-]
-Price = Annotated[float | None, typer.Option(help="Price of a GPU hour; adds the cost.")]
-Bandwidth = Annotated[
-    float | None,
-    typer.Option(help="Memory bandwidth in GB/s, as advertised; in place of --gpu's."),
-]
-Tflops = Annotated[float | None, typer.Option(help="Dense 16-bit TFLOP/s; in place of --gpu's.")]
-Memory = Annotated[float | None, typer.Option(help="GB of memory; in place of --gpu's.")]
-Layers = Annotated[int | None, typer.Option(help="Layers of the target; default: by its size.")]
-KvBytes = Annotated[float | None, typer.Option(help="Bytes of KV per token; default: by its size.")]
-FromReport = Annotated[
-    Path | None, typer.Option("--from", help="Calibrate by a report of hunch bench.")
-]
-Link = Annotated[
-    str | None,
-    typer.Option(help="Print what --tp ranks exchange over it (nvlink4, pcie5, ndr) and leave."),
-]
-ListGpus = Annotated[bool, typer.Option("--list-gpus", help="Print the table of GPUs and leave.")]
+@dataclass(kw_only=True)
+class Options:
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            "-t",
+            help="The target's parameters, say 70B, or a model, whose config is read; default: 8B, "
+            "or the model of --from.",
+        ),
+    ] = None
+    draft: Annotated[
+        str | None,
+        typer.Option(help="The draft model's, likewise; default: lookups, which cost nothing."),
+    ] = None
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            help="A GPU's name; --list-gpus shows them. Default: H100, or that of --from."
+        ),
+    ] = None
+    tp: Annotated[int, typer.Option(help="GPUs that share every pass.", min=1)] = 1
+    pp: Annotated[int, typer.Option(help="Stages of layers; with --link.", min=1)] = 1
+    dtype: Annotated[str, typer.Option(help="Type of the weights: bf16, fp8, int8, int4.")] = "bf16"
+    acceptance: Annotated[
+        float | None,
+        typer.Option(help="Chance that a guess is right; default: 0.7, without a draft 0.45."),
+    ] = None
+    prompt: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 512
+    answer: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)] = 256
+    rps: Annotated[float | None, typer.Option(help="Requests per second to serve.", min=0.001)] = (
+        None
+    )
+    seconds: Annotated[
+        float | None, typer.Option(help="How long they come; default: for ever.", min=0.01)
+    ] = None
+    price: Annotated[float | None, typer.Option(help="Price of a GPU hour; adds the cost.")] = None
+    bandwidth: Annotated[
+        float | None,
+        typer.Option(help="Memory bandwidth in GB/s, as advertised; in place of --gpu's."),
+    ] = None
+    tflops: Annotated[
+        float | None, typer.Option(help="Dense 16-bit TFLOP/s; in place of --gpu's.")
+    ] = None
+    memory: Annotated[float | None, typer.Option(help="GB of memory; in place of --gpu's.")] = None
+    layers: Annotated[
+        int | None, typer.Option(help="Layers of the target; default: by its size.")
+    ] = None
+    kv_bytes: Annotated[
+        float | None, typer.Option(help="Bytes of KV per token; default: by its size.")
+    ] = None
+    from_report: Annotated[
+        Path | None, typer.Option("--from", help="Calibrate by a report of hunch bench.")
+    ] = None
+    link: Annotated[
+        str | None,
+        typer.Option(
+            help="Print what --tp ranks exchange over it (nvlink4, pcie5, ndr) and leave."
+        ),
+    ] = None
+    list_gpus: Annotated[
+        bool, typer.Option("--list-gpus", help="Print the table of GPUs and leave.")
+    ] = False
+    as_json: o.Json = False
 
 
-def plan(
-    ctx: typer.Context,
-    target: Target = None,
-    draft: Drafter = None,
-    gpu: GpuName = None,
-    tp: Ranks = 1,
-    pp: Stages = 1,
-    dtype: WeightType = "bf16",
-    acceptance: Acceptance = None,
-    prompt: PromptTokens = 512,
-    answer: AnswerTokens = 256,
-    rps: Rate = None,
-    seconds: Seconds = None,
-    price: Price = None,
-    bandwidth: Bandwidth = None,
-    tflops: Tflops = None,
-    memory: Memory = None,
-    layers: Layers = None,
-    kv_bytes: KvBytes = None,
-    from_report: FromReport = None,
-    link: Link = None,
-    list_gpus: ListGpus = False,
-    as_json: o.Json = False,
-) -> None:
+ABOVE_ZERO = ("rps", "seconds", "price", "bandwidth", "tflops", "memory", "layers", "kv_bytes")
+
+
+@o.takes(Options)
+def plan(ctx: typer.Context, given: Options) -> None:
     """Estimate speed-up and cost on a GPU, from sizes alone.
 
     It prints the expected speed-up by load, the load from which drafting costs time, GPU hours and
@@ -100,51 +98,37 @@ def plan(
     near it comes); --from calibrates it by your own report.
     """
     used = {"as_json"}
-    if list_gpus:
+    if given.list_gpus:
         o.refuse(
             ctx, [*ctx.params.keys() - used - {"list_gpus"}], "--list-gpus prints a table alone"
         )
-        _list(as_json)
+        _list(given.as_json)
         return
-    if link is not None:
+    if given.link is not None:
         used |= {"link", "gpu", "tp", "pp"}
         o.refuse(ctx, [*ctx.params.keys() - used], "--link says what ranks exchange, no more")
-        _show_exchange(link, gpu or "H100", tp, pp, as_json)
+        _show_exchange(given, given.link)
         return
     o.refuse(ctx, ("pp",), "goes with --link, which says what stages exchange")
-    if rps is None:
+    if given.rps is None:
         o.refuse(ctx, ("price", "seconds"), "goes with --rps, the load that it is about")
-    _check_above_zero(
-        rps=rps, seconds=seconds, price=price, bandwidth=bandwidth, tflops=tflops, memory=memory,
-        layers=layers, kv_bytes=kv_bytes,
-    )  # fmt: skip
-    report = _read(from_report, target)
-    machine = _machine(gpu, bandwidth, tflops, memory, tp, dtype, report)
-    planner = _planner(
-        machine, target, draft, dtype, acceptance, (prompt, answer, rps, seconds), layers, kv_bytes,
-        report,
-    )  # fmt: skip
-    found = _figures(planner, draft, price)
-    if as_json:
+    for name in ABOVE_ZERO:
+        value = getattr(given, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')} {value:g} must be a number above 0")
+    report = None if given.from_report is None else _read(given.from_report, given.target)
+    found = _figures(_planner(given, report), given)
+    if given.as_json:
         print(json.dumps(found))
     else:
-        _show(found, rps, price)
+        _show(found, given)
 
 
-def _check_above_zero(**given: float | None) -> None:
-    for name, value in given.items():
-        if value is not None and not 0 < value < math.inf:
-            flag = name.replace("_", "-")
-            raise ConfigError(f"--{flag} {value:g} must be a number above 0")
-
-
-def _read(path: Path | None, target: str | None) -> Report | None:
+def _read(path: Path, target: str | None) -> Report:
     """The report to calibrate by; one whose model is of unknown size needs the target's."""
     from hunch.bench.plan import size_of
     from hunch.bench.records import load_report
 
-    if path is None:
-        return None
     report = load_report(path)
     if size_of(report) is None and target is None:
         raise ConfigError(f"{path} does not say how large its model is: give --target")
@@ -160,82 +144,63 @@ def _read(path: Path | None, target: str | None) -> Report | None:
     return report
 
 
-def _planner(
-    machine: Machine,
-    target: str | None,
-    draft: str | None,
-    dtype: str,
-    acceptance: float | None,
-    work: tuple[int, int, float | None, float | None],
-    layers: int | None,
-    kv_bytes: float | None,
-    report: Report | None,
-) -> Planner:
+def _planner(given: Options, report: Report | None) -> Planner:
     from hunch.bench.calibration import calibrate
     from hunch.bench.device.named import size_from
-    from hunch.bench.plan import (
-        ACCEPTANCE,
-        LOOKUP_ACCEPTANCE,
-        Planner,
-        Workload,
-        size_of,
-    )
+    from hunch.bench.plan import ACCEPTANCE, LOOKUP_ACCEPTANCE, Planner, Workload, size_of
 
-    known = None if report is None else size_of(report)
-    size = known if known is not None and target is None else size_from(target or "8B", dtype)
-    size = replace(size, num_layers=layers or size.num_layers, kv_bytes=kv_bytes or size.kv_bytes)
-    measured = None
+    machine = _machine(given, report)
+    size = known = None if report is None else size_of(report)
+    if size is None or given.target is not None:
+        size = size_from(given.target or "8B", given.dtype)
+    layers, kv_bytes = given.layers or size.num_layers, given.kv_bytes or size.kv_bytes
+    size = replace(size, num_layers=layers, kv_bytes=kv_bytes)
+    drafter = None if given.draft is None else size_from(given.draft, given.dtype)
+    chance = None
     if report is not None:
-        machine, measured = calibrate(report, machine, known or size, has_draft=draft is not None)
-    usual = LOOKUP_ACCEPTANCE if draft is None else ACCEPTANCE
-    chance = acceptance if acceptance is not None else (measured or usual)
-    drafter = None if draft is None else size_from(draft, dtype)
-    return Planner(machine, size, drafter, chance, Workload(*work))
+        has_draft = drafter is not None
+        machine, chance = calibrate(report, machine, known or size, has_draft=has_draft)
+    chance = chance or (LOOKUP_ACCEPTANCE if drafter is None else ACCEPTANCE)
+    chance = chance if given.acceptance is None else given.acceptance
+    work = Workload(given.prompt, given.answer, given.rps, given.seconds)
+    return Planner(machine, size, drafter, chance, work)
 
 
-def _figures(planner: Planner, draft: str | None, price: float | None) -> dict[str, Any]:
+def _figures(planner: Planner, given: Options) -> dict[str, Any]:
     from hunch.bench.plan import table
 
     return {
         "machine": planner.machine.name,
         "target": planner.target.name,
-        "draft": draft,
+        "draft": given.draft,
         "acceptance": planner.acceptance,
         "scale": planner.machine.scale,
         "token_cost": planner.machine.token_cost,
         "most_requests_at_once": planner.most_rows,
         "by_load": table(planner),
         "costs_from": {length: planner.inversion(length) for length in (3, 5, 7)},
-        "at_rate": _at_rate(planner, price) if planner.work.rate else None,
+        "at_rate": _at_rate(planner, given.price) if given.rps else None,
     }
 
 
-def _machine(
-    gpu: str | None,
-    bandwidth: float | None,
-    tflops: float | None,
-    memory: float | None,
-    tp: int,
-    dtype: str,
-    report: Report | None,
-) -> Machine:
+def _machine(given: Options, report: Report | None) -> Machine:
     from hunch.bench.gpus import Gpu, find
     from hunch.bench.roofline import Machine
 
-    given = (bandwidth, tflops, memory)
-    if gpu is not None or not any(given):
-        card = _measured_on(report) if gpu is None and report is not None else find(gpu or "H100")
+    bandwidth, tflops, memory = given.bandwidth, given.tflops, given.memory
+    if given.gpu is not None or not (bandwidth or tflops or memory):
+        card = find(given.gpu or "H100") if report is None or given.gpu else _measured_on(report)
         card = replace(
             card,
             bandwidth_gbs=bandwidth or card.bandwidth_gbs,
             bf16_tflops=tflops or card.bf16_tflops,
             memory_gb=memory or card.memory_gb,
         )
-        return Machine.of(card, tp, dtype)
-    if bandwidth is None or tflops is None or memory is None:
+    elif bandwidth is None or tflops is None or memory is None:
         raise ConfigError("without --gpu all of --bandwidth, --tflops and --memory are needed")
-    card = Gpu("this machine", memory, bandwidth, tflops, None, "given")
-    return Machine.of(card, tp, dtype)
+    else:
+        card = Gpu("this machine", memory, bandwidth, tflops, None, "given")
+    return Machine.of(card, given.tp, given.dtype)
 
 
 def _measured_on(report: Report) -> Gpu:
@@ -274,7 +239,7 @@ def _at_rate(planner: Planner, price: float | None) -> dict[str, Any]:
     return found
 
 
-def _show(found: dict[str, Any], rps: float | None, price: float | None) -> None:
+def _show(found: dict[str, Any], given: Options) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -306,14 +271,16 @@ def _show(found: dict[str, Any], rps: float | None, price: float | None) -> None
         where = "at every load" if rows == 1 else where
         console.print(f"A fixed length of {length} costs time {where}.")
     if found["at_rate"]:
-        _show_rate(console, found["at_rate"], rps, price)
+        _show_rate(console, found["at_rate"], given)
 
 
-def _show_rate(console: Any, found: dict[str, Any], rps: float | None, price: float | None) -> None:
+def _show_rate(console: Any, found: dict[str, Any], given: Options) -> None:
     from rich import box
     from rich.table import Table
 
-    table = Table(f"at {rps:g} requests per second", "plain", "speculative", box=box.SIMPLE_HEAD)
+    table = Table(
+        f"at {given.rps:g} requests per second", "plain", "speculative", box=box.SIMPLE_HEAD
+    )
     lines = {
         "machines": ("machines", "{:.0f}"),
         "requests under way on each": ("requests_under_way", "{:.1f}"),
@@ -330,11 +297,11 @@ def _show_rate(console: Any, found: dict[str, Any], rps: float | None, price: fl
             cells = [form.format(found[name][key]) for name in ("plain", "speculative")]
             table.add_row(label, *cells)
     console.print(table)
-    if price is None:
+    if given.price is None:
         console.print("--price PER_HOUR adds what a million tokens cost.")
 
 
-def _show_exchange(name: str, gpu: str, tp: int, pp: int, as_json: bool) -> None:
+def _show_exchange(given: Options, name: str) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -344,8 +311,9 @@ def _show_exchange(name: str, gpu: str, tp: int, pp: int, as_json: bool) -> None
 
     if name not in LINKS:
         raise ConfigError(f"--link {name!r} must be one of {', '.join(LINKS)}")
-    found = rows_of(LINKS[name], find(gpu).bandwidth_gbs * 1e9, tp, num_stages=pp)
-    if as_json:
+    gpu, pp = given.gpu or "H100", given.pp
+    found = rows_of(LINKS[name], find(gpu).bandwidth_gbs * 1e9, given.tp, num_stages=pp)
+    if given.as_json:
         print(json.dumps(found))
         return
     columns = {
@@ -364,13 +332,13 @@ def _show_exchange(name: str, gpu: str, tp: int, pp: int, as_json: bool) -> None
         table.add_row(*(format(row[key], form) for key, form in columns.values()))
     console = Console(highlight=False)
     stages = f" in each of {pp} stages" if pp > 1 else ""
-    console.print(f"{tp} ranks{stages} over {LINKS[name].name}, weights read at the speed of {gpu}")
+    console.print(
+        f"{given.tp} ranks{stages} over {LINKS[name].name}, weights read at the speed of {gpu}"
+    )
     console.print(table)
 
 
 def _list(as_json: bool) -> None:
-    from dataclasses import asdict
-
     from rich import box
     from rich.console import Console
     from rich.table import Table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,55 +21,22 @@ DOES_NOT_PAY = 3  # the exit code
 _NEEDS_OUT = "train needs --out DIR (where the drafter goes), or --resume DIR"
 
 
-Method = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="METHOD",
-        help="draft, block, eagle3, medusa, mlp or phrases; without one, what is fastest for the "
-        "target on this device.",
-    ),
-]
-Options = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="KEY=VALUE", help="Its options, say layers=4, draft_vocab=8192 or loss=blend."
-    ),
-]
-Prompts = Annotated[
-    Path | None,
-    typer.Option(
-        help="JSON lines or CSV with `turns` (chat template on the first) or `prompt` (raw), or a "
-        ".txt file with a question in every line, also as .gz or .xz, or in parquet; default: "
-        "questions that come with hunch. "
-        "Your own kind of prompts makes a better drafter."
-    ),
-]
-Minutes = Annotated[
-    float | None,
-    typer.Option(
-        help="How long it may take in all [default: 10]; with a method named, its training alone.",
-        min=0.01,
-    ),
-]
-Resume = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Go on with a method's job; with --prompts, fine-tune its drafter on new ones.",
-    ),
-]
-Force = Annotated[
-    bool, typer.Option("--force", help="Train even where no drafter is expected to pay.")
-]
-Register = Annotated[
-    bool, typer.Option(help="Let auto use the drafter for this target from now on, if it pays.")
-]
-
-
-def train(
-    ctx: typer.Context,
-    method: Method = None,
-    options: Options = None,
+@dataclass(kw_only=True)
+class Options:
+    method: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="METHOD",
+            help="draft, block, eagle3, medusa, mlp or phrases; without one, what is fastest for "
+            "the target on this device.",
+        ),
+    ] = None
+    options: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE", help="Its options, say layers=4, draft_vocab=8192 or loss=blend."
+        ),
+    ] = None
     target: Annotated[
         str | None,
         typer.Option(
@@ -80,73 +48,109 @@ def train(
             help="The model to draft for: a name, a directory, a .gguf file or a hub id. "
             f"[default: {o.DEFAULT_MODEL}]",
         ),
-    ] = None,
-    prompts: Prompts = None,
-    minutes: Minutes = None,
+    ] = None
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON lines or CSV with `turns` (chat template on the first) or `prompt` (raw), "
+            "or a .txt file with a question in every line, also as .gz or .xz, or in parquet; "
+            "default: questions that come with hunch. Your own kind of prompts makes a better "
+            "drafter."
+        ),
+    ] = None
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="How long it may take in all [default: 10]; with a method named, its training "
+            "alone.",
+            min=0.01,
+        ),
+    ] = None
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where the drafter goes; required.")
-    ] = None,
-    resume: Resume = None,
+    ] = None
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Go on with a method's job; with --prompts, fine-tune its drafter on new ones.",
+        ),
+    ] = None
     max_model_len: Annotated[
         int | None, typer.Option(help="Longest prompt and answer together.")
-    ] = None,
-    force: Force = False,
-    register: Register = True,
-    device: o.Device = "auto",
-    as_json: o.Json = False,
-) -> None:
+    ] = None
+    force: Annotated[
+        bool, typer.Option("--force", help="Train even where no drafter is expected to pay.")
+    ] = False
+    register: Annotated[
+        bool, typer.Option(help="Let auto use the drafter for this target from now on, if it pays.")
+    ] = True
+    device: o.Device = "auto"
+    as_json: o.Json = False
+
+    @property
+    def engine(self) -> dict[str, object]:
+        length = {} if self.max_model_len is None else {"max_model_len": self.max_model_len}
+        return {"device": self.device, **length}
+
+    @property
+    def prompt_words(self) -> str:
+        from hunch.train.prompts import BUILTIN
+
+        return BUILTIN if self.prompts is None else str(self.prompts)
+
+
+@o.takes(Options)
+def train(ctx: typer.Context, given: Options) -> None:
     """Train a drafter for a model, from the model's own answers.
 
     Without a METHOD it measures, chooses one, trains, and says whether the drafter pays: exit code
     0 if it does, 3 if not. After a stop the same command goes on.
     """
+    method, options = given.method, given.options or []
     if method is not None and "=" in method:  # KEY=VALUE without a method
-        options, method = [method, *(options or [])], None
+        options, method = [method, *options], None
     if method is not None and any(sign in method for sign in "/.:"):
         raise ConfigError(f"train takes the model by an option: hunch train --target {method}")
-    if out is not None:
-        _check_out(out, target)
-    given = _read(options or [])
-    engine: dict[str, object] = {"device": device}
-    if max_model_len is not None:
-        engine["max_model_len"] = max_model_len
+    if given.out is not None:
+        _check_out(given.out, given.target)
+    read = _read(options)
     if method is not None:
         o.refuse(ctx, ("force", "register"), "goes without a method, where hunch chooses one")
-        if minutes is not None:
-            given["minutes"] = str(minutes)
-        job, before = _job(method, target, prompts, out, resume, given, engine)
-        _train_method(job, before, device, as_json)
+        if given.minutes is not None:
+            read["minutes"] = str(given.minutes)
+        _train_method(*_job(method, given, read), given)
         return
-    if resume is not None:
+    if given.resume is not None:
         raise ConfigError("--resume DIR needs its method: hunch train METHOD --resume DIR")
-    if out is None:
+    if given.out is None:
         raise ConfigError(_NEEDS_OUT)
     from hunch.train.plan import Asked
 
     asked = Asked(
-        target=target or o.DEFAULT_MODEL,
-        out=out,
-        prompts=_prompts_of(prompts),
-        minutes=10.0 if minutes is None else minutes,
-        engine=engine,
-        options=given,
-        is_forced=force,
-        is_listed=register,
+        target=given.target or o.DEFAULT_MODEL,
+        out=given.out,
+        prompts=given.prompt_words,
+        minutes=10.0 if given.minutes is None else given.minutes,
+        engine=given.engine,
+        options=read,
+        is_forced=given.force,
+        is_listed=given.register,
     )
-    _train_best(asked, as_json)
+    _train_best(asked, given.as_json)
 
 
-def _train_method(job: Job, before: Path | None, device: str, as_json: bool) -> None:
+def _train_method(job: Job, before: Path | None, given: Options) -> None:
     """The method that was named, and how to use what it made."""
     from hunch.train.job import drafts_as, run_job
     from hunch.train.progress import Progress
 
     try:
-        measured = run_job(job, Progress(as_json, _peak(device)), before)
+        measured = run_job(job, Progress(given.as_json, _peak(given.device)), before)
     except KeyboardInterrupt:
         typer.echo(f"\nstopped; go on with: hunch train {job.method} --resume {job.out}", err=True)
         raise typer.Exit(130) from None
-    if as_json:
+    if given.as_json:
         print(json.dumps({"out": str(job.out), **measured.to_json()}))
         return
     use = f"{drafts_as(job.method)}:{job.out}"
@@ -195,49 +199,36 @@ def _peak(device: str) -> float | None:
     return None if found is None else 1e12 * found.bf16_tflops
 
 
-def _prompts_of(given: Path | None) -> str:
-    from hunch.train.prompts import BUILTIN
-
-    return BUILTIN if given is None else str(given)
-
-
-def _job(
-    method: str,
-    target: str | None,
-    prompts: Path | None,
-    out: Path | None,
-    resume: Path | None,
-    given: dict[str, str],
-    engine: dict[str, object],
-) -> tuple[Job, Path | None]:
+def _job(method: str, given: Options, read: dict[str, str]) -> tuple[Job, Path | None]:
     """The job asked for, and the drafter it starts from where it goes on with a finished one."""
     from hunch.train.files import read_json
     from hunch.train.job import JOB, Job, job_of, read_settings
 
+    target, prompts, engine = given.target or o.DEFAULT_MODEL, given.prompt_words, given.engine
+    out, resume = given.out, given.resume
     read_settings(method, {})  # a method that is none is said first
     if resume is None:
         if out is None:
             raise ConfigError(_NEEDS_OUT)
-        words = _prompts_of(prompts)
-        return Job(method, target or o.DEFAULT_MODEL, words, out, given, engine), None
+        return Job(method, target, prompts, out, read, engine), None
     there = read_json(resume / "work" / JOB)
-    if there is None and prompts is not None:
-        there = job_of(resume, target)
+    if there is None and given.prompts is not None:
+        there = job_of(resume, given.target)
     if there is None:
         raise ConfigError(f"--resume {resume}: no training job there (no work/{JOB})")
     if there["method"] != method:
         raise ConfigError(f"--resume {resume}: its method is {there['method']}, not {method}")
-    if target is not None and target != there["target"]:
+    if given.target is not None and target != there["target"]:
         raise ConfigError(f"--resume {resume}: its target is {there['target']}, not {target}")
-    options = {**there["options"], **given}
-    if prompts is None or str(prompts) == there["prompts"]:
+    options = {**there["options"], **read}
+    if given.prompts is None or prompts == there["prompts"]:
         if out is not None and out != resume:
             raise ConfigError(f"--out {out}: a job goes on in its own folder, {resume}")
         return Job(method, there["target"], there["prompts"], resume, options, engine), None
     if out is None and not (resume / "work" / JOB).is_file():
         raise ConfigError(f"--resume {resume}: give --out DIR, its own folder stays as it is")
     place = out or resume.with_name(f"{resume.name}-adapted")
-    return Job(method, there["target"], str(prompts), place, options, engine), resume
+    return Job(method, there["target"], prompts, place, options, engine), resume
 
 
 def _check_out(out: Path, target: str | None) -> None:

@@ -44,42 +44,36 @@ class Run:
         return found
 
 
-def verify(
-    ctx: typer.Context,
-    model: o.Model = o.DEFAULT_MODEL,
-    speculate: Annotated[
-        str, typer.Option(help="Methods to check, commas between.")
-    ] = "ngram,suffix",
-    prompts: o.Prompts = None,
-    limit: Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)] = None,
-    max_tokens: o.MaxTokens = 64,
+@dataclass(kw_only=True)
+class Options(o.FilterOptions, o.EngineOptions):
+    model: o.Model = o.DEFAULT_MODEL
+    speculate: Annotated[str, typer.Option(help="Methods to check, commas between.")] = (
+        "ngram,suffix"
+    )
+    prompts: o.Prompts = None
+    limit: Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)] = None
     temperature: Annotated[
         str, typer.Option("--temperature", "--temperatures", help="0 is greedy; several: 0,0.7,1")
-    ] = "0",
-    top_p: o.TopP = 1.0,
-    top_k: o.TopK = 0,
-    min_p: o.MinP = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: less repetition.")] = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = 0.0,
-    logit_bias: Annotated[list[str] | None, typer.Option(help="TOKEN_ID=BIAS, repeatable.")] = None,
-    stop: o.Stop = None,
-    seed: o.Seed = 0,
-    n: Annotated[int, typer.Option(help="Samples per prompt.", min=1)] = 1,
+    ] = "0"
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: less repetition.")] = 1.0
+    presence_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = 0.0
+    frequency_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = 0.0
+    logit_bias: Annotated[list[str] | None, typer.Option(help="TOKEN_ID=BIAS, repeatable.")] = None
+    n: Annotated[int, typer.Option(help="Samples per prompt.", min=1)] = 1
     batch: Annotated[
         str, typer.Option("--batch", "--batch-sizes", help="Requests at once; several: 1,8,32")
-    ] = "8",
-    verifier: o.Verifier = "exact",
+    ] = "8"
+    verifier: o.Verifier = "exact"
     samples: Annotated[
         int, typer.Option(help="Samples per prompt where chances are compared.", min=50)
-    ] = 1000,
-    threads: o.Threads = None,
-    dtype: o.Dtype = "auto",
-    kv_cache_dtype: o.KvDtype = "auto",
-    device: o.Device = "auto",
-    activation_bits: o.ActivationBits = "auto",
-    as_json: o.Json = False,
-) -> None:
+    ] = 1000
+    as_json: o.Json = False
+    max_tokens: o.MaxTokens = 64
+    seed: o.Seed = 0
+
+
+@o.takes(Options)
+def verify(ctx: typer.Context, given: Options) -> None:
     """Check that speculation changes no token.
 
     Exit code 1 if it does.
@@ -90,41 +84,35 @@ def verify(
     """
     from hunch.bench.workloads import PROMPTS
 
-    if verifier == "exact" and o.given_options(ctx, ["samples"]):
+    if given.verifier == "exact" and o.given_options(ctx, ["samples"]):
         raise ConfigError("--samples is for verifiers whose chances are compared; exact is not one")
-    records = o.read_prompts(prompts, limit) if prompts else PROMPTS[:limit]
-    params = o.sampling(
-        max_tokens=max_tokens, top_p=top_p, top_k=top_k, min_p=min_p, stop=stop, seed=seed, n=n,
-        repetition_penalty=repetition_penalty, presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty, logit_bias=_read_bias(logit_bias),
-    )  # fmt: skip
-    arguments = {"threads": threads, "dtype": dtype, "device": device, "quiet": as_json}
-    arguments |= {"activation_bits": activation_bits, "kv_cache_dtype": kv_cache_dtype}
-    check = _Check(model, records, params, arguments, verifier, samples)
-    temperatures = o.numbers("temperature", temperature, float, with_zero=True)
-    methods, batches = o.words(speculate), o.numbers("batch", batch, int)
+    records = PROMPTS[: given.limit]
+    if given.prompts is not None:
+        records = o.read_prompts(given.prompts, given.limit)
+    temperatures = o.numbers("temperature", given.temperature, float, with_zero=True)
+    params = o.sampling(given, temperature=None, logit_bias=_read_bias(given.logit_bias))
+    check = _Check(given, records, params)
+    methods, batches = o.words(given.speculate), o.numbers("batch", given.batch, int)
     if not methods:
         raise ConfigError("--speculate names no method")
     for method in methods:
         SpecConfig.parse(method)  # a name that is not known is an error before anything is loaded
     runs = check.all(methods, temperatures, batches)
-    _report(runs, verifier, as_json=as_json)
+    if given.as_json:
+        print(json.dumps(_as_json(runs, given.verifier)))
+    else:
+        _show(runs, given.verifier)
+    if not all(run.is_good for run in runs):
+        raise typer.Exit(1)
 
 
 class _Check:
     """The runs of one command; plain answers are made once per temperature."""
 
     def __init__(
-        self,
-        model: str,
-        records: list[dict[str, Any]],
-        params: SamplingParams,
-        arguments: dict[str, Any],
-        verifier: str,
-        samples: int,
+        self, asked: Options, records: list[dict[str, Any]], params: SamplingParams
     ) -> None:
-        self.model, self.records, self.params = model, records, params
-        self.arguments, self.verifier, self.samples = arguments, verifier, samples
+        self.asked, self.records, self.params = asked, records, params
         self.ids = [str(record["id"]) for record in records]
 
     def all(
@@ -144,7 +132,7 @@ class _Check:
         runs = []
         for method in methods:
             for batch in batches:
-                with self._open(method, batch, self.verifier, always_draft=True) as llm:
+                with self._open(method, batch, self.asked.verifier, always_draft=True) as llm:
                     for t in temperatures:
                         run = Run(method, t, batch)
                         self._one(run, llm, plain, expected.get(t), scorer)
@@ -158,7 +146,7 @@ class _Check:
         params = replace(self.params, temperature=run.temperature)
         if expected is None:
             assert scorer is not None
-            run.agreement = fit(llm, scorer, self.prompts, params, self.samples)
+            run.agreement = fit(llm, scorer, self.prompts, params, self.asked.samples)
             return
         found = llm.generate(self.prompts, params)
         run.equality = compare(self.ids, self.prompts, expected, found, plain)
@@ -178,11 +166,11 @@ class _Check:
         self.ids = [self.ids[place] for place in kept]
 
     def _is_weighed(self, temperature: float) -> bool:
-        return self.verifier != "exact" and temperature > 0
+        return self.asked.verifier != "exact" and temperature > 0
 
     def _open(self, method: str, batch: int, verifier: str, **more: Any) -> LLM:
-        given = {**self.arguments, "max_num_seqs": batch, "verifier": verifier, **more}
-        return o.open_llm(self.model, method, **given)
+        given = {"quiet": self.asked.as_json, "max_num_seqs": batch, "verifier": verifier, **more}
+        return o.open_llm(self.asked.model, method, **self.asked.engine(), **given)
 
 
 def _read_bias(pairs: list[str] | None) -> dict[int, float] | None:
@@ -196,15 +184,6 @@ def _read_bias(pairs: list[str] | None) -> dict[int, float] | None:
         except ValueError:
             raise RequestError(f"--logit-bias {pair!r} must be TOKEN_ID=BIAS") from None
     return bias
-
-
-def _report(runs: list[Run], verifier: str, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(_as_json(runs, verifier)))
-    else:
-        _show(runs, verifier)
-    if not all(run.is_good for run in runs):
-        raise typer.Exit(1)
 
 
 def _as_json(runs: list[Run], verifier: str) -> dict[str, Any]:
@@ -235,11 +214,12 @@ def _as_json(runs: list[Run], verifier: str) -> dict[str, Any]:
 
 def _show(runs: list[Run], verifier: str) -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     console = Console()
-    names = ("method", "T", "batch", "passes", "drafted", "accepted", "verdict")
-    table = Table(*names, title=f"verifier {verifier}" if verifier != "exact" else None)
+    names = ("T", "batch", "passes", "drafted", "accepted", "verdict")
+    method = Column("method", overflow="fold")
+    table = Table(method, *names, title=f"verifier {verifier}" if verifier != "exact" else None)
     for run in runs:
         verdict = "identical" if run.is_good else "NO"
         if run.agreement is not None:

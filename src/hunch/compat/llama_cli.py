@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from hunch.compat.llamacpp import LAYERS, device_of
 from hunch.compat.server_words import by_flag
 from hunch.config import say_once
 
@@ -25,7 +26,6 @@ _NOTHING_VALUED = by_flag(
         "prompts go in chunks by themselves": "-b --batch-size -ub --ubatch-size",
     }
 )
-_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 _NOTHING = by_flag(
     {
         "hunch chat converses, hunch generate does not": """-cnv --conversation -no-cnv
@@ -34,7 +34,7 @@ _NOTHING = by_flag(
         "files are mapped, and read as they are needed": "--mlock --no-mmap",
     }
 )
-_VALUED = {*_RENAMED, *_NOTHING_VALUED, *_LAYERS, *_PROMPT}
+_VALUED = {*_RENAMED, *_NOTHING_VALUED, *LAYERS, *_PROMPT}
 
 
 def from_llama_cli(words: Sequence[str]) -> list[str]:
@@ -56,10 +56,8 @@ def from_llama_cli(words: Sequence[str]) -> list[str]:
 def _meant(flag: str, value: str) -> list[str]:
     if flag in _PROMPT:
         return [value]
-    if flag in _LAYERS:
-        if value != "0":
-            say_once(f"{flag} {value} has no effect: all layers are on one device")
-        return ["--device", "cpu"] if value == "0" else []
+    if flag in LAYERS:
+        return device_of(flag, value)
     if flag in _NOTHING_VALUED:
         say_once(f"{flag} {value} has no effect: {_NOTHING_VALUED[flag]}")
         return []

@@ -154,13 +154,17 @@ _REFUSED = by_flag(
         "the page is hunch's own; --no-page serves none": "--path",
     }
 )
-_SWITCHES = {"-v": ["--log-level", "debug"], "--verbose": ["--log-level", "debug"]}
-_SWITCHES |= {"--no-webui": ["--no-page"], "--spec-default": ["--speculate", "suffix"]}
-_SWITCHES |= {"--no-ui": ["--no-page"], "--log-verbose": ["--log-level", "debug"]}
-_SWITCHES |= {"--no-cache-prompt": ["--no-enable-prefix-caching"]}
-_SWITCHES |= {"--log-jsonl": ["--log-format", "json"], "--no-log-jsonl": []}
-_SWITCHES |= {"--no-skip-chat-parsing": [], "-no-ag": [], "--no-agent": []}  # ask for nothing
-_SWITCHES |= {"--no-ui-mcp-proxy": [], "--no-webui-mcp-proxy": []}
+_SWITCHES = by_flag(  # -> our words
+    {
+        "--log-level debug": "-v --verbose --log-verbose",
+        "--log-format json": "--log-jsonl",
+        "--no-page": "--no-ui --no-webui",
+        "--speculate suffix": "--spec-default",
+        "--no-enable-prefix-caching": "--no-cache-prompt",
+        "": """--no-log-jsonl --no-skip-chat-parsing -no-ag --no-agent --no-ui-mcp-proxy
+            --no-webui-mcp-proxy""",
+    }
+)
 _SPEC_TYPES = {  # of --spec-type -> our methods
     **dict.fromkeys(("ngram-simple", "ngram-map-k", "ngram-map-k4v"), "ngram"),
     **dict.fromkeys(("ngram-cache", "ngram-mod"), "suffix"),
@@ -169,9 +173,8 @@ _SPEC_TYPES = {  # of --spec-type -> our methods
     "draft-eagle3": "eagle3",
     "draft-dflash": "dflash",
 }
-_NEUTRAL: dict[
-    str, tuple[tuple[object, ...], str]
-] = {  # flag -> values that ask for nothing, and what to do for others
+# flag -> values that ask for nothing, and what to do for others
+_NEUTRAL: dict[str, tuple[tuple[object, ...], str]] = {
     **dict.fromkeys(("--presence-penalty", "--frequency-penalty"), ((0,), _REQUEST)),
     **dict.fromkeys(("--dry-multiplier", "--xtc-probability"), ((0,), _SAMPLER)),
     **dict.fromkeys(("--mirostat", "--dynatemp-range"), ((0,), _SAMPLER)),
@@ -204,7 +207,7 @@ def from_llamacpp(words: Sequence[str]) -> list[str]:
         if flag in _NOTHING:
             say_once(f"{flag} has no effect: {_NOTHING[flag]}")
         elif flag in _SWITCHES:
-            found += _SWITCHES[flag]
+            found += _SWITCHES[flag].split()
         elif flag == "--offline":
             os.environ["HF_HUB_OFFLINE"] = "1"
         elif flag.endswith(("-default", "-spec")) and flag.startswith(_PRESETS):
@@ -268,10 +271,8 @@ def _meant(flag: str, value: str, sampling: dict[str, float]) -> list[str]:
         if value not in values and (flag in _SPLIT or _number(flag, value) not in values):
             raise ConfigError(f"{flag} {value}: {instead}")
         return []
-    if flag in _LAYERS:
-        if value != "0":
-            say_once(f"{flag} {value} has no effect: all layers are on one device")
-        return ["--device", "cpu"] if value == "0" else []
+    if flag in LAYERS:
+        return device_of(flag, value)
     if flag in _CACHE_TYPES:
         if value not in _KV_TYPES:
             raise ConfigError(f"{flag} {value} is not supported; only {', '.join(_KV_TYPES)}")
@@ -281,6 +282,13 @@ def _meant(flag: str, value: str, sampling: dict[str, float]) -> list[str]:
     if flag in ("-c", "--ctx-size") and value == "0":
         return []  # the model's own
     return [_RENAMED[flag], value]
+
+
+def device_of(flag: str, layers: str) -> list[str]:
+    """What a number of layers on the GPU means."""
+    if layers != "0":
+        say_once(f"{flag} {layers} has no effect: all layers are on one device")
+    return ["--device", "cpu"] if layers == "0" else []
 
 
 def _template(**values: object) -> list[str]:
@@ -305,9 +313,9 @@ def _spec_type(value: str) -> list[str]:
 
 _FURTHER = ("--spec-ngram-", "--spec-draft-")  # settings of llama.cpp's drafters, with a value
 _THINKING = ("-rea", "--reasoning")
-_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
+LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 _CACHE_TYPES = ("-ctk", "-ctv", "--cache-type-k", "--cache-type-v")
-_VALUED = {*_RENAMED, *_SAMPLING, *_NOTHING_VALUED, *_LAYERS, *_CACHE_TYPES, *_NEUTRAL}
+_VALUED = {*_RENAMED, *_SAMPLING, *_NOTHING_VALUED, *LAYERS, *_CACHE_TYPES, *_NEUTRAL}
 _VALUED |= {"--reasoning-format", "--spec-type", "--reasoning-effort", "--api-key-file", "-dev"}
 _VALUED |= {*_THINKING}
 

@@ -22,17 +22,14 @@ from hunch.errors import ConfigError
 from hunch.registry import DRAFTERS, unknown
 from hunch.types import SamplingParams
 
-_SECTIONS = {
+_SECTIONS: dict[str, Any] = {
     "model": ModelConfig,
     "cache": CacheConfig,
     "schedule": ScheduleConfig,
     "parallel": ParallelConfig,
 }
 _PLAIN = {  # argument -> section it is a field of, under the same name
-    **dict.fromkeys(ModelConfig.__dataclass_fields__, "model"),
-    **dict.fromkeys(CacheConfig.__dataclass_fields__, "cache"),
-    **dict.fromkeys(ScheduleConfig.__dataclass_fields__, "schedule"),
-    **dict.fromkeys(ParallelConfig.__dataclass_fields__, "parallel"),
+    field: name for name, section in _SECTIONS.items() for field in section.__dataclass_fields__
 }
 _SPEC = {
     "speculate",

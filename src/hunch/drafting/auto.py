@@ -28,10 +28,10 @@ from hunch.drafting.base import (
     DrafterContext,
     GrowsLevels,
     Options,
-    RowSource,
+    RowMethod,
     TakesPhrases,
-    WorksOnDevice,
     comes_with_hunch,
+    form_on_device,
 )
 from hunch.drafting.following import DeviceFollower
 from hunch.drafting.host_network import NetworkDrafts
@@ -161,8 +161,7 @@ class RoutedDrafter:
     ) -> list[int]:
         """How many nodes of each row's lookup to check."""
         chances = [[node.chance for node in tree] for tree in trees]
-        cost, is_flowing = self.context.cost, self.context.flow.is_on
-        counts = share_nodes(chances, limits, cost, self.margin, is_flowing=is_flowing)
+        counts = share_nodes(chances, limits, self.context.cost, self.margin)
         for place, name in enumerate(names):
             lookup = self.lookups.get(name, self.lookup)
             if lookup is not None and not lookup.is_adaptive:
@@ -202,11 +201,11 @@ class RoutedDrafter:
 
     def on_device(self) -> DeviceDrafter | None:
         """The default method on the device; with a lookup and a network, both together."""
-        network = None if self.network is None else _on_device(self.network.method)
+        network = None if self.network is None else form_on_device(self.network.method)
         lookup = self.lookup
         if lookup is not None and lookup.is_alone_on_device and self.network is not None:
             lookup = None  # both draft on the host
-        matches = _on_device(lookup)
+        matches = form_on_device(lookup)
         found: DeviceDrafter | None = network if self.lookup is None else matches
         if matches is not None and network is not None:
             assert isinstance(matches, DeviceLookup)
@@ -216,23 +215,23 @@ class RoutedDrafter:
             else:
                 found = DeviceAuto(matches, network, room, only_chains=only_chains)
         if found is not None:
-            found.sources = self._row_sources(matches, network)
+            found.methods = self._row_methods(matches, network)
         return found
 
-    def _row_sources(
+    def _row_methods(
         self, matches: DeviceDrafter | None, network: DeviceDrafter | None
-    ) -> dict[str, RowSource]:
+    ) -> dict[str, RowMethod]:
         """How a device drafts for rows whose requests name one of the methods."""
-        found: dict[str, RowSource] = {}
+        found: dict[str, RowMethod] = {}
         if PREDICTION in self.lookups:
-            found[PREDICTION] = RowSource(name=PREDICTION, sure=NEVER, is_alone=True)
+            found[PREDICTION] = RowMethod(name=PREDICTION, sure_match=NEVER, is_alone=True)
         if not isinstance(matches, DeviceLookup):
             return found
-        for one in (matches, *map(_on_device, self.lookups.values())):
+        for one in (matches, *map(form_on_device, self.lookups.values())):
             if isinstance(one, DeviceLookup) and one.max_match <= matches.max_match:
-                found[one.name] = RowSource(
+                found[one.name] = RowMethod(
                     name=one.name,
-                    sure=0,
+                    sure_match=0,
                     min_match=one.min_match,
                     max_match=one.max_match,
                     has_table=one.is_guided,
@@ -243,7 +242,7 @@ class RoutedDrafter:
             del found[matches.name]  # it drafts for all rows
         else:
             name = self.network_name
-            found[name] = RowSource(name=name, sure=NEVER, by_network=True)
+            found[name] = RowMethod(name=name, sure_match=NEVER, by_network=True)
         return found
 
     def take_phrases(self, table: PhraseTable) -> None:
@@ -272,7 +271,7 @@ class AutoDrafter(RoutedDrafter):
         model = None
         if draft != "off":
             max_share = inf if is_any_size else MAX_SHARE
-            context.is_followed &= suffix.is_adaptive
+            context.has_policy &= suffix.is_adaptive
             model = _load_network(draft, suffix.is_adaptive, context, max_share)
         super().__init__("suffix", suffix, model, lookups, context)
         sizes = {"auto": suffix.needs.max_nodes, **self.needs.methods}
@@ -290,7 +289,7 @@ def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:
     """The method that a config names, with predictions beside it where the host drafts."""
     # With a verifier that uses q, text depends on how much is drafted, so that must not depend on
     # measured times, which differ from run to run.
-    context.is_followed = context.cost.is_measured and spec.method != MERGE and not context.wants_q
+    context.has_policy = context.cost.is_measured and spec.method != MERGE and not context.wants_q
     method = _build(spec.method, spec.options, spec.path, context)
     if not method.needs.max_nodes or method.needs.methods or spec.method == PREDICTION:
         return method
@@ -346,10 +345,6 @@ def _load_network(
 def _load(name: str, options: Options, context: DrafterContext) -> LookupDrafter:
     lookup: LookupDrafter = resolve(DRAFTERS, name)(options, None, context)
     return lookup
-
-
-def _on_device(method: Drafter | None) -> DeviceDrafter | None:
-    return method.on_device() if isinstance(method, WorksOnDevice) else None
 
 
 def _expected(tree: Sequence[Node]) -> float:

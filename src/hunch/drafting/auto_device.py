@@ -11,10 +11,10 @@ from hunch.drafting.draft_model import DeviceDraftModel
 from hunch.drafting.following import DeviceFollower
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.options import BRANCH
-from hunch.drafting.step_shapes import SURE, DraftSource, StepShape, levels_after
+from hunch.drafting.step_shapes import SURE_MATCH, DraftSource, StepShape, levels_after
 from hunch.drafting.with_lookups import DeviceWithLookups, TreeSize
 from hunch.kernels.step import RowState, StepRows
-from hunch.models.decoder import Hidden
+from hunch.models.target import Hidden
 
 CHAIN_NODES = (1, 3, 7, 11)  # nodes checked of a network's chains, as far as it drafts so many
 SHORT_CHAIN = 3  # nodes that a model drafts at least before a phrase table continues its chain
@@ -64,7 +64,7 @@ class DeviceEither(DeviceWithLookups):
         return (*self.matches.shapes, *chains, *trees)
 
     def drafted_by(self, source: int, matched: int) -> str:
-        return self.matches.name if source <= 0 or matched >= SURE else self.model.name
+        return self.matches.name if source <= 0 or matched >= SURE_MATCH else self.model.name
 
 
 class DeviceAuto(DeviceEither):

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
-from hunch.drafting.costs import CostCurve, Flow
+from hunch.drafting.costs import CostCurve
 from hunch.drafting.step_shapes import (
     DraftSource,
     StepShape,
@@ -20,18 +19,17 @@ from hunch.drafting.step_shapes import (
     shapes_of,
     tree_levels,
 )
+from hunch.drafting.tree_shape import TreeShape
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.lookup import MAX_MATCH
 from hunch.kernels.phrases import PhraseTable
 from hunch.kernels.step import AS_OTHERS, RowState, StepRows
-from hunch.models.decoder import Hidden
-from hunch.models.target import Target
+from hunch.models.target import Hidden, Target
 from hunch.sampling.state import SamplingState
 from hunch.types import TextCodec
 
 if TYPE_CHECKING:
-    from hunch.drafting.token_chooser import TreeShape
     from hunch.kernels.gpu_grow import Asked  # these need Triton, which a CPU may not have
     from hunch.kernels.gpu_tiling import Tiling
 
@@ -93,8 +91,8 @@ class Prepares(Protocol):
         """The rows are about to change."""
 
 
-class Network(Protocol):
-    """A drafter's model on a device, and its KV."""
+class DraftModel(Protocol):
+    """A draft model on a device, and its KV."""
 
     @property
     def model(self) -> Target: ...
@@ -104,17 +102,17 @@ class Network(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RowSource:
+class RowMethod:
     """How a device drafts for a row whose request names one of the drafter's methods."""
 
     name: str
-    sure: int = AS_OTHERS  # shortest match with which a lookup goes before the network
+    sure_match: int = AS_OTHERS  # shortest match with which a lookup goes before the network
     min_match: int = 1
     max_match: int = MAX_MATCH
     has_table: bool = False  # its lookup uses the phrase table too
     is_alone: bool = False  # only the request's prediction drafts
     with_prediction: bool = True  # the request's prediction, if it has one, goes first
-    by_network: bool | None = None  # always, never, or as for the other rows
+    by_network: bool | None = None  # the network drafts always, never, or (None) as for others
 
 
 @dataclass(kw_only=True)
@@ -126,18 +124,18 @@ class DeviceDrafter:
     """
 
     name: str
-    num_levels: int = 0  # longest path of its network's drafts; 0: it has no network
-    level_size: int = 1  # nodes of a level; of best-first trees on average; 1: chains
+    num_levels: int = 0  # most levels of its network's drafts; 0: it has no network
+    level_size: int = 1  # nodes of a level (in best-first trees on average); 1: drafts are chains
     tree_nodes: int = 0  # most nodes of its best-first trees; 0: it has none
-    width: int = 1  # nodes of a level that get children; in best-first trees at most
-    branch: int = 1  # children looked at per node
-    least: float | None = None  # log of the least chance of a path
-    num_nodes: int = 0  # most nodes of a draft; 0: those of its levels
-    is_adaptive: bool = True  # fewer nodes, or none, if they do not pay
+    width: int = 1  # nodes of a level that get children (in best-first trees at most)
+    branch: int = 1  # children considered per node
+    least: float | None = None  # log of the least chance of a path that is drafted; None: any
+    num_nodes: int = 0  # most nodes of a draft; 0: tree_nodes, or num_levels times level_size
+    is_adaptive: bool = True  # steps check fewer nodes, or none, if these do not pay
     margin: float = 0.0  # share by which checking nodes must beat plain decoding
-    trained_len: int | None = None  # its network's context, if rows may get longer
-    max_len: int | None = None  # its network drafts for no row that may get longer; None: for all
-    sources: dict[str, RowSource] = field(default_factory=dict)  # methods that a request may name
+    trained_len: int | None = None  # its network's context; None: no row gets longer
+    max_len: int | None = None  # its network drafts for no row that may get longer; None: no limit
+    methods: dict[str, RowMethod] = field(default_factory=dict)  # those that a request may name
     # How the tokens of its passes are divided, by rows and tokens of a row. Made before a capture,
     # as it is copied from the host.
     tilings: dict[tuple[int, int], Tiling] = field(default_factory=dict)
@@ -159,8 +157,11 @@ class DeviceDrafter:
         return (StepShape(0), whole) if self.is_adaptive else (whole,)
 
     @property
-    def network(self) -> Network | None:
-        """A model that must have seen all of a row's tokens before it drafts for the row."""
+    def draft_model(self) -> DraftModel | None:
+        """Its network, if that is a draft model: it reads tokens, so it can catch up on them.
+
+        None: the network is a head, or there is none.
+        """
         return None
 
     @property
@@ -174,7 +175,7 @@ class DeviceDrafter:
         return ()
 
     def see(self, ids_T: Tensor, slot_T: Tensor, logits_TV: Tensor) -> None:
-        """See the target's logits after every packed token of a step, before it drafts.
+        """Learn from the target's logits after every packed token of a step, before `draft`.
 
         slot_T: KV slots of the tokens; -1: padding.
         """
@@ -224,7 +225,7 @@ class DeviceDrafter:
         return levels_after(num_nodes + 1, self.num_levels)
 
     def num_beside(self, source: int, num_nodes: int) -> int:
-        """Guesses of a lookup beside its network's draft in a step that checks `num_nodes`."""
+        """How many of a step's `num_nodes` are a lookup's guesses beside its network's draft."""
         return 0
 
     def depth(self, source: int) -> int:
@@ -238,28 +239,33 @@ class DeviceDrafter:
         has_trees = any(self.depth(shape.source) for shape in self.shapes if shape.source > 0)
         return self.num_nodes if has_trees else 0
 
-    def works(self, source: int) -> bool:
-        """Whether it does anything in a step of this source."""
+    def runs_in(self, source: int) -> bool:
+        """Whether its `draft` or its `see` does anything in a step of this source."""
         return source > 0 if self.num_levels else source != DraftSource.NOBODY
 
-    def drafts(self, source: int) -> bool:
-        """Whether its `draft` does anything in such a step; it may only `see` what was checked."""
-        return self.works(source)
+    def drafts_in(self, source: int) -> bool:
+        """Whether its `draft` does anything in a step of this source."""
+        return self.runs_in(source)
 
     def writes_kv(self, source: int) -> bool:
         """Whether a step of this source also writes the drafter's KV of all known tokens."""
         return False
 
-    def needs_host(self, rows: Rows) -> bool:
-        """Whether only the host's drafter can draft for these rows."""
+    @property
+    def host_observes(self) -> bool:
+        """Whether the host's drafter must observe prompts, and steps that the host runs."""
         return False
 
-    def is_ready(self, rows: Rows) -> np.ndarray | None:
-        """The rows for which the device has all that drafting needs; None: all rows, always."""
+    @property
+    def needed_group(self) -> int | None:
+        """The KV group that must have all of a row but its last token; else it cannot draft.
+
+        None: it needs none.
+        """
         return None
 
     def drafted_by(self, source: int, matched: int) -> str:
-        """The method that made a row's draft, by source and length of the lookup's match."""
+        """The method that made a draft of this source, after a lookup's match of this length."""
         return self.name
 
 
@@ -269,6 +275,11 @@ class WorksOnDevice(Protocol):
 
     def on_device(self) -> DeviceDrafter | None:
         """The device form; None: there is none with these options."""
+
+
+def form_on_device(drafter: Drafter | None) -> DeviceDrafter | None:
+    """The drafter's device form, if it has one."""
+    return drafter.on_device() if isinstance(drafter, WorksOnDevice) else None
 
 
 @dataclass(slots=True)
@@ -287,19 +298,15 @@ class DrafterContext:
     vocab_size: int
     # The verifier uses q: draw with noise of your own, and say what you drew from.
     wants_q: bool = False
-    is_followed: bool = False  # a policy chooses how many levels it drafts in each step
+    has_policy: bool = False  # a policy chooses how many levels it drafts in each step
     vocab: Callable[[], dict[str, int]] | None = None  # the target's tokens; it takes a moment
     codec: TextCodec | None = None  # the target's tokenizer
     load_codec: Callable[[str], TextCodec] | None = None  # the tokenizer beside a drafter's files
     kv: KVCache | None = None
     group: int = 0  # index of its KV group in computed_GX
     draft_device: torch.device | None = None  # of draft models, where it is not the target's
-    beside: DrafterContext | None = None  # the context of a draft model on that device,
-    prepares: Prepares | None = None  # and the drafter that uses it while the target is busy
-    flow: Flow = field(init=False)  # whether requests keep coming
-
-    def __post_init__(self) -> None:
-        self.flow = Flow(self.max_rows)
+    beside: DrafterContext | None = None  # the context of a draft model on `draft_device`
+    prepares: Prepares | None = None  # the drafter that guesses on while the target is busy
 
     @property
     def is_fused(self) -> bool:

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from hunch.draft import Draft
 from hunch.drafting.base import DeviceDrafter, DrafterContext
-from hunch.drafting.token_chooser import Array, Feed, Level, TokenChooser, TreeShape
+from hunch.drafting.token_chooser import Array, Feed, TokenChooser
+from hunch.drafting.tree_shape import Level, TreeShape
 from hunch.drafting.trees import Node, draft_of, likeliest
 from hunch.kernels.best_first import Growth, nodes_grown, trusted
 from hunch.kernels.step import RowState, StepRows

@@ -28,17 +28,18 @@ from hunch.drafting.following import DeviceFollower, StateFollower, on_path
 from hunch.drafting.grow import grow
 from hunch.drafting.options import GrowOptions, need_path
 from hunch.drafting.step_shapes import DraftSource, levels_after
-from hunch.drafting.token_chooser import Array, Level, TokenChooser
+from hunch.drafting.token_chooser import Array, TokenChooser
+from hunch.drafting.tree_shape import Level
 from hunch.drafting.trees import side_by_side
 from hunch.drafting.window import Parts
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, row_spans
 from hunch.kernels.kv_store import slots_at
 from hunch.kernels.step import RowState, StepRows
-from hunch.models.decoder import Hidden
 from hunch.models.heads.block_files import load_block
 from hunch.models.heads.block_net import BlockGuess, BlockNet, TiledBlocks
 from hunch.models.swap import copy_network
+from hunch.models.target import Hidden
 from hunch.types import GroupInfo
 
 if TYPE_CHECKING:

@@ -1,27 +1,24 @@
-"""The seconds that passes and captured steps take, and whether requests keep coming."""
+"""The seconds that passes and captured steps take."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Sequence
 from itertools import accumulate
 from math import exp, log
 
-import numpy as np
-
 from hunch.drafting.step_shapes import StepKey, StepShape
-from hunch.types import Request
 
 WINDOW = 15  # passes remembered per size
 MAX_SINGLE = 16  # sizes up to this are remembered one by one
-CORRECTED = 0.1  # share of an error by which all shapes are corrected, and the shape itself
+CORRECTED = 0.1  # share of an error by which all shapes, and the shape itself, are corrected
 OWN_FADE = 0.001  # share of its own correction that a shape loses with each step
-MAX_SURPRISE = 0.3  # largest error that counts, as a logarithm: a pause of the process is no cost
+LEAST_LEFT = 1e-6  # share left of faded corrections at which each is multiplied by it
+MAX_SURPRISE = 0.3  # largest error that counts, as a logarithm: pauses of the process are no cost
 # The device waited for the host if a step took LATE times as long as the device worked. A row with
 # checked nodes is assumed to take the host CHECKED_ROW times as long as a plain one, until that is
-# measured. HOST_RATE: weight of the newest step. Steps of fewer than MANY_ROWS rows teach nothing:
-# there, most of the host's time does not depend on the rows. (MANY_ROWS=1e9: 0.967)
+# measured. HOST_RATE: weight of the newest step. The host's time is measured in steps of MANY_ROWS
+# rows or more: in smaller ones most of it does not depend on the rows. (MANY_ROWS=1e9: 0.967)
 LATE, CHECKED_ROW, HOST_RATE, MANY_ROWS = 1.1, 1.4, 0.1, 16
 # Assumed costs, in passes over one token: of a further token (before anything was measured, and if
 # nothing is), and of a network's level.
@@ -50,8 +47,8 @@ class CostCurve:
         self._estimates: dict[int, float] = {}
         self._sizes: list[int] = []
         self._seconds: list[float] = []  # non-decreasing, beside _sizes
-        self._level = 1.0  # how much longer passes take now; follows the sizes in use
-        self._levels: dict[int, float] = {}  # its value at each size's last pass
+        self._slowdown = 1.0  # how much longer passes take now; follows the sizes in use
+        self._slowdowns: dict[int, float] = {}  # its value at each size's last pass
         self._known: dict[int, float] = {}  # answers given since the curve last changed
 
     def record(self, num_tokens: int, seconds: float) -> None:
@@ -60,7 +57,7 @@ class CostCurve:
             return
         size = _bucket(num_tokens)
         passes = self._passes.setdefault(size, deque(maxlen=WINDOW))
-        aged = self._level / self._levels.get(size, self._level)
+        aged = self._slowdown / self._slowdowns.get(size, self._slowdown)
         if aged != 1.0:
             passes = self._passes[size] = deque((old * aged for old in passes), maxlen=WINDOW)
             self._estimates[size] *= aged
@@ -68,15 +65,15 @@ class CostCurve:
         passes.append(seconds * size / num_tokens if num_tokens > MAX_SINGLE else seconds)
         estimate, before = sorted(passes)[(len(passes) - 1) // 4], self._estimates.get(size)
         if before is not None and is_full and size <= MAX_SINGLE:  # a step, not a prompt
-            self._level *= estimate / before
-        self._estimates[size], self._levels[size] = estimate, self._level
+            self._slowdown *= estimate / before
+        self._estimates[size], self._slowdowns[size] = estimate, self._slowdown
         if estimate != before or aged != 1.0:
             self._redraw()
 
     def _redraw(self) -> None:
         self._known.clear()
         self._sizes = sorted(self._estimates)
-        now = [self._estimates[n] * (self._level / self._levels[n]) for n in self._sizes]
+        now = [self._estimates[n] * (self._slowdown / self._slowdowns[n]) for n in self._sizes]
         # The cheapest larger pass bounds every smaller one, so the curve cannot fall.
         self._seconds = list(accumulate(reversed(now), min))[::-1]
 
@@ -121,9 +118,12 @@ class StepCosts:
         # Seconds when captured: of the target in steps without extras, and of drafting.
         self._captured: dict[tuple[int, StepShape], float] = {}
         self._drafting: dict[StepKey, float] = {}
-        # Corrections, as logarithms: of all steps with the same extras, and of single steps.
+        self._draft_known: dict[StepKey, float] = {}  # answers given since the last capture
+        # Corrections, as logarithms: of all steps with the same extras, and of single steps. Those
+        # of single steps fade together, so they are divided by what is left of them.
         self._common: dict[int, float] = {}
         self._own: dict[StepKey, float] = {}
+        self._own_left = 1.0
 
     def capture(self, key: StepKey, seconds: float, draft_seconds: float = 0.0) -> bool:
         """A step was timed when it was captured; returns whether for the first time.
@@ -133,6 +133,7 @@ class StepCosts:
         if key in self._drafting or not self.is_measured:
             return False
         self._drafting[key] = draft_seconds
+        self._draft_known.clear()
         target = target_seconds(seconds, draft_seconds)
         if seconds > 0.0 and key.extras:
             self._common.setdefault(key.extras, log(target / self.target(key)))
@@ -159,25 +160,31 @@ class StepCosts:
         elif not extras or key in self._own:  # else: the capture ran without the host's work
             surprise = CORRECTED * min(surprise, MAX_SURPRISE)
             self._common[extras] += surprise
-        for other in self._own:
-            self._own[other] *= 1.0 - OWN_FADE
-        self._own[key] = self._own.get(key, 0.0) + surprise
+        self._own_left *= 1.0 - OWN_FADE
+        self._own[key] = self._own.get(key, 0.0) + surprise / self._own_left
+        if self._own_left < LEAST_LEFT:
+            self._own = {one: own * self._own_left for one, own in self._own.items()}
+            self._own_left = 1.0
 
     def seconds(self, key: StepKey) -> float:
         """Seconds of such a step."""
-        return self.target(key) + self._draft_seconds(key)
+        drafting = self._draft_known.get(key)
+        if drafting is None:
+            drafting = self._draft_known[key] = self._draft_seconds(key)
+        return self.target(key) + drafting
 
-    def between(self, key: StepKey, num_rows: int) -> float:
+    def seconds_between(self, key: StepKey, num_rows: int) -> float:
         """Seconds from one step of `num_rows` rows to the next, with the host's work."""
         seconds = self.seconds(key)
-        if not self.host:
+        if num_rows < MANY_ROWS or not self.host:
             return seconds
         return max(seconds, self.host[key.extras].seconds(num_rows, key.shape))
 
     def target(self, key: StepKey) -> float:
         """Seconds of the target's part of a step."""
         known = self._captured.get(key[:2]) or self.curve.seconds(_num_tokens(key))
-        return known * exp(self._common.get(key.extras, 0.0) + self._own.get(key, 0.0))
+        own = self._own.get(key, 0.0) * self._own_left
+        return known * exp(self._common.get(key.extras, 0.0) + own)
 
     def _draft_seconds(self, key: StepKey) -> float:
         num_rows, shape, extras = key
@@ -252,40 +259,3 @@ class HostTime:
     def _work(self, shape: StepShape) -> float:
         """The host's time for a row of such a step, as a multiple of a plain row's."""
         return self._checked if shape.num_nodes else 1.0
-
-
-# A request that arrives beside others that have taken SETTLED steps, and after another has ended,
-# sets `Flow.level` to 1. Each step multiplies it by FLOW. Requests keep coming while it is above
-# LEAST_FLOW.
-SETTLED, FLOW, LEAST_FLOW = 8, 0.98, 0.1
-
-
-class Flow:
-    """Whether requests keep coming, so that one that ends early makes room for the next.
-
-    Requests that came together may start some steps apart, as long prompts are computed one after
-    the other. That is why an arrival counts only after another request has ended.
-    """
-
-    def __init__(self, num_rows: int) -> None:
-        self.level = 0.0
-        self.age = np.zeros(num_rows, dtype=np.int64)  # steps of each row's last request
-
-    @property
-    def is_on(self) -> bool:
-        return self.level > LEAST_FLOW
-
-    def start(self, ids: Sequence[int], requests: Sequence[Request | None]) -> bool:
-        """Requests came into these rows; True: no others have been running for long."""
-        known = np.flatnonzero(self.age).tolist()
-        others = [row for row in known if row not in ids and requests[row] is not None]
-        is_first = not (self.age[others] >= SETTLED).any()
-        if len(others) < len(known) and not is_first:
-            self.level = 1.0
-        self.age[ids if others else slice(None)] = 0
-        return is_first
-
-    def step(self, ids: Sequence[int] | np.ndarray) -> None:
-        """These rows took a step."""
-        self.level *= FLOW
-        self.age[ids] += 1

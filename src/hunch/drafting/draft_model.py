@@ -23,13 +23,13 @@ from hunch.drafting.grow import grow
 from hunch.drafting.native_chain import ChainDrafts
 from hunch.drafting.options import GrowOptions, can_capture, device_shape, need_path
 from hunch.drafting.step_shapes import levels_after
-from hunch.drafting.token_chooser import Array, Level, TokenChooser, second_choices
-from hunch.drafting.trees import nodes_of, path_of
+from hunch.drafting.token_chooser import Array, TokenChooser, second_choices
+from hunch.drafting.tree_shape import Level
+from hunch.drafting.trees import accepted_path, nodes_of
 from hunch.drafting.window import MAX_PASS, KvWindow, Parts, RowArrays, in_passes
 from hunch.kernels.attention import AttnInputs, row_spans
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.step import RowState, StepRows
-from hunch.models.decoder import Hidden
 from hunch.models.heads.draft_model import (
     MAX_SHARE,
     Columns,
@@ -38,9 +38,10 @@ from hunch.models.heads.draft_model import (
     renumbered,
 )
 from hunch.models.heads.step import MARGIN
+from hunch.models.load_target import with_kv
 from hunch.models.spec import ModelSpec
 from hunch.models.swap import copy_network
-from hunch.models.target import Target, with_kv
+from hunch.models.target import Hidden, Target
 from hunch.models.weights import open_weights
 from hunch.sampling.state import SamplingState
 from hunch.types import GroupInfo
@@ -62,7 +63,7 @@ class DraftOptions(GrowOptions):
 
 
 @dataclass(slots=True)
-class Pending:
+class WaitingDraft:
     """A row's waiting draft: node i is tokens[i] and was processed as number numbers[i]."""
 
     base: int  # position of the first node
@@ -87,7 +88,7 @@ class DraftModelDrafter:
             _warn_of_cost(byte_share(weights, context.target))
         limit = min(self.options.window or self.trained_len, self.trained_len)
         self.window = KvWindow(context, max(limit - self.shape.depth, 1))
-        self.pending: dict[int, Pending] = {}
+        self.waiting: dict[int, WaitingDraft] = {}
         self.host = RowArrays()
         self.chains = self._native_chains()
         self.needs = Needs(
@@ -156,30 +157,32 @@ class DraftModelDrafter:
 
     def observe(self, step: TargetStep) -> None:
         """Keep the KV of drafted nodes that the target accepted."""
-        if not self.pending:
+        if not self.waiting:
             return
         arrays = self.host.read(step.rows)
         for row in arrays.ids:
-            pending = self.pending.pop(row, None)
-            if pending is not None:
+            waiting = self.waiting.pop(row, None)
+            if waiting is not None:
                 known = int(arrays.known_X[row])
-                decided = arrays.tokens_XL[row, pending.base : known].tolist()
-                self._keep_accepted(step.rows, row, pending, decided)
+                decided = arrays.tokens_XL[row, waiting.base : known].tolist()
+                self._keep_accepted(step.rows, row, waiting, decided)
 
-    def _keep_accepted(self, rows: Rows, row: int, pending: Pending, decided: list[int]) -> None:
+    def _keep_accepted(
+        self, rows: Rows, row: int, waiting: WaitingDraft, decided: list[int]
+    ) -> None:
         path: list[int] = []
         # The last token is the target's own, and has no KV here.
-        for node in path_of(pending.tokens, pending.parents, decided[:-1]):
-            if pending.numbers[node] < 0:
+        for node in accepted_path(waiting.tokens, waiting.parents, decided[:-1]):
+            if waiting.numbers[node] < 0:
                 break
-            path.append(pending.numbers[node])
+            path.append(waiting.numbers[node])
         if path != list(range(len(path))):
             row_P = np.full(len(path), row)
             self.window.kv.compact(
-                self.window.slots(rows, row_P, pending.base + np.array(path)),
-                self.window.slots(rows, row_P, pending.base + np.arange(len(path))),
+                self.window.slots(rows, row_P, waiting.base + np.array(path)),
+                self.window.slots(rows, row_P, waiting.base + np.arange(len(path))),
             )
-        self.window.mark_valid(rows, row, pending.base + len(path))
+        self.window.mark_valid(rows, row, waiting.base + len(path))
 
     def propose(self, rows: Rows) -> Draft:
         arrays = self.host.read(rows)
@@ -217,7 +220,7 @@ class DraftModelDrafter:
             self.window.mark_valid(rows, row, known)
             numbers = list(range(limit))
             parents = [number - 1 for number in numbers]
-            self.pending[row] = Pending(known, tokens, parents, [*numbers[:-1], -1])
+            self.waiting[row] = WaitingDraft(known, tokens, parents, [*numbers[:-1], -1])
         return draft
 
     def _catch_up(self, rows: Rows, arrays: RowArrays) -> Tensor:
@@ -259,12 +262,12 @@ class DraftModelDrafter:
         columns = ids_R.tolist(), known_R.tolist(), nodes_of(draft), number_RN.tolist()
         for row, known, (tokens, parents), numbers in zip(*columns, strict=True):
             if tokens:
-                self.pending[row] = Pending(known, tokens, parents, numbers[: len(tokens)])
+                self.waiting[row] = WaitingDraft(known, tokens, parents, numbers[: len(tokens)])
 
     def forget(self, rows: list[int]) -> None:
         self.window.drop(rows)
         for row in rows:
-            self.pending.pop(row, None)
+            self.waiting.pop(row, None)
 
 
 @dataclass(kw_only=True)
@@ -283,7 +286,7 @@ class DeviceDraftModel(DeviceDrafter):
     ids_C: Tensor | None  # the target's id of each column; None: the same
 
     @property
-    def network(self) -> DeviceDraftModel:
+    def draft_model(self) -> DeviceDraftModel:
         return self
 
     def writes_kv(self, source: int) -> bool:

@@ -24,13 +24,14 @@ from hunch.drafting.grow import grow
 from hunch.drafting.native_chain import ChainDrafts
 from hunch.drafting.options import GrowOptions
 from hunch.drafting.step_shapes import DraftSource, levels_after
-from hunch.drafting.token_chooser import Array, Level, TokenChooser
+from hunch.drafting.token_chooser import Array, TokenChooser
+from hunch.drafting.tree_shape import Level
 from hunch.drafting.window import Parts, RowArrays
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, row_spans
 from hunch.kernels.step import RowState, StepRows
-from hunch.models.decoder import Hidden
 from hunch.models.heads.step import MARGIN, StepNet
+from hunch.models.target import Hidden
 from hunch.types import GroupInfo
 
 PROMPTS = (1, 12, 16, 40, 64, 100, 256, 300, 512, 700)  # one of every kind kernels are compiled for

@@ -18,8 +18,9 @@ from torch import Tensor
 from hunch.draft import Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.options import GrowOptions, can_capture, device_shape
-from hunch.drafting.token_chooser import Array, TreeShape
-from hunch.drafting.window import MAX_PASS, KvWindow, Parts, RowArrays, covered, put
+from hunch.drafting.token_chooser import Array
+from hunch.drafting.tree_shape import TreeShape
+from hunch.drafting.window import MAX_PASS, KvWindow, Parts, RowArrays, put
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.step import StepRows
 from hunch.sampling.state import SamplingState
@@ -162,17 +163,19 @@ class DeviceFollower(DeviceDrafter):
     def feature_layers(self) -> tuple[int, ...]:
         return self.layers
 
-    def works(self, source: int) -> bool:
+    def runs_in(self, source: int) -> bool:
         return True
 
     def writes_kv(self, source: int) -> bool:
         return True
 
-    def needs_host(self, rows: Rows) -> bool:
+    @property
+    def host_observes(self) -> bool:
         return True
 
-    def is_ready(self, rows: Rows) -> np.ndarray:
-        return covered(rows, self.group)
+    @property
+    def needed_group(self) -> int:
+        return self.group
 
 
 def joined(arrays: list[Array]) -> Array:

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from hunch.draft import Draft
-from hunch.drafting.token_chooser import Array, Children, Feed, Level, TokenChooser, TreeShape
+from hunch.drafting.token_chooser import Array, Children, Feed, TokenChooser
+from hunch.drafting.tree_shape import Level, TreeShape
 
 KEEP = 1e6  # added to the key of the path that is always kept
 

@@ -25,11 +25,12 @@ from hunch.drafting.following import on_path
 from hunch.drafting.grow import grow
 from hunch.drafting.options import GrowOptions, can_capture, device_shape
 from hunch.drafting.step_shapes import DraftSource, levels_after
-from hunch.drafting.token_chooser import Array, Feed, TokenChooser, TreeShape
+from hunch.drafting.token_chooser import Array, Feed, TokenChooser
+from hunch.drafting.tree_shape import TreeShape
 from hunch.drafting.window import host
 from hunch.kernels.best_first import RankedLevel
 from hunch.kernels.step import RowState, StepRows
-from hunch.models.decoder import Hidden
+from hunch.models.target import Hidden
 
 # Yields the logits of each level. The tokens of the level before are sent to it, and in trees the
 # place of each one's parent among the tokens of the level before that.

@@ -8,12 +8,12 @@ from math import exp
 from typing import TYPE_CHECKING, Protocol
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
+from hunch.drafting.acceptance import log_odds
 from hunch.drafting.base import DeviceDrafter, DrafterContext
-from hunch.drafting.policy import log_odds
 from hunch.drafting.trees import Node, draft_of
 from hunch.kernels.lookup import FADE, FIRST_RATE, LAST_RATE, ROW_LIMIT, ROW_RATE
 from hunch.kernels.step import RowState, StepRows
-from hunch.models.decoder import Hidden
+from hunch.models.target import Hidden
 
 if TYPE_CHECKING:
     from hunch.kernels.gpu_lookup import DevicePhrases  # needs Triton, which a CPU may not have

@@ -20,7 +20,8 @@ from hunch.draft import Draft
 from hunch.drafting.base import DrafterContext, Options
 from hunch.drafting.last_state import Guesses, LastStateDrafter
 from hunch.drafting.options import GrowOptions, need_path
-from hunch.drafting.token_chooser import Array, Feed, Level, TokenChooser
+from hunch.drafting.token_chooser import Array, Feed, TokenChooser
+from hunch.drafting.tree_shape import Level
 from hunch.drafting.trees import by_rank
 from hunch.errors import ConfigError
 from hunch.kernels.best_first import RankedLevel

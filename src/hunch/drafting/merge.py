@@ -13,22 +13,25 @@ from dataclasses import dataclass, replace
 
 from hunch.config import SpecConfig, read_options
 from hunch.draft import Draft, Needs, Rows, TargetStep
+from hunch.drafting.acceptance import host_estimate
 from hunch.drafting.base import (
     Clears,
     DeviceDrafter,
     Drafter,
     DrafterContext,
     Options,
-    WorksOnDevice,
+    form_on_device,
 )
-from hunch.drafting.host_network import HOST_PRIOR, Sent, SentDrafts
+from hunch.drafting.draft_model import DeviceDraftModel
+from hunch.drafting.host_network import ProposedDraft, ProposedDrafts
 from hunch.drafting.lookup import DeviceLookup, LookupDrafter
-from hunch.drafting.merge_device import DeviceMerge
 from hunch.drafting.options import at_least_one
-from hunch.drafting.policy import AcceptanceEstimate
-from hunch.drafting.step_shapes import DraftSource
+from hunch.drafting.step_shapes import DraftSource, StepShape
 from hunch.drafting.trees import Node, draft_of, likeliest, nodes_of
+from hunch.drafting.with_lookups import DeviceWithLookups, TreeSize
 from hunch.errors import ConfigError
+from hunch.kernels.step import RowState, StepRows
+from hunch.models.target import Hidden
 from hunch.registry import DRAFTERS, resolve
 
 DEFAULT = "suffix+recycling"
@@ -54,10 +57,8 @@ class Part:
     def __init__(self, name: str, method: Drafter, num_rows: int) -> None:
         self.name, self.method = name, method
         self.depth = method.needs.max_nodes
-        self.estimate = AcceptanceEstimate(
-            num_rows, {DraftSource.LOOKUP: HOST_PRIOR}, rate=0.1, num_levels=self.depth
-        )
-        self._drafts = SentDrafts(self.estimate)
+        self.estimate = host_estimate(num_rows, self.depth)
+        self._drafts = ProposedDrafts(self.estimate)
 
     def observe(self, step: TargetStep) -> None:
         self.method.observe(step)
@@ -73,21 +74,21 @@ class Part:
         draft = self.method.propose(limited)
         known_X, found = rows.known_X.tolist(), []
         for row, nodes in zip(ids, nodes_of(draft), strict=True):
-            sent = Sent(known_X[row], *nodes)
-            if sent.tokens:
-                self._drafts.add(row, sent)
-            found.append(self._with_chances(row, sent))
+            proposed = ProposedDraft(known_X[row], *nodes)
+            if proposed.tokens:
+                self._drafts.add(row, proposed)
+            found.append(self._with_chances(row, proposed))
         return found
 
-    def _with_chances(self, row: int, sent: Sent) -> list[Node]:
-        if not sent.tokens:
+    def _with_chances(self, row: int, proposed: ProposedDraft) -> list[Node]:
+        if not proposed.tokens:
             return []
         (gains,) = self.estimate.gains([row], tuple(range(1, self.depth + 1)))
         reached = [1.0, *(b - a for a, b in zip((0.0, *gains), gains, strict=False))]
         nodes: list[Node] = []
         depths: list[int] = []
         ranks: dict[int, int] = {}  # children so far, by parent
-        for token, parent in zip(sent.tokens, sent.parents, strict=True):
+        for token, parent in zip(proposed.tokens, proposed.parents, strict=True):
             depth = 0 if parent < 0 else depths[parent] + 1
             rank = ranks[parent] = ranks.get(parent, -1) + 1
             own = reached[depth + 1] / max(reached[depth], 1e-6)
@@ -189,7 +190,7 @@ class MergeDrafter:
 def _on_device(part: Part) -> DeviceDrafter | None:
     if isinstance(part.method, LookupDrafter) and part.method.is_alone_on_device:
         return None
-    return part.method.on_device() if isinstance(part.method, WorksOnDevice) else None
+    return form_on_device(part.method)
 
 
 def _load(spec: SpecConfig, context: DrafterContext) -> Part:
@@ -215,3 +216,77 @@ def _together(needs: Sequence[Needs], names: Sequence[str], size: int) -> Needs:
         top=max(one.top for one in needs),
         weight_bytes=sum(one.weight_bytes for one in needs),
     )
+
+
+# --- on a device ----------------------------------------------------------------------------------
+
+
+class DeviceMerge(DeviceWithLookups):
+    """All that both parts draft is checked.
+
+    If it is adaptive, a step may check less of both, or nothing, whichever promises most. The
+    network drafts in every step but those that check nothing.
+    """
+
+    def __init__(
+        self,
+        matches: DeviceLookup,
+        model: DeviceDrafter,
+        max_nodes: int,
+        *,
+        is_adaptive: bool,
+    ) -> None:
+        whole = within(TreeSize(model.level_size, model.num_levels, matches.num_nodes), max_nodes)
+        sizes = cuts_of(whole) if is_adaptive else [whole]
+        trees = {DraftSource.MERGED: sizes}
+        super().__init__("merge", matches, model, trees, is_adaptive=is_adaptive)
+        self.num_nodes = whole.num_nodes  # parts may draft more alone, for which there is no room
+        self.models = {
+            size: replace(
+                model,
+                num_levels=size.num_levels,
+                num_nodes=self.num_nodes,
+                tree_nodes=min(model.tree_nodes, size.width * size.num_levels),
+            )
+            for size in sizes
+        }
+        self.model = self.models[whole]
+
+    @property
+    def shapes(self) -> tuple[StepShape, ...]:
+        sizes = sorted(self.tree_sizes[DraftSource.MERGED])
+        merged = tuple(StepShape(size, DraftSource.MERGED) for size in sizes)
+        return (StepShape(0), *merged) if self.is_adaptive else merged
+
+    def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
+        if source <= 0:
+            if self.model.writes_kv(source):  # a head follows every step
+                self.model.draft(state, step, hidden, source)
+            self.matches.look(state, step, self.num_nodes)
+            return
+        num_tokens = step.path_RK.shape[1]  # that this step could have committed
+        model = self.models[self.tree_of(source, num_tokens - 1)]
+        if isinstance(model, DeviceDraftModel):
+            # It has no KV of tokens that were accepted from the lookup.
+            model.grow(state, step, model.num_levels, num_tokens)
+        else:
+            model.draft(state, step, hidden, source)
+        self.add_matches(state, step, source)
+
+
+def within(size: TreeSize, max_nodes: int) -> TreeSize:
+    """The tree cut to `max_nodes` nodes: half of them for the network, as far as it drafts."""
+    if size.num_nodes <= max_nodes:
+        return size
+    num_levels = max(1, min(size.num_levels, max_nodes // 2 // size.width))
+    num_beside = min(size.num_beside, max_nodes - num_levels * size.width)
+    num_levels = min(size.num_levels, (max_nodes - num_beside) // size.width)
+    return TreeSize(size.width, num_levels, num_beside)
+
+
+def cuts_of(size: TreeSize) -> list[TreeSize]:
+    """The tree, the same with a quarter of the lookup's guesses, and half of the levels of that."""
+    few = -(-size.num_beside // 4)
+    levels = size.num_levels, -(-size.num_levels // 2)
+    sizes = {size, *(TreeSize(size.width, num_levels, few) for num_levels in levels)}
+    return sorted(sizes, key=lambda one: one.num_nodes)

@@ -14,7 +14,8 @@ from hunch.config import read_options
 from hunch.drafting.base import DrafterContext, Options
 from hunch.drafting.last_state import Guesses, LastStateDrafter
 from hunch.drafting.options import GrowOptions, need_path
-from hunch.drafting.token_chooser import Feed, Level
+from hunch.drafting.token_chooser import Feed
+from hunch.drafting.tree_shape import Level
 from hunch.models.heads.mlp import MlpNet, load_mlp
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hunch.draft import Draft, Rows
 from hunch.drafting.base import DrafterContext
-from hunch.drafting.token_chooser import TreeShape
+from hunch.drafting.tree_shape import TreeShape
 from hunch.drafting.trees import ReusedChain
 from hunch.drafting.window import KvWindow, RowArrays
 from hunch.kernels.kv_store import KVCache, write_slots

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hunch.drafting.base import DrafterContext
-from hunch.drafting.token_chooser import TreeShape
+from hunch.drafting.tree_shape import TreeShape
 from hunch.errors import ConfigError
 from hunch.registry import RECIPES
 
@@ -92,7 +92,7 @@ class GrowOptions:
 
     def default_length(self, context: DrafterContext) -> int:
         """Length of a chain; if it is adaptive, the longest that ever pays."""
-        return MAX_LENGTH if self.adaptive and context.is_followed else LENGTH
+        return MAX_LENGTH if self.adaptive and context.has_policy else LENGTH
 
     def check(self, trees: tuple[str, ...]) -> None:
         if self.tree not in trees:

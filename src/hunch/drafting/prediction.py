@@ -19,7 +19,7 @@ from hunch.drafting.lookup import Chances, LookupDrafter, LookupRow
 from hunch.drafting.options import at_least_one
 from hunch.drafting.trees import Node
 from hunch.kernels.step import RowState, StepRows
-from hunch.models.decoder import Hidden
+from hunch.models.target import Hidden
 
 MAX_RUN = 18  # tokens in a row that agreed; longer runs count the same
 MAX_PLACES = 8  # places compared after the answer has departed

@@ -268,7 +268,7 @@ def load_beside(name: str, options: Options, path: str | None, context: DrafterC
         context.sampling.copies.append(sampling)
         target = cast("Target", TargetBeside(context.target, device))
         own = replace(context, target=target, device=device, sampling=sampling)
-    own = context.beside = replace(own, is_followed=False, draft_device=None)
+    own = context.beside = replace(own, has_policy=False, draft_device=None)
     method: Drafter = resolve(DRAFTERS, name)(options, path, own)
     model: Any = getattr(method, "model", None)
     if device.type == "cpu" and hasattr(model, "use_own_threads"):

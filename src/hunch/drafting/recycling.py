@@ -23,7 +23,7 @@ from hunch.drafting.window import host
 from hunch.errors import ConfigError
 from hunch.kernels.step import RowState, StepRows
 from hunch.kernels.successors import RankTree, Successors
-from hunch.models.decoder import Hidden
+from hunch.models.target import Hidden
 
 MAX_BYTES = 2_000_000
 # How often the candidate of each rank is the target's choice, and the ratio per level: starting
@@ -170,14 +170,14 @@ class DeviceRecycling(DeviceDrafter):
     def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         from hunch.kernels.gpu_recycle import recycled
 
-        if self.drafts(source):
+        if self.drafts_in(source):
             recycled(state, step, self.successors, self.tree.first(self.tree_nodes))
 
     def levels(self, source: int, num_nodes: int) -> int:
         return self.longest[min(num_nodes or self.tree_nodes, self.tree_nodes)]
 
-    def works(self, source: int) -> bool:
+    def runs_in(self, source: int) -> bool:
         return True
 
-    def drafts(self, source: int) -> bool:
+    def drafts_in(self, source: int) -> bool:
         return source > 0

@@ -15,7 +15,7 @@ from hunch.drafting.base import DeviceDrafter
 from hunch.kernels.lookup import MAX_MATCH, SuffixText
 from hunch.kernels.shared_texts import SharedTexts
 from hunch.kernels.step import RowState, StepRows
-from hunch.models.decoder import Hidden
+from hunch.models.target import Hidden
 from hunch.types import Request
 
 
@@ -88,6 +88,7 @@ class DeviceShared(DeviceDrafter):
         lookup(state, step, self.num_nodes, 1, MAX_MATCH)
         recall(state, step, self.num_nodes, self.texts)
 
-    def needs_host(self, rows: Rows) -> bool:
+    @property
+    def host_observes(self) -> bool:
         """It sees requests begin and end."""
         return True

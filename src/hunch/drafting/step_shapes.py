@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple, Protocol
 
@@ -12,21 +11,19 @@ import numpy as np
 
 from hunch.draft import Rows
 
-MAX_CHECKED = 512  # most packed tokens of a step with nodes; in larger steps nodes do not pay
-MIN_CHECKED = 16  # packed tokens of one tile: in smaller steps, three nodes cost no more than one
+MAX_CHECKED = 512  # most packed tokens of a step that checks nodes; in larger ones they do not pay
+TILE = 16  # packed tokens that kernels compute together: a step of fewer takes as long
 NUM_SHAPES = 3  # per source of a network: few, as each takes time to capture
-CHAIN_SIZES = (1, 3, 5)  # nodes checked of a network's chains, besides whole chains
-TREE_SIZES = (7, 15)  # nodes checked of best-first trees: with the root, whole tiles
-LOOKUP_SIZES = (1, 3, 7, 15)  # of lookups: with the root powers of two, as a few less take as long
-SURE = 4  # from a match of this many tokens on, a lookup's guesses replace a network's draft
-BEGINNING = 7  # levels drafted in a step that checked none
+# How many nodes steps check of a network's chains (besides whole chains), of best-first trees, and
+# of lookups. With the row's last known token, those of trees fill tiles, and those of lookups are
+# powers of two, as a few tokens less take as long.
+CHAIN_SIZES, TREE_SIZES, LOOKUP_SIZES = (1, 3, 5), (7, 15), (1, 3, 7, 15)
+SURE_MATCH = 4  # from a match of this many tokens on, a lookup's guesses replace a network's draft
+FIRST_LEVELS = 7  # levels drafted in a step that checked no nodes
 
 
 class DraftSource(IntEnum):
-    """What drafts at the end of a captured step, for the next one. Networks are above 0.
-
-    The `RowSource` of a row is something else: the method that its request names.
-    """
+    """What drafts at the end of a captured step, for the next one. Networks are above 0."""
 
     LOOKUP_ALONE = -2  # a lookup; the head was dropped and does not follow the target's states
     NOBODY = -1
@@ -71,14 +68,6 @@ class RowLengths(Protocol):
     def view(self, rows: list[int]) -> Rows: ...
 
 
-class Drafted(NamedTuple):
-    """Where a row's waiting draft comes from."""
-
-    source: int = 0
-    matched: int = 0  # tokens of the match behind it
-    num_nodes: int = 0  # nodes checked by the step that drafted it
-
-
 def shapes_of(source: int, num_nodes: int, *, is_adaptive: bool) -> tuple[StepShape, ...]:
     """Shapes of drafts of up to `num_nodes` nodes: steps check some of their first nodes, or none.
 
@@ -97,15 +86,22 @@ def shapes_of(source: int, num_nodes: int, *, is_adaptive: bool) -> tuple[StepSh
 def levels_after(num_tokens: int, most: int) -> int:
     """Levels to draft in a step that could commit `num_tokens` tokens.
 
-    They are as many as this step checked, since the next one will most likely check the same
-    number. A step that checked none drafts `BEGINNING` levels.
+    They are as many as the nodes that this step checked, since the next one will most likely
+    check the same number. A step that checked none drafts `FIRST_LEVELS` levels.
     """
-    return min(most, num_tokens - 1) or min(most, BEGINNING)
+    return min(most, num_tokens - 1) or min(most, FIRST_LEVELS)
 
 
 def tree_levels(num_nodes: int, most: int) -> int:
     """Levels that a best-first tree counts as: one for every three nodes."""
     return min(-(-num_nodes // 3), most)
+
+
+class SourceShapes(NamedTuple):
+    """The shapes of one source that check nodes, and how many nodes each checks."""
+
+    sizes: tuple[int, ...]
+    shapes: list[StepShape]
 
 
 class StepShapes:
@@ -122,13 +118,14 @@ class StepShapes:
         )
         self.network_sources = sorted({DraftSource(s.source) for s in self.all if s.source > 0})
         self._at: dict[int, list[StepShape]] = {}
-        self._sizes: dict[int, dict[int, tuple[int, ...]]] = {}
+        self._keys: dict[tuple[int, int], dict[StepShape, StepKey]] = {}
+        self._by_source: dict[int, dict[int, SourceShapes]] = {}
 
     def at(self, num_rows: int) -> list[StepShape]:
         """The shapes of steps of `num_rows` rows; plain decoding, if among them, comes first."""
         if num_rows not in self._at:
             fit = [shape for shape in self.all if num_rows * (1 + shape.num_nodes) <= MAX_CHECKED]
-            if 2 * num_rows < MIN_CHECKED and StepShape(3) in fit:
+            if 2 * num_rows < TILE and StepShape(3) in fit:  # one node costs as much as three
                 fit = [shape for shape in fit if shape.num_nodes != 1 or not self.has_lookup]
             for source in self.network_sources:
                 dropped = [shape for shape in fit if shape.source == source][:-NUM_SHAPES]
@@ -136,14 +133,25 @@ class StepShapes:
             self._at[num_rows] = fit or [self.all[0]]
         return self._at[num_rows]
 
-    def sizes_at(self, num_rows: int) -> dict[int, tuple[int, ...]]:
-        """The numbers of nodes that steps of `num_rows` rows may check, by source."""
-        if num_rows not in self._sizes:
-            sizes = self._sizes[num_rows] = {}
-            for num_nodes, source in self.at(num_rows):
-                if num_nodes:
-                    sizes[source] = (*sizes.get(source, ()), num_nodes)
-        return self._sizes[num_rows]
+    def keys(self, num_rows: int, extras: int) -> dict[StepShape, StepKey]:
+        """The keys of steps of `num_rows` rows, by shape."""
+        if (num_rows, extras) not in self._keys:
+            shapes = self.at(num_rows)
+            self._keys[num_rows, extras] = {s: StepKey(num_rows, s, extras) for s in shapes}
+        return self._keys[num_rows, extras]
+
+    def by_source(self, num_rows: int) -> dict[int, SourceShapes]:
+        """The shapes of steps of `num_rows` rows that check nodes, by source."""
+        if num_rows not in self._by_source:
+            found = defaultdict[int, list[StepShape]](list)
+            for shape in self.at(num_rows):
+                if shape.num_nodes:
+                    found[shape.source].append(shape)
+            self._by_source[num_rows] = {
+                source: SourceShapes(tuple([shape.num_nodes for shape in some]), some)
+                for source, some in found.items()
+            }
+        return self._by_source[num_rows]
 
     def largest(self, source: int) -> int:
         """The most nodes that a step of this source checks."""
@@ -151,7 +159,7 @@ class StepShapes:
 
     def checks_at(self, num_rows: int) -> bool:
         """Whether steps of `num_rows` rows may check nodes."""
-        return bool(self.sizes_at(num_rows))
+        return bool(self.by_source(num_rows))
 
     def to_capture(self, num_rows: int) -> list[StepShape]:
         """The shapes to capture for this many rows.
@@ -161,40 +169,3 @@ class StepShapes:
         shapes = self.at(num_rows)
         first = [StepShape(0, source) for source in sorted({shape.source for shape in shapes})]
         return shapes + [shape for shape in first if shape not in shapes]
-
-
-@dataclass(slots=True)
-class ShapeCounts:
-    """Counts of the steps of one shape and number of rows."""
-
-    steps: int = 0
-    tokens: int = 0  # of all rows; 0 without a drafter
-    seconds: float = 0.0  # of the device
-    late_seconds: float = 0.0  # in which the device waited for the host
-
-    def add(self, num_tokens: int, seconds: float, late_seconds: float) -> None:
-        """One more step."""
-        self.steps += 1
-        self.tokens += num_tokens
-        self.seconds += seconds
-        self.late_seconds += late_seconds
-
-
-class StepCounts:
-    """Totals since the start, which show what the policy chose."""
-
-    def __init__(self) -> None:
-        self.shapes: defaultdict[tuple[int, StepShape], ShapeCounts] = defaultdict(ShapeCounts)
-        self.prompt_seconds = 0.0  # of prompts and steps run by the host, beside captured steps
-        # How often a draft model caught up on a row, and the seconds that launching it took.
-        self.num_read, self.read_seconds = 0, 0.0
-        self.num_changes = 0  # steps before which a draft model had to catch up
-        self.lost_steps = {"lookup": 0.0, "network": 0.0}  # in plain steps; below 0: gained
-
-    def report(self) -> dict[str, Any]:
-        """All counts, for JSON; every number is a total."""
-        shapes = {
-            f"{num_rows} rows, {DraftSource(source).name.lower()} {num_nodes}": asdict(counts)
-            for (num_rows, (num_nodes, source)), counts in sorted(self.shapes.items())
-        }
-        return {**vars(self), "shapes": shapes, "lost_steps": dict(self.lost_steps)}

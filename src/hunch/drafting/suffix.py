@@ -21,10 +21,11 @@ import numpy as np
 
 from hunch.config import read_options
 from hunch.draft import Draft, Rows, TargetStep
+from hunch.drafting.acceptance import log_odds
 from hunch.drafting.base import DeviceDrafter, DrafterContext, Options
 from hunch.drafting.lookup import Chances, DeviceLookup, LookupDrafter, LookupRow
 from hunch.drafting.options import at_least_one
-from hunch.drafting.policy import best_count, log_odds
+from hunch.drafting.policy import best_count
 from hunch.drafting.shared_answers import DeviceShared, SharedAnswers, Store
 from hunch.drafting.trees import Node, ReusedChain, best_first
 from hunch.drafting.window import RowArrays

@@ -25,7 +25,7 @@ from hunch.drafting.base import DeviceDrafter, DrafterContext, Options
 from hunch.errors import ConfigError
 from hunch.kernels.draft import STRIDE, Remembered
 from hunch.kernels.step import RowState, StepRows
-from hunch.models.decoder import Hidden
+from hunch.models.target import Hidden
 from hunch.types import Request
 
 log = logging.getLogger("hunch")
@@ -222,6 +222,7 @@ class DeviceSynthetic(DeviceDrafter):
 
         remembered(state, step, self.num_nodes, self.answers, self.vocab_size)
 
-    def needs_host(self, rows: Rows) -> bool:
+    @property
+    def host_observes(self) -> bool:
         """It sees requests begin and end."""
         return True

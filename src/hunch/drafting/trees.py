@@ -100,8 +100,7 @@ def draft_of(
     counts = [min(len(tree), limit) for tree, limit in zip(trees, limits, strict=True)]
     if is_adaptive:
         chances = [[node.chance for node in tree] for tree in trees]
-        is_flowing = context.flow.is_on
-        counts = share_nodes(chances, limits, context.cost, margin, is_flowing=is_flowing)
+        counts = share_nodes(chances, limits, context.cost, margin)
     return to_draft(trees, counts, context.device)
 
 
@@ -146,7 +145,9 @@ def nodes_of(draft: Draft) -> list[tuple[list[int], list[int]]]:
     return [(tokens[:count], parents[:count]) for (tokens, parents), count in pairs]
 
 
-def path_of(tokens: Sequence[int], parents: Sequence[int], decided: Sequence[int]) -> list[int]:
+def accepted_path(
+    tokens: Sequence[int], parents: Sequence[int], decided: Sequence[int]
+) -> list[int]:
     """The nodes of a draft that the target's tokens follow, from the root on."""
     nodes = {guess: node for node, guess in enumerate(zip(parents, tokens, strict=True))}
     path: list[int] = []

@@ -10,7 +10,6 @@ it moves to start half a window back. Rows whose window does not start at 0 publ
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,11 +17,9 @@ from torch import Tensor
 
 from hunch.draft import Rows
 from hunch.drafting.base import DrafterContext
+from hunch.drafting.tree_shape import Level, TreeShape
 from hunch.kernels.attention import AttnInputs, Span
 from hunch.kernels.kv_store import KVCache, slots_at
-
-if TYPE_CHECKING:
-    from hunch.drafting.token_chooser import Level, TreeShape
 
 MAX_PASS = 512  # tokens of one pass in which a drafter catches up
 
@@ -62,13 +59,6 @@ class RowArrays:
     def address(self, row: int, position: int) -> int:
         """The address of a row's token in memory."""
         return self._tokens_at + row * self._tokens_step + 8 * position
-
-
-def covered(rows: Rows, group: int) -> Array:
-    """Which rows have KV of all but their last token."""
-    ids_R = rows.ids_R.numpy()
-    have_R = rows.computed_GX.numpy()[group, ids_R]
-    return np.asarray(have_R >= rows.known_X.numpy()[ids_R] - 1)
 
 
 class KvWindow:

@@ -6,13 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
 from torch import Tensor
 
-from hunch.draft import Rows
-from hunch.drafting.base import DeviceDrafter, Network
+from hunch.drafting.base import DeviceDrafter, DraftModel
 from hunch.drafting.lookup import DeviceLookup
-from hunch.drafting.step_shapes import SURE, DraftSource
+from hunch.drafting.step_shapes import SURE_MATCH, DraftSource
 from hunch.kernels.step import NEVER, RowState, StepRows
 
 
@@ -32,8 +30,8 @@ class DeviceWithLookups(DeviceDrafter):
     """A lookup beside a network of any kind.
 
     In merged steps the lookup's guesses are added to the network's tree, however short the match.
-    In other steps of the network, rows with a match of `SURE` tokens or more take the lookup's
-    guesses instead of its draft.
+    In other steps of the network, rows with a match of `SURE_MATCH` tokens or more take the
+    lookup's guesses instead of its draft.
     """
 
     def __init__(
@@ -64,8 +62,8 @@ class DeviceWithLookups(DeviceDrafter):
         self.model = replace(model, num_nodes=self.num_nodes)
 
     @property
-    def network(self) -> Network | None:
-        return self.model.network
+    def draft_model(self) -> DraftModel | None:
+        return self.model.draft_model
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
@@ -77,11 +75,13 @@ class DeviceWithLookups(DeviceDrafter):
     def writes_kv(self, source: int) -> bool:
         return self.model.writes_kv(source)
 
-    def needs_host(self, rows: Rows) -> bool:
-        return self.model.needs_host(rows)
+    @property
+    def host_observes(self) -> bool:
+        return self.model.host_observes
 
-    def is_ready(self, rows: Rows) -> np.ndarray | None:
-        return self.model.is_ready(rows)
+    @property
+    def needed_group(self) -> int | None:
+        return self.model.needed_group
 
     @property
     def is_guided(self) -> bool:
@@ -114,11 +114,11 @@ class DeviceWithLookups(DeviceDrafter):
         from hunch.kernels.gpu_lookup import lookup
 
         at, is_merged = self.matches, source == DraftSource.MERGED
-        match, sure = (at.min_match, at.max_match), NEVER if is_merged else SURE
+        match, sure = (at.min_match, at.max_match), NEVER if is_merged else SURE_MATCH
         lookup(state, step, self.num_nodes, *match, sure, phrases=at.phrases, drafted=drafted)
         if is_merged:
             size = self.tree_of(source, step.path_RK.shape[1] - 1)
             graft(state, step, self.num_nodes, size.num_beside)
 
-    def works(self, source: int) -> bool:
-        return source != DraftSource.NOBODY or self.model.works(source)
+    def runs_in(self, source: int) -> bool:
+        return source != DraftSource.NOBODY or self.model.runs_in(source)

@@ -37,7 +37,7 @@ class BlockTable:
     keys: list[bytes] = field(default_factory=list)  # of the leading full blocks of its tokens
     num_published: list[int] = field(default_factory=list)  # per group: leading blocks published
     salt: bytes = b""  # part of every key: requests with another salt do not find these blocks
-    num_given: int = 0  # leading blocks that were freed, as no window reaches them
+    num_freed: int = 0  # leading blocks that were freed, as no window reaches them
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class BlockPool:
 
     def num_owned(self, table: BlockTable) -> int:
         """Blocks that become free when this table releases them."""
-        return sum(self._num_refs[block] == 1 for block in table.blocks[table.num_given :])
+        return sum(self._num_refs[block] == 1 for block in table.blocks[table.num_freed :])
 
     def find(self, table: BlockTable, tokens: list[int], max_hit: int) -> Hit:
         """The longest written prefix of `tokens`, of at most max_hit tokens. Takes nothing yet."""
@@ -169,7 +169,7 @@ class BlockPool:
             if self._num_refs[block] == 0:
                 del self._free[block]
             self._num_refs[block] += 1
-        table.blocks, table.num_given = list(hit.blocks), hit.num_past
+        table.blocks, table.num_freed = list(hit.blocks), hit.num_past
         table.num_published = [tokens // self.block_size for tokens in hit.num_computed]
         self.take(table, self.num_missing(table, num_slots))
 
@@ -212,7 +212,7 @@ class BlockPool:
         return not self._by_key
 
     @property
-    def is_told(self) -> bool:
+    def tracks_progress(self) -> bool:
         """Whether `advance` has anything to do."""
         return self.is_caching or self.window is not None
 
@@ -225,9 +225,9 @@ class BlockPool:
         num_past = self._num_past(min(num_computed))
         if self.is_caching:
             num_past = min(num_past, *table.num_published)
-        for place in range(table.num_given, num_past):
+        for place in range(table.num_freed, num_past):
             self._let_go(table.blocks[place])
-            table.num_given = place + 1
+            table.num_freed = place + 1
 
     def publish(self, table: BlockTable, tokens: list[int], num_computed: Sequence[int]) -> None:
         """Publish full blocks, each for the groups that have written all of it."""
@@ -296,11 +296,11 @@ class BlockPool:
 
     def release(self, table: BlockTable) -> None:
         """Free every block; later ones are reused sooner, as prefixes are worth more."""
-        for block in reversed(table.blocks[table.num_given :]):
+        for block in reversed(table.blocks[table.num_freed :]):
             self._let_go(block)
         table.blocks = []
         table.num_published = []
-        table.num_given = 0
+        table.num_freed = 0
 
     def _let_go(self, block: int) -> None:
         self._num_refs[block] -= 1

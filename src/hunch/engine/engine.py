@@ -82,8 +82,10 @@ class Engine:
         self._jobs: dict[str, Job] = {}
         self._pending: deque[list[Member]] = deque()
         self._changed: dict[str, Job] = {}  # an ordered set: jobs to report
-        self._new_tokens: list[int] = []  # handles and tokens, in turn
+        self._new_tokens: list[Any] = []  # handles and lists of tokens, in turn
         self._stats = EngineStats(config.spec.method)
+        marks = {"lossy": config.spec.is_lossy, "synthetic": config.spec.is_synthetic}
+        self._marks = {mark: True for mark, is_so in marks.items() if is_so}
         self._arrivals = count()
         self._last_step_end: float | None = None  # None: the engine was idle
 
@@ -208,8 +210,8 @@ class Engine:
         is_first = pending[0][0].is_deciding and not running[0].output.token_ids
         return is_first and self.runner.has_result()
 
-    def take_tokens(self) -> list[int]:
-        """New tokens of requests with a handle, since the last call: handle, token, and so on.
+    def take_tokens(self) -> list[Any]:
+        """New tokens of requests with a handle, since the last call: handle, tokens, and so on.
 
         Such a request has one answer and asks for nothing but tokens; `step` returns its output
         when it is over. The caller turns the tokens into text.
@@ -226,7 +228,7 @@ class Engine:
             return
         assert len(decoded.tokens) == len(members)
         apply_tokens, free_blocks = self._scheduler.apply_tokens, self._scheduler.free_blocks
-        rows, gaps, new_tokens = iter(result.rows), list[float](), self._new_tokens
+        rows, gaps, new_tokens = iter(result.rows), dict[float, int](), self._new_tokens
         leaving = State.LEAVING
         for member, tokens, num_drafted, method, num_nodes, computed, scores in zip(
             members,
@@ -244,13 +246,14 @@ class Engine:
             sequence = member.sequence
             apply_tokens(member, tokens, num_nodes, computed)
             if not sequence.is_over:
-                output = sequence.output
-                gaps += output.tally.add_tokens(len(tokens), num_drafted, method, share, now)
+                output, num_tokens = sequence.output, len(tokens)
+                check = method, num_drafted, num_drafted, num_tokens - 1
+                gap = output.tally.add_tokens(num_tokens, check, share, now)
+                gaps[gap] = gaps.get(gap, 0) + num_tokens
                 if output.push_tokens(tokens, scores):
                     self._end(self._jobs[sequence.job_id], sequence, now)
                 elif (handle := sequence.handle) >= 0:
-                    for token in tokens:
-                        new_tokens += (handle, token)
+                    new_tokens += (handle, tokens)
                 elif sequence.is_streaming:
                     self._changed[sequence.job_id] = self._jobs[sequence.job_id]
             if sequence.state is leaving:
@@ -269,10 +272,9 @@ class Engine:
                 self._begin(self._jobs[sequence.job_id], output.tally)
             if output.push(row, first_processed):
                 self._end(self._jobs[sequence.job_id], sequence, now)
-            elif sequence.handle >= 0:
-                for token in row.tokens:
-                    self._new_tokens += (sequence.handle, token)
-            elif sequence.is_streaming and row.tokens:
+            elif row.tokens and sequence.handle >= 0:
+                self._new_tokens += (sequence.handle, row.tokens)
+            elif row.tokens and sequence.is_streaming:
                 self._changed[sequence.job_id] = self._jobs[sequence.job_id]
         if sequence.state is State.LEAVING:
             self._scheduler.free_blocks(sequence)
@@ -310,10 +312,8 @@ class Engine:
             one = len(answers) == 1 and answers[0].stats
             stats = one.copy() if one else tally.stats()
             metrics = tally.metrics(self._clock())
-        spec = self.config.spec
-        marks = {"lossy": spec.is_lossy, "synthetic": spec.is_synthetic}
-        for figures in (stats, *(answer.stats for answer in answers)):  # beside every figure
-            figures.update({mark: True for mark, is_so in marks.items() if is_so})
+        for figures in (stats, *[answer.stats for answer in answers]):  # beside every figure
+            figures.update(self._marks)
         return RequestOutput(
             request_id=asked.id,
             prompt=asked.prompt,

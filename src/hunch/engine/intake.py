@@ -149,7 +149,7 @@ class Intake:
                 why = f": the tokenizer's last {more} tokens are unknown to the model"
                 raise RequestError(
                     f"{name}: token id {token!r} must be from 0 to {self._vocab_size - 1}"
-                    f"{why if more else ''}"
+                    f"{why if more > 0 else ''}"
                 )
 
     def _known(self, ids: Collection[int]) -> list[int]:

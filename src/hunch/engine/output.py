@@ -54,7 +54,7 @@ class SequenceOutput:
         if params.prompt_logprobs is not None:
             self.prompt_logprobs = [None]  # nothing comes before the first token
         self._pooled: Sequence[float] | None = None  # states of the prompt: their sum, or the last
-        self._snapshot: CompletionOutput | None = None
+        self._completion: CompletionOutput | None = None  # None: more has come since
 
     @property
     def max_cached(self) -> int | None:
@@ -86,7 +86,7 @@ class SequenceOutput:
             self.trace.append(row.trace)
         if row.finish is None:
             return self.push_tokens(row.tokens, row.logprobs)
-        self._snapshot = None
+        self._completion = None
         self._read()
         if not self._read_each(row.tokens, row.logprobs, is_stopped=row.finish == "stop"):
             self._end(row.finish)
@@ -97,7 +97,7 @@ class SequenceOutput:
         self, tokens: list[int], logprobs: list[dict[int, Logprob]] | None = None
     ) -> bool:
         """`push` for a row that decodes and goes on."""
-        self._snapshot = None
+        self._completion = None
         if self._matcher is not None:  # a stop string may end it after any token
             return self._read_each(tokens, logprobs)
         self.token_ids += tokens  # their text is made when it is asked for
@@ -134,7 +134,7 @@ class SequenceOutput:
             self._num_read = len(self.token_ids)
 
     def abort(self) -> None:
-        self._snapshot = None
+        self._completion = None
         self._read()
         self.text += self._matcher.flush() if self._matcher is not None else ""
         self.finish_reason = "abort"
@@ -182,7 +182,7 @@ class SequenceOutput:
         room = len(self.request.prompt_ids) - len(self.prompt_logprobs)
         for score in scores[num_skipped : num_skipped + room]:
             self.prompt_logprobs.append(self._with_text(score))
-            self._snapshot = None
+            self._completion = None
 
     def _with_text(self, scores: dict[int, Logprob]) -> dict[int, Logprob]:
         for token, score in scores.items():
@@ -195,10 +195,10 @@ class SequenceOutput:
 
     def completion(self) -> CompletionOutput:
         """Everything up to now, as a value that later steps do not change."""
-        if self._snapshot is None:
+        if self._completion is None:
             if self.finish_reason is None:
                 self._read()
-            self._snapshot = CompletionOutput(
+            self._completion = CompletionOutput(
                 index=self.request.sample_index,
                 text=self.text,
                 token_ids=self.token_ids.copy(),
@@ -210,4 +210,4 @@ class SequenceOutput:
                 stats=self.tally.stats() if self.finish_reason else {},
                 trace=None if self.trace is None else self.trace.copy(),
             )
-        return self._snapshot
+        return self._completion

@@ -36,23 +36,21 @@ class Scheduler:
         *,
         is_caching: bool = True,
         max_draft_batch: int | None = None,
-        events: KVEventLog | None = None,  # whom to tell which blocks can be found
+        events: KVEventLog | None = None,  # receives changes of which blocks can be found
     ) -> None:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of arrival
         self.max_rows = min(config.num_rows, capacity.max_rows)
         self.num_preemptions = 0
         sizes = (capacity.num_blocks, capacity.block_size, capacity.groups)
-        snapshots = Snapshots(capacity.num_snapshots) if capacity.has_states else None
-        is_caching = is_caching and (snapshots is None or capacity.num_snapshots > 0)
+        states = Snapshots(capacity.num_snapshots) if capacity.has_states else None
+        is_caching = is_caching and (states is None or capacity.num_snapshots > 0)
         self.pool = BlockPool(
-            *sizes,
-            is_caching=is_caching,
-            window=capacity.window,
-            snapshots=snapshots,
-            events=events,
+            *sizes, is_caching=is_caching, window=capacity.window, snapshots=states, events=events
         )
         self._max_tokens, self._max_under_way = config.num_tokens, capacity.max_under_way
+        self._max_prompt = capacity.max_prompt or config.num_tokens
+        self._prompt_room = self._max_prompt  # tokens of prompts that the next step may still read
         self._drafts_in_step, self._past_end = capacity.drafts_in_step, capacity.past_end
         limits = (max_draft_batch, capacity.max_draft_rows)
         self._max_draft_rows: int | None = min((n for n in limits if n is not None), default=None)
@@ -76,6 +74,7 @@ class Scheduler:
         plan = StepPlan(id=self._next_id)
         members: list[Member] = []
         self._check_load()
+        self._prompt_room = self._max_prompt
         budget = self._plan_running(members, self._max_tokens)
         is_returning = any(not sequence.is_over for sequence in self._leaving)
         if self.waiting and not is_returning:  # else: a preempted one is first in the queue
@@ -106,7 +105,7 @@ class Scheduler:
             if self._max_under_way > 1 and sequence.pending_least:
                 continue  # its next input is what the pending step decides
             known = len(sequence.tokens) + sequence.num_pending
-            is_steady = known <= sequence.steady_until
+            is_steady = known <= sequence.steady_until  # the same work as in the last step
             if is_steady and known + sequence.pending_nodes <= sequence.steady_slots:
                 member = sequence.member
                 assert member is not None
@@ -122,17 +121,25 @@ class Scheduler:
             if len(sequence.tokens) + sequence.pending_least >= sequence.end:
                 continue  # pending steps will finish it
             share = budget - num_later if budget > num_later else 1
+            is_reading = sequence.num_lacking > 1
+            share = min(share, self._prompt_room) if is_reading else share
+            if share <= 0:
+                continue  # other prompts go first
             member = self._fit(sequence, share, num_later)
             if member is None and self._make_room(sequence):
                 member = self._fit(sequence, share, num_later)
             if member is not None:
                 members.append(member)
                 budget -= member.work.num_tokens + member.work.num_nodes
+                self._prompt_room -= member.work.num_tokens if is_reading else 0
         return budget
 
     def _plan_waiting(self, plan: StepPlan, members: list[Member], budget: int) -> None:
         pool = self.pool
-        while self.waiting and self._free_rows and budget > 0 and len(members) < self._most_rows:
+        while self.waiting and self._free_rows and len(members) < self._most_rows:
+            room = min(budget, self._prompt_room)
+            if room <= 0:
+                return
             sequence = self.waiting[0]
             if self._can_share_soon(sequence):
                 return
@@ -166,10 +173,11 @@ class Scheduler:
                     snapshot=hit.snapshot,
                 )
             )
-            member = self._fit(sequence, budget, 0)
+            member = self._fit(sequence, room, 0)
             assert member is not None  # there are blocks for all it needs
             members.append(member)
             budget -= member.work.num_tokens + member.work.num_nodes
+            self._prompt_room -= member.work.num_tokens
 
     def _can_share_soon(self, sequence: Sequence) -> bool:
         """Whether to wait because the request's first sample is computing the same prompt."""
@@ -182,8 +190,7 @@ class Scheduler:
     def _fit(self, sequence: Sequence, budget: int, num_later: int) -> Member | None:
         """The sequence's part in this step, with its blocks taken; None if blocks are short."""
         pool, num_known = self.pool, len(sequence.tokens)
-        num_pending = sequence.num_pending + sequence.pending_more
-        num_lacking = num_known - sequence.num_computed - num_pending
+        num_lacking = sequence.num_lacking
         while sequence.cuts and sequence.cuts[0] <= num_known - num_lacking:
             del sequence.cuts[0]  # passed without keeping a state, as there was no snapshot free
         if sequence.cuts:
@@ -282,16 +289,13 @@ class Scheduler:
         is_deciding: bool = True,
         snapshot: int = NO_SNAPSHOT,
     ) -> Member:
-        sequence.num_pending += 1
-        sequence.num_partial += not is_deciding
-        sequence.pending_more += num_tokens - 1
-        sequence.pending_nodes += num_nodes
-        sequence.num_nodes = max_draft
-        row, member = sequence.row, sequence.member
+        member = sequence.member
         work = RowWork(
-            row=row, num_tokens=num_tokens, num_nodes=num_nodes, max_draft=max_draft,
+            row=sequence.row, num_tokens=num_tokens, num_nodes=num_nodes, max_draft=max_draft,
             snapshot=snapshot, is_apart=sequence.is_apart,
         )  # fmt: skip
+        sequence.count_pending(work, 1, is_deciding=is_deciding)
+        sequence.num_nodes = max_draft
         if member is None or member.work != work or member.is_deciding is not is_deciding:
             member = sequence.member = Member(sequence, work, is_deciding)
         sequence.steady_until = 0
@@ -325,10 +329,7 @@ class Scheduler:
     def apply(self, member: Member, result: RowResult) -> None:
         """Apply what a collected step did for one sequence."""
         sequence, work = member.sequence, member.work
-        sequence.num_pending -= 1
-        sequence.num_partial -= not member.is_deciding
-        sequence.pending_more -= work.num_tokens - 1
-        sequence.pending_nodes -= work.num_nodes
+        sequence.count_pending(work, -1, is_deciding=member.is_deciding)
         if not result.computed:  # its state was lost, or it had ended before this step
             self.pool.keep_state(sequence.table, 0, work.snapshot)
             sequence.is_apart |= result.is_lost
@@ -342,7 +343,7 @@ class Scheduler:
             sequence.num_nodes, sequence.steady_until = result.num_nodes, 0
         pool, size = self.pool, self.pool.block_size
         is_more = len(result.computed) > 1 or before // size < result.computed[0] // size
-        if pool.is_told and is_more:
+        if pool.tracks_progress and is_more:
             pool.advance(sequence.table, sequence.tokens, result.computed)
         if work.snapshot != NO_SNAPSHOT:
             is_read = result.num_processed == work.num_tokens  # else memory was short
@@ -359,7 +360,7 @@ class Scheduler:
         sequence.num_pending -= 1
         if not sequence.num_pending:
             sequence.num_nodes, sequence.steady_until = num_nodes, 0
-        if (computed or num_computed % pool.block_size < len(tokens)) and pool.is_told:
+        if (computed or num_computed % pool.block_size < len(tokens)) and pool.tracks_progress:
             pool.advance(sequence.table, known, computed or (num_computed,))
 
     def finish(self, sequence: Sequence) -> None:

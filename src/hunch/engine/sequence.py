@@ -47,8 +47,9 @@ class Sequence:
     pending_more: int = 0  # known tokens they process, beyond one each
     pending_nodes: int = 0  # nodes they check
     member: Member | None = None  # its part in the last step; mostly the next one is the same
-    # The next step's part is the same as the last one's as long as the known tokens, after pending
-    # steps, are steady_until at most if these commit least, and steady_slots if they commit most.
+    # Its work in the next step is the same as in the last one, and is not planned again, while two
+    # numbers allow it: the fewest tokens that can be known after the pending steps are steady_until
+    # or less, and the most that can be known then are steady_slots or less.
     steady_until: int = 0
     steady_slots: int = 0
 
@@ -61,6 +62,18 @@ class Sequence:
     def pending_least(self) -> int:
         """The fewest tokens that pending steps commit."""
         return self.num_pending - self.num_partial
+
+    @property
+    def num_lacking(self) -> int:
+        """Known tokens that no step has processed, pending ones included."""
+        return len(self.tokens) - self.num_computed - self.num_pending - self.pending_more
+
+    def count_pending(self, work: RowWork, one: int, *, is_deciding: bool) -> None:
+        """A step with this work was planned (`one` is 1), or is collected (-1)."""
+        self.num_pending += one
+        self.num_partial += 0 if is_deciding else one
+        self.pending_more += one * (work.num_tokens - 1)
+        self.pending_nodes += one * work.num_nodes
 
     @property
     def reach(self) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from hunch.advice import AcceptanceWatch
@@ -77,15 +78,10 @@ class Tally:
             share = NO_SHARE
         levels = row.num_drafted if row.num_levels is None else row.num_levels
         check = row.method, row.num_drafted, levels, row.num_accepted
-        self._add(len(row.tokens), check, share, now)
+        self.add_tokens(len(row.tokens), check, share, now)
 
-    def add_tokens(
-        self, num_tokens: int, num_drafted: int, method: str, share: Share, now: float
-    ) -> tuple[float, ...]:
+    def add_tokens(self, num_tokens: int, check: Check, share: Share, now: float) -> float:
         """`add` for a row that decodes and goes on; returns the gap before each of its tokens."""
-        return self._add(num_tokens, (method, num_drafted, num_drafted, num_tokens - 1), share, now)
-
-    def _add(self, num_tokens: int, check: Check, share: Share, now: float) -> tuple[float, ...]:
         self.steps += 1
         self.tokens += num_tokens
         if num_drafted := check[1]:
@@ -94,14 +90,13 @@ class Tally:
         self.decode_target += target * (1 + num_drafted)
         self.decode_draft += draft
         self.decode_plain += plain * num_tokens
-        gaps: tuple[float, ...] = ()
+        gap = (now - self.last_token) / num_tokens
         if self.first_token is None:
             self.first_token = now
         else:
-            gaps = ((now - self.last_token) / num_tokens,) * num_tokens
-            self.gaps += gaps
+            self.gaps += (gap,) * num_tokens
         self.last_token = now
-        return gaps
+        return gap
 
     def merge(self, other: Tally) -> None:
         """Add another's counts, without its times of arrival and the like."""
@@ -123,8 +118,10 @@ class Tally:
         overhead = _ratio(self.decode_draft, self.decode_target)
         spent = self.decode_target + self.decode_draft
         drafters = self._drafters()
-        drafted, accepted = (sum(counts[i] for counts in drafters.values()) for i in (0, 1))
-        num_levels = sum(self.guessed_at)
+        drafted = sum([nodes for nodes, _ in drafters.values()])
+        accepted = sum([nodes for _, nodes in drafters.values()])
+        guessed_at, accepted_at = self.guessed_at, self.accepted_at
+        num_levels = sum(guessed_at)
         per_level = _ratio(num_levels, self.steps)  # levels guessed per pass
         return {
             "tokens_per_second": _ratio(self.tokens, seconds),
@@ -133,7 +130,10 @@ class Tally:
             "accepted": accepted,
             "acceptance_rate": _ratio(accepted, drafted),
             "tokens_per_pass": per_pass,
-            "per_position": self.per_position(),
+            # Of the drafts that had a guess at each depth, the share whose guess was accepted.
+            "per_position": [
+                part / whole for part, whole in zip_longest(accepted_at, guessed_at, fillvalue=0)
+            ],
             "draft_seconds": self.reading_draft + self.decode_draft,
             "target_seconds": self.reading_target + self.decode_target,
             "draft_overhead": overhead,
@@ -193,25 +193,21 @@ class Tally:
 
     def by_accepted(self) -> list[int]:
         """How many drafts had none of their nodes accepted, how many one, and so on."""
-        counts: Counter[int] = Counter()
+        found: list[int] = []
         for (*_, accepted), times in self.checks.copy().items():
-            counts[accepted] += times
-        return [counts[number] for number in range(max(counts, default=-1) + 1)]
-
-    def per_position(self) -> list[float]:
-        """Of the drafts that had a guess at each depth, the share whose guess was accepted."""
-        guessed, accepted = self.guessed_at, self.accepted_at
-        accepted += [0] * (len(guessed) - len(accepted))
-        return [part / whole for part, whole in zip(accepted, guessed, strict=True)]
+            found += [0] * (accepted + 1 - len(found))
+            found[accepted] += times
+        return found
 
 
 def _at_least_each(counts: Iterable[tuple[int, int]]) -> list[int]:
     """From (value, count) pairs: how many values are 1 or more, 2 or more, ... to the largest."""
-    found = list(counts)
-    return [
-        sum(times for value, times in found if value >= least)
-        for least in range(1, max((value for value, _ in found), default=0) + 1)
-    ]
+    found: list[int] = []
+    for value, times in counts:
+        found += [0] * (value - len(found))
+        for place in range(value):
+            found[place] += times
+    return found
 
 
 def together(tallies: Sequence[Tally]) -> Tally:
@@ -324,11 +320,9 @@ class EngineStats:
         assert tally.first_token is not None
         self._ttft.add(tally.first_token - tally.arrived)
 
-    def add_gaps(self, gaps: list[float]) -> None:
-        """Add the gaps before tokens that rows of one step got: most of them are alike."""
-        is_one = bool(gaps) and gaps.count(gaps[0]) == len(gaps)
-        counts = {gaps[0]: len(gaps)} if is_one else Counter(gaps)
-        for gap, times in counts.items():
+    def add_gaps(self, gaps: Mapping[float, int]) -> None:
+        """Add the gaps before tokens that rows of one step got, and how many had each."""
+        for gap, times in gaps.items():
             self._inter_token.add(gap, times)
 
     def end(self, tally: Tally, reason: str) -> None:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby, permutations, takewhile
 from typing import Any
 
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import any_to_lark
 
+from hunch.checks import MAX_GRAMMAR_BYTES, json_of
 from hunch.errors import GrammarError
 from hunch.types import StructuredOutput
 
-MAX_BYTES = 256 * 1024  # of a schema, regex or grammar
 MAX_NESTING = 100  # groups of a regex within each other
 MAX_UNIQUE = 5  # values whose orders are spelt out: 326 of them
 
@@ -44,21 +44,18 @@ def _body_of(asked: StructuredOutput) -> str:
 
 def _from_schema(schema: Any, whitespace: bool) -> str:
     try:
-        text = schema if isinstance(schema, str) else json.dumps(_plain(schema))
-        _bounded("json", text)
+        text = _bounded("json", schema) if isinstance(schema, str) else json_of(schema)
         if '"uniqueItems"' in text:
-            text = _bounded("json", json.dumps(_without_unique(json.loads(text))))
+            text = json_of(_without_unique(json.loads(text)))
         # Where alternatives of a oneOf overlap, whatever fits one of them is let through.
         layout: dict[str, Any] = {"whitespace_flexible": whitespace, "coerce_one_of": True}
         if not whitespace:  # as most JSON in a model's training was written
             layout |= {"item_separator": ", ", "key_separator": ": "}
         return str(LLMatcher.grammar_from_json_schema(text, overrides=layout))
+    except GrammarError:
+        raise
     except (ValueError, TypeError, RecursionError) as error:
         raise GrammarError(f"structured_outputs.json is no JSON schema: {error}") from None
-
-
-def _plain(schema: Any) -> Any:
-    return dict(schema) if isinstance(schema, Mapping) else schema
 
 
 def _from_choice(choice: Any) -> str:
@@ -151,8 +148,9 @@ def _from_grammar(text: str) -> str:
 
 def _bounded(name: str, text: str) -> str:
     size = len(text.encode("utf-8", "surrogatepass"))
-    if size > MAX_BYTES:
+    if size > MAX_GRAMMAR_BYTES:
         raise GrammarError(
-            f"structured_outputs.{name} has {size:,} bytes; at most {MAX_BYTES:,} are allowed"
+            f"structured_outputs.{name} has {size:,} bytes; at most {MAX_GRAMMAR_BYTES:,} are "
+            "allowed"
         )
     return text

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import os
 import sys
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -37,27 +36,18 @@ from dynamo.common.utils.token_ids import normalize_request_token_ids
 from dynamo.llm.exceptions import EngineShutdown, InvalidArgument, WorkerUnavailable
 from prometheus_client import CollectorRegistry
 
-from hunch.compat import config_from_vllm
+from hunch.compat import config_from_vllm, json_or_text
 from hunch.config import DEFAULT_MODEL, Config
 from hunch.errors import ConfigError, HunchError, QueueFullError, RequestError
 from hunch.hub import resolve
 from hunch.server.embedded import KeptEngine
 from hunch.server.metrics import PREFIX, VLLM, BothNames, EngineCollector
 from hunch.server.settings import ServeConfig
-from hunch.types import RequestOutput, SamplingParams, recommended
+from hunch.types import USUAL_SAMPLING, RequestOutput, SamplingParams, recommended
 
 SNAPSHOT_SECONDS = 1.0  # between two reports to Dynamo's router
-_SAMPLING = (  # names that Dynamo's sampling options share with ours
-    "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
-)
+# Names that Dynamo's sampling options share with ours.
+_SAMPLING = (*USUAL_SAMPLING, "n", "presence_penalty", "frequency_penalty", "seed")
 _STOPPING = ("max_tokens", "min_tokens", "ignore_eos")
 OVER = -1  # in place of a count: the answer's end was told
 _FORMS = ("json", "regex", "choice", "grammar")
@@ -212,14 +202,8 @@ def _pairs(words: Sequence[str]) -> dict[str, Any]:
             has_value = bool(left) and not left[0].startswith("--")
             value = left.pop(0) if has_value else "true"
         name = name.replace("-", "_")
-        found[name] = value if name in ("model", "served_model_name") else _value(value)
+        found[name] = value if name in ("model", "served_model_name") else json_or_text(value)
     return found
-
-
-def _value(text: str) -> Any:
-    with contextlib.suppress(json.JSONDecodeError):
-        return json.loads(text)
-    return text
 
 
 def read_params(request: Mapping[str, Any], defaults: Mapping[str, Any]) -> SamplingParams:

@@ -70,9 +70,25 @@ def _app() -> _WithLifespan:
     return _WithLifespan(_routes)
 
 
+class Replica:
+    """What Ray asks of one, whatever is over its engine."""
+
+    _server: Embedded
+
+    async def check_health(self) -> None:
+        """Ray replaces a replica that raises here."""
+        if (trouble := self._server.trouble()) is not None:
+            raise EngineError(trouble)
+
+    async def __del__(self) -> None:
+        server = getattr(self, "_server", None)
+        if server is not None:
+            await server.close()
+
+
 @serve.deployment
 @serve.ingress(_app)
-class HunchServer:
+class HunchServer(Replica):
     """A replica: an engine in a process of its own, and the HTTP routes over it."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
@@ -86,16 +102,6 @@ class HunchServer:
         settings = ServeConfig(served_model_names=(name,), host="0.0.0.0", max_queue=4096)
         self._server = Embedded(config, settings)
         module._routes = await self._server.start()
-
-    async def check_health(self) -> None:
-        """Ray replaces a replica that raises here."""
-        if (trouble := self._server.trouble()) is not None:
-            raise EngineError(trouble)
-
-    async def __del__(self) -> None:
-        server = getattr(self, "_server", None)
-        if server is not None:
-            await server.close()
 
 
 def build_app(arguments: Mapping[str, Any]) -> Any:

@@ -19,19 +19,31 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from typing import Any
 
 from ray import serve
 
 from hunch.compat import config_from_vllm
-from hunch.errors import ConfigError, EngineError
-from hunch.integrations.ray import DRAIN_SECONDS, Deployment, placement
+from hunch.errors import ConfigError
+from hunch.integrations.ray import DRAIN_SECONDS, Deployment, Replica, placement
 from hunch.server.embedded import Embedded, Reply
 from hunch.server.settings import ServeConfig
 
 
-class HunchServer:
+def _asked(path: str, class_name: str) -> Callable[..., AsyncGenerator[Any, None]]:
+    """A method that asks one of the routes."""
+
+    async def ask(
+        self: HunchServer, request: Any, raw_request_info: Any = None
+    ) -> AsyncGenerator[Any, None]:
+        async for answer in self._ask(path, request, class_name):
+            yield answer
+
+    return ask
+
+
+class HunchServer(Replica):
     """A replica: an engine in a process of its own. Ray's ingress calls the methods by name."""
 
     async def __init__(self, llm_config: Any) -> None:  # type: ignore[misc]  # Ray awaits it
@@ -76,38 +88,11 @@ class HunchServer:
 
     # --- what the ingress calls -------------------------------------------------------------------
 
-    async def chat(self, request: Any, raw_request_info: Any = None) -> AsyncGenerator[Any, None]:
-        async for answer in self._ask("/v1/chat/completions", request, "ChatCompletionResponse"):
-            yield answer
-
-    async def completions(
-        self, request: Any, raw_request_info: Any = None
-    ) -> AsyncGenerator[Any, None]:
-        async for answer in self._ask("/v1/completions", request, "CompletionResponse"):
-            yield answer
-
-    async def embeddings(
-        self, request: Any, raw_request_info: Any = None
-    ) -> AsyncGenerator[Any, None]:
-        async for answer in self._ask("/v1/embeddings", request, "EmbeddingResponse"):
-            yield answer
-
-    async def tokenize(
-        self, request: Any, raw_request_info: Any = None
-    ) -> AsyncGenerator[Any, None]:
-        async for answer in self._ask("/tokenize", request, "TokenizeResponse"):
-            yield answer
-
-    async def detokenize(
-        self, request: Any, raw_request_info: Any = None
-    ) -> AsyncGenerator[Any, None]:
-        async for answer in self._ask("/detokenize", request, "DetokenizeResponse"):
-            yield answer
-
-    async def check_health(self) -> None:
-        """Ray replaces a replica that raises here."""
-        if (trouble := self._server.trouble()) is not None:
-            raise EngineError(trouble)
+    chat = _asked("/v1/chat/completions", "ChatCompletionResponse")
+    completions = _asked("/v1/completions", "CompletionResponse")
+    embeddings = _asked("/v1/embeddings", "EmbeddingResponse")
+    tokenize = _asked("/tokenize", "TokenizeResponse")
+    detokenize = _asked("/detokenize", "DetokenizeResponse")
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """What a request router of the user's own may read of this replica."""
@@ -116,11 +101,6 @@ class HunchServer:
 
     async def llm_config(self) -> Any:
         return self._llm_config
-
-    async def __del__(self) -> None:
-        server = getattr(self, "_server", None)
-        if server is not None:
-            await server.close()
 
     async def _ask(self, path: str, request: Any, class_name: str) -> AsyncGenerator[Any, None]:
         """Events as they come, as text; or one answer, or one error, of Ray's type."""

@@ -88,17 +88,8 @@ def clipped(gate: Tensor, up: Tensor) -> Tensor:
 # Functions of gate and up together; any other activation is of the gate alone, times up.
 GATED_ACTIVATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"clipped": clipped}
 # How kernels are told: names that mean the same are one.
-KERNEL_NAMES = {
-    "silu": "silu",
-    "swish": "silu",
-    "relu": "relu",
-    "relu2": "relu2",
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_tanh": "gelu_tanh",
-    "clipped": "clipped",
-}
+KERNEL_NAMES = {name: name for name in (*ACTIVATIONS, *GATED_ACTIVATIONS)}
+KERNEL_NAMES |= {"swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 def gated_ref(gate_up_TF: Tensor, activation: str = "silu") -> Tensor:

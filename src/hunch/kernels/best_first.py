@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hunch.kernels.process import process_ref
-from hunch.kernels.step import DRAFTED, MATCHED, Draws, RowState, StepRows
+from hunch.kernels.step import DRAFTED, MATCHED, Draws, RowState, StepRows, live_rows
 
 MIN_REST = 1e-9  # least chance that all children but the best share
 
@@ -113,9 +113,7 @@ def extend_ref(
     next_T, path_TP = torch.zeros_like(node_T), growth.path_TP.new_full((len(node_T), 1), -1)
     path_TP = path_TP.repeat(1, growth.path_TP.shape[1])
     up_T = torch.arange(num_rows).repeat_interleave(num_grown).to(node_T) * num_parents
-    for r, row in enumerate(step.ids_R.tolist()):
-        if int(step.num_checked_R[r]) < 0 or state.is_done_X[row]:
-            continue
+    for r, row in live_rows(state, step):
         nodes = _nodes(state, growth, r, row) if depth else []
         first, num_before = r * num_parents, len(nodes)
         left = int(state.end_X[row]) - int(state.known_X[row])
@@ -206,9 +204,7 @@ def ranked_ref(
     column_RB = score_RC.sort(dim=1, descending=True, stable=True).indices[:, : level.num_ranks]
     token_RN = (column_RB if ids_C is None else ids_C[column_RB])[:, level.rank_N]
     last, first_guess = level.first + len(level.rank_N), step.guesses_at(num_nodes)
-    for r, row in enumerate(step.ids_R.tolist()):
-        if int(step.num_checked_R[r]) < 0 or state.is_done_X[row]:
-            continue
+    for r, row in live_rows(state, step):
         nodes = slice(level.first, last)
         state.draft_XG[row, nodes], state.parents_XG[row, nodes] = token_RN[r], level.parent_N
         step.result_RC[r, first_guess + level.first : first_guess + last] = token_RN[r]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -12,10 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+
+log = logging.getLogger("hunch")
 
 SOURCES = Path(__file__).parent / "cpu"  # a model's pass on a CPU
 # Contraction would let the compiler fuse a product and a sum in one place and not in another.
@@ -46,27 +49,29 @@ HOW_TO_GET_A_COMPILER = (
 @cache
 def load_library() -> ctypes.CDLL | None:
     """The CPU kernels, built if needed; None, after one warning, where they cannot be built."""
-    return _load(SOURCES, "hunch runs on torch alone, which is several times slower on a CPU")
-
-
-def _load(sources: Path, otherwise: str) -> ctypes.CDLL | None:
-    ready = prebuilt(sources)
+    ready = prebuilt(SOURCES)
     if ready is not None:
         return ctypes.CDLL(str(ready))
     compiler = find_compiler()
-    if compiler is None:
-        _warn(otherwise, f"no C++ compiler found; {HOW_TO_GET_A_COMPILER}")
-        return None
-    try:
-        return ctypes.CDLL(str(build(compiler, sources)))
-    except (subprocess.CalledProcessError, OSError) as error:
-        detail = getattr(error, "stderr", "") or str(error)
-        _warn(otherwise, f"building with {compiler} failed: {detail.strip()[-400:]}")
-        return None
+    reason = f"no C++ compiler found; {HOW_TO_GET_A_COMPILER}"
+    if compiler is not None:
+        try:
+            return ctypes.CDLL(str(build(compiler)))
+        except (subprocess.CalledProcessError, OSError) as error:
+            reason = _why_not_built(compiler, error)
+    log.warning("hunch runs on torch alone, which is several times slower on a CPU: %s", reason)
+    return None
 
 
-def _warn(otherwise: str, reason: str) -> None:
-    warnings.warn(f"{otherwise}: {reason}", RuntimeWarning, stacklevel=4)
+def _why_not_built(compiler: str, error: subprocess.CalledProcessError | OSError) -> str:
+    detail = (getattr(error, "stderr", "") or str(error)).strip()
+    cannot_run = isinstance(error, OSError) and error.filename == compiler
+    if not cannot_run and (isinstance(error, OSError) or os.strerror(errno.ENOSPC) in detail):
+        what = detail.splitlines()[0]
+        return (
+            f"kernels cannot be kept in {cache_dir()} ({what}); name another folder in HUNCH_CACHE"
+        )
+    return f"building with {compiler} failed: {detail[-400:]}"
 
 
 def prebuilt(sources: Path) -> Path | None:
@@ -101,9 +106,9 @@ def cache_dir() -> Path:
     return Path(home) / "hunch" / "kernels"
 
 
-def build(compiler: str, sources: Path = SOURCES) -> Path:
-    """The shared library for these sources, this compiler and this CPU."""
-    files = sorted(sources.glob("*.h")) + sorted(sources.glob("*.cpp"))
+def build(compiler: str) -> Path:
+    """The shared library for this compiler and this CPU."""
+    files = sorted(SOURCES.glob("*.h")) + sorted(SOURCES.glob("*.cpp"))
     digest = hashlib.sha256()
     for part in (*FLAGS, *cpu_flags(), compiler, _version(compiler), _cpu()):
         digest.update(part.encode() + b"\0")

@@ -29,6 +29,7 @@ from hunch.kernels.step import (
     Draws,
     RowState,
     StepRows,
+    live_rows,
     path_of,
     slot_of,
 )
@@ -68,17 +69,15 @@ def lookup_ref(
     num_second: int = 0,
 ) -> None:
     """Draft what followed the last match of a row's end, or what the phrase table holds."""
-    for r, row in enumerate(step.ids_R.tolist()):
-        if int(step.num_checked_R[r]) < 0 or state.is_done_X[row]:
-            continue
+    for r, row in live_rows(state, step):
         known = int(state.known_X[row])
         text: list[int] = state.tokens_XL[row, :known].tolist()
         least, most, needed, table = min_match, max_match, sure, phrases
         num_first = num_nodes - num_second
-        if step.sources is not None and step.sources.rules_XW[row, at.SURE] != at.AS_OTHERS:
-            rules = step.sources.rules_XW[row].tolist()
-            least, most, needed = rules[at.MIN_MATCH], rules[at.MAX_MATCH], rules[at.SURE]
-            table, num_first = phrases if rules[at.HAS_TABLE] else None, num_nodes
+        if step.methods is not None and step.methods.settings_XW[row, at.SURE] != at.AS_OTHERS:
+            settings = step.methods.settings_XW[row].tolist()
+            least, most, needed = settings[at.MIN_MATCH], settings[at.MAX_MATCH], settings[at.SURE]
+            table, num_first = phrases if settings[at.HAS_TABLE] else None, num_nodes
         matched, place = longest_match(text, least, most)
         guesses = what_followed(text, place, num_nodes) if matched else []
         if table is not None:
@@ -131,10 +130,8 @@ def write_second(state: RowState, step: StepRows, r: int, guesses: list[int], fi
 def graft_ref(state: RowState, step: StepRows, num_nodes: int, num_guesses: int) -> None:
     """Add the first guesses of a lookup to the row's tree, after nodes that are equal to them."""
     first = step.guesses_at(num_nodes)
-    for r, row in enumerate(step.ids_R.tolist()):
-        if int(step.num_checked_R[r]) < 0 or state.is_done_X[row]:
-            continue
-        if step.sources is not None and step.sources.rules_XW[row, at.SURE] != at.AS_OTHERS:
+    for r, row in live_rows(state, step):
+        if step.methods is not None and step.methods.settings_XW[row, at.SURE] != at.AS_OTHERS:
             continue
         left = max(int(state.end_X[row]) - int(state.known_X[row]) - 1, 0)
         guesses = [t for t in step.result_RC[r, first : first + num_guesses].tolist() if t >= 0]
@@ -177,22 +174,20 @@ def expect_ref(state: RowState, step: StepRows, num_nodes: int) -> None:
     If the answer has departed from it, tokens are assumed to be replaced one for one; that is
     drafted only for rows that have no draft, or that nothing else may draft for.
     """
-    assert step.sources is not None
-    for r, row in enumerate(step.ids_R.tolist()):
-        if int(step.num_checked_R[r]) < 0 or state.is_done_X[row]:
+    assert step.methods is not None
+    for r, row in live_rows(state, step):
+        settings = step.methods.settings_XW[row].tolist()
+        expected: list[int] = step.methods.expected_XE[row, : settings[at.EXPECTED]].tolist()
+        if not (expected or settings[at.IS_ALONE]):
             continue
-        rules = step.sources.rules_XW[row].tolist()
-        expected: list[int] = step.sources.expected_XE[row, : rules[at.EXPECTED]].tolist()
-        if not (expected or rules[at.IS_ALONE]):
-            continue
-        answer: list[int] = state.tokens_XL[row, rules[at.PROMPT] : state.known_X[row]].tolist()
-        ahead = len(answer) + rules[at.SHIFT]
+        answer: list[int] = state.tokens_XL[row, settings[at.PROMPT] : state.known_X[row]].tolist()
+        ahead = len(answer) + settings[at.SHIFT]
         matched, place = longest_expected(answer, expected, ahead)
         place = place if matched else ahead
-        step.sources.rules_XW[row, at.SHIFT] = place - len(answer)
+        step.methods.settings_XW[row, at.SHIFT] = place - len(answer)
         guesses = expected[place : place + num_nodes]
         is_kept = bool(guesses) and (matched > 1 or (matched == 1 and place == ahead))
-        if not (is_kept or rules[at.IS_ALONE] or not state.num_nodes_X[row]):
+        if not (is_kept or settings[at.IS_ALONE] or not state.num_nodes_X[row]):
             continue
         # An answer follows its prediction more reliably than a text repeats itself.
         matched = min(4 + 4 * matched, MAX_MATCH) if is_kept else 0
@@ -238,9 +233,7 @@ def remembered_ref(
 
     A row that has departed from the answer, or is longer, is no longer drafted for.
     """
-    for r, row in enumerate(step.ids_R.tolist()):
-        if int(step.num_checked_R[r]) < 0 or state.is_done_X[row]:
-            continue
+    for r, row in live_rows(state, step):
         length, num_prompt, turn = answers.about_XA[row].tolist()
         known = int(state.known_X[row])
         place = known - num_prompt
@@ -333,9 +326,7 @@ def add_nodes_ref(
 ) -> None:
     """Write a level's nodes, and count those that the row may check."""
     width = len(token_T) // len(step.ids_R)
-    for r, row in enumerate(step.ids_R.tolist()):
-        if int(step.num_checked_R[r]) < 0 or state.is_done_X[row]:
-            continue
+    for r, row in live_rows(state, step):
         here = slice(r * width, (r + 1) * width)
         nodes = slice(first_node, first_node + width)
         state.draft_XG[row, nodes], state.parents_XG[row, nodes] = token_T[here], parent_T[here]

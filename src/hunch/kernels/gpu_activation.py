@@ -9,10 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hunch.kernels.activation import CLIP_LIMIT, CLIP_SLOPE
-from hunch.kernels.gpu_launch import cdiv, let_next_start, options, wait_for_inputs
-
-assert (CLIP_LIMIT, CLIP_SLOPE) == (7.0, 1.702), "the kernels have these numbers in them"
+from hunch.kernels.gpu_launch import cdiv, options, take_turns
 
 
 @triton.jit
@@ -37,10 +34,12 @@ def activate(a, ACT: tl.constexpr):
 
 @triton.jit
 def gate(a, b, ACT: tl.constexpr):
-    """act(a) * b; "clipped" is a function of both together."""
-    if ACT == "clipped":
+    """act(a) * b; "clipped" is a function of both together, "sigmoid" has one rounding less."""
+    if ACT == "clipped":  # by activation.CLIP_LIMIT and CLIP_SLOPE
         a, b = tl.minimum(a, 7.0), tl.minimum(tl.maximum(b, -7.0), 7.0)
         y = (b + 1.0) * (a / (1.0 + tl.exp(-1.702 * a)))
+    elif ACT == "sigmoid":
+        y = b / (1.0 + tl.exp(-a))
     else:
         y = activate(a, ACT) * b
     return y
@@ -48,40 +47,37 @@ def gate(a, b, ACT: tl.constexpr):
 
 @triton.jit
 def _activated_kernel(
-    x_ptr, y_ptr, F, ACT: tl.constexpr, IS_GATED: tl.constexpr, BLOCK: tl.constexpr
-):
+    a_ptr, b_ptr, y_ptr, F, a_stride, b_stride, y_stride, ACT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_in = offs < F
-    wait_for_inputs()
-    let_next_start()
-    if IS_GATED:
-        a = tl.load(x_ptr + row * 2 * F + offs, mask=is_in, other=0.0).to(tl.float32)
-        b = tl.load(x_ptr + row * 2 * F + F + offs, mask=is_in, other=0.0).to(tl.float32)
+    take_turns()
+    a = tl.load(a_ptr + row * a_stride + offs, mask=is_in, other=0.0).to(tl.float32)
+    if b_ptr is not None:
+        b = tl.load(b_ptr + row * b_stride + offs, mask=is_in, other=0.0).to(tl.float32)
         y = gate(a, b, ACT)
     else:
-        y = activate(tl.load(x_ptr + row * F + offs, mask=is_in, other=0.0).to(tl.float32), ACT)
-    tl.store(y_ptr + row * F + offs, y.to(y_ptr.dtype.element_ty), mask=is_in)
+        y = activate(a, ACT)
+    tl.store(y_ptr + row * y_stride + offs, y.to(y_ptr.dtype.element_ty), mask=is_in)
 
 
-@triton.jit
-def _gated_by_kernel(x_ptr, gate_ptr, F, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_in = offs < F
-    wait_for_inputs()
-    let_next_start()
-    x = tl.load(x_ptr + row * F + offs, mask=is_in, other=0.0).to(tl.float32)
-    a = tl.load(gate_ptr + row * F + offs, mask=is_in, other=0.0).to(tl.float32)
-    y = x / (1.0 + tl.exp(-a))
-    tl.store(x_ptr + row * F + offs, y.to(x_ptr.dtype.element_ty), mask=is_in)
+def gated(
+    a_PF: Tensor, b_PF: Tensor | None, y_PF: Tensor, num_rows: int, activation: str,
+    block: int = 1024, num_warps: int = 4,
+) -> None:  # fmt: skip
+    """act(a) * b of the first rows, or act(a); y may be either of them. Rows may be parts of longer
+    ones."""
+    width = y_PF.shape[1]
+    _activated_kernel[(num_rows, cdiv(width, block))](
+        a_PF, b_PF, y_PF, width, a_PF.stride(0), 0 if b_PF is None else b_PF.stride(0),
+        y_PF.stride(0), ACT=activation, BLOCK=block, **options(num_warps),
+    )  # fmt: skip
 
 
 def gated_by(x_PF: Tensor, gate_PF: Tensor, num_rows: int) -> None:
     """The first rows of x times the sigmoid of their gates, in place."""
-    width = x_PF.shape[1]
-    grid = (num_rows, cdiv(width, 1024))
-    _gated_by_kernel[grid](x_PF, gate_PF, width, BLOCK=1024, **options(4))
+    gated(gate_PF, x_PF, x_PF, num_rows, "sigmoid")
 
 
 def activated(
@@ -89,7 +85,4 @@ def activated(
 ) -> None:
     """act(gate) * up of the first rows, as the ending of `gemm_gated` computes it; without a gate,
     act(x). x holds gate and up side by side; it may be y where there is no gate."""
-    width = y_PF.shape[1]
-    _activated_kernel[(num_rows, cdiv(width, 1024))](
-        x, y_PF, width, ACT=activation, IS_GATED=is_gated, BLOCK=1024, **options(4)
-    )
+    gated(x, x[:, y_PF.shape[1] :] if is_gated else None, y_PF, num_rows, activation)

@@ -16,11 +16,11 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.best_first import MIN_REST, Growth, RankedLevel
-from hunch.kernels.gpu_filters import ID_BITS, rank_of
-from hunch.kernels.gpu_grow import Asked, children_of, log_totals, merged, score_of
-from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_filters import id_of, rank_of, score_of
+from hunch.kernels.gpu_grow import Asked, children_of, log_totals, merged
+from hunch.kernels.gpu_launch import next_power_of_2, options, take_turns
 from hunch.kernels.gpu_process import process
-from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED
+from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED, live_row
 from hunch.kernels.step import Draws, RowState, StepRows
 
 LEAST_REST = tl.constexpr(MIN_REST)
@@ -36,25 +36,23 @@ def _log_sigmoid(x):
 
 @triton.jit
 def _merge_kernel(
-    rank_ptr, top_ptr, mass_ptr, ids_ptr, token_ptr, gain_ptr, num_chunks,
-    BRANCH: tl.constexpr, HAS_IDS: tl.constexpr, HAS_CHANCES: tl.constexpr, ID_BITS: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr,
+    rank_ptr, top_ptr, mass_ptr, ids_ptr, token_ptr, gain_ptr, num_chunks, BRANCH: tl.constexpr,
+    HAS_IDS: tl.constexpr, HAS_CHANCES: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """The best children of one line of logits, best first, and the logs of their chances."""
     m = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     rank_1B = merged(rank_ptr, m, num_chunks, 1, BRANCH, 1, BLOCK_B, BLOCK_K)
     rank = tl.reshape(rank_1B, (BLOCK_B,))
     b = tl.arange(0, BLOCK_B)
     is_in = b < BRANCH
-    token = ((1 << ID_BITS) - 1) - (rank & ((1 << ID_BITS) - 1))
+    token = id_of(rank)
     if HAS_IDS:
         token = tl.load(ids_ptr + token, mask=is_in, other=0)
     tl.store(token_ptr + m * BRANCH + b, token, mask=is_in)
     if HAS_CHANCES:
         top, log_total = log_totals(top_ptr, mass_ptr, m, num_chunks, 1, 1, BLOCK_K)
-        gain_1B = (score_of(rank_1B, ID_BITS) - top[:, None]) - log_total[:, None]
+        gain_1B = (score_of(rank_1B) - top[:, None]) - log_total[:, None]
         tl.store(gain_ptr + m * BRANCH + b, tl.reshape(gain_1B, (BLOCK_B,)), mask=is_in)
 
 
@@ -124,12 +122,12 @@ def _finish(
 
 
 @triton.jit
-def _places(chance_G, is_before, g, chance, is_new, one, ID_BITS: tl.constexpr):
+def _places(chance_G, is_before, g, chance, is_new, one):
     """Places of the nodes so far and of new ones, and the order of these among themselves.
 
     Of equals those that were there before come first.
     """
-    key = tl.where(is_new, rank_of(chance, one, ID_BITS), -1)
+    key = tl.where(is_new, rank_of(chance, one), -1)
     order = tl.sum((key[None, :] > key[:, None]).to(tl.int32), axis=1).to(tl.int64)
     is_ahead = is_before[None, :] & (chance_G[None, :] >= chance[:, None])
     place = order + tl.sum(is_ahead.to(tl.int32), axis=1)
@@ -143,15 +141,11 @@ def _extend_kernel(
     known_ptr, end_ptr, done_ptr, temperature_ptr, count_ptr, draft_ptr, parents_ptr, result_ptr,
     next_node_ptr, next_ptr, up_ptr, next_path_ptr, num_parents, num_grown, size, depth, max_path,
     draft_stride, result_stride, guesses_at, least, BRANCH: tl.constexpr, IS_SHARED: tl.constexpr,
-    HAS_ODDS: tl.constexpr, HAS_NEXT: tl.constexpr, HAS_PATHS: tl.constexpr, ID_BITS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_W: tl.constexpr,
+    HAS_ODDS: tl.constexpr, HAS_NEXT: tl.constexpr, HAS_PATHS: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """One row: the children among the likeliest nodes; each node finds its own place."""
-    r = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
-    row = tl.maximum(tl.load(rows_ptr + r), 0)
-    is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
+    r, row, is_row = live_row(rows_ptr, count_in_ptr, done_ptr)
     left = tl.load(end_ptr + row) - tl.load(known_ptr + row)
     chance_ptr += r * size
     draft_ptr += row * draft_stride
@@ -179,7 +173,7 @@ def _extend_kernel(
     chance += tl.load(chance_ptr + parent, mask=is_new & (parent >= 0), other=0.0)
     is_new &= chance > least
     chance = tl.where(is_new, chance, float("-inf"))
-    place_G, place, order = _places(chance_G, is_before, g, chance, is_new, one, ID_BITS)
+    place_G, place, order = _places(chance_G, is_before, g, chance, is_new, one)
     parent, parent_G = _moved(parent, g, place_G), _moved(parent_G, g, place_G)
     is_new &= place < size
     is_before &= place_G < size
@@ -212,11 +206,7 @@ def _ranked_kernel(
     draft_stride, result_stride, guesses_at, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One row: a level's nodes take the tokens of their ranks."""
-    r = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
-    row = tl.maximum(tl.load(rows_ptr + r), 0)
-    is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
+    r, row, is_row = live_row(rows_ptr, count_in_ptr, done_ptr)
     left = tl.load(end_ptr + row) - tl.load(known_ptr + row)
     n = tl.arange(0, BLOCK_N)
     is_in = is_row & (n < num_nodes)
@@ -256,8 +246,7 @@ def _best_children(
     _merge_kernel[(num_tokens,)](
         rank_TKB, top_TK, mass_TK, rank_TKB if ids_C is None else ids_C, token_TB, gain_TB,
         num_chunks, BRANCH=branch, HAS_IDS=ids_C is not None, HAS_CHANCES=has_chances,
-        ID_BITS=ID_BITS, BLOCK_B=block_b, BLOCK_K=block_k,
-        **options(1 if block_b * block_k <= 1024 else 4),
+        BLOCK_B=block_b, BLOCK_K=block_k, **options(1 if block_b * block_k <= 1024 else 4),
     )  # fmt: skip
     return token_TB, gain_TB
 
@@ -299,9 +288,8 @@ def extend(
         size, depth, max_path, state.draft_XG.stride(0), step.result_RC.stride(0),
         step.guesses_at(num_nodes), float("-inf") if least is None else least, BRANCH=branch,
         IS_SHARED=len(logits_TC) < num_tokens, HAS_ODDS=odds_T is not None, HAS_NEXT=not is_last,
-        HAS_PATHS=step.has_rules, ID_BITS=ID_BITS, BLOCK_N=blocks[0], BLOCK_B=blocks[1],
-        BLOCK_G=blocks[2], BLOCK_W=blocks[3],
-        **options(min(max((blocks[0] * blocks[1]) ** 2 // 1024, 1), 16)),
+        HAS_PATHS=step.has_rules, BLOCK_N=blocks[0], BLOCK_B=blocks[1], BLOCK_G=blocks[2],
+        BLOCK_W=blocks[3], **options(min(max((blocks[0] * blocks[1]) ** 2 // 1024, 1), 16)),
     )  # fmt: skip
     growth.node_T, growth.path_TP = node_T, path_TP
     return None if is_last else (next_T, up_T)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from hunch.kernels.gpu_launch import IS_INTERPRETED
-from hunch.kernels.quant import BOOKS, CODE_FORMATS, Quantised
+from hunch.kernels.quant import BOOKS, CODE_FORMATS, UNIT_GROUP, Quantised
 from hunch.kernels.words import num_parts
 
 # Assembly for two words in a register ($1) to two numbers of 16 bits ($0). First the code's value,
@@ -327,6 +328,21 @@ def places(WORDS: tl.constexpr):
         place = (offs_k & -32) + thread * 8 + step * 4 + half * 2 + (offs_k & 1)
         offs_k = tl.max_contiguous(tl.multiple_of(place, 2), 2)
     return offs_k
+
+
+def pointers_of(w: Quantised) -> tuple[Tensor | None, ...]:
+    """What kernels read of a weight: codes, scales, zeros, minima, units and units of minima."""
+    return w.data_SNW, w.scale_GN, w.zero_GN, w.minimum_GN, w.unit_UN, w.min_unit_UN
+
+
+def form_of(w: Quantised) -> dict[str, object]:
+    """What kernels are compiled for."""
+    return {
+        "FORMAT": w.format, "SPAN": w.span, "WORDS": w.data_SNW.shape[2], "OFFSET": w.offset,
+        "GROUP_K": w.group, "UNIT_K": UNIT_GROUP, "HAS_ZERO": w.has_zero,
+        "HAS_MINIMUM": w.has_minimum, "HAS_UNIT": w.unit_UN is not None, "PAIRED": w.paired,
+        "ROUTE": route_of(w),
+    }  # fmt: skip
 
 
 def route_of(w: Quantised) -> str:

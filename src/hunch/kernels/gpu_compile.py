@@ -23,6 +23,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, dataclass
 from queue import Empty, Queue
 from threading import Thread, get_ident
+from threading import enumerate as all_threads
 
 import torch
 import triton
@@ -39,7 +40,9 @@ from hunch.kernels.build import num_cpus
 
 WORKERS = "HUNCH_COMPILE_WORKERS"  # processes; 0 or 1: kernels are compiled as they are launched
 MAX_WORKERS = 32
+LOWEST = 19  # priority of processes in the background
 LOCK = "hunch-compile.lock"  # in Triton's cache
+THREAD = "hunch-compile"  # name of threads that wait for the processes
 PATIENCE = 120.0  # seconds within which a kernel must be done
 # Operations of torch that read indices, which a kernel may not have computed.
 INDEXED = {
@@ -55,6 +58,13 @@ def num_workers() -> int:
     if told.isdigit():
         return int(told)
     return min(num_cpus() - 1, MAX_WORKERS)
+
+
+def wait_for_background() -> None:
+    """Wait until nothing is compiled in the background any more."""
+    for thread in all_threads():
+        if thread.name == THREAD:
+            thread.join()
 
 
 def is_possible() -> bool:
@@ -253,7 +263,7 @@ class CompileWorkers:
         )
         self._lines.put([triton.__version__, count, gpu_launch.HAS_EARLY_START, vars(target)])
         loops = self._read, self._write
-        self._threads = [Thread(target=loop, name="hunch-compile", daemon=True) for loop in loops]
+        self._threads = [Thread(target=loop, name=THREAD, daemon=True) for loop in loops]
         for thread in self._threads:
             thread.start()
 
@@ -294,9 +304,14 @@ class CompileWorkers:
         return lines[-1] if lines else f"exit code {self._process.poll()}"
 
     def finish_alone(self) -> None:
-        """Let the processes finish their work in the background, and then end."""
+        """Let the processes finish their work in the background, and then end.
+
+        Cores that requests need are theirs first.
+        """
+        with suppress(OSError):  # they have ended
+            os.setpriority(os.PRIO_PGRP, self._process.pid, LOWEST)
         self._lines.put(None)
-        Thread(target=self._end, name="hunch-compile", daemon=True).start()
+        Thread(target=self._end, name=THREAD, daemon=True).start()
 
     def close(self) -> None:
         """End all processes at once."""

@@ -21,15 +21,17 @@ from hunch.kernels.gpu_activation import gate
 from hunch.kernels.gpu_codes import (
     MOVED,
     can_move,
+    form_of,
     moved_of,
     numbers_of,
+    pointers_of,
     read_scales,
     route_of,
     scales_of,
 )
 from hunch.kernels.gpu_endings import Tile
 from hunch.kernels.gpu_launch import cdiv, options
-from hunch.kernels.quant import UNIT_GROUP, Quantised
+from hunch.kernels.quant import Quantised
 from hunch.kernels.slices import NUM_SMS
 from hunch.kernels.words import num_parts
 
@@ -165,13 +167,13 @@ def _add_span(
 @gluon.jit
 def _finish(
     sum, y_ptr, bias_ptr, residual_ptr, pid_s, M, N, y_stride, WIDTH: gl.constexpr,
-    ENDING: gl.constexpr, HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr,
+    ENDING: gl.constexpr,
 ):  # fmt: skip
     """As `gpu_endings.finish`; outputs are the first dimension."""
     BLOCK_N: gl.constexpr = sum.shape[0]
     BLOCK_M: gl.constexpr = sum.shape[1]
     IS_DUAL: gl.constexpr = ENDING != "store"
-    if HAS_BIAS:  # noqa: SIM102 - known when the kernel is compiled
+    if bias_ptr is not None:  # noqa: SIM102 - known when the kernel is compiled
         if pid_s == 0:
             LINE: gl.constexpr = gl.SliceLayout(1, sum.type.layout)
             offs_b = _outputs(gl.arange(0, BLOCK_N, layout=LINE), N, WIDTH, IS_DUAL)
@@ -188,7 +190,7 @@ def _finish(
     offs_m = gl.arange(0, BLOCK_M, layout=gl.SliceLayout(0, OUT))
     is_out = (offs_n < N)[:, None] & (offs_m < M)[None, :]
     to = offs_m.to(gl.int64)[None, :] * y_stride + offs_n[:, None]
-    if HAS_RESIDUAL:
+    if residual_ptr is not None:
         y += gl.load(residual_ptr + to, mask=is_out, other=0.0).to(gl.float32)
     to += pid_s.to(gl.int64) * M * y_stride
     gl.store(y_ptr + to, y.to(y_ptr.dtype.element_ty), mask=is_out)
@@ -219,9 +221,8 @@ def _copy_inputs(
 @gluon.jit(do_not_specialize=["M"])
 def _direct_kernel(
     x_ptr, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, y_ptr, bias_ptr,
-    residual_ptr, M, N, num_rows, x_stride, y_stride,
-    NUM_SPANS: gl.constexpr, DEPTH: gl.constexpr, ENDING: gl.constexpr, HAS_BIAS: gl.constexpr,
-    HAS_RESIDUAL: gl.constexpr, FORMAT: gl.constexpr, SPAN: gl.constexpr, WORDS: gl.constexpr,
+    residual_ptr, M, N, num_rows, x_stride, y_stride, NUM_SPANS: gl.constexpr, DEPTH: gl.constexpr,
+    ENDING: gl.constexpr, FORMAT: gl.constexpr, SPAN: gl.constexpr, WORDS: gl.constexpr,
     OFFSET: gl.constexpr, GROUP_K: gl.constexpr, UNIT_K: gl.constexpr, HAS_ZERO: gl.constexpr,
     HAS_MINIMUM: gl.constexpr, HAS_UNIT: gl.constexpr, PAIRED: gl.constexpr, ROUTE: gl.constexpr,
     ROWS: gl.constexpr, BLOCK_N: gl.constexpr, IS_WHOLE: gl.constexpr, TOGETHER: gl.constexpr,
@@ -280,8 +281,7 @@ def _direct_kernel(
                         PAIRED, ROUTE, IS_MOVED, MMA)  # fmt: skip
     if IS_MOVED:
         sum = sum * (1 / MOVED)  # exact
-    _finish(sum, y_ptr, bias_ptr, residual_ptr, gl.program_id(1), M, N, y_stride, WIDTH, ENDING,
-            HAS_BIAS, HAS_RESIDUAL)  # fmt: skip
+    _finish(sum, y_ptr, bias_ptr, residual_ptr, gl.program_id(1), M, N, y_stride, WIDTH, ENDING)
 
 
 def can_multiply(x_MK: Tensor, w: Quantised, y: Tensor, ending: str, split: int) -> bool:
@@ -326,7 +326,7 @@ def tile_of(w: Quantised, num_rows: int, split: int) -> Tile:
 
 def launch(
     x_MK: Tensor, w: Quantised, y: Tensor, ending: str, num_outputs: int, split: int,
-    *, bias: Tensor | None = None, residual: Tensor | None = None, tile: Tile | None = None,
+    *, bias: Tensor | None = None, residual: Tensor | None = None,
 ) -> None:  # fmt: skip
     """A product of `gpu_quant`."""
     if w.order_K is not None:
@@ -334,22 +334,14 @@ def launch(
     assert x_MK.dtype == w.dtype, "a weight stands for numbers of one precision"
     (m, k), span = x_MK.shape, w.span
     num_spans = k // (span * split)
-    tile = tile or tile_of(w, m, split)
+    tile = tile_of(w, m, split)
     depth, together = min(tile.num_stages, num_spans), tile.num_warps * 256 // span // tile.block_m
     while together > 1 and depth % together:
         together //= 2
-    scale, minimum, zero, unit = w.scale_GN, w.minimum_GN, w.zero_GN, w.unit_UN
     width = tile.block_n if ending == "store" else tile.block_n // 2
     _direct_kernel[(cdiv(num_outputs, width), split)](
-        x_MK, w.data_SNW, scale, scale if zero is None else zero,
-        scale if minimum is None else minimum, scale if unit is None else unit,
-        scale if w.min_unit_UN is None else w.min_unit_UN, y, x_MK if bias is None else bias,
-        x_MK if residual is None else residual, m, num_outputs, w.shape[0],
-        x_MK.stride(0), y.stride(-2),
-        NUM_SPANS=num_spans, DEPTH=depth, ENDING=ending, HAS_BIAS=bias is not None,
-        HAS_RESIDUAL=residual is not None, FORMAT=w.format, SPAN=span, WORDS=w.data_SNW.shape[2],
-        OFFSET=w.offset, GROUP_K=w.group, UNIT_K=UNIT_GROUP, HAS_ZERO=w.has_zero,
-        HAS_MINIMUM=w.has_minimum, HAS_UNIT=unit is not None, PAIRED=w.paired,
-        ROUTE=route_of(w), ROWS=tile.block_m, BLOCK_N=tile.block_n, IS_WHOLE=len(scale) == 1,
+        x_MK, *pointers_of(w), y, bias, residual, m, num_outputs, w.shape[0], x_MK.stride(0),
+        y.stride(-2), NUM_SPANS=num_spans, DEPTH=depth, ENDING=ending, **form_of(w),
+        ROWS=tile.block_m, BLOCK_N=tile.block_n, IS_WHOLE=len(w.scale_GN) == 1,
         TOGETHER=max(together, 1), IS_MOVED=can_move(w), **options(tile.num_warps),
     )  # fmt: skip

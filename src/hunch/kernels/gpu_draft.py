@@ -10,63 +10,39 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_launch import next_power_of_2, options, take_turns
 from hunch.kernels.gpu_step import C_TOKENS, live_slots
 from hunch.kernels.step import RowState, StepRows
 
 
 @triton.jit
-def _known_kernel(
-    ids_ptr, count_in_ptr, history_ptr, known_ptr, table_ptr, packed_ptr, pos_ptr, slot_ptr,
-    seq_ptr, base_ptr, history_stride, table_stride, width,
-    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """One row: its last `width` known tokens; ended rows too."""
-    r = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
-    row = tl.maximum(tl.load(ids_ptr + r), 0)
-    is_row = tl.load(count_in_ptr + r) >= 0
-    place = tl.arange(0, BLOCK).to(tl.int64)
-    is_in = place < width
-    at = r * width + place
-    where = tl.load(known_ptr + row) - width + place
-    is_live = is_row & is_in & (where >= 0)
-    token = tl.load(history_ptr + row * history_stride + where, mask=is_live, other=0)
-    slot = live_slots(table_ptr + row * table_stride, where, is_live, BLOCK_SIZE)
-    tl.store(packed_ptr + at, token, mask=is_in)
-    tl.store(pos_ptr + at, tl.where(is_live, where, 0), mask=is_in)
-    tl.store(slot_ptr + at, slot, mask=is_in)
-    tl.store(seq_ptr + at, row + place * 0, mask=is_in)
-    tl.store(base_ptr + at, where + 1, mask=is_in)
-
-
-@triton.jit
-def _committed_kernel(
+def _text_kernel(
     ids_ptr, count_in_ptr, result_ptr, history_ptr, known_ptr, table_ptr, packed_ptr, pos_ptr,
     slot_ptr, seq_ptr, base_ptr, last_ptr, result_stride, history_stride, table_stride, width,
-    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+    IS_COMMITTED: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row: the tokens it just committed, each one position early; ended rows too."""
+    """One row: its last `width` known tokens, or those it just committed; ended rows too."""
     r = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     row = tl.maximum(tl.load(ids_ptr + r), 0)
     is_row = tl.load(count_in_ptr + r) >= 0
-    count = tl.where(is_row, tl.load(result_ptr + r * result_stride + C_TOKENS), 0)
     place = tl.arange(0, BLOCK).to(tl.int64)
     is_in = place < width
-    is_live = is_in & (place < count)
     at = r * width + place
+    EARLY: tl.constexpr = 1 if IS_COMMITTED else 0  # positions: the network sees the next token
+    count = width
+    if IS_COMMITTED:
+        count = tl.where(is_row, tl.load(result_ptr + r * result_stride + C_TOKENS), 0)
+        tl.store(last_ptr + r, r * width + tl.maximum(count - 1, 0))
     where = tl.load(known_ptr + row) - count + place
+    is_live = is_row & is_in & (place < count) & (where >= 0)
     token = tl.load(history_ptr + row * history_stride + where, mask=is_live, other=0)
-    slot = live_slots(table_ptr + row * table_stride, where - 1, is_live, BLOCK_SIZE)
+    slot = live_slots(table_ptr + row * table_stride, where - EARLY, is_live, BLOCK_SIZE)
     tl.store(packed_ptr + at, token, mask=is_in)
-    tl.store(pos_ptr + at, tl.where(is_live, where - 1, 0), mask=is_in)
+    tl.store(pos_ptr + at, tl.where(is_live, where - EARLY, 0), mask=is_in)
     tl.store(slot_ptr + at, slot, mask=is_in)
     tl.store(seq_ptr + at, row + place * 0, mask=is_in)
-    tl.store(base_ptr + at, tl.where(is_live, where, 1), mask=is_in)
-    tl.store(last_ptr + r, r * width + tl.maximum(count - 1, 0))
+    tl.store(base_ptr + at, tl.where(is_live, where - EARLY + 1, 1), mask=is_in)
 
 
 def new_inputs(state: RowState, num_tokens: int, depth: int = 0) -> tuple[Tensor, AttnInputs]:
@@ -78,18 +54,25 @@ def new_inputs(state: RowState, num_tokens: int, depth: int = 0) -> tuple[Tensor
     return packed_5T[0], attn
 
 
+def _text_inputs(
+    state: RowState, step: StepRows, ids_T: Tensor, attn: AttnInputs, last_R: Tensor | None
+) -> None:
+    width = len(ids_T) // len(step.ids_R)
+    _text_kernel[(len(step.ids_R),)](
+        step.ids_R, step.num_checked_R, step.result_RC, state.tokens_XL, state.known_X,
+        state.table_XB, ids_T, attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T, last_R,
+        step.result_RC.stride(0), state.tokens_XL.stride(0), state.table_XB.stride(0), width,
+        IS_COMMITTED=last_R is not None, BLOCK_SIZE=attn.block_size, BLOCK=next_power_of_2(width),
+        **options(1),
+    )  # fmt: skip
+
+
 def known_inputs(state: RowState, step: StepRows, ids_T: Tensor, attn: AttnInputs) -> None:
     """Inputs of a pass over the last W known tokens of each row; places before them are padding.
 
     Rows that ended are included: their KV may serve other requests as a prefix.
     """
-    width = len(ids_T) // len(step.ids_R)
-    _known_kernel[(len(step.ids_R),)](
-        step.ids_R, step.num_checked_R, state.tokens_XL, state.known_X, state.table_XB, ids_T,
-        attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T, state.tokens_XL.stride(0),
-        state.table_XB.stride(0), width, BLOCK_SIZE=attn.block_size,
-        BLOCK=next_power_of_2(width), **options(1),
-    )  # fmt: skip
+    _text_inputs(state, step, ids_T, attn, None)
 
 
 def committed_inputs(
@@ -102,10 +85,4 @@ def committed_inputs(
     tokens are padding. last_R gets each row's last place that is not. Rows that ended are included:
     their KV may serve other requests as a prefix.
     """
-    width = len(ids_T) // len(step.ids_R)
-    _committed_kernel[(len(step.ids_R),)](
-        step.ids_R, step.num_checked_R, step.result_RC, state.tokens_XL, state.known_X,
-        state.table_XB, ids_T, attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T, last_R,
-        step.result_RC.stride(0), state.tokens_XL.stride(0), state.table_XB.stride(0), width,
-        BLOCK_SIZE=attn.block_size, BLOCK=next_power_of_2(width), **options(1),
-    )  # fmt: skip
+    _text_inputs(state, step, ids_T, attn, last_R)

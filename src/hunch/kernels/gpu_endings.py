@@ -73,15 +73,14 @@ def turns(pos_ptr, slot_ptr, rope_ptr, offs_m, is_row, offs_h, HEAD: tl.constexp
 def finish(
     a, b, y_ptr, residual_ptr, k_cache_ptr, v_cache_ptr, slot, cos, sin,
     offs_m, offs_n, head, offs_h, is_row, is_col, M, y_stride, pid_s,
-    ENDING: tl.constexpr, HAS_RESIDUAL: tl.constexpr, HEAD: tl.constexpr, NUM_HEADS: tl.constexpr,
-    NUM_KV: tl.constexpr,
+    ENDING: tl.constexpr, HEAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
 ):  # fmt: skip
     """Finish a tile's sums and store them; see `gpu_gemm`."""
     is_out = is_row[:, None] & is_col[None, :]
     at = offs_m[:, None].to(tl.int64) * y_stride + offs_n[None, :]
     y_ptrs = y_ptr + at
     if ENDING == "store":
-        if HAS_RESIDUAL:
+        if residual_ptr is not None:
             a += tl.load(residual_ptr + at, mask=is_out, other=0.0).to(tl.float32)
         part = pid_s.to(tl.int64) * M * y_stride
         tl.store(y_ptrs + part, a.to(y_ptr.dtype.element_ty), mask=is_out)

@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from hunch.kernels import step as at
-from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
-from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED
+from hunch.kernels.gpu_launch import next_power_of_2, options
+from hunch.kernels.gpu_step import live_row, put_chain
 from hunch.kernels.lookup import MAX_MATCH, NEAR
 from hunch.kernels.step import RowState, StepRows
 
@@ -55,58 +55,48 @@ def _longest_expected(
 @triton.jit
 def _expect_kernel(
     ids_ptr, room_ptr, count_in_ptr, history_ptr, known_ptr, end_ptr, done_ptr, count_ptr,
-    draft_ptr, parents_ptr, result_ptr, rules_ptr, expected_ptr, history_stride, draft_stride,
-    result_stride, rules_stride, expected_stride, num_nodes, guesses_at,
+    draft_ptr, parents_ptr, result_ptr, settings_ptr, expected_ptr, history_stride, draft_stride,
+    result_stride, settings_stride, expected_stride, num_nodes, guesses_at,
     MAX_MATCH: tl.constexpr, NEAR: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One row: what comes next in its prediction, instead of the draft it has."""
-    r = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
-    row = tl.maximum(tl.load(ids_ptr + r), 0)
-    rules_ptr += row * rules_stride
-    is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
-    num_expected = tl.where(is_row, tl.load(rules_ptr + R_EXPECTED), 0).to(tl.int32)
-    is_alone = is_row & (tl.load(rules_ptr + R_IS_ALONE) > 0)
+    r, row, is_row = live_row(ids_ptr, count_in_ptr, done_ptr)
+    settings_ptr += row * settings_stride
+    num_expected = tl.where(is_row, tl.load(settings_ptr + R_EXPECTED), 0).to(tl.int32)
+    is_alone = is_row & (tl.load(settings_ptr + R_IS_ALONE) > 0)
     if (num_expected > 0) | is_alone:
         known = tl.load(known_ptr + row).to(tl.int32)
-        prompt = tl.load(rules_ptr + R_PROMPT).to(tl.int32)
+        prompt = tl.load(settings_ptr + R_PROMPT).to(tl.int32)
         num_answer = known - prompt
         expected_ptr += row * expected_stride
-        ahead = num_answer + tl.load(rules_ptr + R_SHIFT).to(tl.int32)
+        ahead = num_answer + tl.load(settings_ptr + R_SHIFT).to(tl.int32)
         matched, place = _longest_expected(
             history_ptr + row * history_stride + prompt, num_answer, expected_ptr, num_expected,
             ahead, MAX_MATCH, NEAR, BLOCK,
         )  # fmt: skip
-        tl.store(rules_ptr + R_SHIFT, (place - num_answer).to(tl.int64))
+        tl.store(settings_ptr + R_SHIFT, (place - num_answer).to(tl.int64))
         num_guesses = tl.minimum(tl.maximum(num_expected - place, 0), num_nodes)
         is_kept = (num_guesses > 0) & ((matched > 1) | ((matched == 1) & (place == ahead)))
         if is_kept | is_alone | (tl.load(count_ptr + row) == 0):
             node = tl.arange(0, BLOCK_N)
-            is_node = node < num_guesses
-            tokens = tl.load(expected_ptr + place + node, mask=is_node, other=-1).to(tl.int64)
-            tl.store(draft_ptr + row * draft_stride + node, tokens, mask=is_node)
-            tl.store(parents_ptr + row * draft_stride + node, (node - 1).to(tl.int64), mask=is_node)
-            left = tl.maximum(tl.load(end_ptr + row).to(tl.int32) - known - 1, 0)
-            room = tl.load(room_ptr + r).to(tl.int32)
-            count = tl.minimum(tl.minimum(room, left), num_guesses).to(tl.int64)
-            heard = tl.where(is_kept, tl.minimum(4 + 4 * matched, MAX_MATCH), 0)
-            result_ptr += r * result_stride
-            tl.store(result_ptr + guesses_at + node, tokens, mask=node < num_nodes)
-            tl.store(result_ptr + C_MATCHED, heard.to(tl.int64) + BY_PREDICTION)
-            tl.store(result_ptr + C_DRAFTED, count)
-            tl.store(count_ptr + row, count)
+            tokens = tl.load(expected_ptr + place + node, mask=node < num_guesses, other=-1)
+            heard = tl.where(is_kept, tl.minimum(4 + 4 * matched, MAX_MATCH), 0) + BY_PREDICTION
+            put_chain(
+                tokens.to(tl.int64), node, num_guesses, heard.to(tl.int64), known, r, row, room_ptr,
+                end_ptr, count_ptr, draft_ptr, parents_ptr, result_ptr, draft_stride, result_stride,
+                num_nodes, guesses_at,
+            )  # fmt: skip
 
 
 def expect(state: RowState, step: StepRows, num_nodes: int) -> None:
     """Draft from rows' predictions, if they have one and the answer follows it."""
-    sources = step.sources
-    assert sources is not None
+    methods = step.methods
+    assert methods is not None
     _expect_kernel[(len(step.ids_R),)](
         step.ids_R, step.max_draft_R, step.num_checked_R, state.tokens_XL, state.known_X,
         state.end_X, state.is_done_X, state.num_nodes_X, state.draft_XG, state.parents_XG,
-        step.result_RC, sources.rules_XW, sources.expected_XE, state.tokens_XL.stride(0),
-        state.draft_XG.stride(0), step.result_RC.stride(0), sources.rules_XW.stride(0),
-        sources.expected_XE.stride(0), num_nodes, step.guesses_at(num_nodes), MAX_MATCH=MAX_MATCH,
+        step.result_RC, methods.settings_XW, methods.expected_XE, state.tokens_XL.stride(0),
+        state.draft_XG.stride(0), step.result_RC.stride(0), methods.settings_XW.stride(0),
+        methods.expected_XE.stride(0), num_nodes, step.guesses_at(num_nodes), MAX_MATCH=MAX_MATCH,
         NEAR=NEAR, BLOCK=1024, BLOCK_N=next_power_of_2(num_nodes), **options(8),
     )  # fmt: skip

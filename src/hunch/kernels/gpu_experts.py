@@ -19,18 +19,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hunch.kernels.gpu_codes import route_of, scales_at
+from hunch.kernels.gpu_codes import form_of, pointers_of, scales_at
 from hunch.kernels.gpu_endings import Tile, gated
-from hunch.kernels.gpu_gemm import _walk
-from hunch.kernels.gpu_launch import (
-    cdiv,
-    let_next_start,
-    next_power_of_2,
-    options,
-    wait_for_inputs,
-)
+from hunch.kernels.gpu_gemm import walk
+from hunch.kernels.gpu_launch import cdiv, next_power_of_2, options, take_turns
 from hunch.kernels.gpu_quant import _span
-from hunch.kernels.quant import UNIT_GROUP, Quantised, Weight
+from hunch.kernels.quant import Quantised, Weight
 
 MAX_DIRECT = 4  # tokens up to which each pair is a block: few of them share an expert
 CHUNK = 1024  # tokens whose experts' answers are kept apart until they are added
@@ -46,8 +40,7 @@ def _sort_kernel(
     mine = tl.program_id(0)
     experts = tl.arange(0, PAD_E)
     counts = tl.zeros((PAD_E,), tl.int32)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     for first in range(0, P, STEP):
         pair = first + tl.arange(0, STEP)
         chosen = tl.load(chosen_ptr + pair, mask=pair < P, other=NUM_EXPERTS)
@@ -83,8 +76,7 @@ def _tile(
     offs_n = pid_n * BLOCK_N + tl.arange(0, BLOCK_N)
     offs_a = tl.minimum(offs_n, N - 1)
     rows = tl.arange(0, BLOCK_M)
-    let_next_start()
-    wait_for_inputs()
+    take_turns(True)
     if IS_DIRECT:
         expert = tl.load(chosen_ptr + block)
         is_row = (rows == 0) & (expert < NUM_EXPERTS)
@@ -102,19 +94,18 @@ def _tile(
 @triton.jit
 def _put(
     a, b, bias_ptr, y_ptr, weight_ptr, pair, is_row, first, offs_a, offs_n, N, answer_stride,
-    NUM_CHOSEN: tl.constexpr, IS_UP: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr,
-    IS_OF_INPUT: tl.constexpr,
+    NUM_CHOSEN: tl.constexpr, IS_UP: tl.constexpr, ACT: tl.constexpr, IS_OF_INPUT: tl.constexpr,
 ):  # fmt: skip
     """Store gated sums, a row per pair, or answers; one of the two is weighted."""
     weight = tl.load(weight_ptr + pair, mask=is_row, other=0.0)[:, None]
     if IS_UP and IS_OF_INPUT:
         a, b = a * weight, b * weight
-    if HAS_BIAS:
+    if bias_ptr is not None:
         a += tl.load(bias_ptr + first + offs_a).to(tl.float32)[None, :]
     is_out = is_row[:, None] & (offs_n < N)[None, :]
     long = pair.to(tl.int64)
     if IS_UP:
-        if HAS_BIAS:
+        if bias_ptr is not None:
             b += tl.load(bias_ptr + first + N + offs_a).to(tl.float32)[None, :]
         y = gated(a, b, y_ptr.dtype.element_ty, ACT)
         tl.store(y_ptr + long[:, None] * N + offs_n[None, :], y, mask=is_out)
@@ -128,9 +119,8 @@ def _put(
 @triton.jit
 def _experts_kernel(
     x_ptr, w_ptr, bias_ptr, y_ptr, weight_ptr, chosen_ptr, sorted_ptr, expert_ptr, count_ptr,
-    total_ptr, N, K, num_tiles, answer_stride,
-    NUM_EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, IS_DIRECT: tl.constexpr,
-    IS_UP: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr, IS_OF_INPUT: tl.constexpr,
+    total_ptr, N, K, num_tiles, answer_stride, NUM_EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr,
+    IS_DIRECT: tl.constexpr, IS_UP: tl.constexpr, ACT: tl.constexpr, IS_OF_INPUT: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr,
 ):  # fmt: skip
     """IS_UP: gated products of tokens, a row per pair. Else: weighted answers of those rows."""
@@ -142,24 +132,22 @@ def _experts_kernel(
         first = expert.to(tl.int64) * (2 * N if IS_UP else N)
         wa_ptrs = w_ptr + (first + offs_a[None, :]) * K + tl.arange(0, BLOCK_K)[:, None]
         wb_ptrs = w_ptr + (first + N + offs_a[None, :]) * K + tl.arange(0, BLOCK_K)[:, None]
-        a, b = _walk(
-            x_ptrs, wa_ptrs, wb_ptrs, is_row, 0, K, BLOCK_M, BLOCK_N, BLOCK_K, IS_UP, IS_EVEN
-        )
+        a, b = walk(x_ptrs, wa_ptrs, wb_ptrs, None, None, is_row, None, 0, 0, 0, 0, K, BLOCK_M,
+                    BLOCK_N, BLOCK_K, BLOCK_K, IS_UP, False, IS_EVEN, False)  # fmt: skip
         _put(a, b, bias_ptr, y_ptr, weight_ptr, pair, is_row, first, offs_a, offs_n, N,
-             answer_stride, NUM_CHOSEN, IS_UP, ACT, HAS_BIAS, IS_OF_INPUT)  # fmt: skip
+             answer_stride, NUM_CHOSEN, IS_UP, ACT, IS_OF_INPUT)  # fmt: skip
 
 
 @triton.jit
 def _quant_experts_kernel(
     x_ptr, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, bias_ptr, y_ptr,
     weight_ptr, chosen_ptr, sorted_ptr, expert_ptr, count_ptr, total_ptr, N, K, num_rows, num_tiles,
-    answer_stride,
-    NUM_EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, IS_DIRECT: tl.constexpr,
-    IS_UP: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr, IS_OF_INPUT: tl.constexpr,
-    FORMAT: tl.constexpr, SPAN: tl.constexpr, WORDS: tl.constexpr, OFFSET: tl.constexpr,
-    GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr,
-    HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, PAIRED: tl.constexpr, ROUTE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_EVEN: tl.constexpr, IS_WHOLE: tl.constexpr,
+    answer_stride, NUM_EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr, IS_DIRECT: tl.constexpr,
+    IS_UP: tl.constexpr, ACT: tl.constexpr, IS_OF_INPUT: tl.constexpr, FORMAT: tl.constexpr,
+    SPAN: tl.constexpr, WORDS: tl.constexpr, OFFSET: tl.constexpr, GROUP_K: tl.constexpr,
+    UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr,
+    PAIRED: tl.constexpr, ROUTE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    IS_EVEN: tl.constexpr, IS_WHOLE: tl.constexpr,
 ):  # fmt: skip
     """`_experts_kernel` with weights in few bits, in the order of `gpu_quant`."""
     is_needed, expert, is_row, pair, source, offs_n, offs_a = _tile(
@@ -189,7 +177,7 @@ def _quant_experts_kernel(
                           SPAN, WORDS, OFFSET, GROUP_K, UNIT_K, HAS_ZERO, HAS_MINIMUM, HAS_UNIT,
                           PAIRED, ROUTE, IS_EVEN, IS_WHOLE)  # fmt: skip
         _put(tl.trans(a), tl.trans(b), bias_ptr, y_ptr, weight_ptr, pair, is_row, first, offs_a,
-             offs_n, N, answer_stride, NUM_CHOSEN, IS_UP, ACT, HAS_BIAS, IS_OF_INPUT)  # fmt: skip
+             offs_n, N, answer_stride, NUM_CHOSEN, IS_UP, ACT, IS_OF_INPUT)  # fmt: skip
 
 
 @triton.jit
@@ -201,8 +189,7 @@ def _combine_kernel(
     token = tl.program_id(0).to(tl.int64)
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_in = offs < D
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     at = token * D + offs
     if NUM_SHARED > 0:
         total = tl.load(shared_ptr + at, mask=is_in, other=0.0)
@@ -222,8 +209,7 @@ def _share_kernel(y_ptr, logit_ptr, part_stride, F, NUM_SPLITS: tl.constexpr, BL
     row = tl.program_id(0).to(tl.int64)
     offs = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_in = offs < F
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     logit = tl.load(logit_ptr + row)
     for s in tl.static_range(1, NUM_SPLITS):
         logit += tl.load(logit_ptr + s * part_stride + row)
@@ -292,36 +278,26 @@ def _launch(
     is_direct, chosen, k = choice.sorted_P is None, choice.chosen_TK, w_ENK.shape[-1]
     num_tiles = cdiv(num_outputs, tile.block_n)
     grid = (choice.num_blocks * num_tiles,)
-    bias = x if bias_EN is None else bias_EN
     pairs = (y, choice.weight_TK, chosen)
-    pairs += (chosen,) * 4 if is_direct else (
-        choice.sorted_P, choice.expert_B, choice.count_B, choice.total
-    )  # fmt: skip
+    pairs += (choice.sorted_P, choice.expert_B, choice.count_B, choice.total)
     known = {
         "NUM_EXPERTS": num_experts, "NUM_CHOSEN": chosen.shape[1], "IS_DIRECT": is_direct,
-        "IS_UP": is_up, "ACT": activation, "HAS_BIAS": bias_EN is not None,
-        "IS_OF_INPUT": choice.is_of_input,
+        "IS_UP": is_up, "ACT": activation, "IS_OF_INPUT": choice.is_of_input,
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
         **options(tile.num_warps, tile.num_stages),
     }  # fmt: skip
     if not isinstance(w_ENK, Quantised):
         _experts_kernel[grid](
-            x, w_ENK, bias, *pairs, num_outputs, k, num_tiles, answer_stride,
+            x, w_ENK, bias_EN, *pairs, num_outputs, k, num_tiles, answer_stride,
             BLOCK_K=tile.block_k, IS_EVEN=k % tile.block_k == 0, **known,
         )  # fmt: skip
         return
-    w, scale = w_ENK, w_ENK.scale_GN
+    w = w_ENK
     assert w.order_K is None, "experts have their inputs in their own order"
     assert x.dtype == w.dtype, "a weight stands for numbers of one precision"
     _quant_experts_kernel[grid](
-        x, w.data_SNW, scale, scale if w.zero_GN is None else w.zero_GN,
-        scale if w.minimum_GN is None else w.minimum_GN, scale if w.unit_UN is None else w.unit_UN,
-        scale if w.min_unit_UN is None else w.min_unit_UN, bias, *pairs, num_outputs, k,
-        w.shape[0], num_tiles, answer_stride,
-        FORMAT=w.format, SPAN=w.span, WORDS=w.data_SNW.shape[2], OFFSET=w.offset, GROUP_K=w.group,
-        UNIT_K=UNIT_GROUP, HAS_ZERO=w.has_zero, HAS_MINIMUM=w.has_minimum,
-        HAS_UNIT=w.unit_UN is not None, PAIRED=w.paired, ROUTE=route_of(w),
-        IS_EVEN=k % w.span == 0, IS_WHOLE=len(scale) == 1, **known,
+        x, *pointers_of(w), bias_EN, *pairs, num_outputs, k, w.shape[0], num_tiles, answer_stride,
+        **form_of(w), IS_EVEN=k % w.span == 0, IS_WHOLE=len(w.scale_GN) == 1, **known,
     )  # fmt: skip
 
 

@@ -15,12 +15,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_launch import next_power_of_2, options, take_turns
 
-ID_BITS = 20  # a rank is the score's 32 bits, then the bits of the inverted id
-BINS = 2048  # of width 1/64 in log space; the last one takes the rest
-ROOM = 4096  # tokens of one bin that are searched in registers
-MASS = 2.0**40  # units of probability mass of the best token
+MAX_COLUMNS = 1 << 20
+ID_BITS = tl.constexpr(20)  # a rank is the score's 32 bits, then the bits of the inverted id
+LAST_ID = tl.constexpr(MAX_COLUMNS - 1)
+BINS = tl.constexpr(2048)  # of width 1/64 in log space; the last one takes the rest
+ROOM = tl.constexpr(4096)  # tokens of one bin that are searched in registers
+MASS = tl.constexpr(2.0**40)  # units of probability mass of the best token
 CHUNK = 4096
 
 
@@ -31,11 +33,31 @@ def scaled(x, temperature):
 
 
 @triton.jit
-def rank_of(z, ids, ID_BITS: tl.constexpr):
+def rank_of(z, ids):
     """A whole number that orders tokens by score, then by lower id."""
     bits = tl.where(z == 0, 0.0, z).to(tl.int32, bitcast=True)
     key = tl.where(bits < 0, ~bits, bits | -2147483648).to(tl.uint32, bitcast=True)
-    return (key.to(tl.int64) << ID_BITS) | ((1 << ID_BITS) - 1 - ids)
+    return (key.to(tl.int64) << ID_BITS) | (LAST_ID - ids)
+
+
+@triton.jit
+def score_of(rank):
+    """The score that `rank_of` was given."""
+    key = (rank >> ID_BITS).to(tl.int32)
+    return tl.where(key < 0, key & 2147483647, ~key).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def id_of(rank):
+    """The id that `rank_of` was given."""
+    return LAST_ID - (rank & LAST_ID)
+
+
+@triton.jit
+def is_kept(z, ids, best, edge, log_min_p):
+    """Whether tokens of a row stay, by its edge and its best score."""
+    gap = z - best
+    return (rank_of(z, ids) >= edge) & ((gap >= log_min_p) | (gap == 0))
 
 
 @triton.jit
@@ -43,8 +65,7 @@ def _max_kernel(logits_ptr, row_ptr, temperature_ptr, part_ptr, num_columns,
                 CHUNK: tl.constexpr):  # fmt: skip
     """The best scaled logit of one chunk of a row."""
     m, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     temperature = tl.load(temperature_ptr + tl.load(row_ptr + m))
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = tl.load(logits_ptr + m * num_columns + ids, mask=ids < num_columns, other=float("-inf"))
@@ -55,13 +76,11 @@ def _max_kernel(logits_ptr, row_ptr, temperature_ptr, part_ptr, num_columns,
 @triton.jit
 def _bins_kernel(
     logits_ptr, row_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, part_ptr, best_ptr,
-    bin_ptr, sums_ptr, num_columns, num_chunks, MASS: tl.constexpr, BINS: tl.constexpr,
-    CHUNKS_PAD: tl.constexpr, CHUNK: tl.constexpr,
+    bin_ptr, sums_ptr, num_columns, num_chunks, CHUNKS_PAD: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Sort a chunk's tokens into bins by distance from the best; add up counts and masses."""
     m, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     row = tl.load(row_ptr + m)
     temperature = tl.load(temperature_ptr + row)
     top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
@@ -88,7 +107,7 @@ def _bins_kernel(
 
 
 @triton.jit
-def _candidates(bin_ptr, ids_ptr, wanted, num_columns, ROOM: tl.constexpr, CHUNK: tl.constexpr):
+def _candidates(bin_ptr, ids_ptr, wanted, num_columns, CHUNK: tl.constexpr):
     """List the tokens of one bin, as many as fit; returns how many there are."""
     count = tl.zeros((), tl.int32)
     for start in range(0, num_columns, CHUNK):
@@ -136,7 +155,7 @@ def _edge_of(rank, weight, is_in, target):
 @triton.jit
 def _slow_edge(
     x_ptr, bin_ptr, temperature, best, lowest, target, num_columns, IS_MASS: tl.constexpr,
-    MASS: tl.constexpr, ID_BITS: tl.constexpr, CHUNK: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
     """`_edge_of` over a whole row, one bit at a time: for bins that do not fit the list."""
     edge = tl.zeros((), tl.int64)
@@ -148,7 +167,7 @@ def _slow_edge(
             is_in = ids < num_columns
             x = tl.load(x_ptr + ids, mask=is_in, other=float("-inf"))
             z = scaled(x.to(tl.float32), temperature)
-            rank = rank_of(z, ids, ID_BITS)
+            rank = rank_of(z, ids)
             is_in &= (tl.load(bin_ptr + ids, mask=is_in, other=-1) >= 0) & (rank >= lowest)
             weight = (tl.exp(z - best) * MASS).to(tl.int64) if IS_MASS else (rank * 0 + 1)
             total += tl.where(is_in & (rank >= trial), weight, 0)
@@ -157,25 +176,23 @@ def _slow_edge(
 
 
 @triton.jit
-def _listed(x_ptr, ids_ptr, count, temperature, best, MASS: tl.constexpr, ROOM: tl.constexpr,
-            ID_BITS: tl.constexpr):  # fmt: skip
+def _listed(x_ptr, ids_ptr, count, temperature, best):  # fmt: skip
     """Rank and mass of the tokens that `_candidates` listed."""
     listed = tl.arange(0, ROOM)
     ids = tl.load(ids_ptr + listed, mask=listed < count, other=0)
     z = scaled(tl.load(x_ptr + ids).to(tl.float32), temperature)
-    return rank_of(z, ids, ID_BITS), (tl.exp(z - best) * MASS).to(tl.int64), listed < count
+    return rank_of(z, ids), (tl.exp(z - best) * MASS).to(tl.int64), listed < count
 
 
 @triton.jit
-def _mass_from(x_ptr, edge, temperature, best, num_columns, MASS: tl.constexpr,
-               ID_BITS: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+def _mass_from(x_ptr, edge, temperature, best, num_columns, CHUNK: tl.constexpr):  # fmt: skip
     """Mass of all tokens of a row from the edge on."""
     mass = tl.zeros((CHUNK,), tl.int64)
     for start in range(0, num_columns, CHUNK):
         ids = start + tl.arange(0, CHUNK)
         x = tl.load(x_ptr + ids, mask=ids < num_columns, other=float("-inf"))
         z = scaled(x.to(tl.float32), temperature)
-        is_in = (ids < num_columns) & (rank_of(z, ids, ID_BITS) >= edge)
+        is_in = (ids < num_columns) & (rank_of(z, ids) >= edge)
         mass += tl.where(is_in, (tl.exp(z - best) * MASS).to(tl.int64), 0)
     return tl.sum(mass, axis=0)
 
@@ -183,13 +200,11 @@ def _mass_from(x_ptr, edge, temperature, best, num_columns, MASS: tl.constexpr,
 @triton.jit
 def _edge_kernel(
     logits_ptr, row_ptr, temperature_ptr, top_k_ptr, top_p_ptr, best_ptr, bin_ptr, sums_ptr,
-    ids_ptr, edge_ptr, num_columns, MASS: tl.constexpr, BINS: tl.constexpr, ROOM: tl.constexpr,
-    ID_BITS: tl.constexpr, CHUNK: tl.constexpr,
+    ids_ptr, edge_ptr, num_columns, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One row: top-k's edge, then top-p's over what top-k left."""
     m = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     row = tl.load(row_ptr + m)
     temperature = tl.load(temperature_ptr + row)
     top_k, top_p = tl.load(top_k_ptr + row), tl.load(top_p_ptr + row)
@@ -207,31 +222,29 @@ def _edge_kernel(
         if top_k < tl.sum(counts, axis=0):
             wanted = tl.sum((tl.cumsum(counts, axis=0) < top_k).to(tl.int32), axis=0)
             above = tl.sum(tl.where(number < wanted, counts, 0), axis=0)
-            count = _candidates(bin_ptr, ids_ptr, wanted, num_columns, ROOM, CHUNK)
+            count = _candidates(bin_ptr, ids_ptr, wanted, num_columns, CHUNK)
             if count <= ROOM:
-                rank, mass, is_in = _listed(x_ptr, ids_ptr, count, temperature, best, MASS, ROOM,
-                                            ID_BITS)  # fmt: skip
+                rank, mass, is_in = _listed(x_ptr, ids_ptr, count, temperature, best)  # fmt: skip
                 edge = _edge_of(rank, rank * 0 + 1, is_in, top_k - above)
                 total = tl.sum(tl.where(number < wanted, masses, 0), axis=0)
                 total += tl.sum(tl.where(is_in & (rank >= edge), mass, 0), axis=0)
             else:
                 edge = _slow_edge(x_ptr, bin_ptr, temperature, best, edge, top_k, num_columns,
-                                  False, MASS, ID_BITS, CHUNK)  # fmt: skip
-                total = _mass_from(x_ptr, edge, temperature, best, num_columns, MASS, ID_BITS,
-                                   CHUNK)  # fmt: skip
+                                  False, CHUNK)  # fmt: skip
+                total = _mass_from(x_ptr, edge, temperature, best, num_columns, CHUNK)
     if (temperature > 0) & (top_p < 1):
         limit = tl.math.ceil(top_p * total.to(tl.float64)).to(tl.int64)
         wanted = tl.sum((tl.cumsum(masses, axis=0) < limit).to(tl.int32), axis=0)
         above = tl.sum(tl.where(number < wanted, masses, 0), axis=0)
-        count = _candidates(bin_ptr, ids_ptr, wanted, num_columns, ROOM, CHUNK)
+        count = _candidates(bin_ptr, ids_ptr, wanted, num_columns, CHUNK)
         lowest = edge
         if count <= ROOM:
-            rank, mass, is_in = _listed(x_ptr, ids_ptr, count, temperature, best, MASS, ROOM,
-                                        ID_BITS)  # fmt: skip
+            rank, mass, is_in = _listed(x_ptr, ids_ptr, count, temperature, best)  # fmt: skip
             edge = _edge_of(rank, mass, is_in & (rank >= lowest), limit - above)
         else:
-            edge = _slow_edge(x_ptr, bin_ptr, temperature, best, lowest, limit, num_columns, True,
-                              MASS, ID_BITS, CHUNK)  # fmt: skip
+            edge = _slow_edge(
+                x_ptr, bin_ptr, temperature, best, lowest, limit, num_columns, True, CHUNK
+            )
         edge = tl.maximum(edge, lowest)
     tl.store(edge_ptr + m, edge)
 
@@ -246,20 +259,19 @@ def edges(
     edge_M = torch.empty(num_rows, dtype=torch.int64, device=device)
     best_M = torch.empty(num_rows, dtype=torch.float32, device=device)
     bin_MV = torch.empty(num_rows, num_columns, dtype=torch.int16, device=device)
-    sums = torch.zeros(num_rows, 2, BINS, dtype=torch.int64, device=device)
-    ids = torch.empty(num_rows, ROOM, dtype=torch.int32, device=device)
+    sums = torch.zeros(num_rows, 2, BINS.value, dtype=torch.int64, device=device)
+    ids = torch.empty(num_rows, ROOM.value, dtype=torch.int32, device=device)
     grid = (num_rows, num_chunks)
     _max_kernel[grid](
         logits_MV, row_M, temperature_X, part_MC, num_columns, CHUNK=CHUNK, **options(8)
     )
     _bins_kernel[grid](
         logits_MV, row_M, temperature_X, top_k_X, top_p_X, log_min_p_X, part_MC, best_M, bin_MV,
-        sums, num_columns, num_chunks, MASS=MASS, BINS=BINS,
-        CHUNKS_PAD=next_power_of_2(num_chunks), CHUNK=CHUNK, **options(8),
+        sums, num_columns, num_chunks, CHUNKS_PAD=next_power_of_2(num_chunks), CHUNK=CHUNK,
+        **options(8),
     )  # fmt: skip
     _edge_kernel[(num_rows,)](
         logits_MV, row_M, temperature_X, top_k_X, top_p_X, best_M, bin_MV, sums, ids, edge_M,
-        num_columns, MASS=MASS, BINS=BINS, ROOM=ROOM, ID_BITS=ID_BITS, CHUNK=2 * CHUNK,
-        **options(16),
+        num_columns, CHUNK=2 * CHUNK, **options(16),
     )  # fmt: skip
     return edge_M, best_M

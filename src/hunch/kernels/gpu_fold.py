@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.delta import DeltaShape, DeltaWeights
-from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_launch import cdiv, next_power_of_2, options, take_turns
 from hunch.kernels.gpu_recurrence import (
     MAX_TAPS,
     input_at,
@@ -84,8 +84,7 @@ def _fold_kernel(
     k_w0, k_w1, k_w2, k_w3 = taps_of(conv_ptr, k_at, is_k, num_channels)
     v_w0, v_w1, v_w2, v_w3 = taps_of(conv_ptr, v_at, is_v, num_channels)
     rate, bias = tl.load(rate_ptr + n), tl.load(bias_ptr + n)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     first, num, num_known, row, start = sequence_of(seqs_ptr, pos_ptr, slot_ptr, seq_ptr, s)
     y_ptr += first * stride
     out_ptr += first * NUM_V * V_DIM + n * V_DIM
@@ -163,8 +162,7 @@ def _gate_kernel(
     inner = tl.arange(0, BLOCK)
     offs = g * WIDTH + inner
     is_in = inner < WIDTH
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     is_live = is_in & (tl.load(slot_ptr + t) >= 0)
     at = t * NUM_GROUPS * WIDTH + offs
     x = tl.load(read_ptr + at, mask=is_live, other=0.0)

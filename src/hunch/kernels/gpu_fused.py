@@ -99,14 +99,12 @@ def norm_ref(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @triton.jit
-def _row_norm(
-    x, weight, bias_ptr, offs, is_in, D, eps, IS_CENTRED: tl.constexpr, HAS_BIAS: tl.constexpr
-):
+def _row_norm(x, weight, bias_ptr, offs, is_in, D, eps, IS_CENTRED: tl.constexpr):
     """The norm of one row, which one program has as a whole."""
     if IS_CENTRED:
         x = tl.where(is_in, x - tl.sum(x, axis=0) / D, 0.0)
     y = x * tl.math.rsqrt(tl.sum(x * x, axis=0) / D + eps) * weight
-    if HAS_BIAS:
+    if bias_ptr is not None:
         y += tl.load(bias_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
     return y
 
@@ -115,24 +113,22 @@ def _row_norm(
 def _add_norm_kernel(
     x_ptr, parts_ptr, index_ptr, weight_ptr, bias_ptr, branch_ptr, branch_bias_ptr, place_ptr,
     pos_ptr, sum_ptr, y_ptr, part_stride, D, eps, part_scale, row_scale, sum_scale,
-    NUM_SPLITS: tl.constexpr, IS_INDEXED: tl.constexpr, HAS_SUM: tl.constexpr,
-    HAS_NORM: tl.constexpr, HAS_BIAS: tl.constexpr, IS_CENTRED: tl.constexpr,
-    HAS_BRANCH: tl.constexpr, HAS_BRANCH_BIAS: tl.constexpr, HAS_PART_SCALE: tl.constexpr,
-    HAS_ROW_SCALE: tl.constexpr, HAS_SUM_SCALE: tl.constexpr, HAS_PLACES: tl.constexpr,
-    BLOCK_D: tl.constexpr, IS_EAGER: tl.constexpr,
+    NUM_SPLITS: tl.constexpr, IS_CENTRED: tl.constexpr, HAS_PART_SCALE: tl.constexpr,
+    HAS_ROW_SCALE: tl.constexpr, HAS_SUM_SCALE: tl.constexpr, BLOCK_D: tl.constexpr,
+    IS_EAGER: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK_D)
     is_in = offs < D
-    if HAS_NORM:
+    if y_ptr is not None:
         weight = tl.load(weight_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
     take_turns(IS_EAGER)
-    source = tl.load(index_ptr + row).to(tl.int64) if IS_INDEXED else row
+    source = tl.load(index_ptr + row).to(tl.int64) if index_ptr is not None else row
     x = tl.load(x_ptr + source * D + offs, mask=is_in, other=0.0)
     dtype = x.dtype
     if HAS_ROW_SCALE:
         x = (x.to(tl.float32) * row_scale).to(dtype)
-    if HAS_PLACES:
+    if pos_ptr is not None:
         at = tl.load(pos_ptr + row).to(tl.int64) * D + offs
         place = tl.load(place_ptr + at, mask=is_in, other=0.0).to(tl.float32)
         x = (x.to(tl.float32) + place).to(dtype)
@@ -140,20 +136,19 @@ def _add_norm_kernel(
         total = tl.load(parts_ptr + source * D + offs, mask=is_in, other=0.0)
         for s in tl.static_range(1, NUM_SPLITS):
             total += tl.load(parts_ptr + s * part_stride + source * D + offs, mask=is_in, other=0.0)
-        if HAS_BRANCH:
+        if branch_ptr is not None:
             share = tl.load(branch_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
-            total = _row_norm(total, share, branch_bias_ptr, offs, is_in, D, eps, IS_CENTRED,
-                              HAS_BRANCH_BIAS)  # fmt: skip
+            total = _row_norm(total, share, branch_bias_ptr, offs, is_in, D, eps, IS_CENTRED)
         if HAS_PART_SCALE:
             total = total * part_scale
         total = x.to(tl.float32) + total
         if HAS_SUM_SCALE:
             total = total * sum_scale
         x = total.to(dtype)
-    if HAS_SUM:
+    if sum_ptr is not None:
         tl.store(sum_ptr + row * D + offs, x, mask=is_in)
-    if HAS_NORM:
-        y = _row_norm(x.to(tl.float32), weight, bias_ptr, offs, is_in, D, eps, IS_CENTRED, HAS_BIAS)
+    if y_ptr is not None:
+        y = _row_norm(x.to(tl.float32), weight, bias_ptr, offs, is_in, D, eps, IS_CENTRED)
         tl.store(y_ptr + row * D + offs, y.to(dtype), mask=is_in)
 
 
@@ -167,12 +162,10 @@ def _summed(ptrs, is_in, part_stride, NUM_PARTS: tl.constexpr, dtype: tl.constex
 
 
 @triton.jit
-def _store_kv(
-    lo, hi, ptrs, scale_ptr, at, is_live, is_slot, HALF: tl.constexpr, HAS_SCALES: tl.constexpr
-):
+def _store_kv(lo, hi, ptrs, scale_ptr, at, is_live, is_slot, HALF: tl.constexpr):
     """Both halves of heads to the cache; as codes where it has scales, see `codes_ref`."""
     dtype: tl.constexpr = ptrs.dtype.element_ty
-    if HAS_SCALES:
+    if scale_ptr is not None:
         MOST: tl.constexpr = 127.0 if dtype == tl.int8 else 448.0
         AXIS: tl.constexpr = len(lo.shape) - 1
         peak = tl.maximum(tl.max(tl.abs(lo), AXIS), tl.max(tl.abs(hi), AXIS))
@@ -192,8 +185,7 @@ def _rope_kv_kernel(
     qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, pos_ptr, slot_ptr, rope_ptr,
     temper_ptr, q_norm_ptr, k_norm_ptr, eps, part_stride,
     HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
-    NUM_ALL: tl.constexpr, HAS_ROPE: tl.constexpr, NUM_PARTS: tl.constexpr,
-    HAS_SCALES: tl.constexpr, HAS_TEMPER: tl.constexpr, IS_V_NORMED: tl.constexpr,
+    NUM_ALL: tl.constexpr, NUM_PARTS: tl.constexpr, IS_V_NORMED: tl.constexpr,
     WHOLE_PAD: tl.constexpr, IS_EAGER: tl.constexpr,
 ):  # fmt: skip
     """With head norms: one program per token and head: q heads, then k heads, then v heads.
@@ -223,7 +215,7 @@ def _rope_kv_kernel(
             rstd = tl.math.rsqrt((tl.sum(lo * lo, 0) + tl.sum(hi * hi, 0)) / HEAD + eps)
         lo = lo * rstd * tl.load(norm_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
         hi = hi * rstd * tl.load(norm_ptr + HALF + offs, mask=is_in, other=0.0).to(tl.float32)
-        if HAS_ROPE:
+        if rope_ptr is not None:
             at = rope_ptr + tl.load(pos_ptr + token) * HEAD + offs
             cos = tl.load(at, mask=is_in, other=0.0)
             sin = tl.load(at + HALF, mask=is_in, other=0.0)
@@ -232,7 +224,7 @@ def _rope_kv_kernel(
         rstd = tl.math.rsqrt((tl.sum(lo * lo, 0) + tl.sum(hi * hi, 0)) / HEAD + eps)
         lo, hi = lo * rstd, hi * rstd
     if head < NUM_HEADS:
-        if HAS_TEMPER:
+        if temper_ptr is not None:
             temper = tl.load(temper_ptr + tl.load(pos_ptr + token))
             lo, hi = lo * temper, hi * temper
         q_ptrs = q_ptr + (token * NUM_HEADS + head) * HEAD + offs
@@ -244,8 +236,10 @@ def _rope_kv_kernel(
         at = slot * NUM_KV + (head - NUM_HEADS) % NUM_KV
         kv_ptrs = cache_ptr + at * HEAD + offs
         is_live = is_in & (slot >= 0)
-        _store_kv(lo, hi, kv_ptrs, k_scale_ptr if head < NUM_HEADS + NUM_KV else v_scale_ptr, at,
-                  is_live, slot >= 0, HALF, HAS_SCALES)  # fmt: skip
+        scale_ptr = k_scale_ptr
+        if k_scale_ptr is not None:
+            scale_ptr = k_scale_ptr if head < NUM_HEADS + NUM_KV else v_scale_ptr
+        _store_kv(lo, hi, kv_ptrs, scale_ptr, at, is_live, slot >= 0, HALF)
 
 
 @triton.jit
@@ -253,8 +247,7 @@ def _rope_rows_kernel(
     qkv_ptr, q_ptr, k_cache_ptr, v_cache_ptr, k_scale_ptr, v_scale_ptr, pos_ptr, slot_ptr, rope_ptr,
     temper_ptr, num_tokens, part_stride,
     HEAD: tl.constexpr, HALF_PAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
-    BLOCK_T: tl.constexpr, HAS_ROPE: tl.constexpr, NUM_PARTS: tl.constexpr,
-    HAS_SCALES: tl.constexpr, HAS_TEMPER: tl.constexpr, IS_EAGER: tl.constexpr,
+    BLOCK_T: tl.constexpr, NUM_PARTS: tl.constexpr, IS_EAGER: tl.constexpr,
 ):  # fmt: skip
     """`_rope_kv_kernel` without norms, one head of many tokens: with no sums, any tile will do."""
     head = tl.program_id(1)
@@ -268,14 +261,14 @@ def _rope_rows_kernel(
     dtype: tl.constexpr = q_ptr.dtype.element_ty
     lo = _summed(row_ptrs, is_in, part_stride, NUM_PARTS, dtype)
     hi = _summed(row_ptrs + HALF, is_in, part_stride, NUM_PARTS, dtype)
-    if HAS_ROPE:  # noqa: SIM102 - known when the kernel is compiled
+    if rope_ptr is not None:  # noqa: SIM102 - known when the kernel is compiled
         if head < NUM_HEADS + NUM_KV:
             pos = tl.load(pos_ptr + token, mask=is_token, other=0)
             cos = tl.load(rope_ptr + pos[:, None] * HEAD + offs, mask=is_in, other=0.0)
             sin = tl.load(rope_ptr + pos[:, None] * HEAD + HALF + offs, mask=is_in, other=0.0)
             lo, hi = lo * cos - hi * sin, hi * cos + lo * sin
     if head < NUM_HEADS:
-        if HAS_TEMPER:
+        if temper_ptr is not None:
             temper_ptrs = temper_ptr + tl.load(pos_ptr + token, mask=is_token, other=0)
             temper = tl.load(temper_ptrs, mask=is_token, other=0.0)[:, None]
             lo, hi = lo * temper, hi * temper
@@ -288,8 +281,10 @@ def _rope_rows_kernel(
         at = slot * NUM_KV + (head - NUM_HEADS) % NUM_KV
         kv_ptrs = cache_ptr + at * HEAD + offs
         is_live = is_in & (slot >= 0)
-        _store_kv(lo, hi, kv_ptrs, k_scale_ptr if head < NUM_HEADS + NUM_KV else v_scale_ptr, at,
-                  is_live, slot >= 0, HALF, HAS_SCALES)  # fmt: skip
+        scale_ptr = k_scale_ptr
+        if k_scale_ptr is not None:
+            scale_ptr = k_scale_ptr if head < NUM_HEADS + NUM_KV else v_scale_ptr
+        _store_kv(lo, hi, kv_ptrs, scale_ptr, at, is_live, slot >= 0, HALF)
 
 
 def add_norm(
@@ -313,26 +308,20 @@ def add_norm(
     assert norm is None or branch is None or norm.is_centred == branch.is_centred
     width = x_VD.shape[1]
     block = next_power_of_2(width)
-    bias_D = None if norm is None else norm.bias_D
-    branch_bias_D = None if branch is None else branch.bias_D
     _add_norm_kernel[(out.shape[0],)](
-        x_VD, x_VD if parts_SVD is None else parts_SVD, x_VD if index_T is None else index_T,
-        x_VD if norm is None else norm.weight_D, x_VD if bias_D is None else bias_D,
-        x_VD if branch is None else branch.weight_D,
-        x_VD if branch_bias_D is None else branch_bias_D,
-        x_VD if places is None else places.table_LD, x_VD if places is None else places.pos_T,
-        out, out if y_TD is None else y_TD, 0 if parts_SVD is None else parts_SVD.stride(0), width,
-        eps, part_scale, row_scale, sum_scale,
-        NUM_SPLITS=0 if parts_SVD is None else parts_SVD.shape[0],
-        IS_INDEXED=index_T is not None, HAS_SUM=sum_TD is not None, HAS_NORM=y_TD is not None,
-        HAS_BIAS=bias_D is not None,
+        x_VD, parts_SVD, index_T, *_of_norm(norm), *_of_norm(branch),
+        *((None, None) if places is None else (places.table_LD, places.pos_T)), sum_TD, y_TD,
+        0 if parts_SVD is None else parts_SVD.stride(0), width, eps, part_scale, row_scale,
+        sum_scale, NUM_SPLITS=0 if parts_SVD is None else parts_SVD.shape[0],
         IS_CENTRED=any(some is not None and some.is_centred for some in (norm, branch)),
-        HAS_BRANCH=branch is not None, HAS_BRANCH_BIAS=branch_bias_D is not None,
         HAS_PART_SCALE=part_scale != 1.0, HAS_ROW_SCALE=row_scale != 1.0,
-        HAS_SUM_SCALE=sum_scale != 1.0, HAS_PLACES=places is not None, BLOCK_D=block,
-        IS_EAGER=is_eager,
+        HAS_SUM_SCALE=sum_scale != 1.0, BLOCK_D=block, IS_EAGER=is_eager,
         **options(max(1, min(8, block // 512))),
     )  # fmt: skip
+
+
+def _of_norm(norm: RowNorm | None) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if norm is None else (norm.weight_D, norm.bias_D)
 
 
 def embed(table_VD: Tensor, ids_T: Tensor, out_TD: Tensor) -> None:
@@ -361,14 +350,12 @@ def rope_kv(
     assert norms is not None or not (is_v_normed or is_reader)
     num_parts, stride = (len(qkv_TK), qkv_TK.stride(0)) if qkv_TK.dim() == 3 else (1, 0)
     assert table_LH is None or table_LH.dtype == torch.float32
-    has_rope, table_LH = table_LH is not None, q_TN if table_LH is None else table_LH
-    where = (q_TN, k_CMH, v_CMH, *(scales or (q_TN, q_TN)), pos_T, slot_T, table_LH)
-    has_temper, where = temper_L is not None, (*where, table_LH if temper_L is None else temper_L)
+    where = (q_TN, k_CMH, v_CMH, *(scales or (None, None)), pos_T, slot_T, table_LH, temper_L)
     if norms is None:
         _rope_rows_kernel[(cdiv(num_tokens, 16), num_heads + 2 * num_kv)](
             qkv_TK, *where, num_tokens, stride, HEAD=head, HALF_PAD=next_power_of_2(head // 2),
-            NUM_HEADS=num_heads, NUM_KV=num_kv, BLOCK_T=16, HAS_ROPE=has_rope, NUM_PARTS=num_parts,
-            HAS_SCALES=scales is not None, HAS_TEMPER=has_temper, IS_EAGER=is_eager, **options(4),
+            NUM_HEADS=num_heads, NUM_KV=num_kv, BLOCK_T=16, NUM_PARTS=num_parts, IS_EAGER=is_eager,
+            **options(4),
         )  # fmt: skip
         return
     q_norm, k_norm = norms
@@ -376,7 +363,6 @@ def rope_kv(
     _rope_kv_kernel[(num_tokens, num_all)](
         qkv_TK, *where, q_norm, k_norm, eps, stride, HEAD=head,
         HALF_PAD=next_power_of_2(head // 2), NUM_HEADS=num_heads, NUM_KV=num_kv, NUM_ALL=num_all,
-        HAS_ROPE=has_rope, NUM_PARTS=num_parts, HAS_SCALES=scales is not None,
-        HAS_TEMPER=has_temper, IS_V_NORMED=is_v_normed, WHOLE_PAD=whole, IS_EAGER=is_eager,
+        NUM_PARTS=num_parts, IS_V_NORMED=is_v_normed, WHOLE_PAD=whole, IS_EAGER=is_eager,
         **options(4 if whole else 1),
     )  # fmt: skip

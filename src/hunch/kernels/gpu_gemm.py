@@ -60,79 +60,46 @@ def rope_ref(x_TNH: Tensor, pos_T: Tensor, table_LH: Tensor) -> Tensor:
 
 
 @triton.jit
-def _walk(
-    x_ptrs, wa_ptrs, wb_ptrs, is_row, k_first, k_last,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    IS_DUAL: tl.constexpr, IS_EVEN: tl.constexpr,
+def walk(
+    x_ptrs, wa_ptrs, wb_ptrs, x_tiles, w_tiles, is_row, a, first_m, first_a, first_b, k_first,
+    k_last, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    SLICE_K: tl.constexpr, IS_DUAL: tl.constexpr, HAS_SLICES: tl.constexpr, IS_EVEN: tl.constexpr,
+    IS_BULK: tl.constexpr,
 ):  # fmt: skip
-    """One slice of K, in order; b is for pairs: gate and up, or the halves of a head."""
+    """Inputs k_first to k_last, in order; b is for pairs: gate and up, or the halves of a head.
+
+    HAS_SLICES: all of K in one loop, to read ahead across slices; their sums are added to `a` in
+    order. IS_BULK: tiles are loaded by bulk copies.
+    """
     offs_k = tl.arange(0, BLOCK_K)
-    a = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     b = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for k in range(k_first, k_last, BLOCK_K):
-        if IS_EVEN:
+        if IS_BULK:
+            x = x_tiles.load([first_m, k])
+            wa = w_tiles.load([first_a, k]).T
+        elif IS_EVEN:
             x = tl.load(x_ptrs + k, mask=is_row[:, None], other=0.0)
             wa = tl.load(wa_ptrs + k)
         else:
             is_k = offs_k < k_last - k
             x = tl.load(x_ptrs + k, mask=is_row[:, None] & is_k[None, :], other=0.0)
             wa = tl.load(wa_ptrs + k, mask=is_k[:, None], other=0.0)
-        a = tl.dot(x, wa, a, input_precision="ieee")
+        part = tl.dot(x, wa, part, input_precision="ieee")
         if IS_DUAL:
-            if IS_EVEN:
+            if IS_BULK:
+                wb = w_tiles.load([first_b, k]).T
+            elif IS_EVEN:
                 wb = tl.load(wb_ptrs + k)
             else:
                 wb = tl.load(wb_ptrs + k, mask=is_k[:, None], other=0.0)
             b = tl.dot(x, wb, b, input_precision="ieee")
-    return a, b
-
-
-@triton.jit
-def _walk_slices(
-    x_ptrs, w_ptrs, is_row, a, K,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICE_K: tl.constexpr,
-    IS_EVEN: tl.constexpr,
-):  # fmt: skip
-    """All of K in one loop, to read ahead across slices; their sums are added in order."""
-    offs_k = tl.arange(0, BLOCK_K)
-    part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for k in range(0, K, BLOCK_K):
-        if IS_EVEN:
-            x = tl.load(x_ptrs + k, mask=is_row[:, None], other=0.0)
-            w = tl.load(w_ptrs + k)
-        else:
-            is_k = offs_k < K - k
-            x = tl.load(x_ptrs + k, mask=is_row[:, None] & is_k[None, :], other=0.0)
-            w = tl.load(w_ptrs + k, mask=is_k[:, None], other=0.0)
-        part = tl.dot(x, w, part, input_precision="ieee")
-        if (k + BLOCK_K) % SLICE_K == 0:
-            a += part
-            part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    if K % SLICE_K != 0:
-        a += part
-    return a
-
-
-@triton.jit
-def _walk_bulk(
-    x_tiles, w_tiles, a, first_m, first_a, first_b, k_first, k_last,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, SLICE_K: tl.constexpr,
-    IS_DUAL: tl.constexpr, HAS_SLICES: tl.constexpr,
-):  # fmt: skip
-    """`_walk` or, with HAS_SLICES, `_walk_slices`, with tiles loaded by bulk copies."""
-    part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    b = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for k in range(k_first, k_last, BLOCK_K):
-        x = x_tiles.load([first_m, k])
-        part = tl.dot(x, w_tiles.load([first_a, k]).T, part, input_precision="ieee")
-        if IS_DUAL:
-            b = tl.dot(x, w_tiles.load([first_b, k]).T, b, input_precision="ieee")
         if HAS_SLICES and (k + BLOCK_K) % SLICE_K == 0:
             a += part
             part = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     if not HAS_SLICES:
-        return part, b
-    if k_last % SLICE_K != 0:
+        a = part
+    elif k_last % SLICE_K != 0:
         a += part
     return a, b
 
@@ -142,8 +109,7 @@ def _gemm_kernel(
     x_ptr, w_ptr, x_tiles, w_tiles, y_ptr, bias_ptr, residual_ptr, M, N, K, x_stride, y_stride,
     pos_ptr, slot_ptr, rope_ptr, k_cache_ptr, v_cache_ptr,
     NUM_SPLITS: tl.constexpr, SLICE_K: tl.constexpr, IS_GRID_SPLIT: tl.constexpr,
-    ENDING: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    HEAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
+    ENDING: tl.constexpr, HEAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     IS_EVEN: tl.constexpr, PREFETCH: tl.constexpr, GROUP: tl.constexpr, IS_BULK: tl.constexpr,
 ):  # fmt: skip
@@ -156,9 +122,10 @@ def _gemm_kernel(
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     is_row = offs_m < M
     offs_n, is_col, offs_a, offs_b, head, offs_h = outputs(pid_n, N, ENDING, HEAD, BLOCK_N)
-    k_first = pid_s * SLICE_K  # 0 unless slices are stored apart
     HAS_SLICES: tl.constexpr = NUM_SPLITS > 1 and not IS_GRID_SPLIT
+    k_first = 0 if HAS_SLICES else pid_s * SLICE_K
     k_last = K if HAS_SLICES else tl.minimum(k_first + SLICE_K, K)
+    x_ptrs, wa_ptrs, wb_ptrs = None, None, None
     if not IS_BULK:
         x_ptrs = x_ptr + offs_m[:, None] * x_stride + tl.arange(0, BLOCK_K)[None, :]
         wa_ptrs = w_ptr + offs_a[None, :].to(tl.int64) * K + tl.arange(0, BLOCK_K)[:, None]
@@ -173,25 +140,17 @@ def _gemm_kernel(
     if ENDING == "rope":  # loaded now, to be ready when the sums are
         slot, cos, sin = turns(pos_ptr, slot_ptr, rope_ptr, offs_m, is_row, offs_h, HEAD)
     a = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    if HAS_SLICES and HAS_BIAS:
+    if HAS_SLICES and bias_ptr is not None:
         a += tl.load(bias_ptr + offs_a).to(tl.float32)[None, :]
-    if IS_BULK:
-        first_n = pid_n * BLOCK_N
-        a, b = _walk_bulk(x_tiles, w_tiles, a, pid_m * BLOCK_M, first_n, N + first_n,
-                          k_first, k_last, BLOCK_M, BLOCK_N, BLOCK_K, SLICE_K,
-                          IS_DUAL, HAS_SLICES)  # fmt: skip
-    elif HAS_SLICES:
-        a = _walk_slices(x_ptrs, wa_ptrs, is_row, a, K, BLOCK_M, BLOCK_N, BLOCK_K, SLICE_K,
-                         IS_EVEN)  # fmt: skip
-        b = a
-    else:
-        a, b = _walk(x_ptrs, wa_ptrs, wb_ptrs, is_row, k_first, k_last,
-                     BLOCK_M, BLOCK_N, BLOCK_K, IS_DUAL, IS_EVEN)  # fmt: skip
-    if HAS_BIAS and not HAS_SLICES and pid_s == 0:  # in the first slice
+    first_n = pid_n * BLOCK_N
+    a, b = walk(x_ptrs, wa_ptrs, wb_ptrs, x_tiles, w_tiles, is_row, a, pid_m * BLOCK_M, first_n,
+                N + first_n, k_first, k_last, BLOCK_M, BLOCK_N, BLOCK_K, SLICE_K, IS_DUAL,
+                HAS_SLICES, IS_EVEN, IS_BULK)  # fmt: skip
+    if bias_ptr is not None and not HAS_SLICES and pid_s == 0:  # in the first slice
         a += tl.load(bias_ptr + offs_a).to(tl.float32)[None, :]
         b += tl.load(bias_ptr + (offs_b if IS_DUAL else offs_a)).to(tl.float32)[None, :]
     finish(a, b, y_ptr, residual_ptr, k_cache_ptr, v_cache_ptr, slot, cos, sin, offs_m, offs_n,
-           head, offs_h, is_row, is_col, M, y_stride, pid_s, ENDING, HAS_RESIDUAL, HEAD, NUM_HEADS,
+           head, offs_h, is_row, is_col, M, y_stride, pid_s, ENDING, HEAD, NUM_HEADS,
            NUM_KV)  # fmt: skip
 
 
@@ -325,17 +284,14 @@ def _launch(
         block_n = tile.block_n
         num_tiles = cdiv(num_outputs, block_n)
     grid = (cdiv(m, tile.block_m) * num_tiles, split if is_grid_split else 1)
-    pos, slot, table, k_cache, v_cache = rope or (x_MK,) * 5
-    x_tiles, w_tiles = x_MK, w_NK
+    x_tiles, w_tiles = None, None
     if is_bulk:
         x_tiles = TensorDescriptor.from_tensor(x_MK, [tile.block_m, tile.block_k])
         w_tiles = TensorDescriptor.from_tensor(w_NK, [block_n, tile.block_k])
     _gemm_kernel[grid](
-        x_MK, w_NK, x_tiles, w_tiles, y,
-        x_MK if bias is None else bias, x_MK if residual is None else residual,
-        m, num_outputs, k, x_MK.stride(0), y.stride(-2), pos, slot, table, k_cache, v_cache,
+        x_MK, w_NK, x_tiles, w_tiles, y, bias, residual, m, num_outputs, k, x_MK.stride(0),
+        y.stride(-2), *(rope or (None,) * 5),
         NUM_SPLITS=split, SLICE_K=slice_k, IS_GRID_SPLIT=is_grid_split, ENDING=ending,
-        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
         HEAD=heads[0], NUM_HEADS=heads[1], NUM_KV=heads[2],
         BLOCK_M=tile.block_m, BLOCK_N=block_n, BLOCK_K=tile.block_k,
         IS_EVEN=k % tile.block_k == 0 and slice_k % tile.block_k == 0, PREFETCH=tile.prefetch,

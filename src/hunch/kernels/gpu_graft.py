@@ -9,8 +9,8 @@ import triton
 import triton.language as tl
 
 from hunch.kernels import step as at
-from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
-from hunch.kernels.gpu_step import C_DRAFTED
+from hunch.kernels.gpu_launch import next_power_of_2, options
+from hunch.kernels.gpu_step import C_DRAFTED, live_row
 from hunch.kernels.step import RowState, StepRows
 
 R_SURE, AS_OTHERS = tl.constexpr(at.SURE), tl.constexpr(at.AS_OTHERS)
@@ -19,17 +19,13 @@ R_SURE, AS_OTHERS = tl.constexpr(at.SURE), tl.constexpr(at.AS_OTHERS)
 @triton.jit
 def _graft_kernel(
     ids_ptr, room_ptr, count_in_ptr, known_ptr, end_ptr, done_ptr, count_ptr, draft_ptr,
-    parents_ptr, result_ptr, rules_ptr, draft_stride, result_stride, rules_stride, guesses_at,
-    num_guesses, HAS_SOURCES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr,
+    parents_ptr, result_ptr, settings_ptr, draft_stride, result_stride, settings_stride, guesses_at,
+    num_guesses, HAS_METHODS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr,
 ):  # fmt: skip
     """One row: down the tree while a child is the next guess, then the rest as a chain."""
-    r = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
-    row = tl.maximum(tl.load(ids_ptr + r), 0)
-    is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
-    if HAS_SOURCES:
-        is_row &= tl.load(rules_ptr + row * rules_stride + R_SURE) == AS_OTHERS
+    r, row, is_row = live_row(ids_ptr, count_in_ptr, done_ptr)
+    if HAS_METHODS:
+        is_row &= tl.load(settings_ptr + row * settings_stride + R_SURE) == AS_OTHERS
     if is_row:
         draft_ptr += row * draft_stride
         parents_ptr += row * draft_stride
@@ -66,12 +62,12 @@ def graft(state: RowState, step: StepRows, num_nodes: int, num_guesses: int) -> 
     num_nodes: guesses that the result has room for. Rows whose requests name a method keep their
     draft.
     """
-    rules = step.ids_R if step.sources is None else step.sources.rules_XW
+    settings = step.ids_R if step.methods is None else step.methods.settings_XW
     _graft_kernel[(len(step.ids_R),)](
         step.ids_R, step.max_draft_R, step.num_checked_R, state.known_X, state.end_X,
-        state.is_done_X, state.num_nodes_X, state.draft_XG, state.parents_XG, step.result_RC, rules,
-        state.draft_XG.stride(0), step.result_RC.stride(0), rules.stride(0),
-        step.guesses_at(num_nodes), num_guesses, HAS_SOURCES=step.sources is not None,
+        state.is_done_X, state.num_nodes_X, state.draft_XG, state.parents_XG, step.result_RC,
+        settings, state.draft_XG.stride(0), step.result_RC.stride(0), settings.stride(0),
+        step.guesses_at(num_nodes), num_guesses, HAS_METHODS=step.methods is not None,
         BLOCK_N=next_power_of_2(state.draft_XG.shape[1]), BLOCK_G=next_power_of_2(num_guesses),
         **options(1),
     )  # fmt: skip

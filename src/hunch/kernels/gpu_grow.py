@@ -20,11 +20,11 @@ from torch import Tensor
 
 from hunch.kernels import gpu_filters
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.gpu_filters import ID_BITS, edges, rank_of
-from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_filters import MAX_COLUMNS, edges, id_of, rank_of, score_of
+from hunch.kernels.gpu_launch import cdiv, next_power_of_2, options, take_turns
 from hunch.kernels.gpu_process import process_level
 from hunch.kernels.gpu_sampling import scores_of
-from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED, live_slots
+from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED, live_row, live_slots
 from hunch.kernels.step import Draws, RowState, StepRows
 
 CHUNK = 1024  # columns of one program: many small programs are faster than a few large ones
@@ -45,38 +45,30 @@ class Asked(Protocol):
 # --- children -------------------------------------------------------------------------------------
 
 
-@triton.jit
-def score_of(rank, ID_BITS: tl.constexpr):
-    """The score that `rank_of` was given."""
-    key = (rank >> ID_BITS).to(tl.int32)
-    return tl.where(key < 0, key & 2147483647, ~key).to(tl.float32, bitcast=True)
-
-
 @triton.jit(do_not_specialize=["num_parents", "depth"])
 def _children_kernel(
     logits_ptr, rows_ptr, known_ptr, ids_ptr, temperature_ptr, min_p_ptr, seed_ptr, sample_ptr,
     edge_ptr, best_ptr, rank_ptr, top_ptr, mass_ptr, num_columns, num_parents, depth,
-    IS_SAMPLED: tl.constexpr, HAS_EDGE: tl.constexpr, HAS_IDS: tl.constexpr,
-    BRANCH: tl.constexpr, HAS_CHANCES: tl.constexpr, ID_BITS: tl.constexpr, CHUNK: tl.constexpr,
+    IS_SAMPLED: tl.constexpr, HAS_EDGE: tl.constexpr, HAS_IDS: tl.constexpr, BRANCH: tl.constexpr,
+    HAS_CHANCES: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The best children of one node in one chunk, and the chunk's share of all chances."""
     m, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     row, pos = m, m
     if IS_SAMPLED:
         row = tl.maximum(tl.load(rows_ptr + tl.program_id(0) // num_parents), 0)
         pos = tl.load(known_ptr + row) + depth
     z = scores_of(
         logits_ptr, m, chunk, row, pos, ids_ptr, temperature_ptr, min_p_ptr, seed_ptr, sample_ptr,
-        edge_ptr, best_ptr, num_columns, 0, IS_SAMPLED, HAS_EDGE, HAS_IDS, ID_BITS, CHUNK,
+        edge_ptr, best_ptr, num_columns, 0, IS_SAMPLED, HAS_EDGE, HAS_IDS, CHUNK,
     )  # fmt: skip
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
-    rank = tl.where(columns < num_columns, rank_of(z, columns, ID_BITS), -1)
+    rank = tl.where(columns < num_columns, rank_of(z, columns), -1)
     at = m * tl.num_programs(1) + chunk
     best = tl.max(rank, axis=0)
     tl.store(rank_ptr + at * BRANCH, best)
-    top = score_of(best, ID_BITS)
+    top = score_of(best)
     for i in tl.static_range(1, BRANCH):
         rank = tl.where(rank == best, -1, rank)
         best = tl.max(rank, axis=0)
@@ -180,17 +172,12 @@ def _grow_kernel(
     pos_ptr, slot_ptr, seq_ptr, base_ptr, tree_ptr, num_chunks, first_node, first_parent, depth,
     max_depth, draft_stride, table_stride, result_stride, guesses_at, least,
     NUM_PARENTS: tl.constexpr, WIDTH: tl.constexpr, BRANCH: tl.constexpr, GROWN: tl.constexpr,
-    HAS_IDS: tl.constexpr,
-    HAS_CHANCES: tl.constexpr, HAS_LEAST: tl.constexpr, HAS_NEXT: tl.constexpr,
-    IS_TREE: tl.constexpr, SEES_NEXT: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    ID_BITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr,
+    HAS_IDS: tl.constexpr, HAS_CHANCES: tl.constexpr, HAS_LEAST: tl.constexpr,
+    HAS_NEXT: tl.constexpr, IS_TREE: tl.constexpr, SEES_NEXT: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One row: the likeliest paths become the level's nodes, the path of first children first."""
-    r = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
-    row = tl.maximum(tl.load(rows_ptr + r), 0)
-    is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
+    r, row, is_row = live_row(rows_ptr, count_in_ptr, done_ptr)
     known = tl.load(known_ptr + row)
     left = tl.load(end_ptr + row) - known
     rank_NB = merged(rank_ptr, r, num_chunks, NUM_PARENTS, BRANCH, BLOCK_N, BLOCK_B, BLOCK_K)
@@ -206,9 +193,9 @@ def _grow_kernel(
                                      BLOCK_K)  # fmt: skip
         i = tl.arange(0, BLOCK_N)
         path = tl.load(chance_ptr + r * WIDTH + i, mask=(i < NUM_PARENTS) & (depth > 0), other=0.0)
-        gain_NB = (score_of(rank_NB, ID_BITS) - top[:, None]) - log_total[:, None]
+        gain_NB = (score_of(rank_NB) - top[:, None]) - log_total[:, None]
         chance = tl.reshape(path[:, None] + gain_NB, (BLOCK_N * BLOCK_B,))
-        order = tl.where(is_in, rank_of(chance, one, ID_BITS), -1)
+        order = tl.where(is_in, rank_of(chance, one), -1)
         order = tl.where(one == 0, 0x7FFFFFFFFFFFFFFF, order)  # the target is likeliest to take it
         place = tl.sum((order[None, :] > order[:, None]).to(tl.int64), axis=1)
         is_in &= place < WIDTH
@@ -216,7 +203,7 @@ def _grow_kernel(
         tl.store(chance_ptr + r * WIDTH + place, chance, mask=is_in)
         if HAS_LEAST:  # nodes stand in order, the first path's before all others
             kept = tl.max(tl.where(is_in & (chance >= least), place + 1, 0), axis=0)
-    token = ((1 << ID_BITS) - 1) - (rank & ((1 << ID_BITS) - 1))
+    token = id_of(rank)
     if HAS_IDS:
         token = tl.load(ids_ptr + token, mask=is_in, other=0)
     parent = first_parent + n.to(tl.int64)
@@ -248,7 +235,7 @@ def children_of(
     """
     num_tokens, num_columns = logits_TC.shape
     assert logits_TC.is_contiguous()
-    assert branch <= num_columns < 2**ID_BITS
+    assert branch <= num_columns < MAX_COLUMNS
     num_chunks = cdiv(num_columns, CHUNK)
     rank_TKB = logits_TC.new_empty(num_tokens, num_chunks, branch, dtype=torch.int64)
     top_TK, mass_TK = logits_TC.new_empty(2, num_tokens, num_chunks, dtype=torch.float32)
@@ -265,7 +252,7 @@ def children_of(
         asked.seed_X, asked.sample_X, edge_T, best_T, rank_TKB, top_TK, mass_TK, num_columns,
         num_tokens // len(step.ids_R), depth, IS_SAMPLED=draws != Draws.GREEDY,
         HAS_EDGE=draws == Draws.FILTERED, HAS_IDS=ids_C is not None, BRANCH=branch,
-        HAS_CHANCES=has_chances, ID_BITS=ID_BITS, CHUNK=CHUNK, **options(4),
+        HAS_CHANCES=has_chances, CHUNK=CHUNK, **options(4),
     )  # fmt: skip
     return rank_TKB, top_TK, mass_TK
 
@@ -317,7 +304,6 @@ def grow_level(
         BRANCH=branch, GROWN=len(ids_T) // num_rows, HAS_IDS=ids_C is not None,
         HAS_CHANCES=has_chances, HAS_LEAST=least is not None, HAS_NEXT=attn is not None,
         IS_TREE=tree_TP is not None, SEES_NEXT=sees_next, BLOCK_SIZE=state.block_size,
-        ID_BITS=ID_BITS, BLOCK_N=block_n,
-        BLOCK_B=block_b, BLOCK_K=block_k,
+        BLOCK_N=block_n, BLOCK_B=block_b, BLOCK_K=block_k,
         **options(1 if block_n * block_b * block_k <= 1024 else 4),
     )  # fmt: skip

@@ -15,9 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.activation import gated_ref
-from hunch.kernels.gpu_activation import activate
+from hunch.kernels.gpu_activation import gated
 from hunch.kernels.gpu_fused import norm_ref
-from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_launch import next_power_of_2, options, take_turns
 
 
 def make_inputs_ref(
@@ -54,8 +54,7 @@ def _make_kernel(
     offs = tl.arange(0, SIZE_PAD)
     is_in = offs < SIZE
     weight = tl.load(weight_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     at = layer * SIZE + offs
     token = tl.load(ids_ptr + row).to(tl.int64)
     entry = tl.load(table_ptr + token * X + at, mask=is_in, other=0.0).to(tl.float32)
@@ -63,26 +62,6 @@ def _make_kernel(
     y = seen * tl.math.rsqrt(tl.sum(seen * seen, axis=0) / SIZE + eps) * weight
     y = (y + entry * table_scale) * scale
     tl.store(seen_ptr + row * X + at, y.to(seen_ptr.dtype.element_ty), mask=is_in)
-
-
-@triton.jit
-def _take_kernel(
-    asked_ptr,
-    input_ptr,
-    input_stride,
-    SIZE: tl.constexpr,
-    SIZE_PAD: tl.constexpr,
-    ACT: tl.constexpr,
-):
-    row = tl.program_id(0).to(tl.int64)
-    offs = tl.arange(0, SIZE_PAD)
-    is_in = offs < SIZE
-    wait_for_inputs()
-    let_next_start()
-    a = tl.load(asked_ptr + row * SIZE + offs, mask=is_in, other=0.0).to(tl.float32)
-    b = tl.load(input_ptr + row * input_stride + offs, mask=is_in, other=0.0).to(tl.float32)
-    y = activate(a, ACT) * b
-    tl.store(asked_ptr + row * SIZE + offs, y.to(asked_ptr.dtype.element_ty), mask=is_in)
 
 
 def make_inputs(
@@ -100,12 +79,9 @@ def make_inputs(
 
 def take_inputs(asked_PH: Tensor, input_TH: Tensor, act: str) -> None:
     """act(asked) * input, in place of asked; input need not be contiguous."""
-    size = asked_PH.shape[1]
     assert input_TH.stride(1) == 1
-    _take_kernel[(len(input_TH),)](
-        asked_PH, input_TH, input_TH.stride(0), SIZE=size, SIZE_PAD=next_power_of_2(size), ACT=act,
-        **options(1),
-    )  # fmt: skip
+    block = next_power_of_2(asked_PH.shape[1])
+    gated(asked_PH, input_TH, asked_PH, len(input_TH), act, block, num_warps=1)
 
 
 @triton.jit
@@ -126,8 +102,7 @@ def _branches_kernel(
     row = tl.program_id(0).to(tl.int64)
     offs = tl.arange(0, BLOCK_D)
     is_in = offs < D
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     at = row * D + offs
     y = _normed_sum(mlp_ptr + at, mlp_stride, mlp_norm_ptr, offs, is_in, D, eps, NUM_MLP)
     y += _normed_sum(answer_ptr + at, answer_stride, answer_norm_ptr, offs, is_in, D, eps,

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.gpu_fused import norm_ref
-from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_launch import next_power_of_2, options, take_turns
 
 
 def join_ref(
@@ -30,30 +30,28 @@ def join_ref(
 @triton.jit
 def _join_kernel(
     table_ptr, ids_ptr, state_ptr, token_norm_ptr, state_norm_ptr, pos_ptr, y_ptr, normed_ptr, D,
-    eps, HAS_NORMS: tl.constexpr, HAS_NORMED: tl.constexpr, HAS_MASK: tl.constexpr,
-    IS_STATE_FIRST: tl.constexpr, BLOCK_D: tl.constexpr,
+    eps, IS_STATE_FIRST: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """Program (row, 0 for its token or 1 for its state)."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     offs = tl.arange(0, BLOCK_D)
     is_in = offs < D
-    if HAS_NORMS:
+    if token_norm_ptr is not None:
         norm_ptr = token_norm_ptr if part == 0 else state_norm_ptr
         weight = tl.load(norm_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     token = tl.load(ids_ptr + row).to(tl.int64)
     from_ptr = table_ptr + token * D if part == 0 else state_ptr + row * D
     is_there = is_in
-    if HAS_MASK:
+    if pos_ptr is not None:
         is_there = is_in & ((tl.load(pos_ptr + row) != 0) | (part == 1))
     x = tl.load(from_ptr + offs, mask=is_there, other=0.0).to(tl.float32)
-    if HAS_NORMS:
+    if token_norm_ptr is not None:
         x = x * tl.math.rsqrt(tl.sum(x * x, axis=0) / D + eps) * weight
     y = x.to(y_ptr.dtype.element_ty)
     place = 1 - part if IS_STATE_FIRST else part
     tl.store(y_ptr + (row * 2 + place) * D + offs, y, mask=is_in)
-    if HAS_NORMED:
+    if normed_ptr is not None:
         tl.store(normed_ptr + row * D + offs, y, mask=is_in & (part == 1))
 
 
@@ -70,10 +68,7 @@ def join(
     assert state_TD.is_contiguous()
     width = state_TD.shape[1]
     block = next_power_of_2(width)
-    token_norm_D, state_norm_D = norms or (state_TD, state_TD)
     _join_kernel[(len(ids_T), 2)](
-        table_VD, ids_T, state_TD, token_norm_D, state_norm_D, ids_T if pos_T is None else pos_T,
-        y_T2D, y_T2D if normed_TD is None else normed_TD, width, eps,
-        HAS_NORMS=norms is not None, HAS_NORMED=normed_TD is not None, HAS_MASK=pos_T is not None,
+        table_VD, ids_T, state_TD, *(norms or (None, None)), pos_T, y_T2D, normed_TD, width, eps,
         IS_STATE_FIRST=is_state_first, BLOCK_D=block, **options(max(1, min(8, block // 512))),
     )  # fmt: skip

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hunch.kernels.gpu_fused import _summed, norm_ref
 from hunch.kernels.gpu_gemm import rope_ref
-from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_launch import cdiv, next_power_of_2, options, take_turns
 
 
 def keep_latent_ref(
@@ -85,8 +85,7 @@ def _narrow_kernel(
     """Program (token, 0 for what is kept or 1 for the queries' latent). A row of x has the latter
     first."""
     token = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     row_ptr = x_ptr + token * x_stride
     if tl.program_id(1) == 0:
         _keep(row_ptr + RANK, kv_norm_ptr, cache_ptr, pos_ptr, slot_ptr, rope_ptr, token, kv_eps,
@@ -110,8 +109,7 @@ def _heads_kernel(
     is_row = offs_m < num_rows
     row_ptrs = x_ptr + offs_m * x_stride + head * x_head
     to_ptrs = y_ptr + offs_m * y_stride + head * y_head
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     if ROPE > 0 and pid_n == tl.cdiv(OUT, BLOCK_N):
         HALF: tl.constexpr = ROPE // 2
         offs_r = tl.arange(0, HALF_PAD)[None, :]

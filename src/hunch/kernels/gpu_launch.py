@@ -72,8 +72,8 @@ def let_next_start():
 
 
 @triton.jit
-def take_turns(IS_EAGER: tl.constexpr):
-    """Wait for the inputs; the next kernel may start before that (IS_EAGER), or after it."""
+def take_turns(IS_EAGER: tl.constexpr = False):
+    """Wait for the inputs, then let the next kernel start; IS_EAGER: the other way round."""
     if IS_EAGER:
         let_next_start()
     wait_for_inputs()

@@ -19,8 +19,8 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels import step as at
-from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
-from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED
+from hunch.kernels.gpu_launch import next_power_of_2, options
+from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED, live_row
 from hunch.kernels.lookup import BY_TABLE, LENGTHS, NUM_ASKED
 from hunch.kernels.phrases import MULTIPLIER, NUM_LEVELS, SHIFT, PhraseTable
 from hunch.kernels.step import RowState, StepRows
@@ -265,38 +265,37 @@ def _with_second(
 
 
 @triton.jit
-def _own_rules(rules_ptr, MIN_MATCH: tl.constexpr, MAX_MATCH: tl.constexpr, SURE: tl.constexpr):
+def _own_settings(
+    settings_ptr, MIN_MATCH: tl.constexpr, MAX_MATCH: tl.constexpr, SURE: tl.constexpr
+):
     """Whether the row's request names a method; the match that counts, and goes before others."""
-    sure = tl.load(rules_ptr + R_SURE).to(tl.int32)
+    sure = tl.load(settings_ptr + R_SURE).to(tl.int32)
     is_named = sure != AS_OTHERS
-    least = tl.where(is_named, tl.load(rules_ptr + R_MIN_MATCH).to(tl.int32), MIN_MATCH)
-    most = tl.where(is_named, tl.load(rules_ptr + R_MAX_MATCH).to(tl.int32), MAX_MATCH)
+    least = tl.where(is_named, tl.load(settings_ptr + R_MIN_MATCH).to(tl.int32), MIN_MATCH)
+    most = tl.where(is_named, tl.load(settings_ptr + R_MAX_MATCH).to(tl.int32), MAX_MATCH)
     return is_named, least, most, tl.where(is_named, sure, SURE)
 
 
 @triton.jit
 def _lookup_kernel(
     ids_ptr, room_ptr, count_in_ptr, history_ptr, known_ptr, end_ptr, done_ptr, count_ptr,
-    draft_ptr, parents_ptr, result_ptr, entries_ptr, needed_ptr, rules_ptr, history_stride,
-    draft_stride, result_stride, rules_stride, num_nodes, guesses_at, bits, num_asked, most_nodes,
+    draft_ptr, parents_ptr, result_ptr, entries_ptr, needed_ptr, settings_ptr, history_stride,
+    draft_stride, result_stride, settings_stride, num_nodes, guesses_at, bits, num_asked,
+    most_nodes,
     MIN_MATCH: tl.constexpr, MAX_MATCH: tl.constexpr, SURE: tl.constexpr, NUM_LEVELS: tl.constexpr,
     BY_TABLE: tl.constexpr, MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr, MAX_ORDER: tl.constexpr,
-    NUM_PLACES: tl.constexpr, HAS_SOURCES: tl.constexpr, NUM_DRAFTED: tl.constexpr,
+    NUM_PLACES: tl.constexpr, HAS_METHODS: tl.constexpr, NUM_DRAFTED: tl.constexpr,
     NUM_SECOND: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One row: what followed the longest match of its end, or what the table holds."""
-    r = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
-    row = tl.maximum(tl.load(ids_ptr + r), 0)
-    is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
+    r, row, is_row = live_row(ids_ptr, count_in_ptr, done_ptr)
     history_ptr += row * history_stride
     known = tl.where(is_row, tl.load(known_ptr + row), 0).to(tl.int32)
     least, most, sure, may_ask = MIN_MATCH, MAX_MATCH, SURE, is_row
-    if HAS_SOURCES:
-        rules_ptr += row * rules_stride
-        is_named, least, most, sure = _own_rules(rules_ptr, MIN_MATCH, MAX_MATCH, SURE)
-        may_ask = is_row & ((tl.load(rules_ptr + R_HAS_TABLE) > 0) | ~is_named)
+    if HAS_METHODS:
+        settings_ptr += row * settings_stride
+        is_named, least, most, sure = _own_settings(settings_ptr, MIN_MATCH, MAX_MATCH, SURE)
+        may_ask = is_row & ((tl.load(settings_ptr + R_HAS_TABLE) > 0) | ~is_named)
     matched, place = _longest(history_ptr, known, least, most, 0, MAX_MATCH, False, BLOCK)
     node = tl.arange(0, BLOCK_N)
     period = tl.maximum(known - place, 1)  # past the text's end the guesses repeat
@@ -317,7 +316,7 @@ def _lookup_kernel(
     drafted, parents = tokens, (node - 1).to(tl.int64)
     if NUM_SECOND:
         is_open = is_row & (matched > 0)
-        if HAS_SOURCES:
+        if HAS_METHODS:
             is_open &= ~is_named
         drafted, parents, count = _with_second(
             drafted, parents, count, node, place, known, least, most, is_open, left, room,
@@ -361,12 +360,12 @@ def lookup(
 
     Rows whose match is shorter than `sure` keep their draft; a chain of drafted[0] nodes is
     continued from the table, up to drafted[1] nodes. A row whose request names a lookup, or a
-    network alone, has its own rules (`RowSources`).
+    network alone, has its own settings (`RowMethods`).
     num_second: last nodes, which become a second chain where the text's end was followed by another
     token too; there is no table then.
     """
     assert not num_second or phrases is None
-    rules = step.ids_R if step.sources is None else step.sources.rules_XW
+    settings = step.ids_R if step.methods is None else step.methods.settings_XW
     entries, needed, bits, max_order = step.ids_R, step.ids_R, 0, 0
     if phrases is not None:
         entries, needed, bits = phrases.entries, phrases.needed, phrases.bits
@@ -374,11 +373,12 @@ def lookup(
     _lookup_kernel[(len(step.ids_R),)](
         step.ids_R, step.max_draft_R, step.num_checked_R, state.tokens_XL, state.known_X,
         state.end_X, state.is_done_X, state.num_nodes_X, state.draft_XG, state.parents_XG,
-        step.result_RC, entries, needed, rules, state.tokens_XL.stride(0), state.draft_XG.stride(0),
-        step.result_RC.stride(0), rules.stride(0), num_nodes, step.guesses_at(num_nodes), bits,
-        min(num_nodes, NUM_ASKED), drafted[1], MIN_MATCH=min_match, MAX_MATCH=max_match, SURE=sure,
+        step.result_RC, entries, needed, settings, state.tokens_XL.stride(0),
+        state.draft_XG.stride(0), step.result_RC.stride(0), settings.stride(0), num_nodes,
+        step.guesses_at(num_nodes), bits, min(num_nodes, NUM_ASKED), drafted[1],
+        MIN_MATCH=min_match, MAX_MATCH=max_match, SURE=sure,
         NUM_LEVELS=NUM_LEVELS, BY_TABLE=BY_TABLE, MULTIPLIER=MULTIPLIER, SHIFT=SHIFT,
-        MAX_ORDER=max_order, NUM_PLACES=NUM_PLACES, HAS_SOURCES=step.sources is not None,
+        MAX_ORDER=max_order, NUM_PLACES=NUM_PLACES, HAS_METHODS=step.methods is not None,
         NUM_DRAFTED=drafted[0] if phrases is not None else 0, NUM_SECOND=num_second, BLOCK=2048,
         BLOCK_N=next_power_of_2(num_nodes), **options(8),
     )  # fmt: skip

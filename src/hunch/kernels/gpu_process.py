@@ -11,14 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels import process as plain
-from hunch.kernels.gpu_launch import (
-    cdiv,
-    let_next_start,
-    next_power_of_2,
-    options,
-    wait_for_inputs,
-    warp_block,
-)
+from hunch.kernels.gpu_launch import cdiv, next_power_of_2, options, take_turns, warp_block
 from hunch.kernels.process import ProcessTables
 
 CHUNK = 4096
@@ -127,8 +120,7 @@ def _process_kernel(
 ):  # fmt: skip
     """One chunk of a row of logits; a chunk without rules is copied, or left as it is."""
     m, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     row = tl.load(row_ptr + m)
     rules = tl.load(rules_ptr + row, mask=row >= 0, other=0)
     is_masked = tl.zeros((), tl.int32)
@@ -200,8 +192,7 @@ def _paths_kernel(
 ):  # fmt: skip
     """One row: from every node up to the root, twice: to find its depth, then its tokens."""
     r = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     row, count = tl.load(rows_ptr + r), tl.load(count_ptr + r)
     draft_ptr += row * draft_stride
     parents_ptr += row * draft_stride
@@ -272,8 +263,7 @@ def _count_kernel(
 ):  # fmt: skip
     """One row of the step: add its tokens to its counts and its tail."""
     r = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     row = tl.load(row_ptr + r)
     rules = tl.load(rules_ptr + row, mask=row >= 0, other=0)
     num = tl.load(num_ptr + r * num_stride)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hunch.kernels.gpu_codes import numbers_of, places, route_of, scales_at
+from hunch.kernels.gpu_codes import form_of, numbers_of, places, pointers_of, scales_at
 from hunch.kernels.gpu_endings import Tile, finish, outputs, place, turns
 from hunch.kernels.gpu_launch import (
     cdiv,
@@ -27,7 +27,7 @@ from hunch.kernels.gpu_launch import (
     prefetch_l2,
     wait_for_inputs,
 )
-from hunch.kernels.quant import UNIT_GROUP, Quantised
+from hunch.kernels.quant import Quantised
 from hunch.kernels.slices import slice_of
 from hunch.kernels.words import num_parts
 
@@ -65,16 +65,14 @@ def _span(
 @triton.jit(do_not_specialize=["M"])
 def _quant_kernel(
     x_ptr, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, y_ptr, bias_ptr,
-    residual_ptr, M, N, K, num_rows, x_stride, y_stride,
-    pos_ptr, slot_ptr, rope_ptr, k_cache_ptr, v_cache_ptr,
-    NUM_SPLITS: tl.constexpr, SLICE_K: tl.constexpr, IS_GRID_SPLIT: tl.constexpr,
-    ENDING: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    HEAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
+    residual_ptr, M, N, K, num_rows, x_stride, y_stride, pos_ptr, slot_ptr, rope_ptr, k_cache_ptr,
+    v_cache_ptr, NUM_SPLITS: tl.constexpr, SLICE_K: tl.constexpr, IS_GRID_SPLIT: tl.constexpr,
+    ENDING: tl.constexpr, HEAD: tl.constexpr, NUM_HEADS: tl.constexpr, NUM_KV: tl.constexpr,
     FORMAT: tl.constexpr, SPAN: tl.constexpr, WORDS: tl.constexpr, OFFSET: tl.constexpr,
-    GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr,
-    HAS_MINIMUM: tl.constexpr, HAS_UNIT: tl.constexpr, PAIRED: tl.constexpr, ROUTE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, IS_EVEN: tl.constexpr, IS_WHOLE: tl.constexpr,
-    PREFETCH: tl.constexpr, GROUP: tl.constexpr,
+    GROUP_K: tl.constexpr, UNIT_K: tl.constexpr, HAS_ZERO: tl.constexpr, HAS_MINIMUM: tl.constexpr,
+    HAS_UNIT: tl.constexpr, PAIRED: tl.constexpr, ROUTE: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, IS_EVEN: tl.constexpr, IS_WHOLE: tl.constexpr, PREFETCH: tl.constexpr,
+    GROUP: tl.constexpr,
 ):  # fmt: skip
     """As `_gemm_kernel`. `num_rows` are the weight's; N may be half of them."""
     pid_m, pid_n = place(tl.cdiv(M, BLOCK_M), GROUP)
@@ -109,7 +107,7 @@ def _quant_kernel(
     a = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     b = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     total = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    if HAS_BIAS and pid_s == 0:
+    if bias_ptr is not None and pid_s == 0:
         total += tl.load(bias_ptr + offs_a).to(tl.float32)[:, None]
     for k in range(first, last, SPAN):
         a = _span(a, data_ptr, scale_ptr, zero_ptr, minimum_ptr, unit_ptr, min_unit_ptr, x_ptrs,
@@ -128,12 +126,12 @@ def _quant_kernel(
         if K % SLICE_K != 0:
             total += a
         a = total
-    elif HAS_BIAS and pid_s == 0:
+    elif bias_ptr is not None and pid_s == 0:
         a += tl.load(bias_ptr + offs_a).to(tl.float32)[:, None]
         b += tl.load(bias_ptr + (offs_b if ENDING != "store" else offs_a)).to(tl.float32)[:, None]
     finish(tl.trans(a), tl.trans(b), y_ptr, residual_ptr, k_cache_ptr, v_cache_ptr, slot, cos, sin,
-           offs_m, offs_n, head, offs_h, is_row, is_col, M, y_stride, pid_s, ENDING, HAS_RESIDUAL,
-           HEAD, NUM_HEADS, NUM_KV)  # fmt: skip
+           offs_m, offs_n, head, offs_h, is_row, is_col, M, y_stride, pid_s, ENDING, HEAD,
+           NUM_HEADS, NUM_KV)  # fmt: skip
 
 
 def tile_of(m: int, is_narrow: bool, is_split: bool) -> Tile:
@@ -169,22 +167,12 @@ def launch(
         num_tiles = w.shape[0] // heads[0] * cdiv(half, block_n)
     else:
         num_tiles = cdiv(num_outputs, block_n)
-    pos, slot, table, k_cache, v_cache = rope or (x_MK,) * 5
-    scale, minimum, zero, unit = w.scale_GN, w.minimum_GN, w.zero_GN, w.unit_UN
     _quant_kernel[(cdiv(m, tile.block_m) * num_tiles, num_splits)](
-        x_MK, w.data_SNW, scale, scale if zero is None else zero,
-        scale if minimum is None else minimum, scale if unit is None else unit,
-        scale if w.min_unit_UN is None else w.min_unit_UN, y, x_MK if bias is None else bias,
-        x_MK if residual is None else residual, m, num_outputs, k, w.shape[0],
-        x_MK.stride(0), y.stride(-2), pos, slot, table, k_cache, v_cache,
-        NUM_SPLITS=split, SLICE_K=slice_k, IS_GRID_SPLIT=is_grid_split, ENDING=ending,
-        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None,
-        HEAD=heads[0], NUM_HEADS=heads[1], NUM_KV=heads[2],
-        FORMAT=w.format, SPAN=span, WORDS=w.data_SNW.shape[2], OFFSET=w.offset, GROUP_K=w.group,
-        UNIT_K=UNIT_GROUP, HAS_ZERO=w.has_zero, HAS_MINIMUM=w.has_minimum,
-        HAS_UNIT=unit is not None, PAIRED=w.paired, ROUTE=route_of(w),
-        BLOCK_M=tile.block_m, BLOCK_N=block_n,
-        IS_EVEN=k % span == 0, IS_WHOLE=len(scale) == 1, PREFETCH=tile.prefetch, GROUP=tile.group,
+        x_MK, *pointers_of(w), y, bias, residual, m, num_outputs, k, w.shape[0], x_MK.stride(0),
+        y.stride(-2), *(rope or (None,) * 5), NUM_SPLITS=split, SLICE_K=slice_k,
+        IS_GRID_SPLIT=is_grid_split, ENDING=ending, HEAD=heads[0], NUM_HEADS=heads[1],
+        NUM_KV=heads[2], **form_of(w), BLOCK_M=tile.block_m, BLOCK_N=block_n, IS_EVEN=k % span == 0,
+        IS_WHOLE=len(w.scale_GN) == 1, PREFETCH=tile.prefetch, GROUP=tile.group,
         **options(tile.num_warps, tile.num_stages),
     )  # fmt: skip
 
@@ -219,14 +207,8 @@ def _expand_kernel(
 def expand(w: Quantised) -> Tensor:
     """The numbers that a weight stands for, [N, K]; columns in the order of its codes."""
     y_NK = torch.empty(w.shape, dtype=w.dtype, device=w.device)
-    scale, block_n = w.scale_GN, 64
+    block_n = 64
     _expand_kernel[(cdiv(w.shape[0], block_n), len(w.data_SNW))](
-        w.data_SNW, scale, scale if w.zero_GN is None else w.zero_GN,
-        scale if w.minimum_GN is None else w.minimum_GN, scale if w.unit_UN is None else w.unit_UN,
-        scale if w.min_unit_UN is None else w.min_unit_UN, y_NK, *w.shape,
-        FORMAT=w.format, SPAN=w.span, WORDS=w.data_SNW.shape[2], OFFSET=w.offset, GROUP_K=w.group,
-        UNIT_K=UNIT_GROUP, HAS_ZERO=w.has_zero, HAS_MINIMUM=w.has_minimum,
-        HAS_UNIT=w.unit_UN is not None, PAIRED=w.paired, ROUTE=route_of(w),
-        BLOCK_N=block_n, num_warps=4,
+        *pointers_of(w), y_NK, *w.shape, **form_of(w), BLOCK_N=block_n, num_warps=4,
     )  # fmt: skip
     return y_NK

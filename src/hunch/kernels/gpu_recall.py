@@ -13,14 +13,8 @@ import triton
 import triton.language as tl
 
 from hunch.kernels import step as at
-from hunch.kernels.gpu_launch import (
-    cdiv,
-    let_next_start,
-    next_power_of_2,
-    options,
-    wait_for_inputs,
-)
-from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED
+from hunch.kernels.gpu_launch import cdiv, next_power_of_2, options
+from hunch.kernels.gpu_step import C_MATCHED, live_row, put_chain
 from hunch.kernels.lookup import MAX_MATCH
 from hunch.kernels.shared_texts import SharedTexts
 from hunch.kernels.step import RowState, StepRows
@@ -30,26 +24,27 @@ R_SURE, AS_OTHERS = tl.constexpr(at.SURE), tl.constexpr(at.AS_OTHERS)
 
 
 @triton.jit
-def _is_asking(r, row, count_in_ptr, done_ptr, rules_ptr, rules_stride, HAS_SOURCES: tl.constexpr):
-    """Whether a row goes on, and drafts as the others do."""
-    is_row = (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
-    if HAS_SOURCES:
-        is_row &= tl.load(rules_ptr + row * rules_stride + R_SURE) == AS_OTHERS
-    return is_row
+def _asking_row(
+    ids_ptr, count_in_ptr, done_ptr, settings_ptr, settings_stride, HAS_METHODS: tl.constexpr
+):
+    """`live_row` for rows that draft as the others do."""
+    r, row, is_row = live_row(ids_ptr, count_in_ptr, done_ptr)
+    if HAS_METHODS:
+        is_row &= tl.load(settings_ptr + row * settings_stride + R_SURE) == AS_OTHERS
+    return r, row, is_row
 
 
 @triton.jit
 def _search_kernel(
-    ids_ptr, count_in_ptr, history_ptr, known_ptr, done_ptr, result_ptr, rules_ptr, ring_ptr,
-    first_ptr, best_ptr, history_stride, result_stride, rules_stride, size, num_chunks,
-    MAX_MATCH: tl.constexpr, HAS_SOURCES: tl.constexpr, BLOCK: tl.constexpr,
+    ids_ptr, count_in_ptr, history_ptr, known_ptr, done_ptr, result_ptr, settings_ptr, ring_ptr,
+    first_ptr, best_ptr, history_stride, result_stride, settings_stride, size, num_chunks,
+    MAX_MATCH: tl.constexpr, HAS_METHODS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row and one chunk of the ring: the longest match, the most recent among equals."""
-    r, c = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    wait_for_inputs()
-    let_next_start()
-    row = tl.maximum(tl.load(ids_ptr + r), 0)
-    is_row = _is_asking(r, row, count_in_ptr, done_ptr, rules_ptr, rules_stride, HAS_SOURCES)
+    c = tl.program_id(1)
+    r, row, is_row = _asking_row(
+        ids_ptr, count_in_ptr, done_ptr, settings_ptr, settings_stride, HAS_METHODS
+    )
     known = tl.where(is_row, tl.load(known_ptr + row), 0).to(tl.int32)
     own = tl.load(result_ptr + r * result_stride + C_MATCHED).to(tl.int32)
     first = tl.load(first_ptr).to(tl.int32)
@@ -75,16 +70,14 @@ def _search_kernel(
 @triton.jit
 def _take_kernel(
     ids_ptr, room_ptr, count_in_ptr, known_ptr, end_ptr, done_ptr, count_ptr, draft_ptr,
-    parents_ptr, result_ptr, rules_ptr, ring_ptr, first_ptr, best_ptr, draft_stride,
-    result_stride, rules_stride, size, num_chunks, num_nodes, guesses_at,
-    HAS_SOURCES: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    parents_ptr, result_ptr, settings_ptr, ring_ptr, first_ptr, best_ptr, draft_stride,
+    result_stride, settings_stride, size, num_chunks, num_nodes, guesses_at,
+    HAS_METHODS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One row: what followed the best match of all chunks, up to the end of that answer."""
-    r = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
-    row = tl.maximum(tl.load(ids_ptr + r), 0)
-    is_row = _is_asking(r, row, count_in_ptr, done_ptr, rules_ptr, rules_stride, HAS_SOURCES)
+    r, row, is_row = _asking_row(
+        ids_ptr, count_in_ptr, done_ptr, settings_ptr, settings_stride, HAS_METHODS
+    )
     chunk = tl.arange(0, BLOCK_C)
     best_C = tl.load(best_ptr + r * num_chunks + chunk, mask=chunk < num_chunks, other=0)
     best = tl.max(best_C, axis=0)
@@ -97,36 +90,30 @@ def _take_kernel(
         tokens = tl.load(ring_ptr + at, mask=is_place, other=-1).to(tl.int64)
         num_guesses = tl.min(tl.where(tokens < 0, node, BLOCK_N), axis=0)
         num_guesses = tl.minimum(num_guesses, num_nodes).to(tl.int64)
-        is_node = node < num_guesses
-        tl.store(draft_ptr + row * draft_stride + node, tokens, mask=is_node)
-        tl.store(parents_ptr + row * draft_stride + node, (node - 1).to(tl.int64), mask=is_node)
-        left = tl.maximum(tl.load(end_ptr + row) - tl.load(known_ptr + row) - 1, 0)
-        count = tl.minimum(tl.minimum(tl.load(room_ptr + r), left), num_guesses)
-        result_ptr += r * result_stride
-        tokens = tl.where(is_node, tokens, -1)
-        tl.store(result_ptr + guesses_at + node, tokens, mask=node < num_nodes)
-        tl.store(result_ptr + C_MATCHED, best >> 32)
-        tl.store(result_ptr + C_DRAFTED, count)
-        tl.store(count_ptr + row, count)
+        put_chain(
+            tokens, node, num_guesses, best >> 32, tl.load(known_ptr + row), r, row, room_ptr,
+            end_ptr, count_ptr, draft_ptr, parents_ptr, result_ptr, draft_stride, result_stride,
+            num_nodes, guesses_at,
+        )  # fmt: skip
 
 
 def recall(state: RowState, step: StepRows, num_nodes: int, texts: SharedTexts) -> None:
     """As `shared_texts.recall_ref`, after `gpu_lookup.lookup`."""
-    rules = step.ids_R if step.sources is None else step.sources.rules_XW
-    has_sources, size = step.sources is not None, len(texts.tokens_K)
+    settings = step.ids_R if step.methods is None else step.methods.settings_XW
+    has_methods, size = step.methods is not None, len(texts.tokens_K)
     num_rows, num_chunks = len(step.ids_R), cdiv(size, CHUNK)
     best_RC = torch.empty(num_rows, num_chunks, dtype=torch.int64, device=step.ids_R.device)
     _search_kernel[(num_rows, num_chunks)](
         step.ids_R, step.num_checked_R, state.tokens_XL, state.known_X, state.is_done_X,
-        step.result_RC, rules, texts.tokens_K, texts.first_1, best_RC, state.tokens_XL.stride(0),
-        step.result_RC.stride(0), rules.stride(0), size, num_chunks, MAX_MATCH=MAX_MATCH,
-        HAS_SOURCES=has_sources, BLOCK=CHUNK, **options(8),
+        step.result_RC, settings, texts.tokens_K, texts.first_1, best_RC, state.tokens_XL.stride(0),
+        step.result_RC.stride(0), settings.stride(0), size, num_chunks, MAX_MATCH=MAX_MATCH,
+        HAS_METHODS=has_methods, BLOCK=CHUNK, **options(8),
     )  # fmt: skip
     _take_kernel[(num_rows,)](
         step.ids_R, step.max_draft_R, step.num_checked_R, state.known_X, state.end_X,
         state.is_done_X, state.num_nodes_X, state.draft_XG, state.parents_XG, step.result_RC,
-        rules, texts.tokens_K, texts.first_1, best_RC, state.draft_XG.stride(0),
-        step.result_RC.stride(0), rules.stride(0), size, num_chunks, num_nodes,
-        step.guesses_at(num_nodes), HAS_SOURCES=has_sources, BLOCK_C=next_power_of_2(num_chunks),
+        settings, texts.tokens_K, texts.first_1, best_RC, state.draft_XG.stride(0),
+        step.result_RC.stride(0), settings.stride(0), size, num_chunks, num_nodes,
+        step.guesses_at(num_nodes), HAS_METHODS=has_methods, BLOCK_C=next_power_of_2(num_chunks),
         BLOCK_N=next_power_of_2(num_nodes), **options(4),
     )  # fmt: skip

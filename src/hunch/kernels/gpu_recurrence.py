@@ -17,8 +17,9 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.gpu_launch import cdiv, let_next_start, options, wait_for_inputs
-from hunch.kernels.recurrence import RowStates, sequences_of
+from hunch.kernels.gpu_launch import cdiv, options, take_turns
+from hunch.kernels.recur import sequences_of
+from hunch.kernels.recurrence import RowStates
 
 SEQUENCES = "sequences"  # of AttnInputs.memo
 MAX_TAPS = 4
@@ -109,8 +110,7 @@ def _keep_kernel(
     s, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     offs = part * BLOCK + tl.arange(0, BLOCK)
     is_in = offs < num_inputs
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     first, num, num_known, row, start = sequence_of(seqs_ptr, pos_ptr, slot_ptr, seq_ptr, s)
     ring_ptr += row * NUM_PLACES * num_inputs
     for i in range(tl.maximum(num - NUM_PLACES, 0), num):

@@ -8,8 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
-from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED
+from hunch.kernels.gpu_launch import next_power_of_2, options
+from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED, live_row
 from hunch.kernels.step import RowState, StepRows
 from hunch.kernels.successors import RankTree, Successors
 
@@ -22,11 +22,8 @@ def _recycle_kernel(
     DEPTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row: every node looks up its own path, then nodes that have one move together."""
-    r = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
-    row = tl.maximum(tl.load(ids_ptr + r), 0)
-    if (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0):
+    r, row, is_row = live_row(ids_ptr, count_in_ptr, done_ptr)
+    if is_row:
         known = tl.load(known_ptr + row)
         last = tl.load(history_ptr + row * history_stride + known - 1)
         n = tl.arange(0, BLOCK).to(tl.int64)

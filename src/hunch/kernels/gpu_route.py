@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.experts import Routing
-from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_launch import next_power_of_2, options, take_turns
 
 
 @triton.jit
@@ -20,9 +20,7 @@ def _route_kernel(
     answer_ptr, part_stride, answer_stride, scale, spread, D,
     NUM_SPLITS: tl.constexpr, NUM_EXPERTS: tl.constexpr, NUM_CHOSEN: tl.constexpr,
     NUM_GROUPS: tl.constexpr, NUM_KEPT: tl.constexpr, NUM_BEST: tl.constexpr,
-    SCORES: tl.constexpr, IS_NORMED: tl.constexpr, HAS_BIAS: tl.constexpr,
-    HAS_CHOICE: tl.constexpr, HAS_FACTOR: tl.constexpr, HAS_SLOTS: tl.constexpr,
-    PAD_G: tl.constexpr, PAD_E: tl.constexpr,
+    SCORES: tl.constexpr, IS_NORMED: tl.constexpr, PAD_G: tl.constexpr, PAD_E: tl.constexpr,
 ):  # fmt: skip
     """One program per token: slices of its logits added in order, then as `experts.route`."""
     token = tl.program_id(0).to(tl.int64)
@@ -30,15 +28,14 @@ def _route_kernel(
     group, member = tl.arange(0, PAD_G)[:, None], tl.arange(0, PAD_E)[None, :]
     is_in = (group < NUM_GROUPS) & (member < SIZE)
     expert = group * SIZE + member
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     at = parts_ptr + token * NUM_EXPERTS + expert
     logit = tl.load(at, mask=is_in, other=0.0)
     for s in tl.static_range(1, NUM_SPLITS):
         logit += tl.load(at + s * part_stride, mask=is_in, other=0.0)
-    if HAS_BIAS:
+    if bias_ptr is not None:
         logit += tl.load(bias_ptr + expert, mask=is_in, other=0.0)
-    if HAS_SLOTS:
+    if slot_ptr is not None:
         is_padding, is_timed = tl.load(slot_ptr + token) < 0, tl.load(timed_ptr) > 0
         number = (token.to(tl.int32) * NUM_EXPERTS + expert) * -1640531527  # spreads the bits
         noise = ((number ^ (number >> 15)) * 739982445 & 0xFFFFFF).to(tl.float32) * 1e-7
@@ -51,7 +48,7 @@ def _route_kernel(
     if SCORES == "sigmoid":
         score = 1.0 / (1.0 + tl.exp(-logit))
     choice = score
-    if HAS_CHOICE:
+    if choice_ptr is not None:
         choice += tl.load(choice_ptr + expert, mask=is_in, other=0.0)
     choice = tl.where(is_in, choice, float("-inf"))
     if NUM_KEPT < NUM_GROUPS:
@@ -71,13 +68,13 @@ def _route_kernel(
         score = 1.0 / (1.0 + tl.exp(-logit))
     if IS_NORMED:
         score = score / (tl.sum(tl.sum(tl.where(is_chosen, score, 0.0), 1), 0) + 1e-20)
-    if HAS_FACTOR:
+    if factor_ptr is not None:
         score = score * tl.load(factor_ptr + expert, mask=is_in, other=0.0)
     flat_is = tl.reshape(is_chosen.to(tl.int32), (PAD_G * PAD_E,))
     flat_expert = tl.reshape(expert, (PAD_G * PAD_E,))
     flat_score = tl.reshape(score, (PAD_G * PAD_E,))
     place = token * NUM_CHOSEN + tl.cumsum(flat_is, 0) - 1
-    if HAS_SLOTS:
+    if slot_ptr is not None:
         is_dead = is_padding & (is_timed == 0)
         flat_expert = tl.where(is_dead, NUM_EXPERTS, flat_expert)  # padding has no experts
         if is_dead:  # and its answers are zeros
@@ -162,19 +159,15 @@ def route(
     weight_TK = torch.empty(size, dtype=torch.float32, device=parts_STE.device)
     group_size = num_experts // routing.num_groups
     _route_kernel[(num_tokens,)](
-        parts_STE, parts_STE if bias_E is None else bias_E,
-        parts_STE if choice_bias_E is None else choice_bias_E,
-        parts_STE if factor_E is None else factor_E,
-        parts_STE if slot_T is None else slot_T,
-        parts_STE if timing is None else timing.is_on_1, chosen_TK, weight_TK, answer_KTD,
+        parts_STE, bias_E, choice_bias_E, factor_E, slot_T,
+        None if timing is None else timing.is_on_1, chosen_TK, weight_TK, answer_KTD,
         parts_STE.stride(0), answer_KTD.stride(0), routing.scale, routing.spread,
         answer_KTD.shape[2],
         NUM_SPLITS=len(parts_STE), NUM_EXPERTS=num_experts, NUM_CHOSEN=routing.num_chosen,
         NUM_GROUPS=routing.num_groups, NUM_KEPT=routing.num_groups_kept,
         NUM_BEST=min(routing.num_best, group_size), SCORES=routing.scores,
-        IS_NORMED=routing.is_normed or routing.scores == "chosen", HAS_BIAS=bias_E is not None,
-        HAS_CHOICE=choice_bias_E is not None, HAS_FACTOR=factor_E is not None,
-        HAS_SLOTS=slot_T is not None, PAD_G=next_power_of_2(routing.num_groups),
-        PAD_E=next_power_of_2(group_size), **options(1 if num_experts <= 128 else 4),
+        IS_NORMED=routing.is_normed or routing.scores == "chosen",
+        PAD_G=next_power_of_2(routing.num_groups), PAD_E=next_power_of_2(group_size),
+        **options(1 if num_experts <= 128 else 4),
     )  # fmt: skip
     return chosen_TK, weight_TK

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hunch.kernels.gpu_filters import CHUNK, ID_BITS, edges, rank_of, scaled
-from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_filters import CHUNK, MAX_COLUMNS, edges, is_kept, scaled
+from hunch.kernels.gpu_launch import cdiv, next_power_of_2, options, take_turns
 
 
 @triton.jit
@@ -65,7 +65,7 @@ def _noise_at(ids, pos, sample, stream, seed):
 def scores_of(
     logits_ptr, m, chunk, row, pos, ids_ptr, temperature_ptr, min_p_ptr, seed_ptr, sample_ptr,
     edge_ptr, best_ptr, num_columns, stream, IS_SAMPLED: tl.constexpr, HAS_EDGE: tl.constexpr,
-    HAS_IDS: tl.constexpr, ID_BITS: tl.constexpr, CHUNK: tl.constexpr,
+    HAS_IDS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The scores of one chunk of a row of logits, by which tokens are chosen."""
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -77,10 +77,9 @@ def scores_of(
         if temperature > 0:
             z = scaled(z, temperature)
             if HAS_EDGE:
-                gap = z - tl.load(best_ptr + m)
-                is_kept = rank_of(z, columns, ID_BITS) >= tl.load(edge_ptr + m)
-                is_kept &= (gap >= tl.load(min_p_ptr + row)) | (gap == 0)
-                z = tl.where(is_kept, z, float("-inf"))
+                best, edge = tl.load(best_ptr + m), tl.load(edge_ptr + m)
+                is_left = is_kept(z, columns, best, edge, tl.load(min_p_ptr + row))
+                z = tl.where(is_left, z, float("-inf"))
             sample, seed = tl.load(sample_ptr + row), tl.load(seed_ptr + row)
             if HAS_IDS:
                 ids = tl.load(ids_ptr + columns, mask=is_in, other=0)
@@ -93,20 +92,18 @@ def scores_of(
 @triton.jit
 def _best_kernel(
     logits_ptr, row_ptr, pos_ptr, ids_ptr, temperature_ptr, min_p_ptr, seed_ptr, sample_ptr,
-    edge_ptr, best_ptr, value_ptr, index_ptr, num_columns, stream,
-    IS_SAMPLED: tl.constexpr, HAS_EDGE: tl.constexpr, HAS_IDS: tl.constexpr,
-    ID_BITS: tl.constexpr, CHUNK: tl.constexpr,
+    edge_ptr, best_ptr, value_ptr, index_ptr, num_columns, stream, IS_SAMPLED: tl.constexpr,
+    HAS_EDGE: tl.constexpr, HAS_IDS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The best score of one chunk of a row, the lowest column among equals."""
     m, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     row, pos = m, m
     if IS_SAMPLED:
         row, pos = tl.load(row_ptr + m), tl.load(pos_ptr + m)
     z = scores_of(
         logits_ptr, m, chunk, row, pos, ids_ptr, temperature_ptr, min_p_ptr, seed_ptr, sample_ptr,
-        edge_ptr, best_ptr, num_columns, stream, IS_SAMPLED, HAS_EDGE, HAS_IDS, ID_BITS, CHUNK,
+        edge_ptr, best_ptr, num_columns, stream, IS_SAMPLED, HAS_EDGE, HAS_IDS, CHUNK,
     )  # fmt: skip
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
     value = tl.max(z, axis=0)
@@ -121,8 +118,7 @@ def _reduce_kernel(
     HAS_IDS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     offs = tl.arange(0, BLOCK)
     is_in = offs < num_chunks
     value = tl.load(value_ptr + m * num_chunks + offs, mask=is_in, other=float("-inf"))
@@ -148,7 +144,7 @@ def choose(
     """
     num_rows, num_columns = logits_MV.shape
     assert logits_MV.is_contiguous()
-    assert num_columns < 2**ID_BITS
+    assert num_columns < MAX_COLUMNS
     device = logits_MV.device
     num_chunks = cdiv(num_columns, CHUNK)
     value = torch.empty(num_rows, num_chunks, dtype=torch.float32, device=device)
@@ -163,8 +159,7 @@ def choose(
     _best_kernel[(num_rows, num_chunks)](
         logits_MV, row_M, pos_M, ids, temperature_X, log_min_p_X, seed_X, sample_X, edge_M, best_M,
         value, index, num_columns, stream, IS_SAMPLED=is_sampled,
-        HAS_EDGE=is_sampled and is_filtered, HAS_IDS=ids_V is not None, ID_BITS=ID_BITS,
-        CHUNK=CHUNK, **options(8),
+        HAS_EDGE=is_sampled and is_filtered, HAS_IDS=ids_V is not None, CHUNK=CHUNK, **options(8),
     )  # fmt: skip
     _reduce_kernel[(num_rows,)](
         value, index, ids, out_M, num_chunks, HAS_IDS=ids_V is not None,

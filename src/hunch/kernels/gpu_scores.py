@@ -17,28 +17,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hunch.kernels.gpu_filters import CHUNK, ID_BITS, MASS, edges, rank_of, scaled
-from hunch.kernels.gpu_launch import (
-    cdiv,
-    let_next_start,
-    next_power_of_2,
-    options,
-    wait_for_inputs,
-    warp_block,
+from hunch.kernels.gpu_filters import (
+    CHUNK,
+    MASS,
+    MAX_COLUMNS,
+    edges,
+    id_of,
+    is_kept,
+    rank_of,
+    scaled,
+    score_of,
 )
+from hunch.kernels.gpu_launch import cdiv, next_power_of_2, options, take_turns, warp_block
 from hunch.kernels.step import FIRST, TOKENS, StepRows
 
 ROUND = 20  # best tokens that one round finds at most
 NO_RANK = tl.constexpr(-1)  # below every token's
 C_TOKENS, C_FIRST = tl.constexpr(TOKENS), tl.constexpr(FIRST)  # columns of a result
-
-
-@triton.jit
-def _value_of(rank, ID_BITS: tl.constexpr):
-    """The logit of a rank that `rank_of` made."""
-    key = rank >> ID_BITS
-    bits = tl.where(key >= 0x80000000, key & 0x7FFFFFFF, ~key)
-    return (bits & 0xFFFFFFFF).to(tl.uint32).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -58,22 +53,21 @@ def _store_score(line_ptr, place, token, logprob):
 @triton.jit(do_not_specialize=["num_best"])
 def _chunk_kernel(
     logits_ptr, at_ptr, token_ptr, edge_ptr, rank_ptr, before_ptr, num_columns, num_best,
-    IS_FIRST: tl.constexpr, ID_BITS: tl.constexpr, CHUNK: tl.constexpr,
+    IS_FIRST: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The best of one chunk below the edge; in the first round, how many come before the token."""
     s, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_chunks = tl.num_programs(1)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     at, token = tl.load(at_ptr + s), tl.load(token_ptr + s)
     if (at >= 0) & (token >= 0):
         logits_ptr += at * num_columns
         ids = chunk * CHUNK + tl.arange(0, CHUNK)
         is_in = ids < num_columns
         x = tl.load(logits_ptr + ids, mask=is_in, other=0.0).to(tl.float32)
-        rank = tl.where(is_in, rank_of(x, ids, ID_BITS), NO_RANK)
+        rank = tl.where(is_in, rank_of(x, ids), NO_RANK)
         if IS_FIRST:
-            own = rank_of(tl.load(logits_ptr + token).to(tl.float32), token, ID_BITS)
+            own = rank_of(tl.load(logits_ptr + token).to(tl.float32), token)
             tl.store(before_ptr + s * num_chunks + chunk, tl.sum((rank > own).to(tl.int32), axis=0))
         else:
             rank = tl.where(rank < tl.load(edge_ptr + s), rank, NO_RANK)
@@ -87,19 +81,18 @@ def _chunk_kernel(
 @triton.jit(do_not_specialize=["num_best"])
 def _mass_kernel(
     logits_ptr, at_ptr, token_ptr, rank_ptr, top_ptr, mass_ptr, num_columns, num_best,
-    MASS: tl.constexpr, ID_BITS: tl.constexpr, CHUNKS_PAD: tl.constexpr, CHUNK: tl.constexpr,
+    CHUNKS_PAD: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """The mass of one chunk, in units of the best token's."""
     s, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     num_chunks = tl.num_programs(1)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     at = tl.load(at_ptr + s)
     if (at >= 0) & (tl.load(token_ptr + s) >= 0):
         offs = tl.arange(0, CHUNKS_PAD)
         first = tl.load(rank_ptr + (s * num_chunks + offs) * num_best, mask=offs < num_chunks,
                         other=NO_RANK)  # fmt: skip
-        top = _value_of(tl.max(first, axis=0), ID_BITS)
+        top = score_of(tl.max(first, axis=0))
         tl.store(top_ptr + s, top)
         ids = chunk * CHUNK + tl.arange(0, CHUNK)
         is_in = ids < num_columns
@@ -125,13 +118,11 @@ def _own_of(logits_ptr, before_ptr, s, at, token, norm, offs, is_chunk, num_colu
 def _merge_kernel(
     logits_ptr, at_ptr, token_ptr, rank_ptr, before_ptr, top_ptr, mass_ptr, edge_ptr, out_ptr,
     num_columns, num_chunks, num_best, num_written, first, num_k, row_stride, k_stride,
-    MASS: tl.constexpr, IS_FIRST: tl.constexpr, ID_BITS: tl.constexpr, CHUNKS_PAD: tl.constexpr,
-    BLOCK: tl.constexpr,
+    IS_FIRST: tl.constexpr, CHUNKS_PAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One answer: its token in the first round, then the best of what the chunks found."""
     s = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     at, token = tl.load(at_ptr + s), tl.load(token_ptr + s)
     out_ptr += (s // num_k) * row_stride + (s % num_k) * k_stride
     nothing, none = tl.full((), -1, tl.int64), tl.full((), float("-inf"), tl.float32)
@@ -154,10 +145,9 @@ def _merge_kernel(
             best = tl.max(rank, axis=0)
             rank = tl.where(rank == best, NO_RANK, rank)
             is_token = best >= 0  # else the vocabulary has no more
-            found = (1 << ID_BITS) - 1 - (best & ((1 << ID_BITS) - 1))
-            logprob = _difference(_value_of(best, ID_BITS), norm)
+            logprob = _difference(score_of(best), norm)
             logprob = tl.where(is_token, logprob, none)
-            _store_score(out_ptr, first + i, tl.where(is_token, found, nothing), logprob)
+            _store_score(out_ptr, first + i, tl.where(is_token, id_of(best), nothing), logprob)
         tl.store(edge_ptr + s, best)
     else:
         if IS_FIRST:
@@ -177,7 +167,7 @@ def scores(
     """
     num_asked, num_columns = len(at_S), logits_MV.shape[1]
     assert logits_MV.is_contiguous()
-    assert num_columns < 2**ID_BITS
+    assert num_columns < MAX_COLUMNS
     assert out_RKE.stride(2) == 1
     assert out_RKE.shape[0] * out_RKE.shape[1] == num_asked
     num_chunks, device = cdiv(num_columns, CHUNK), logits_MV.device
@@ -192,18 +182,18 @@ def scores(
     for first in range(0, max(num_best, 1), room):
         is_first = first == 0
         _chunk_kernel[grid](
-            *asked, edge_S, rank_SJB, before_SJ, num_columns, room, IS_FIRST=is_first,
-            ID_BITS=ID_BITS, CHUNK=CHUNK, **options(8),
+            *asked, edge_S, rank_SJB, before_SJ, num_columns, room, IS_FIRST=is_first, CHUNK=CHUNK,
+            **options(8),
         )  # fmt: skip
         if is_first:
             _mass_kernel[grid](
-                *asked, rank_SJB, top_S, mass_SJ, num_columns, room, MASS=MASS, ID_BITS=ID_BITS,
-                CHUNKS_PAD=pad, CHUNK=CHUNK, **options(8),
+                *asked, rank_SJB, top_S, mass_SJ, num_columns, room, CHUNKS_PAD=pad, CHUNK=CHUNK,
+                **options(8),
             )  # fmt: skip
         _merge_kernel[(num_asked,)](
             *asked, rank_SJB, before_SJ, top_S, mass_SJ, edge_S, out_RKE, num_columns, num_chunks,
             room, min(room, num_best - first), 1 + first, out_RKE.shape[1], out_RKE.stride(0),
-            out_RKE.stride(1), MASS=MASS, IS_FIRST=is_first, ID_BITS=ID_BITS, CHUNKS_PAD=pad,
+            out_RKE.stride(1), IS_FIRST=is_first, CHUNKS_PAD=pad,
             BLOCK=next_power_of_2(num_chunks * room), **options(4),
         )  # fmt: skip
 
@@ -223,8 +213,7 @@ def _committed_kernel(
 ):  # fmt: skip
     """One row: token k was chosen after node path[k - 1], the first one after the root."""
     r = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     result_ptr += r * result_stride
     num = tl.where(tl.load(count_ptr + r) >= 0, tl.load(result_ptr + C_TOKENS), 0)
     place = tl.arange(0, BLOCK)
@@ -251,12 +240,11 @@ def committed(step: StepRows, at_S: Tensor, token_S: Tensor) -> None:
 @triton.jit
 def _filtered_kernel(
     logits_ptr, row_ptr, temperature_ptr, min_p_ptr, edge_ptr, best_ptr, out_ptr, num_columns,
-    ID_BITS: tl.constexpr, CHUNK: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
     """One chunk: logits / T, -inf for removed tokens; a greedy row as it is."""
     m, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     row = tl.load(row_ptr + m)
     temperature = tl.load(temperature_ptr + row)
     columns = chunk * CHUNK + tl.arange(0, CHUNK)
@@ -264,10 +252,9 @@ def _filtered_kernel(
     x = tl.load(logits_ptr + m * num_columns + columns, mask=is_in, other=float("-inf"))
     z = scaled(x.to(tl.float32), temperature)
     if temperature > 0:
-        gap = z - tl.load(best_ptr + m)
-        is_kept = rank_of(z, columns, ID_BITS) >= tl.load(edge_ptr + m)
-        is_kept &= (gap >= tl.load(min_p_ptr + row)) | (gap == 0)
-        z = tl.where(is_kept, z, float("-inf"))
+        best, edge = tl.load(best_ptr + m), tl.load(edge_ptr + m)
+        is_left = is_kept(z, columns, best, edge, tl.load(min_p_ptr + row))
+        z = tl.where(is_left, z, float("-inf"))
     tl.store(out_ptr + m * num_columns + columns, z, mask=is_in)
 
 
@@ -287,6 +274,6 @@ def filtered(
     edge_M, best_M = edges(logits_MV, row_M, temperature_X, top_k_X, top_p_X, log_min_p_X, part_MJ)
     _filtered_kernel[(num_rows, num_chunks)](
         logits_MV, row_M, temperature_X, log_min_p_X, edge_M, best_M, out_MV, num_columns,
-        ID_BITS=ID_BITS, CHUNK=CHUNK, **options(8),
+        CHUNK=CHUNK, **options(8),
     )  # fmt: skip
     return out_MV

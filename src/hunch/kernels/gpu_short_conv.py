@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.gpu_launch import cdiv, let_next_start, options, wait_for_inputs
+from hunch.kernels.gpu_launch import cdiv, options, take_turns
 from hunch.kernels.gpu_recurrence import MAX_TAPS, sequence_of, sequences, taps_of
 from hunch.kernels.recurrence import RowStates
 from hunch.kernels.short_conv import ConvShape, ConvWeights
@@ -48,8 +48,7 @@ def _mix_kernel(
     offs = tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
     is_in = offs < width
     w_a, w_b, w_c, w_d = taps_of(conv_ptr, offs, is_in, width)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     first, num, _, row, start = sequence_of(seqs_ptr, pos_ptr, slot_ptr, seq_ptr, s)
     y_ptr += first * stride
     ring_ptr += row * NUM_PLACES * 2 * width

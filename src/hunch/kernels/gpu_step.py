@@ -17,10 +17,9 @@ from triton.language.extra.cuda import globaltimer
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_launch import (
     IS_INTERPRETED,
-    let_next_start,
     next_power_of_2,
     options,
-    wait_for_inputs,
+    take_turns,
     warp_block,
 )
 from hunch.kernels.kv_store import KVCache
@@ -41,6 +40,35 @@ C_TOKENS, C_REASON, C_CHECKED = tl.constexpr(TOKENS), tl.constexpr(REASON), tl.c
 C_MATCHED, C_DRAFTED, C_KNOWN = tl.constexpr(MATCHED), tl.constexpr(DRAFTED), tl.constexpr(KNOWN)
 C_FIRST = tl.constexpr(FIRST)
 HAS_CLOCK = tl.constexpr(not IS_INTERPRETED)
+
+
+@triton.jit
+def live_row(ids_ptr, count_in_ptr, done_ptr):
+    """This program's row of the step, that of the engine, and whether it goes on."""
+    r = tl.program_id(0).to(tl.int64)
+    take_turns()
+    row = tl.maximum(tl.load(ids_ptr + r), 0)
+    return r, row, (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
+
+
+@triton.jit
+def put_chain(
+    tokens, node, num_guesses, matched, known, r, row, room_ptr, end_ptr, count_ptr, draft_ptr,
+    parents_ptr, result_ptr, draft_stride, result_stride, num_nodes, guesses_at,
+):  # fmt: skip
+    """Write a row's guesses, and as a draft those that it may check and can still use."""
+    is_node = node < num_guesses
+    draft_at = row * draft_stride + node
+    tl.store(draft_ptr + draft_at, tokens, mask=is_node)
+    tl.store(parents_ptr + draft_at, (node - 1).to(tl.int64), mask=is_node)
+    left = tl.maximum(tl.load(end_ptr + row) - known - 1, 0)
+    count = tl.minimum(tl.minimum(tl.load(room_ptr + r), left), num_guesses)
+    result_ptr += r * result_stride
+    tokens = tl.where(is_node, tokens, -1)
+    tl.store(result_ptr + guesses_at + node, tokens, mask=node < num_nodes)
+    tl.store(result_ptr + C_MATCHED, matched)
+    tl.store(result_ptr + C_DRAFTED, count)
+    tl.store(count_ptr + row, count)
 
 
 # --- pack -----------------------------------------------------------------------------------------
@@ -77,8 +105,7 @@ def _pack_kernel(
 ):  # fmt: skip
     """One row: its last known token, then its nodes, and where each finds its keys."""
     r = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     row = tl.load(ids_ptr + r)
     is_row = row >= 0
     if (r == 0) & is_row:
@@ -156,8 +183,7 @@ def _commit_kernel(
 ):  # fmt: skip
     """One row: walk the draft while it agrees with the target, append tokens, look for the end."""
     r = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     num_checked = tl.load(count_in_ptr + r)
     is_row = num_checked >= 0
     row = tl.maximum(tl.load(ids_ptr + r), 0)
@@ -213,6 +239,9 @@ def commit(state: RowState, step: StepRows, choice_M: Tensor, num_nodes: int) ->
     )  # fmt: skip
 
 
+# --- compact --------------------------------------------------------------------------------------
+
+
 @triton.jit(do_not_specialize=["num_nodes"])
 def _compact_kernel(
     k_ptr, v_ptr, path_ptr, result_ptr, slot_ptr, layer_stride, num_nodes, result_stride,
@@ -223,8 +252,7 @@ def _compact_kernel(
     In order of i: path[i] >= i, so that nothing is overwritten before it was moved.
     """
     r, layer = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     offs = tl.arange(0, BLOCK)
     is_in = offs < WIDTH
     path_ptr += r * (num_nodes + 1)

@@ -10,8 +10,8 @@ import triton.language as tl
 
 from hunch.kernels import draft as at
 from hunch.kernels.draft import Remembered
-from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
-from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED
+from hunch.kernels.gpu_launch import next_power_of_2, options
+from hunch.kernels.gpu_step import live_row, put_chain
 from hunch.kernels.step import RowState, StepRows
 
 A_LENGTH, A_PROMPT, A_TURN = (
@@ -30,11 +30,8 @@ def _remembered_kernel(
     vocab_size, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row: what its answer continued with, right as far as its turn says."""
-    r = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
-    row = tl.maximum(tl.load(ids_ptr + r), 0)
-    if (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0):
+    r, row, is_row = live_row(ids_ptr, count_in_ptr, done_ptr)
+    if is_row:
         about_ptr += row * about_stride
         answers_ptr += row * answers_stride
         known = tl.load(known_ptr + row)
@@ -55,15 +52,10 @@ def _remembered_kernel(
         turn = (known * STRIDE + tl.load(about_ptr + A_TURN)) % num_runs
         is_wrong = is_node & (n >= tl.load(runs_ptr + turn))
         tokens = tl.where(is_wrong, (tokens + 1) % vocab_size, tokens)
-        tl.store(draft_ptr + row * draft_stride + n, tokens, mask=is_node)
-        tl.store(parents_ptr + row * draft_stride + n, n - 1, mask=is_node)
-        left = tl.maximum(tl.load(end_ptr + row) - known - 1, 0)
-        count = tl.minimum(tl.minimum(tl.load(room_ptr + r), left), num_guesses)
-        result_ptr += r * result_stride
-        tl.store(result_ptr + guesses_at + n, tokens, mask=n < num_nodes)
-        tl.store(result_ptr + C_MATCHED, 0)
-        tl.store(result_ptr + C_DRAFTED, count)
-        tl.store(count_ptr + row, count)
+        put_chain(
+            tokens, n, num_guesses, 0, known, r, row, room_ptr, end_ptr, count_ptr, draft_ptr,
+            parents_ptr, result_ptr, draft_stride, result_stride, num_nodes, guesses_at,
+        )  # fmt: skip
 
 
 def remembered(

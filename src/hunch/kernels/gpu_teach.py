@@ -14,19 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hunch.kernels.gpu_activation import activated
+
 _BLOCK = 1024
 _HEADS = 16  # of a token that are turned at a time
-
-
-@triton.jit
-def _gate_kernel(z_ptr, y_ptr, width, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    is_in = column < width
-    gate = tl.load(z_ptr + row * 2 * width + column, mask=is_in, other=0.0).to(tl.float32)
-    up = tl.load(z_ptr + row * 2 * width + width + column, mask=is_in, other=0.0).to(tl.float32)
-    value = gate / (1.0 + tl.exp(-gate)) * up
-    tl.store(y_ptr + row * width + column, value, mask=is_in)
 
 
 @triton.jit
@@ -71,10 +62,9 @@ class _Gate(torch.autograd.Function):
     def forward(ctx: Any, z_T2F: Tensor) -> Tensor:
         z_T2F = z_T2F.contiguous()
         ctx.save_for_backward(z_T2F)
-        num_rows, width = z_T2F.shape[0], z_T2F.shape[1] // 2
-        y_TF = z_T2F.new_empty(num_rows, width)
-        if num_rows:
-            _gate_kernel[(num_rows, triton.cdiv(width, _BLOCK))](z_T2F, y_TF, width, BLOCK=_BLOCK)
+        y_TF = z_T2F.new_empty(z_T2F.shape[0], z_T2F.shape[1] // 2)
+        if len(y_TF):
+            activated(z_T2F, y_TF, len(y_TF))
         return y_TF
 
     @staticmethod

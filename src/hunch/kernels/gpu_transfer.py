@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hunch.kernels.gpu_launch import cdiv, let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_launch import cdiv, next_power_of_2, options, take_turns
 from hunch.kernels.gpu_step import now
 from hunch.kernels.step import RowState, StepRows
 
@@ -47,20 +47,20 @@ def update(state: RowState, inputs_3R: Tensor, buffer_W: Tensor, num_changes: in
 
 @triton.jit(do_not_specialize=["size"])
 def _deliver_kernel(
-    ids_ptr, clock_ptr, result_ptr, slots_ptr, size, num_slots, slot_stride, BLOCK: tl.constexpr,
+    ids_ptr, clock_ptr, result_ptr, buffers_ptr, size, num_buffers, buffer_stride,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """A piece of the result, to the buffer whose turn it is; the first piece adds the time."""
     piece = tl.program_id(0).to(tl.int64)
-    wait_for_inputs()
-    let_next_start()
+    take_turns()
     is_step = tl.load(ids_ptr) >= 0
     offs = piece * BLOCK + tl.arange(0, BLOCK)
     is_in = (offs < size) & is_step
-    slots_ptr += (tl.load(clock_ptr) % num_slots) * slot_stride
+    buffers_ptr += (tl.load(clock_ptr) % num_buffers) * buffer_stride
     result = tl.load(result_ptr + offs, mask=is_in)
-    tl.store(slots_ptr + offs, result, mask=is_in)
+    tl.store(buffers_ptr + offs, result, mask=is_in)
     if piece == 0:
-        tl.store(slots_ptr + slot_stride - 1, now() - tl.load(clock_ptr + 1), mask=is_step)
+        tl.store(buffers_ptr + buffer_stride - 1, now() - tl.load(clock_ptr + 1), mask=is_step)
 
 
 def deliver(state: RowState, step: StepRows, buffers_QW: Tensor) -> None:

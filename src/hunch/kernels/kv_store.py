@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from hunch.kernels.recurrence import RowStates
+from hunch.kernels.recurrence import RowStates
 
 
 def slots_at(table_SB: Any, seq: Any, positions: Any, block_size: int) -> Any:

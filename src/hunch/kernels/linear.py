@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hunch.kernels.native_rows import can_multiply, multiply_rows
+from hunch.kernels.native_tensors import can_multiply, multiply_rows
 
 
 def linear_ref(x_TK: Tensor, w_NK: Tensor, b_N: Tensor | None = None) -> Tensor:

@@ -11,40 +11,30 @@ import torch
 from torch import Tensor
 
 from hunch.kernels.kv_store import KVCache
-from hunch.kernels.native import (
-    NativeNetwork,
-    _address,
-    _lib,
-    team,
-)
-from hunch.kernels.native_structs import (
-    _F32,
-    _I64,
-    _POINTER,
-    _Pass,
-    kv_places,
-)
+from hunch.kernels.native import NativeNetwork
+from hunch.kernels.native_library import F32, I64, POINTER, library, team
+from hunch.kernels.native_structs import PassStruct, address_of, fields, kv_places
 
 
 class _Choice(ctypes.Structure):
     _fields_ = (
-        ("temperature", _F32),
-        ("top_k", _I64),
+        ("temperature", F32),
+        ("top_k", I64),
         ("top_p", ctypes.c_double),
-        ("log_min_p", _F32),
-        *((name, _I64) for name in ("seed", "sample_index", "position", "stream")),
+        ("log_min_p", F32),
+        *fields(I64, "seed", "sample_index", "position", "stream"),
     )
 
 
 class _Chain(ctypes.Structure):
     _fields_ = (
-        ("step", _Pass),
-        *((name, _POINTER) for name in ("hidden", "known")),
-        ("num_known", _I64),
-        *((name, _POINTER) for name in ("slots", "ids")),
-        *((name, _I64) for name in ("num_columns", "first_pos", "num_tokens")),
+        ("step", PassStruct),
+        *fields(POINTER, "hidden", "known"),
+        ("num_known", I64),
+        *fields(POINTER, "slots", "ids"),
+        *fields(I64, "num_columns", "first_pos", "num_tokens"),
         ("choice", _Choice),
-        ("tokens", _POINTER),
+        ("tokens", POINTER),
     )
 
 
@@ -61,8 +51,8 @@ class NativeChain:
         num_columns: int | None = None,  # logits past these are padding
     ) -> None:
         self._network, self._ids_C = network, ids_C
-        self._seq = _I64()
-        self._chain = _Chain(ids=_address(ids_C), num_columns=num_columns or network.num_out)
+        self._seq = I64()
+        self._chain = _Chain(ids=address_of(ids_C), num_columns=num_columns or network.num_out)
         self._chain.step.seq = ctypes.addressof(self._seq)
         self._choice, self._at = self._chain.choice, ctypes.addressof(self._chain)  # within it
         self._placed: tuple[KVCache, Tensor] | None = None
@@ -116,7 +106,7 @@ class NativeChain:
         chain.first_pos, chain.num_tokens, chain.tokens = first_pos, num_tokens, out
         self._choice.position = position
         network.reach(first_pos + num_known + num_tokens)
-        bad = _lib().hunch_draft_chain(network.handle, network.team, self._at)
+        bad = library().hunch_draft_chain(network.handle, network.team, self._at)
         assert bad < 0, f"node {bad}: token id or position out of range"
 
 
@@ -146,9 +136,9 @@ def best(
     num_rows, size = logits_MC.shape
     token_MB = torch.empty(num_rows, num_best, dtype=torch.int64)
     gain_MB = torch.empty(num_rows, num_best)
-    _lib().hunch_best(
+    library().hunch_best(
         team(num_threads), logits_MC.data_ptr(), *(column.data_ptr() for column in columns),
-        _address(ids_C), token_MB.data_ptr(), gain_MB.data_ptr(), num_best, num_rows, size,
+        address_of(ids_C), token_MB.data_ptr(), gain_MB.data_ptr(), num_best, num_rows, size,
         logits_MC.stride(0), stream,
     )  # fmt: skip
     return token_MB, gain_MB

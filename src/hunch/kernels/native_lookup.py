@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from hunch.kernels.lookup import FADE, FIRST_RATE, LAST_RATE, MIN_CHANCE, ROW_LIMIT, ROW_RATE
-from hunch.kernels.native import _lib
-from hunch.kernels.native_structs import _I64, _POINTER
+from hunch.kernels.native_library import I64, POINTER, library
+from hunch.kernels.native_structs import fields
 from hunch.kernels.phrases import SORT_BITS, PhraseTable
 
 _DOUBLE = ctypes.c_double
@@ -19,13 +19,10 @@ _ODDS = ("seen_odds", "level_odds", "versus_odds", "guess_trust", "last_trust")
 
 class _Spec(ctypes.Structure):
     _fields_ = (
-        ("own_odds", _POINTER),
-        *((name, _I64) for name in ("num_entries", "max_order", "sort_bits", "vocab_size")),
-        *((name, _POINTER) for name in (*_ENTRIES, *_ODDS)),
-        *(
-            (name, _DOUBLE)
-            for name in ("min_chance", "first_rate", "last_rate", "fade", "row_rate", "row_limit")
-        ),
+        ("own_odds", POINTER),
+        *fields(I64, "num_entries", "max_order", "sort_bits", "vocab_size"),
+        *fields(POINTER, *_ENTRIES, *_ODDS),
+        *fields(_DOUBLE, "min_chance", "first_rate", "last_rate", "fade", "row_rate", "row_limit"),
     )
 
 
@@ -53,7 +50,7 @@ class NativeLookup:
             row_rate=ROW_RATE,
             row_limit=ROW_LIMIT,
         )
-        lib = _lib()
+        lib = library()
         self._free, self._follow, self._guess = (
             lib.hunch_lookup_free,
             lib.hunch_lookup_follow,

@@ -12,7 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hunch.kernels.native import _address, _lib, team
+from hunch.kernels.native_library import library, team
+from hunch.kernels.native_structs import address_of
 
 
 def choose(
@@ -40,9 +41,9 @@ def choose(
     columns = tuple(column.contiguous() for column in columns)
     num_rows, size = logits_MV.shape
     out_M = torch.empty(num_rows, dtype=torch.int64)
-    _lib().hunch_choose(
+    library().hunch_choose(
         team(num_threads), logits_MV.data_ptr(), *(column.data_ptr() for column in columns),
-        _address(ids_C), out_M.data_ptr(), num_rows, size, logits_MV.stride(0), stream,
+        address_of(ids_C), out_M.data_ptr(), num_rows, size, logits_MV.stride(0), stream,
     )  # fmt: skip
     return out_M
 
@@ -61,7 +62,7 @@ def choose_row(
     """`choose` for one row, without waking the team."""
     assert logits_V.dtype == np.float32
     assert logits_V.strides == (4,)
-    return _lib().hunch_choose_row(
+    return library().hunch_choose_row(
         logits_V.ctypes.data, len(logits_V), temperature, top_k, top_p, log_min_p, seed, index,
         pos, stream,
     )  # fmt: skip
@@ -80,7 +81,7 @@ def scores(
     ids_MC = torch.empty(len(at), 1 + num_best, dtype=torch.int64)
     value_MC = torch.empty(len(at), 1 + num_best)
     rank_M = torch.empty(len(at), dtype=torch.int64)
-    _lib().hunch_scores(
+    library().hunch_scores(
         team(None), logits_MV.data_ptr(), at_M.data_ptr(), token_M.data_ptr(), ids_MC.data_ptr(),
         value_MC.data_ptr(), rank_M.data_ptr(), len(at), logits_MV.shape[1], logits_MV.stride(0),
         num_best,

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from hunch.kernels.native import _lib
+from hunch.kernels.native_library import library
 
 
 class SharedMemory:
@@ -19,7 +19,7 @@ class SharedMemory:
 
     def __init__(self, file: Path, rank: int, size: int) -> None:
         """Rank 0 makes the file first; the others find it."""
-        lib, self.rank, self.size = _lib(), rank, size
+        lib, self.rank, self.size = library(), rank, size
         num_bytes = lib.hunch_shared_bytes(size)
         if num_bytes == 0:
             raise OSError(f"{size} processes are too many for one piece of memory")
@@ -31,8 +31,8 @@ class SharedMemory:
                     os.posix_fallocate(made.fileno(), 0, num_bytes)  # raises where no room is left
         with file.open("r+b") as there:
             self._map = mmap.mmap(there.fileno(), num_bytes)  # kept: others may still look at it
-        self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
-        self._place = self._address, rank, size
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
+        self._place = self.address, rank, size
         self._gather, self._sum = lib.hunch_shared_gather, lib.hunch_shared_sum
         self._broadcast, self._end = lib.hunch_shared_broadcast, lib.hunch_shared_end
 
@@ -56,7 +56,7 @@ class SharedMemory:
 
     def end(self) -> None:
         """A process is gone: nobody may wait for it any more, here or in another."""
-        self._end(self._address)
+        self._end(self.address)
 
     def _check(self, failed: int) -> None:
         if failed:

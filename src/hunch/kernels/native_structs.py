@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hunch.kernels.activation import KERNEL_NAMES
 from hunch.kernels.kv_store import KVCache
+from hunch.kernels.native_library import F32, I32, I64, POINTER
+from hunch.kernels.native_matrix import NativeMatrix
 
-if TYPE_CHECKING:
-    from hunch.kernels.native import NativeMatrix
 
-_POINTER, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
+def fields(c_type: type, *names: str) -> tuple[tuple[str, type], ...]:
+    """Fields of one type."""
+    return tuple((name, c_type) for name in names)
+
 
 MATRICES = ("q", "k", "v", "out", "gate", "up", "down")  # of a layer, each with a bias
 NORMS = ("attn_norm", "mlp_norm", "attn_out_norm", "mlp_out_norm")
@@ -32,32 +35,32 @@ class LayerStruct(ctypes.Structure):
     gate, up and down, `recurrent` or `latent` for q, k and v. Norms and biases are float32."""
 
     _fields_ = (
-        *((name, _POINTER) for name in MATRICES),
+        *fields(POINTER, *MATRICES),
         # mlp_norm None: the stream as it is, or what attention read if parallel. Norms of what is
         # added to the stream stand last.
-        *((name + ending, _POINTER) for name in NORMS for ending in ("", "_bias")),
-        *((name, _POINTER) for name in ("q_norm", "k_norm", "sinks", "rope")),
-        *((f"{name}_bias", _POINTER) for name in MATRICES),
-        ("window", _I64),  # 0: all positions are seen
+        *((name + ending, POINTER) for name in NORMS for ending in ("", "_bias")),
+        *fields(POINTER, "q_norm", "k_norm", "sinks", "rope"),
+        *((f"{name}_bias", POINTER) for name in MATRICES),
+        ("window", I64),  # 0: all positions are seen
         # Where k and v begin in q's matrix, and up in gate's, if they are one.
-        *((name, _I64) for name in ("k_row", "v_row", "up_row")),
-        *((name, _POINTER) for name in ("experts", "recurrent", "attn_gate", "attn_gate_bias")),
-        ("place", _I64),  # among the layers of its kind
-        *((name, _POINTER) for name in ("latent", "v_norm", "inputs")),
-        ("stream_scale", _F32),  # of the stream at its end
-        ("is_reader", _I32),  # it has q alone, and reads keys and values in its place
-        ("is_other", _I32),  # its heads are of the network's other shape
-        ("ffn_width", _I32),  # 0: the network's
+        *fields(I64, "k_row", "v_row", "up_row"),
+        *fields(POINTER, "experts", "recurrent", "attn_gate", "attn_gate_bias"),
+        ("place", I64),  # among the layers of its kind
+        *fields(POINTER, "latent", "v_norm", "inputs"),
+        ("stream_scale", F32),  # of the stream at its end
+        ("is_reader", I32),  # it has q alone, and reads keys and values in its place
+        ("is_other", I32),  # its heads are of the network's other shape
+        ("ffn_width", I32),  # 0: the network's
         # Norms where experts stand beside an MLP: of what they read, of their answer, of the MLP's.
-        *((name, _POINTER) for name in ("experts_norm", "experts_out_norm", "beside_norm")),
-        ("temper", _POINTER),  # of queries, by position
+        *fields(POINTER, "experts_norm", "experts_out_norm", "beside_norm"),
+        ("temper", POINTER),  # of queries, by position
     )
 
 
 class InputsStruct(ctypes.Structure):
     """A layer's use of what a table says of its tokens."""
 
-    _fields_ = tuple((name, _POINTER) for name in ("gate", "project", "norm"))
+    _fields_ = fields(POINTER, "gate", "project", "norm")
 
 
 class RecurrentStruct(ctypes.Structure):
@@ -65,19 +68,19 @@ class RecurrentStruct(ctypes.Structure):
     matrices, as small differences add up in a state; conv is [tap, channel]."""
 
     _fields_ = (
-        *((name, _POINTER) for name in ("channels", "beta", "decay", "gate", "out", "conv")),
-        *((name, _POINTER) for name in ("conv_bias", "rate", "bias", "skip", "norm")),
-        *((name, _I32) for name in ("num_k_heads", "num_v_heads", "k_dim", "v_dim", "num_taps")),
-        *((name, _I32) for name in ("is_tiled", "is_norm_first", "rule", "place")),
-        ("eps", _F32),
+        *fields(POINTER, "channels", "beta", "decay", "gate", "out", "conv"),
+        *fields(POINTER, "conv_bias", "rate", "bias", "skip", "norm"),
+        *fields(I32, "num_k_heads", "num_v_heads", "k_dim", "v_dim", "num_taps"),
+        *fields(I32, "is_tiled", "is_norm_first", "rule", "place"),
+        ("eps", F32),
     )
 
 
-class _States(ctypes.Structure):
+class StatesStruct(ctypes.Structure):
     _fields_ = (
-        *((name, _POINTER) for name in ("state", "inputs", "folded")),
-        *((name, _I64) for name in ("num_rows", "num_places", "num_spans")),
-        ("spans", _POINTER),
+        *fields(POINTER, "state", "inputs", "folded"),
+        *fields(I64, "num_rows", "num_places", "num_spans"),
+        ("spans", POINTER),
     )
 
 
@@ -86,14 +89,12 @@ class LatentStruct(ctypes.Structure):
     matrix [latent, flat] per head; flat is the width of a head's part without a position."""
 
     _fields_ = (
-        *(
-            (name, _POINTER)
-            for name in (
-                "q_down", "q", "kv", "k_up", "v_up", "q_norm", "kv_norm", "q_bias", "kv_bias",
-            )
+        *fields(
+            POINTER, "q_down", "q", "kv", "k_up", "v_up", "q_norm", "kv_norm", "q_bias",
+            "kv_bias",
         ),
-        *((name, _I32) for name in ("flat", "turned", "latent", "value")),
-        ("norm_eps", _F32),
+        *fields(I32, "flat", "turned", "latent", "value"),
+        ("norm_eps", F32),
     )  # fmt: skip
 
 
@@ -102,28 +103,22 @@ class ExpertsStruct(ctypes.Structure):
     one: `up` holds each expert's gate and up, `down` each expert's outputs; so does shared_up."""
 
     _fields_ = (
-        *(
-            (name, _POINTER)
-            for name in (
-                "router", "up", "down", "router_bias", "choice_bias", "up_bias", "down_bias",
-                "shared_up", "shared_down", "shared_gate",
-            )
+        *fields(
+            POINTER, "router", "up", "down", "router_bias", "choice_bias", "up_bias",
+            "down_bias", "shared_up", "shared_down", "shared_gate",
         ),
-        *(
-            (name, _I32)
-            for name in (
-                "num_experts", "num_chosen", "width", "shared_width", "scores", "is_normed",
-                "num_groups", "num_groups_kept", "num_best", "activation",
-            )
+        *fields(
+            I32, "num_experts", "num_chosen", "width", "shared_width", "scores", "is_normed",
+            "num_groups", "num_groups_kept", "num_best", "activation",
         ),
-        ("scale", _F32),
-        ("factor", _POINTER),  # of the weights of each expert
-        ("is_of_input", _I32),
-        ("spread", _F32),
+        ("scale", F32),
+        ("factor", POINTER),  # of the weights of each expert
+        ("is_of_input", I32),
+        ("spread", F32),
     )  # fmt: skip
 
 
-REDUCE = ctypes.CFUNCTYPE(None, _POINTER, _I64)  # numbers and their count, summed in place
+REDUCE = ctypes.CFUNCTYPE(None, POINTER, I64)  # numbers and their count, summed in place
 
 
 class NetworkStruct(ctypes.Structure):
@@ -132,61 +127,49 @@ class NetworkStruct(ctypes.Structure):
     by side, projected. The table tells each layer something of each token."""
 
     _fields_ = (
-        *(
-            (name, _I32)
-            for name in (
-                "width", "ffn_width", "num_heads", "num_kv_heads", "head_dim", "num_layers",
-                "max_len",
-            )
+        *fields(
+            I32, "width", "ffn_width", "num_heads", "num_kv_heads", "head_dim", "num_layers",
+            "max_len",
         ),
-        ("norm_eps", _F32),
-        ("scale", _F32),
-        *(
-            (name, _POINTER)
-            for name in (
-                "embedding", "head", "final_norm", "final_norm_bias", "rope", "positions", "layers",
-                "project", "project_bias", "token_norm", "state_norm", "logits_norm",
-            )
+        ("norm_eps", F32),
+        ("scale", F32),
+        *fields(
+            POINTER, "embedding", "head", "final_norm", "final_norm_bias", "rope", "positions",
+            "layers", "project", "project_bias", "token_norm", "state_norm", "logits_norm",
         ),
-        *((name, _I32) for name in (*_JOINS, "is_fine")),
-        *((name, _I32) for name in (*_ORDER, "activation")),
-        *(
-            (name, _F32)
-            for name in ("embed_scale", "residual_scale", "logits_scale", "attn_cap", "logits_cap")
-        ),
+        *fields(I32, *_JOINS, "is_fine"),
+        *fields(I32, *_ORDER, "activation"),
+        *fields(F32, "embed_scale", "residual_scale", "logits_scale", "attn_cap", "logits_cap"),
         ("reduce", REDUCE),
-        *((name, _I32) for name in ("other_kv_heads", "other_head_dim", "table_width")),
-        ("table_scale", _F32),
-        *((name, _POINTER) for name in ("input_table", "input_project", "input_norm")),
-        ("head_bias", _POINTER),
+        *fields(I32, "other_kv_heads", "other_head_dim", "table_width"),
+        ("table_scale", F32),
+        *fields(POINTER, "input_table", "input_project", "input_norm"),
+        ("head_bias", POINTER),
     )  # fmt: skip
 
 
 class Kept(ctypes.Structure):
     """Keys or values as a cache keeps them, with scales where they are codes."""
 
-    _fields_ = (("numbers", _POINTER), ("scales", _POINTER), ("form", _I64))
+    _fields_ = (("numbers", POINTER), ("scales", POINTER), ("form", I64))
 
     @staticmethod
     def over(numbers: Tensor, scales: Tensor | None) -> Kept:
-        return Kept(numbers.data_ptr(), _address(scales), KV_FORMS[numbers.dtype])
+        return Kept(numbers.data_ptr(), address_of(scales), KV_FORMS[numbers.dtype])
 
 
-class _Pass(ctypes.Structure):
+class PassStruct(ctypes.Structure):
     _fields_ = (
-        ("num_rows", _I64),
-        *(
-            (name, _POINTER)
-            for name in ("ids", "embedded", "pos", "slot", "seq", "base", "table", "tree")
-        ),
-        *((name, _I64) for name in ("table_stride", "tree_stride", "block_size")),
-        *((name, Kept) for name in ("k", "v")),
-        ("layer_stride", _I64),
-        ("num_features", _I64),
-        *((name, _POINTER) for name in ("feature_layers", "features", "hidden", "state")),
-        ("states", _POINTER),
-        *((name, Kept) for name in ("k_other", "v_other")),
-        ("other_stride", _I64),
+        ("num_rows", I64),
+        *fields(POINTER, "ids", "embedded", "pos", "slot", "seq", "base", "table", "tree"),
+        *fields(I64, "table_stride", "tree_stride", "block_size"),
+        *fields(Kept, "k", "v"),
+        ("layer_stride", I64),
+        ("num_features", I64),
+        *fields(POINTER, "feature_layers", "features", "hidden", "state"),
+        ("states", POINTER),
+        *fields(Kept, "k_other", "v_other"),
+        ("other_stride", I64),
     )
 
     def place(self, places: KVPlaces) -> None:
@@ -213,7 +196,7 @@ def kv_places(kv: KVCache, dtype: torch.dtype) -> KVPlaces:
     return (own, *(kv_places(kv.others, dtype) if kv.others is not None else ()))
 
 
-def _address(tensor: Tensor | None) -> int | None:
+def address_of(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
@@ -264,7 +247,7 @@ class Reduce:
     def _call(self, address: int, count: int) -> None:
         if self._error is not None:
             return
-        part = torch.frombuffer((_F32 * count).from_address(address), dtype=torch.float32)
+        part = torch.frombuffer((F32 * count).from_address(address), dtype=torch.float32)
         try:
             part.copy_(self._reduce(part))
         except Exception as error:  # nothing may pass through the kernels' frames

@@ -18,7 +18,7 @@ from torch import Tensor
 from hunch.kernels import step as at
 from hunch.kernels.draft import write_chain, write_guesses
 from hunch.kernels.lookup import MAX_MATCH
-from hunch.kernels.step import MATCHED, RowState, StepRows
+from hunch.kernels.step import MATCHED, RowState, StepRows, live_rows
 
 END = -1  # after each answer, and in places that are empty
 
@@ -59,10 +59,8 @@ def recall_ref(state: RowState, step: StepRows, num_nodes: int, texts: SharedTex
     """
     size, first = len(texts.tokens_K), int(texts.first_1)
     ring: list[int] = texts.tokens_K.roll(-first).tolist()  # the oldest first
-    for r, row in enumerate(step.ids_R.tolist()):
-        if int(step.num_checked_R[r]) < 0 or state.is_done_X[row]:
-            continue
-        if step.sources is not None and step.sources.rules_XW[row, at.SURE] != at.AS_OTHERS:
+    for r, row in live_rows(state, step):
+        if step.methods is not None and step.methods.settings_XW[row, at.SURE] != at.AS_OTHERS:
             continue
         known = int(state.known_X[row])
         tail: list[int] = state.tokens_XL[row, max(known - MAX_MATCH, 0) : known].tolist()

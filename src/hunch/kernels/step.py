@@ -10,11 +10,12 @@ the match behind the next draft, nodes of that draft, known length, then the tok
 Shape letters: R rows of the step, X rows of the engine, N nodes of a step's draft, G nodes a draft
 can have, K tokens one step can commit (N + 1), M rows of logits (R times K), L longest sequence, B
 blocks of a table, S stop ids, P tree depth, T packed tokens (R times K), C columns of a result, W
-room of a buffer, columns of rules, Q buffers for results on the host, E tokens of a prediction.
+room of a buffer, columns of settings, Q buffers for results on the host, E tokens of a prediction.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -39,10 +40,11 @@ TOKENS, REASON, CHECKED, MATCHED, DRAFTED, KNOWN, FIRST = range(7)  # columns of
 MAX_STOPS = 64  # stop ids of a row
 BY_PREDICTION = 1 << 20  # added to MATCHED if the draft comes from the request's prediction
 
-# Columns of RowSources.rules_XW. SURE: the shortest match with which the row takes a lookup's
-# guesses (or AS_OTHERS, or NEVER); of that lookup the shortest and longest match, and whether it
-# uses the phrase table; tokens of the prediction, and whether nothing else drafts; tokens of the
-# prompt; how far the prediction is ahead of the answer that follows it.
+# Columns of RowMethods.settings_XW. SURE is the shortest match with which the row takes a lookup's
+# guesses, or AS_OTHERS, or NEVER. Three columns are of that lookup: its shortest and longest match,
+# and whether it uses the phrase table. EXPECTED: tokens of the prediction. IS_ALONE: nothing else
+# drafts. PROMPT: tokens of the prompt. SHIFT: how many tokens the prediction is ahead of the answer
+# that follows it.
 SURE, MIN_MATCH, MAX_MATCH, HAS_TABLE, EXPECTED, IS_ALONE, PROMPT, SHIFT = range(8)
 AS_OTHERS, NEVER = -1, 1 << 20
 
@@ -89,17 +91,18 @@ class RowState:
 
 
 @dataclass(slots=True)
-class RowSources:
-    """The sources of drafts that requests name: another lookup, or a prediction."""
+class RowMethods:
+    """The methods that requests name, and their predictions. Most requests have neither."""
 
-    rules_XW: Tensor
+    settings_XW: Tensor
     expected_XE: Tensor  # predictions, int32
 
     @staticmethod
-    def create(num_rows: int, room: int, device: torch.device | str) -> RowSources:
-        rules_XW = torch.zeros(num_rows, SHIFT + 1, dtype=torch.int64, device=device)
-        rules_XW[:, SURE] = AS_OTHERS
-        return RowSources(rules_XW, torch.zeros(num_rows, room, dtype=torch.int32, device=device))
+    def create(num_rows: int, room: int, device: torch.device | str) -> RowMethods:
+        settings_XW = torch.zeros(num_rows, SHIFT + 1, dtype=torch.int64, device=device)
+        settings_XW[:, SURE] = AS_OTHERS
+        expected_XE = torch.zeros(num_rows, room, dtype=torch.int32, device=device)
+        return RowMethods(settings_XW, expected_XE)
 
 
 @dataclass(slots=True)
@@ -115,7 +118,7 @@ class StepRows:
     guesses_end: int = 0  # column after the last guess; 0: the line ends with it
     draws: Draws = Draws.GREEDY  # how its rows' tokens are drawn
     has_rules: bool = False  # some rows have penalties, bias or the like, which drafts must follow
-    sources: RowSources | None = None  # some rows have sources of their own
+    methods: RowMethods | None = None  # None: no row's request names a method, or has a prediction
 
     def guesses_at(self, num_guesses: int) -> int:
         """The first column of this many guesses."""
@@ -125,6 +128,13 @@ class StepRows:
 def slot_of(state: RowState, row: int, pos: int) -> int:
     """The KV slot of a row's position."""
     return int(slots_at(state.table_XB, row, pos, state.block_size))
+
+
+def live_rows(state: RowState, step: StepRows) -> Iterator[tuple[int, int]]:
+    """Rows that go on after the step: number in the step, and the engine's."""
+    for r, row in enumerate(step.ids_R.tolist()):
+        if int(step.num_checked_R[r]) >= 0 and not state.is_done_X[row]:
+            yield r, row
 
 
 def path_of(state: RowState, row: int, node: int) -> list[int]:
@@ -233,7 +243,7 @@ def update_ref(state: RowState, inputs_3R: Tensor, buffer_W: Tensor, num_changes
     """Apply a buffer: the step's inputs, then the places of what changed, then the values."""
     num_inputs, buffer_W = inputs_3R.numel(), buffer_W.to(inputs_3R.device)
     inputs_3R.copy_(buffer_W[:num_inputs].view(3, -1))
-    places, values = buffer_W[num_inputs:].view(2, num_changes)
+    places, values = buffer_W[num_inputs : num_inputs + 2 * num_changes].view(2, num_changes)
     state.flat[places] = values
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hunch.kernels.step import DRAFTED, MATCHED, RowState, StepRows
+from hunch.kernels.step import DRAFTED, MATCHED, RowState, StepRows, live_rows
 
 
 @dataclass(slots=True)
@@ -81,9 +81,7 @@ class RankTree:
 def recycled_ref(state: RowState, step: StepRows, successors: Successors, tree: RankTree) -> None:
     """Draft a tree of successors, without nodes after tokens that have none in the table."""
     depth_N = (tree.rank_NP >= 0).sum(1).tolist()
-    for r, row in enumerate(step.ids_R.tolist()):
-        if int(step.num_checked_R[r]) < 0 or state.is_done_X[row]:
-            continue
+    for r, row in live_rows(state, step):
         known = int(state.known_X[row])
         tokens = {-1: int(state.tokens_XL[row, known - 1])}
         numbers = {-1: -1}

@@ -15,8 +15,9 @@ from torch import Tensor
 from hunch.kernels.activation import sigmoid
 from hunch.kernels.attention import AttnInputs, attention, attention_by_token, live_tokens
 from hunch.kernels.kv_store import KVCache, Scales, kv_store
-from hunch.kernels.native_rows import attend, can_attend
-from hunch.kernels.recurrence import Recurrence, recur
+from hunch.kernels.native_tensors import attend, can_attend
+from hunch.kernels.recur import recur
+from hunch.kernels.recurrence import Recurrence
 from hunch.kernels.rope import Rotation, rope
 from hunch.layers.linear import Linear
 from hunch.layers.norm import HeadNorm, RMSNorm

@@ -79,7 +79,8 @@ class Arranged(WeightsOver):
         for theirs, ours in names.aliases:
             self._rename(prefix + theirs, prefix + ours)
         fused = (qkv[0], qkv[2], qkv[1]) if spec.is_qvk else qkv
-        self._split(prefix + names.qkv, fused, sizes, spec.num_qkv_groups)
+        num_groups = spec.num_qkv_groups or spec.num_kv_heads
+        self._split(prefix + names.qkv, fused, sizes, num_groups)
         both = (qkv[0], prefix + names.attn_gate)
         if spec.has_attn_gate and f"{both[1]}.weight" not in self._places:
             self._split(qkv[0], both, (sizes[0],) * 2, spec.num_heads)

@@ -178,7 +178,8 @@ def _head_norms(
         )
 
     def norm(name: str, num_heads: int = 1) -> RMSNorm:
-        size, eps = spec.head_dim * (num_heads if is_whole else 1), spec.norm_eps
+        size = spec.head_dim * (num_heads if is_whole else 1)
+        eps = spec.qk_norm_eps or spec.norm_eps
         if not name:
             return RMSNorm(torch.ones(size, dtype=source.dtype, device=source.device), eps)
         return source.rms_norm(prefix + name, size, eps, is_whole=spec.is_norm_shifted)

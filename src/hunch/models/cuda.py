@@ -20,10 +20,10 @@ from hunch.kernels.gpu_tiling import Tiler
 from hunch.kernels.gpu_wide import is_exact
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.quant import Quantised, slices_of
-from hunch.models.backends import TRITON
-from hunch.models.decoder import Decoder, FusableBlock, Hidden, finish_logits
+from hunch.models.decoder import Decoder, FusableBlock, finish_logits
 from hunch.models.fused import FusedLayers, float_logits, unknown_to_kernels
 from hunch.models.fused_layer import Layer, row_norm
+from hunch.models.target import Backend, Hidden, find_backend
 from hunch.parallel.group import Exchange
 
 SHARED_BYTES = 320 * 2**20  # for partial results of rows whose positions programs share
@@ -34,7 +34,6 @@ log = logging.getLogger("hunch")
 class CudaDecoder:
     """The interface of Decoder with fused kernels, over the same weights."""
 
-    backend = TRITON
     is_quantised = False
     activation_bits: int | None = None
 
@@ -74,6 +73,10 @@ class CudaDecoder:
             max_bytes=SHARED_BYTES,
         )
         self.workspace, self.tiling = self.tiler.workspace, self.tiler.tiling
+
+    @property
+    def backend(self) -> Backend:
+        return find_backend("triton")
 
     def hold_kv(self, dtype: torch.dtype) -> None:
         self.decoder.hold_kv(dtype)

@@ -6,7 +6,7 @@ Shape letters: T packed tokens, M rows whose logits are wanted, D width, V vocab
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar, Protocol
 
 import torch
@@ -27,9 +27,9 @@ from hunch.layers.part import Part
 from hunch.layers.recurrent import CarriedBlock, HalfBlock, RecurrentBlock
 from hunch.layers.rope import Rope
 from hunch.layers.streams import StreamsBlock
-from hunch.models.backends import TORCH, Backend
 from hunch.models.build import LLAMA_NAMES, Names, build_block, build_norm, build_table, local_heads
-from hunch.models.reading import Config
+from hunch.models.keys import Keys, read_common, read_sizes
+from hunch.models.reading import FROM_GGUF, Config
 from hunch.models.recurrent import (
     build_carried_block,
     build_half,
@@ -37,8 +37,9 @@ from hunch.models.recurrent import (
     local_recurrence,
 )
 from hunch.models.source import RandomSource, Source
-from hunch.models.spec import MAX_NODES, ModelSpec, read_common
+from hunch.models.spec import MAX_NODES, ModelSpec
 from hunch.models.streams import build_streams, build_streams_block
+from hunch.models.target import Backend, Hidden, find_backend
 from hunch.parallel.group import Exchange, span, spans
 from hunch.registry import MODELS, resolve
 
@@ -49,15 +50,6 @@ AnyBlock = FusableBlock | StreamsBlock | CarriedBlock
 Progress = Callable[[Iterable[str]], Iterable[str]]
 
 
-@dataclass(slots=True)
-class Hidden:
-    """What a pass leaves behind for every packed token."""
-
-    last_TD: Tensor  # after the final norm
-    # The residual stream after this many layers, each TD; of several, the first.
-    features: tuple[Tensor, ...] = ()
-
-
 def finish_logits(logits_MV: Tensor, spec: ModelSpec) -> Tensor:
     """Products with the output matrix, in float32, as the scores the model gives: in place."""
     if spec.logits_scale != 1.0:
@@ -65,6 +57,12 @@ def finish_logits(logits_MV: Tensor, spec: ModelSpec) -> Tensor:
     if spec.logits_cap:
         logits_MV.div_(spec.logits_cap).tanh_().mul_(spec.logits_cap)
     return logits_MV
+
+
+def output_of(weight_VD: Weight, spec: ModelSpec) -> Callable[[Tensor], Tensor]:
+    """Scores by this output matrix, of a target like `spec`."""
+    output = Linear(weight_VD)
+    return lambda state_MD: finish_logits(output(state_MD).float(), spec)
 
 
 class KeepsKV(Protocol):
@@ -92,7 +90,7 @@ class Decoder(Part):
     """A target or a draft model. It keeps no state between passes: KV and positions come in."""
 
     names: ClassVar[Names] = LLAMA_NAMES
-    backend: ClassVar[Backend] = TORCH
+    keys: ClassVar[Keys] = Keys()
     turns_part: ClassVar[bool] = False  # a config may ask for a part of each head to be turned
     is_quantised = False
     activation_bits: int | None = None
@@ -144,14 +142,29 @@ class Decoder(Part):
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        """The spec of a config.json; a family overrides what it reads differently."""
-        return ModelSpec(**read_common(config, architecture))
+        """The spec of a config.json: by the family's keys, and what its `read_more` adds."""
+        config = cls.keys.over(config)
+        read = read_common if cls.keys.has_rope else read_sizes
+        common = read(config, architecture, cls.keys.ffn_share)
+        spec = cls.read_more(ModelSpec(**{**common, **cls.keys.read(config)}), config)
+        if config.get(FROM_GGUF):  # tensors stand there as the decoder takes them
+            spec = replace(spec, is_norm_shifted=False, is_transposed=False, num_qkv_groups=1)
+        return spec
+
+    @classmethod
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        """What the family's keys alone do not say; the config has what files leave out."""
+        return spec
 
     @staticmethod
     def random(spec: ModelSpec, seed: int = 0, scale: float = 1.0) -> Decoder:
         """A model of random weights, the same for the same seed."""
         family: type[Decoder] = resolve(MODELS, spec.architecture)
         return family(spec, RandomSource(seed, scale=scale))
+
+    @property
+    def backend(self) -> Backend:
+        return find_backend("torch")
 
     def build_layer(self, source: Source, prefix: str, layer: int) -> AnyBlock:
         """One layer, whose tensors are named `prefix` + the family's names."""

@@ -5,20 +5,19 @@ Shape letters: E experts, D width, F inner width of an expert, U = 2F rows of ga
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hunch.errors import ModelFormatError
 from hunch.kernels.experts import Routing
 from hunch.kernels.quant import Quantised, Weight
 from hunch.layers.experts import Experts, ExpertsBeside, ExpertSpec, Router, StackedLinear
 from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP
-from hunch.models.reading import Config, read_float, read_int
+from hunch.models.reading import Config, Defaulted, read_float, read_int
 from hunch.models.source import EXPAND, Asked, Source
 from hunch.models.spec import ModelSpec
 from hunch.parallel.group import span
@@ -53,19 +52,41 @@ class ExpertNames:
 EXPERT_NAMES = ExpertNames()
 
 
-def read_count(config: Config, *keys: str) -> int:
-    """The number of experts, under whichever name the file has it."""
-    for key in keys:
-        if config.get(key) is not None:
-            return read_int(config, key)
-    raise ModelFormatError(f"config.json lacks {keys[0]}")
+def read_experts(
+    config: Config, width: int, layers: Iterable[bool], *, shared_width: int = 0, **routing: Any
+) -> ExpertSpec:
+    """Experts by the keys that most families have for their numbers."""
+    return ExpertSpec(
+        routing=Routing(
+            num_experts=read_int(config, "num_experts"),
+            num_chosen=read_int(config, "num_experts_per_tok"),
+            **routing,
+        ),
+        width=width,
+        layers=tuple(layers),
+        shared_width=shared_width,
+    )
 
 
-def sparse_layers(config: Config, num_layers: int) -> tuple[bool, ...]:
-    """Qwen's way to say which layers have experts."""
+def read_qwen_experts(config: Config, num_layers: int) -> ExpertSpec:
+    """Softmax over all experts, whose weights add up to one where the config says so."""
     step = read_int(config, "decoder_sparse_step", 1)
     dense: Any = config.get("mlp_only_layers") or ()
-    return tuple(i not in dense and (i + 1) % step == 0 for i in range(num_layers))
+    return read_experts(
+        config,
+        read_int(config, "moe_intermediate_size"),
+        (i not in dense and (i + 1) % step == 0 for i in range(num_layers)),
+        is_normed=bool(config.get("norm_topk_prob", False)),
+    )
+
+
+def read_shared_experts(config: Config, num_layers: int) -> ExpertSpec:
+    """The same beside a shared expert, of which each token takes as much as it needs."""
+    return replace(
+        read_qwen_experts(config, num_layers),
+        shared_width=read_int(config, "shared_expert_intermediate_size"),
+        is_shared_gated=True,
+    )
 
 
 def build_experts(spec: ModelSpec, source: Source, prefix: str, names: ExpertNames) -> Experts:
@@ -185,23 +206,21 @@ def _shared(
 def read_deepseek_experts(config: Config, num_layers: int) -> ExpertSpec:
     """DeepSeek V3's and GLM's: sigmoid scores, a bias for the choice alone, groups of experts."""
     inner = read_int(config, "moe_intermediate_size")
-    routing = Routing(
-        num_experts=read_count(config, "n_routed_experts", "num_local_experts"),
-        num_chosen=read_int(config, "num_experts_per_tok"),
+    num_shared = read_int(config, "n_shared_experts") if config.get("n_shared_experts") else 0
+    older = config.get("num_local_experts")
+    count = read_int(Defaulted(config, {"n_routed_experts": older}), "n_routed_experts")
+    experts = read_experts(
+        Defaulted({"num_experts": count}, config),
+        inner,
+        first_dense(config, num_layers),
+        shared_width=num_shared * inner,
         scores="sigmoid",
         is_normed=bool(config.get("norm_topk_prob", True)),
         num_groups=read_int(config, "n_group", 1),
         num_groups_kept=read_int(config, "topk_group", 1),
         scale=read_float(config, "routed_scaling_factor", 1.0),
     )
-    num_shared = read_int(config, "n_shared_experts") if config.get("n_shared_experts") else 0
-    return ExpertSpec(
-        routing=routing,
-        width=inner,
-        layers=(True,) * num_layers,
-        has_choice_bias=True,
-        shared_width=num_shared * inner,
-    )
+    return replace(experts, has_choice_bias=True)
 
 
 def first_dense(config: Config, num_layers: int) -> tuple[bool, ...]:

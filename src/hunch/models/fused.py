@@ -59,7 +59,6 @@ class FusedLayers:
         blocks: Sequence[Block | LatentBlock | RecurrentBlock | HalfBlock],
         tables: Sequence[Tensor],
         eps: float,
-        is_wide: bool = False,
         group: Group = SINGLE,  # whose other ranks hold the rest of every layer
         tempers: Sequence[Tensor | None] = (),  # of queries, by position, beside each table
     ) -> None:
@@ -73,7 +72,7 @@ class FusedLayers:
         assert self.is_bare or all(layer.attn_norm is not None for layer in self.layers[1:])
         self.tables = tables  # rotary, LH each; none: positions are not in the heads
         self.tempers = tempers or [None] * len(tables)
-        self.eps, self.is_wide = eps, is_wide
+        self.eps, self.is_wide = eps, False
         is_small = any(isinstance(layer.out.weight, Quantised) for layer in self.layers)
         self.min_width = MIN_QUANTISED_WIDTH if is_small else MIN_WIDTH
         self.min_rows = MIN_QUANTISED_ROWS if is_small else MIN_ROWS

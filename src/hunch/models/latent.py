@@ -14,9 +14,10 @@ from hunch.layers.latent import HeadLinear, LatentAttention, LatentBlock, Latent
 from hunch.layers.norm import RMSNorm
 from hunch.layers.rope import stretch
 from hunch.models.build import Names, build_mlp, build_norm
+from hunch.models.keys import read_common
 from hunch.models.reading import Config, Defaulted, read_int, read_rope
 from hunch.models.source import Source
-from hunch.models.spec import ModelSpec, read_common
+from hunch.models.spec import ModelSpec
 from hunch.parallel.group import Share, head_spans
 
 NORM_EPS = 1e-6  # of the norms inside, whatever the config says of the others

@@ -15,12 +15,17 @@ from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.kernels.selective import SelectiveShape, SelectiveWeights
 from hunch.kernels.ssm import SsmShape, SsmWeights
 from hunch.layers.recurrent import Mamba, Selective
-from hunch.models.reading import Config, read_int, refuse
+from hunch.models.reading import FULL, LINEAR, Config, read_int, refuse
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 
-_MAMBA, _ATTENTION = "linear_attention", "full_attention"
-_OLDER = {"mamba": _MAMBA, "mamba2": _MAMBA, "attention": _ATTENTION}  # names of older files
+_OLDER = {"mamba": LINEAR, "mamba2": LINEAR, "attention": FULL}  # names of older files
+
+MAMBA_NAMES = {  # our keys for Mamba 2, and those of families that are little else
+    "mamba_n_groups": "n_groups",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_conv_bias": "use_conv_bias",
+}
 
 
 def read_layer_types(types: Any, num_layers: int, *others: str) -> list[str]:
@@ -28,16 +33,16 @@ def read_layer_types(types: Any, num_layers: int, *others: str) -> list[str]:
     if not isinstance(types, Sequence) or isinstance(types, str) or len(types) != num_layers:
         raise ModelFormatError(f"layer_types={types!r} does not list {num_layers} layers")
     layer_types = [_OLDER.get(str(layer_type), str(layer_type)) for layer_type in types]
-    if strange := sorted(set(layer_types) - {_MAMBA, _ATTENTION, *others}):
+    if strange := sorted(set(layer_types) - {LINEAR, FULL, *others}):
         raise UnsupportedModelError(
             f"layers of type {', '.join(strange)} are not supported beside Mamba 2 layers; only "
-            f"{', '.join((_MAMBA, _ATTENTION, *others))}"
+            f"{', '.join((LINEAR, FULL, *others))}"
         )
     return layer_types
 
 
 def is_mamba(layer_types: list[str]) -> tuple[bool, ...]:
-    return tuple(layer_type == _MAMBA for layer_type in layer_types)
+    return tuple(layer_type == LINEAR for layer_type in layer_types)
 
 
 def read_mamba(

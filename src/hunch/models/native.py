@@ -12,13 +12,9 @@ from hunch.errors import ConfigError
 from hunch.kernels.activation import KERNEL_NAMES
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
-from hunch.kernels.native import (
-    FLOAT,
-    NativeMatrix,
-    NativeNetwork,
-    is_available,
-    new_team,
-)
+from hunch.kernels.native import NativeNetwork
+from hunch.kernels.native_library import is_available, new_team
+from hunch.kernels.native_matrix import FLOAT, NativeMatrix
 from hunch.kernels.native_structs import activation_number
 from hunch.kernels.recurrence import StatesShape
 from hunch.layers.attention import Heads
@@ -26,16 +22,17 @@ from hunch.layers.experts import ExpertSpec
 from hunch.layers.latent import LatentShape
 from hunch.layers.rope import Rope
 from hunch.models.arrange import Arranged
-from hunch.models.backends import NATIVE
 from hunch.models.build import local_heads
-from hunch.models.decoder import Decoder, Hidden, Progress, new_kv
+from hunch.models.decoder import Decoder, Progress, new_kv
 from hunch.models.load import check_tensors, spec_of
-from hunch.models.native_layers import Reader, build_native_layer, build_native_table, has_norm_bias
+from hunch.models.native_layers import build_native_layer, build_native_table, has_norm_bias
+from hunch.models.native_reader import Reader
 from hunch.models.native_recurrent import knows
 from hunch.models.share import HEAD_SHARE, SharedWeights, local_spec
 from hunch.models.source import FileSource, bias_of
 from hunch.models.spec import MAX_NODES, ModelSpec
 from hunch.models.stage import WHOLE, Stage, StageWeights, stage_spec
+from hunch.models.target import Backend, Hidden, find_backend
 from hunch.models.weights.base import Weights, iterate, read_ahead
 from hunch.parallel.group import SINGLE, Exchange, Group, span, spans
 from hunch.registry import MODELS, resolve
@@ -55,7 +52,6 @@ class NativeDecoder:
     written) and as float32 beside float32 weights; after `hold_kv` in 8 bits.
     """
 
-    backend = NATIVE
     tables = None
 
     def __init__(
@@ -152,6 +148,10 @@ class NativeDecoder:
             return embedding, embedding
         name = HEAD_SHARE if self.group.size > 1 else self.names.head
         return embedding, reader.matrix(name, is_table=True)
+
+    @property
+    def backend(self) -> Backend:
+        return find_backend("native")
 
     def hold_kv(self, dtype: torch.dtype) -> None:
         """Keys and values in another precision than the weights ask for."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hunch.kernels.delta import ChannelDeltaShape, DeltaShape
 from hunch.kernels.lightning import LightningShape
@@ -12,10 +12,8 @@ from hunch.kernels.selective import SelectiveShape
 from hunch.kernels.short_conv import ConvShape
 from hunch.kernels.ssm import SsmShape
 from hunch.models.mamba import as_taps
+from hunch.models.native_reader import Reader
 from hunch.models.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from hunch.models.native_layers import Reader
 
 
 def knows(shape: Recurrence | None, num_lanes: int) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hunch.config import say_once
@@ -13,6 +13,8 @@ from hunch.layers.rope import RopeSpec, stretch
 from hunch.registry import unknown
 
 Config = Mapping[str, Any]
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"  # of layer_types
+STILL = RopeSpec(rope_type="none")  # heads are not turned
 FROM_GGUF = "from_gguf"  # a config made from a GGUF's metadata: tensors stand as llama.cpp has them
 
 INPUT_BITS = "product_input_bits"  # set for a checkpoint whose products round what goes into them
@@ -79,11 +81,16 @@ class Recorded(Mapping[str, Any]):
         }
 
 
-class Defaulted(Mapping[str, Any]):
-    """A config with a family's values for what its files leave out."""
+_NONE: Mapping[str, str] = {}
 
-    def __init__(self, config: Config, defaults: Config) -> None:
+
+class Defaulted(Mapping[str, Any]):
+    """A config with a family's values for what its files leave out. Some of its keys may be `named`
+    otherwise in the file."""
+
+    def __init__(self, config: Config, defaults: Config, named: Mapping[str, str] = _NONE) -> None:
         self._config, self._defaults = config, defaults
+        self.named = {**_named(defaults), **_named(config), **named}
 
     def __getitem__(self, key: str) -> Any:
         return self._config[key] if key in self._config else self._defaults[key]
@@ -96,6 +103,10 @@ class Defaulted(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len({*self._defaults, *self._config})
+
+
+def _named(config: Config) -> Mapping[str, str]:
+    return config.named if isinstance(config, Defaulted) else _NONE
 
 
 def refuse_unread(config: Config, extra: Config, where: str) -> None:
@@ -139,7 +150,7 @@ _MOST_OTHERS = 1 << 28
 
 def read_int(config: Config, key: str, default: int | None = None) -> int:
     """A positive whole number of a plausible size."""
-    value = config.get(key)
+    value, key = config.get(key), _named(config).get(key, key)
     if value is None:
         if default is None:
             raise ModelFormatError(f"config.json lacks {key}")
@@ -154,7 +165,7 @@ def read_int(config: Config, key: str, default: int | None = None) -> int:
 
 def read_float(config: Config, key: str, default: float | None = None) -> float:
     """A positive number."""
-    value = config.get(key)
+    value, key = config.get(key), _named(config).get(key, key)
     if value is None:
         if default is None:
             raise ModelFormatError(f"config.json lacks {key}")
@@ -171,20 +182,6 @@ def refuse(config: Config, key: str, *allowed: Any) -> None:
     if value is not None and value not in allowed:
         given = " or ".join(repr(value) for value in allowed)
         raise UnsupportedModelError(f"config.json: {key}={value!r} is not supported; only {given}")
-
-
-def read_attn_biases(
-    config: Config, key: str = "attention_bias", default: bool = False
-) -> dict[str, Any]:
-    """Whether all products of attention have biases, as arguments of ModelSpec."""
-    has_bias = bool(config.get(key, default))
-    return {"has_qkv_bias": has_bias, "has_out_bias": has_bias}
-
-
-def gpt_layers(has_bias: bool = True) -> dict[str, Any]:
-    """Layer norms and an MLP without a gate, as GPT-2 has them; biases everywhere or nowhere."""
-    biases = dict.fromkeys(("has_qkv_bias", "has_out_bias", "has_mlp_bias"), has_bias)
-    return {"norm": "layer", "is_gated": False, **biases}
 
 
 def read_rope(config: Config, head_dim: int, given: Any = None) -> RopeSpec:
@@ -313,28 +310,29 @@ def _factors(rope: Config, key: str) -> tuple[float, ...]:
     return tuple(float(value) for value in values)
 
 
+def read_local_rope(config: Config, head_dim: int, usual: Config) -> RopeSpec:
+    """What layers with a window turn by, where `rope_parameters` may say it of them alone."""
+    given = config.get("rope_parameters")
+    local = given.get(SLIDING) if isinstance(given, Mapping) else None
+    return read_rope(config, head_dim, {**usual, **(local or {})})
+
+
 def read_windows(
-    config: Config, num_layers: int, is_on: bool = True, first: int = 0
+    config: Config, num_layers: int, sees_all: Sequence[bool] = (), is_on: bool = True
 ) -> tuple[int | None, ...]:
-    """Per layer: by `layer_types` where given, else from layer `first` on."""
-    given = config.get("sliding_window")
-    types: list[str] | None = config.get("layer_types")
+    """Per layer: by `layer_types`, or by which layers have none where files do not list them."""
+    given, types = config.get("sliding_window"), config.get("layer_types")
     for layer_type in types or ():
-        if layer_type not in ("full_attention", "sliding_attention"):
+        if layer_type not in (FULL, SLIDING):
             raise UnsupportedModelError(f"layer type {layer_type!r} is not supported")
     if not is_on or given is None:
         return (None,) * num_layers
+    types = types or [(SLIDING, FULL)[some] for some in sees_all or (False,) * num_layers]
     window = read_int(config, "sliding_window")
-    if types is None:
-        return tuple(window if layer >= first else None for layer in range(num_layers))
-    return tuple(window if layer_type == "sliding_attention" else None for layer_type in types)
+    return tuple(window if layer_type == SLIDING else None for layer_type in types)
 
 
-def windows_of(config: Config, num_layers: int, every: int) -> tuple[int | None, ...]:
-    """By `layer_types`, or one layer without a window after a number with one."""
-    layer_types = ("full_attention", "sliding_attention")
+def last_of(every: int, num_layers: int) -> list[bool]:
+    """Per layer: whether it is the last of so many."""
     every = read_int({"sliding_window_pattern": every}, "sliding_window_pattern")
-    types = config.get("layer_types") or [
-        layer_types[(layer + 1) % every > 0] for layer in range(num_layers)
-    ]
-    return read_windows(Defaulted({"layer_types": types}, config), num_layers)
+    return [(layer + 1) % every == 0 for layer in range(num_layers)]

@@ -32,13 +32,12 @@ from hunch.layers.recurrent import (
 )
 from hunch.models.build import Names, build_attention, build_block, build_mlp, build_norm
 from hunch.models.mamba import as_taps, build_mamba, build_selective
-from hunch.models.reading import Config, read_int
+from hunch.models.reading import FULL, LINEAR, Config, read_int
 from hunch.models.source import Asked, Source
 from hunch.models.spec import ModelSpec
 from hunch.parallel.group import Group, Share, head_spans
 
 TILED = "linear_value_heads_tiled"  # of configs made from GGUF files; see DeltaShape
-FULL, LINEAR = "full_attention", "linear_attention"
 # What a layer's one product gives, in its order.
 PARTS = ("in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z")
 

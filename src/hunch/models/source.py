@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from hunch.models.weights.base import Weights, part_of
 from hunch.parallel.group import SINGLE, Group, Share, span
 
 Shape = tuple[int, ...]
+AnyLinear = TypeVar("AnyLinear", bound=Linear)
 
 EXPAND, KEEP = "expand", "keep"  # how matrices are held: as numbers, as the file has them
 HOLDS = (EXPAND, KEEP, "int4", "int8", "fp8")  # or rounded when they are loaded
@@ -98,7 +100,7 @@ class Source:
             self.take(f"{n}.bias", s, split=split, part=p) for n, s, p in matrices if has_bias
         ]
         weight = self.matrix([(f"{n}.weight", (s, num_in), p) for n, s, p in matrices], split)
-        return Linear(weight, _join(biases) if biases else None)
+        return self.kept(Linear(weight, _join(biases) if biases else None))
 
     def row_linear(
         self, name: str, num_out: int, num_in: int, *, has_bias: bool, part: Share | None = None
@@ -106,7 +108,11 @@ class Source:
         """A layer whose inputs are split over the group."""
         weight = self.matrix([(f"{name}.weight", (num_out, num_in), part)], 1)
         bias_N = self.take(f"{name}.bias", num_out) if has_bias else None
-        return RowLinear(weight, bias_N, self.group)
+        return self.kept(RowLinear(weight, bias_N, self.group))
+
+    def kept(self, layer: AnyLinear) -> AnyLinear:
+        """The layer as this source's network keeps its layers."""
+        return layer
 
     def head(self, name: str, vocab_size: int, width: int, *, has_bias: bool = False) -> Linear:
         """The output matrix, each rank with a part of the vocabulary."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.kernels.activation import ACTIVATIONS, GATED_ACTIVATIONS
@@ -12,16 +12,14 @@ from hunch.layers.attention import Alibi
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.latent import LatentShape
 from hunch.layers.recurrent import CarriedScales
-from hunch.layers.rope import RopeSpec
+from hunch.layers.rope import RopeSpec, amplitude
 from hunch.layers.streams import StreamsShape
 from hunch.models.reading import (
     FROM_GGUF,
     INPUT_BITS,
     Config,
     Recorded,
-    read_float,
     read_int,
-    read_rope,
     refuse_unread,
     shown,
 )
@@ -29,7 +27,6 @@ from hunch.models.refused import REFUSED
 from hunch.registry import MODELS, resolve, unknown
 
 MAX_NODES = 32  # of a draft, where nobody says how many there may be
-MAX_POSITIONS = 1 << 20  # of rotary tables: Llama 4 claims ten times as many, 5 GB for each table
 
 
 # Of each named part of a layer: numbers of rows, in order, and what these are multiplied by.
@@ -72,6 +69,7 @@ class ModelSpec:
     has_norm_weight: bool = True  # False: norms of the stream only divide
     has_norm_bias: bool = True  # of layer norms
     has_qk_norm: bool = False  # each head of q and k is normed before it is turned
+    qk_norm_eps: float = 0.0  # of these norms; 0: norm_eps
     is_qk_norm_whole: bool = False  # and that over all heads at once
     is_qk_norm_late: bool = False  # and that after it was turned
     is_qk_norm_centred: bool = False  # and that by a layer norm
@@ -140,7 +138,8 @@ class ModelSpec:
     dtype: str | None = None  # precision it was saved in
     is_norm_shifted: bool = False  # norms are stored as w and mean 1 + w
     is_transposed: bool = False  # matrices are stored [in, out]
-    num_qkv_groups: int = 1  # parts of a fused tensor, each with its share of q, k and v
+    # Parts of a fused tensor, each with its share of q, k and v; 0: one for each KV head.
+    num_qkv_groups: int = 1
     is_qvk: bool = False  # there v stands before k
     row_factors: RowFactors = ()  # which parts of a layer are to be multiplied, rows by what
     is_rope_interleaved: bool = False  # pairs that are turned are neighbours in a head
@@ -305,6 +304,20 @@ class ModelSpec:
     def rope_index(self, layer: int) -> int:
         return self.rope_of[layer] if self.rope_of else 0
 
+    def normed_after_turns(self) -> ModelSpec:
+        """The same where heads are turned before they are normed. A turn does not change what norms
+        divide by, and what it scales heads by is divided out again, all but for the epsilon."""
+        assert self.rope is not None
+        scale = amplitude(self.rope)
+        if scale == 1.0:
+            return self
+        rope = replace(self.rope, attention_factor=1.0)
+        return replace(self, rope=rope, qk_norm_eps=self.norm_eps / scale**2)
+
+    def with_rope(self, rope: RopeSpec, layers: Iterable[bool]) -> ModelSpec:
+        """The same where some layers turn their heads in another way."""
+        return replace(self, more_ropes=(rope,), rope_of=tuple(map(int, layers)))
+
 
 _FEW = 8  # keys of a config that says too little to be near to any family's
 _ENDINGS = ("ForCausalLM", "LMHeadModel")
@@ -352,49 +365,3 @@ def _not_known(config: Config, name: str) -> str:
         differs = f"which has no {shown(left[nearest])}"
     words += "" if words.endswith("?") else "."
     return f"{words} By its config it is nearest to {nearest}, {differs}"
-
-
-def read_sizes(
-    config: Config, architecture: str, width: int, num_layers: int, num_heads: int
-) -> dict[str, Any]:
-    """The fields of every decoder, whatever its keys for these sizes, as arguments of ModelSpec."""
-    return {
-        "architecture": architecture,
-        "vocab_size": read_int(config, "vocab_size"),
-        "width": width,
-        "num_layers": num_layers,
-        "num_heads": num_heads,
-        "num_kv_heads": num_heads,
-        "head_dim": width // num_heads,
-        "windows": (None,) * num_layers,
-        "dtype": config.get("torch_dtype") or config.get("dtype"),
-    }
-
-
-def read_common(config: Config, architecture: str) -> dict[str, Any]:
-    """The fields that every family with Llama's keys shares, as arguments of ModelSpec."""
-    width = read_int(config, "hidden_size")
-    num_heads = read_int(config, "num_attention_heads")
-    num_layers = read_int(config, "num_hidden_layers")
-    if config.get("head_dim") is None and width % num_heads:
-        raise ModelFormatError(
-            f"hidden_size={width} is not a multiple of num_attention_heads={num_heads}"
-        )
-    head_dim = read_int(config, "head_dim", width // num_heads)
-    rope, max_len = read_rope(config, head_dim), read_int(config, "max_position_embeddings", 2048)
-    if (
-        rope.rope_type == "linear"
-    ):  # the number of positions may be that of before they were stretched
-        max_len = max(max_len, read_int(config, "max_sequence_length", max_len))
-    elif rope.rope_type == "yarn":  # as vLLM has it: Qwen3's own number is between the two
-        max_len = max(max_len, int(rope.original_len * rope.factor))
-    return read_sizes(config, architecture, width, num_layers, num_heads) | {
-        "num_kv_heads": read_int(config, "num_key_value_heads", num_heads),
-        "head_dim": head_dim,
-        "ffn_width": read_int(config, "intermediate_size"),
-        "max_len": min(max_len, MAX_POSITIONS),
-        "norm_eps": read_float(config, "rms_norm_eps", 1e-6),
-        "activation": str(config.get("hidden_act", "silu")),
-        "rope": rope,
-        "is_tied": bool(config.get("tie_word_embeddings", False)),
-    }

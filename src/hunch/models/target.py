@@ -1,49 +1,109 @@
-"""What a target model offers, whatever computes it, and loading one on the best kernels there are.
+"""Protocols: what a target offers, by whatever kernels, and what its backend offers drafters.
 
-Shape letters: T packed tokens, M rows whose logits are wanted, D width, V vocabulary, C tokens.
+Shape letters: T packed tokens, M rows whose logits are wanted, D width, C tokens.
 """
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from hunch.config import KV_DTYPES, ModelConfig
-from hunch.errors import ConfigError, UnsupportedModelError
 from hunch.kernels.attention import AttnInputs, Span
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.quant import Weight
 from hunch.kernels.recurrence import StatesShape
-from hunch.models.backends import Backend
-from hunch.models.decoder import Decoder, Hidden
-from hunch.models.load import dtype_of, load_decoder
-from hunch.models.native import DTYPES, activation_bits, load_native, not_native
+from hunch.layers.linear import Linear
 from hunch.models.spec import ModelSpec
-from hunch.models.stage import WHOLE, Stage
-from hunch.models.weights import Weights, for_length
-from hunch.models.weights.adapter import AdaptedWeights
-from hunch.parallel.group import SINGLE, Exchange, Group
+from hunch.models.weights import Weights
+from hunch.parallel.group import Exchange
+from hunch.registry import BACKENDS, resolve
 
 if TYPE_CHECKING:  # needs Triton
     from hunch.kernels.gpu_tiling import Tiler, Tiling
 
-log = logging.getLogger("hunch")
+
+@dataclass(slots=True)
+class Hidden:
+    """The states of a pass, for every packed token."""
+
+    last_TD: Tensor  # after the final norm
+    # The residual stream (of several, the first) after each layer that was asked for; each TD.
+    features: tuple[Tensor, ...] = ()
+
+
+class DraftNet(Protocol):
+    """A drafter's network, for whose parts a backend may have kernels."""
+
+    spec: ModelSpec
+
+
+class Backend(Protocol):
+    """A set of kernels: its properties, and what it does for drafters beside a target that uses it.
+
+    Passes are not here: each backend has a `Target` of its own, which names it (`Target.backend`).
+    Another kind of device needs both, and a line in `registry.BACKENDS`.
+    """
+
+    name: str  # for reports
+    about: str  # the same in words
+    captures_steps: bool  # passes ask nothing of the host, so that a whole step can be captured
+    has_host_kernels: bool  # lookups, and chains of a single row, are one call of C++ each
+
+    def convert_layer(self, layer: Linear, target: Target) -> tuple[Linear, int]:
+        """A drafter's layer in the form that the kernels read, and its bytes outside of tensors."""
+
+    def shared_output(self, target: Target, *own: Linear | None) -> Callable[[Tensor], Tensor]:
+        """A function from a drafter's states to logits, by the target's output matrix.
+
+        own: the output matrices of the drafter's heads; None: the head uses the target's.
+        """
+
+    def accelerate(self, net: DraftNet, target: Target, blocks: list[Any], **parts: Any) -> None:
+        """Let the kernels compute a network that drafts token by token, if they can.
+
+        parts: its layers before and after `blocks`; see `build_network` and `build_fused`.
+        """
+
+    def accelerate_blocks(self, net: DraftNet, target: Target) -> None:
+        """Let the kernels compute a network that drafts a whole block of tokens, if they can."""
+
+    def load_draft(self, weights: Weights, target: Target, dtype: str) -> Target:
+        """A draft model with all its weights, in the precision that suits this target."""
+
+    def load_cut(
+        self, weights: Weights, spec: ModelSpec, target: Target, dtype: str, ids_C: Tensor | None
+    ) -> Target:
+        """A draft model that shares the target's embedding and output matrix.
+
+        ids_C: the target's tokens that it can draft; None: all.
+        """
+
+
+@cache
+def find_backend(name: str) -> Backend:
+    """The backend of this name in the registry.
+
+    A target names its backend and does not import it, as the backend imports targets.
+    """
+    found: Backend = resolve(BACKENDS, name)
+    return found
 
 
 class Target(Protocol):
-    """A model that checks drafts, or drafts itself. Its KV and positions come in."""
+    """A model that checks drafts, or a draft model. It is given its KV cache and positions."""
 
     @property
     def spec(self) -> ModelSpec: ...
 
     @property
     def backend(self) -> Backend:
-        """What computes its passes."""
+        """The backend whose kernels compute its passes."""
 
     @property
     def device(self) -> torch.device: ...
@@ -68,7 +128,7 @@ class Target(Protocol):
 
     @property
     def tables(self) -> tuple[Tensor, Weight] | None:
-        """Embedding and output matrix; None where the kernels hold them in a layout of theirs."""
+        """Embedding and output matrix; None: the kernels have them in a layout of their own."""
 
     def forward(
         self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
@@ -78,10 +138,10 @@ class Target(Protocol):
     def forward_stream(
         self, x_TD: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
     ) -> Hidden:
-        """The same where other layers stand before these, and left a residual stream."""
+        """A pass that starts from the residual stream of earlier layers instead of token ids."""
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
-        """float32 scores of every token after each given hidden state."""
+        """float32 scores of every token of the vocabulary, after each of these hidden states."""
 
     def embed(self, ids_T: Tensor) -> Tensor:
         """Token embeddings."""
@@ -101,7 +161,7 @@ class Target(Protocol):
 
 @runtime_checkable
 class FusedTarget(Protocol):
-    """What captured passes and steps ask of a target: its kernels take buffers that stay."""
+    """What captured passes and steps ask of a target."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -114,14 +174,14 @@ class FusedTarget(Protocol):
 
     @property
     def tiler(self) -> Tiler:
-        """Shares out attention over the tokens of a pass."""
+        """Divides the attention of a pass among a GPU's programs."""
 
     def tiling(self, spans: tuple[Span, ...], num_tokens: int) -> Tiling:
-        """How a pass over these spans shares it out."""
+        """How the attention of a pass over these spans is divided."""
 
     @property
     def timing(self) -> AbstractContextManager[object]:
-        """Around runs that are timed with nobody in them."""
+        """A context for timing steps without rows: padding then does as much work as tokens."""
 
     def forward(
         self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
@@ -132,18 +192,18 @@ class FusedTarget(Protocol):
 
 @runtime_checkable
 class SaysExchanges(Protocol):
-    """A part of a target that knows what its passes exchange with the other parts."""
+    """One rank's part of a target, which knows what its passes exchange with the other ranks."""
 
     def exchanges(self, num_tokens: int) -> list[Exchange]:
-        """In a pass over so many tokens, in its order."""
+        """All exchanges of a pass over this many tokens, in order."""
 
     def logit_exchange(self, num_rows: int) -> Exchange:
-        """In `logits` of so many states."""
+        """The exchange of `logits` of this many states."""
 
 
 @dataclass(slots=True)
 class BegunPass:
-    """A pass that other processes are at, or have done."""
+    """A pass that other processes have been told to begin; this process has not done its part."""
 
     ids_T: Tensor
     attn: AttnInputs
@@ -153,7 +213,7 @@ class BegunPass:
 
 @runtime_checkable
 class OverProcesses(Protocol):
-    """What a target whose parts are in several processes offers beside."""
+    """What a target whose parts are in several processes offers in addition."""
 
     @property
     def max_under_way(self) -> int:
@@ -161,27 +221,27 @@ class OverProcesses(Protocol):
 
     @property
     def most_kv_layers(self) -> int:
-        """Layers whose KV one process keeps, at most."""
+        """The most layers whose KV one process keeps."""
 
     def begin(
         self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
     ) -> BegunPass:
-        """Let the other processes begin with a pass; `finish` takes passes up in the same order."""
+        """Let the other processes begin a pass. Passes are finished in the order they begin in."""
 
     def finish(self, begun: BegunPass) -> Hidden:
-        """The states after a pass."""
+        """Do this process's part of a begun pass; returns its states."""
 
     def with_draft_size(self, size: int | None) -> Target:
-        """The same target, beside which draft models are split over this many ranks.
+        """The same target, whose draft models are split over this many ranks.
 
-        None: over as many as take the least time.
+        None: over the number of ranks that takes the least time.
         """
 
     def check_alive(self) -> None:
-        """Raise where a process is gone: results must not be used then."""
+        """Raise if a process has ended: results must not be used then."""
 
     def check_step(self) -> None:
-        """The same, and raise where one ran out of memory in a pass since the last call."""
+        """The same, and raise if a process ran out of memory in a pass since the last call."""
 
     def undo(self) -> None:
         """A step has failed: forget what its pass has written, on all processes."""
@@ -192,87 +252,7 @@ class OverProcesses(Protocol):
 
 @runtime_checkable
 class HoldsKV(Protocol):
-    """A target whose kernels read keys and values of another precision than its own."""
+    """A target whose kernels can read keys and values of another precision than its own."""
 
     def hold_kv(self, dtype: torch.dtype) -> None:
-        """Hold them so, before a cache is made."""
-
-
-def exactness(target: Target) -> str:
-    """Whether a row's bits depend on nothing but the row, and what sees to it."""
-    is_exact = not isinstance(target, Decoder) or target.is_exact  # torch's alone may not be
-    how = f"{target.backend.name}: {target.backend.about}"
-    return f"bit for bit ({how})" if is_exact else "no (torch: sums go by the number of rows)"
-
-
-def pick_device(device: str) -> str:
-    """cpu or cuda, where a user may have said auto."""
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device='cuda': torch sees no CUDA device here; use device='cpu'")
-    return device
-
-
-def load_target(
-    model: ModelConfig,
-    weights: Weights,
-    device: torch.device,
-    group: Group = SINGLE,
-    stage: Stage = WHOLE,
-) -> Target:
-    """The model of `weights`, as the config wants it held; by torch where there are no kernels.
-
-    Each rank of a group loads its part, and each stage of a pipeline its layers.
-    """
-    weights = for_length(weights, model.max_model_len)
-    dtype = dtype_of(model, weights)
-    if model.lora is not None:
-        weights = AdaptedWeights(weights, model.lora)
-    is_native = model.kernels == "auto" and dtype in DTYPES
-    if device.type == "cpu" and is_native:
-        bits = activation_bits(ModelSpec.from_config(weights.config), model.activation_bits)
-        target = load_native(
-            weights,
-            dtype=dtype,
-            num_threads=model.threads,
-            bits=bits,
-            group=group,
-            stage=stage,
-        )
-        if target is not None:
-            return with_kv(target, model.kv_cache_dtype)
-        if problems := not_native(ModelSpec.from_config(weights.config)):
-            words = ", ".join(problems)
-            log.warning("the CPU's kernels do not know %s: torch computes, exactly, slower", words)
-    elif device.type == "cpu" and model.kernels == "auto":
-        log.warning("the CPU's kernels do not compute in %s: torch does, slower", dtype)
-    decoder = load_decoder(weights, dtype=dtype, device=device, group=group, stage=stage)
-    if device.type == "cpu":
-        decoder.expand()
-    if device.type == "cuda" and model.kernels == "auto":
-        from hunch.models.cuda import CudaDecoder  # needs Triton
-
-        try:
-            return with_kv(CudaDecoder(decoder), model.kv_cache_dtype)
-        except UnsupportedModelError as error:
-            log.warning("%s: using torch's own kernels, slowly, so that text stays exact", error)
-            decoder.expand()
-    if device.type == "cuda":
-        decoder.make_exact()
-    return with_kv(decoder, model.kv_cache_dtype)
-
-
-def with_kv(target: Target, kv_dtype: str) -> Target:
-    """The model with keys and values held as a user wants it: rounded once, when written."""
-    if kv_dtype == "auto":
-        return target
-    if kv_dtype not in KV_DTYPES:
-        raise ConfigError(f"kv_dtype={kv_dtype!r} is not one of {', '.join(KV_DTYPES)}")
-    if not isinstance(target, HoldsKV) or target.spec.latent is not None:
-        raise ConfigError(
-            f"KV in {kv_dtype}: not for latent attention, nor for a draft model that is split "
-            "over processes; leave it out for this model"
-        )
-    target.hold_kv(torch.int8 if kv_dtype == "int8" else torch.float8_e4m3fn)
-    return target
+        """Keep keys and values in this precision; called before a cache is made."""

@@ -23,7 +23,7 @@ import torch
 import torch.distributed
 
 from hunch.errors import ConfigError
-from hunch.kernels import native
+from hunch.kernels import native_library
 from hunch.parallel.group import SINGLE, DistGroup, Group, Line, NearGroup
 
 log = logging.getLogger("hunch")
@@ -111,7 +111,7 @@ class Link:
 
     def _near(self, size: int, first: int) -> Group | None:
         """Through memory of this machine's CPU; None: it cannot be, on any rank."""
-        by_messages = os.environ.get(EXCHANGE) == "messages" or not native.is_available()
+        by_messages = os.environ.get(EXCHANGE) == "messages" or not native_library.is_available()
         if self.device.type != "cpu" or self._folder is None or by_messages:
             return None
         from hunch.kernels.native_shared import SharedMemory

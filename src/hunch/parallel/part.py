@@ -19,11 +19,11 @@ from hunch.config import ModelConfig
 from hunch.draft import KVShape
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
-from hunch.models.decoder import Hidden
 from hunch.models.load import spec_of
+from hunch.models.load_target import load_target
 from hunch.models.spec import ModelSpec
 from hunch.models.stage import Stage
-from hunch.models.target import SaysExchanges, Target, load_target
+from hunch.models.target import Hidden, SaysExchanges, Target
 from hunch.models.weights import open_weights, with_overrides
 from hunch.parallel.group import Exchange, Group, Line, span
 from hunch.parallel.link import Link

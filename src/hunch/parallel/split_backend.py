@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -17,22 +17,36 @@ from torch import Tensor
 from hunch.config import ModelConfig
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs
-from hunch.models.backends import Backend, output_of
+from hunch.models.decoder import output_of
 from hunch.models.spec import ModelSpec
-from hunch.models.target import Target
+from hunch.models.target import Backend, Target
 from hunch.models.weights import Weights
 from hunch.parallel.part import Layout
-
-if TYPE_CHECKING:
-    from hunch.parallel.split_target import SplitTarget
 
 log = logging.getLogger("hunch")
 
 TIMED = 5  # passes behind a measured time
 
 
-class SplitBackend(Backend):
+class SplitModel(Target, Protocol):
+    """A target, or a draft model, over ranks."""
+
+    config: ModelConfig
+
+    def load_draft(self, path: Path, config: ModelConfig, num_ranks: int) -> SplitModel:
+        """Another model over the first of the same ranks."""
+
+    def sum_seconds(self) -> float:
+        """What it takes to add up a row of states over the ranks."""
+
+    def drop(self) -> None:
+        """Let all ranks forget the model."""
+
+
+class SplitBackend:
     """The ranks' kernels; drafters are on rank 0 alone, unless draft models are split too."""
+
+    captures_steps = False
 
     def __init__(self, inner: Backend, layout: Layout, draft_ranks: int | None = 1) -> None:
         self.inner, self.layout, self.draft_ranks = inner, layout, draft_ranks
@@ -40,25 +54,24 @@ class SplitBackend(Backend):
         self.name = f"{inner.name} on {layout.size} ranks{stages}"
         self.about = inner.about
         self.has_host_kernels = inner.has_host_kernels
-        self.hold, self.accelerate = inner.hold, inner.accelerate  # type: ignore[method-assign]
-        self.like_target = inner.like_target  # type: ignore[method-assign]
+        self.convert_layer, self.accelerate = inner.convert_layer, inner.accelerate
+        self.accelerate_blocks = inner.accelerate_blocks
 
-    def output(self, target: Target, *own: Any) -> Callable[[Tensor], Tensor]:
+    def shared_output(self, target: Target, *own: Any) -> Callable[[Tensor], Tensor]:
         """By rank 0 alone inside captured steps, where it cannot order the others."""
         if not self.captures_steps or (own and None not in own):
-            return super().output(target)
-        tables = target.tables
-        assert tables is not None
-        return output_of(tables[1], target.spec)
+            return target.logits
+        assert target.tables is not None
+        return output_of(target.tables[1], target.spec)
 
     def load_draft(self, weights: Weights, target: Target, dtype: str) -> Target:
         if self.draft_ranks is None:
-            return self._fastest_draft(weights, cast("SplitTarget", target), dtype)
+            return self._fastest_draft(weights, cast(SplitModel, target), dtype)
         if self.draft_ranks == 1:
             return self.inner.load_draft(weights, target, dtype)
-        return self._split_draft(weights, cast("SplitTarget", target), dtype, self.draft_ranks)
+        return self._split_draft(weights, cast(SplitModel, target), dtype, self.draft_ranks)
 
-    def _fastest_draft(self, weights: Weights, target: SplitTarget, dtype: str) -> Target:
+    def _fastest_draft(self, weights: Weights, target: SplitModel, dtype: str) -> Target:
         """Whole on rank 0, or over all ranks: what takes less time, as measured now.
 
         Where steps are captured it is whole, as they cannot hold drafts of several ranks. Over
@@ -80,8 +93,8 @@ class SplitBackend(Backend):
         return split
 
     def _split_draft(
-        self, weights: Weights, target: SplitTarget, dtype: str, num_ranks: int
-    ) -> SplitTarget:
+        self, weights: Weights, target: SplitModel, dtype: str, num_ranks: int
+    ) -> SplitModel:
         if dtype == "auto" and not weights.metadata and target.is_quantised:
             dtype = "int8"
         config = ModelConfig(

@@ -28,11 +28,9 @@ from hunch.config import Config, ModelConfig
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.quant import Weight
-from hunch.models.backends import Backend
-from hunch.models.decoder import Hidden
 from hunch.models.spec import ModelSpec
 from hunch.models.stage import stage_spec
-from hunch.models.target import BegunPass
+from hunch.models.target import BegunPass, Hidden
 from hunch.parallel.caches import Cache, states_size
 from hunch.parallel.executor import (
     Ranks,
@@ -48,7 +46,8 @@ from hunch.parallel.split_backend import SplitBackend
 from hunch.parallel.whole import NoMemory
 
 if TYPE_CHECKING:
-    from hunch.parallel.step_parts import LedPasses, StepLead, StepSize
+    from hunch.parallel.step_lead import LedPasses, StepLead  # these need Triton
+    from hunch.parallel.step_parts import StepSize
 
 OUTPUT_ROWS = 8192  # of the output matrix that travel at once
 PROBES = 5  # sums over ranks behind a measured time
@@ -79,7 +78,7 @@ class SplitTarget:
         self.kv_shapes, self.new_kv, self.embed = model.kv_shapes, model.new_kv, model.embed
         self.states_of = model.states_of
         self.activation_bits = model.activation_bits
-        self.backend: Backend = SplitBackend(model.backend, self.layout)
+        self.backend = SplitBackend(model.backend, self.layout)
         self.backend.captures_steps = self._can_capture()
         ranks.link.is_ahead |= self.backend.captures_steps
         self._caches: dict[int, Cache] = {}  # by the id of the keys' tensor
@@ -98,7 +97,7 @@ class SplitTarget:
 
     def step_lead(self, kv: KVCache) -> StepLead:
         """What captured steps of rank 0 take for their target."""
-        from hunch.parallel.step_parts import StepLead  # needs Triton
+        from hunch.parallel.step_lead import StepLead  # needs Triton
 
         return StepLead(self, self._part, kv)
 
@@ -111,7 +110,8 @@ class SplitTarget:
         pool: Any,
     ) -> LedPasses | None:
         """Captured passes of all ranks; None: ranks would choose different paddings."""
-        from hunch.parallel.step_parts import LedPasses, passes_of  # needs Triton
+        from hunch.parallel.step_lead import LedPasses  # these need Triton
+        from hunch.parallel.step_parts import passes_of
 
         spec, count = self.spec, self.layout.num_ranks
         sharing = max(count // spec.num_kv_heads, 1)

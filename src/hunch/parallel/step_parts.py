@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -24,8 +24,7 @@ from hunch.kernels.attention import AttnInputs, row_spans
 from hunch.kernels.gpu_step import compact
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.step import TOKENS, StepRows
-from hunch.models.decoder import Hidden
-from hunch.models.target import FusedTarget, SaysExchanges
+from hunch.models.target import FusedTarget, Hidden, SaysExchanges
 from hunch.parallel.group import Exchange, Group
 from hunch.parallel.link import Link
 from hunch.parallel.part import Part
@@ -34,9 +33,6 @@ from hunch.step.batch import Batch
 from hunch.step.capture import Graph, new_pool
 from hunch.step.parts import Piece
 from hunch.step.passes import PassGraphs
-
-if TYPE_CHECKING:
-    from hunch.parallel.split_target import SplitTarget
 
 log = logging.getLogger("hunch")
 
@@ -56,92 +52,6 @@ class StepSize(NamedTuple):
     table_rows: int
     table_blocks: int
     block_size: int
-
-
-class StepLead:
-    """The target of rank 0's captured steps."""
-
-    def __init__(self, target: SplitTarget, part: Part, kv: KVCache) -> None:
-        self._target, self._part, self._kv = target, part, kv
-        assert isinstance(part.model, FusedTarget)
-        self.spec, self.device, self.dtype = target.spec, target.device, target.dtype
-        self.tiler, self.tiling = part.model.tiler, part.model.tiling
-        self.timing = part.model.timing
-
-    def captured(
-        self,
-        piece: Piece,
-        size: tuple[int, int, int],
-        table_XB: Tensor,
-        block_size: int,
-        graph: Callable[[Callable[[bool], None]], Graph],
-    ) -> Graph:
-        """A graph of rank 0 and those of the others; without memory for one, there is none.
-
-        So a step that was captured finds all its graphs, and they take no memory any more.
-        """
-        asked = partial(StepSize, piece=piece, num_rows=size[0], num_nodes=size[1], depth=size[2])
-        table_rows, table_blocks = table_XB.shape
-        table = {
-            "table_rows": table_rows,
-            "table_blocks": table_blocks,
-            "block_size": block_size,
-        }
-        tell = partial(self._target.tell_step, partial(asked, **table), self._kv)
-        ranks = self._target.ranks
-        with ranks.in_step():
-            found, reason = agreed(
-                self._part,
-                ranks.link,
-                partial(graph, tell),
-                partial(self._withdrawals, piece, size, table_blocks),
-            )
-        if found is None:
-            raise NoMemory(reason)
-        return found
-
-    def _withdrawals(
-        self, piece: Piece, size: tuple[int, int, int], table_blocks: int
-    ) -> Withdrawals:
-        num_rows, num_nodes, depth = size
-        group, num_tokens = self._part.group, num_rows * (num_nodes + 1)
-        if piece != Piece.FORWARD:
-            return withdrawals_of(group, exchanges_of(self._part, piece, size))
-
-        def share_nothing() -> None:
-            """Inputs of no rows."""
-            columns_5T = torch.zeros(5, num_tokens, dtype=torch.int64, device=self.device)
-            columns_5T[2], columns_5T[4] = -1, 1
-            rest = columns_5T.new_zeros(num_rows * table_blocks + num_tokens * depth)
-            group.broadcast(torch.cat([columns_5T.view(-1), rest]))
-
-        return [share_nothing, *self._part.withdrawals(num_tokens)]
-
-    def forward(
-        self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
-    ) -> Hidden:
-        """A pass of all ranks, with inputs that are known on this GPU alone."""
-        with self._target.ranks.in_step():
-            share_inputs(self._part.group, ids_T, attn, attn.memo["num_rows"])
-            return self._part.model.forward(ids_T, attn, kv, feature_layers)
-
-    def logits(self, hidden_MD: Tensor) -> Tensor:
-        """Every rank has the states; here the parts of the vocabulary come together."""
-        with self._target.ranks.in_step():
-            return self._part.model.logits(hidden_MD)
-
-    def share_states(self, last_TD: Tensor) -> None:
-        """The states that the others' logits are of."""
-        with self._target.ranks.in_step():
-            self._part.group.broadcast(last_TD)
-
-    def share_path(self, rows: StepRows) -> None:
-        """The nodes that were accepted, whose KV the others must move too."""
-        with self._target.ranks.in_step():
-            share_path(self._part.group, rows)
-
-    def check_alive(self) -> None:
-        self._target.check_alive()
 
 
 def share_inputs(group: Group, ids_T: Tensor, attn: AttnInputs, num_rows: int) -> None:
@@ -233,42 +143,6 @@ def prepare_led(part: Part, link: Link, passes: PassGraphs, size: int, depth: in
     if reason:
         passes.drop(size, depth)
     return reason
-
-
-class LedPasses:
-    """Passes that rank 0's host packs, captured on every rank (see `PassGraphs`)."""
-
-    def __init__(self, target: SplitTarget, part: Part, own: PassGraphs) -> None:
-        self._target, self._part, self._own = target, part, own
-        self._refused: set[tuple[int, int]] = set()  # sizes for which a rank had no memory
-
-    def forward(self, batch: Batch) -> Hidden:
-        fit = self._own.fit(batch)
-        if fit is not None and not self._own.has(fit.size, fit.depth):
-            self.prepare(fit.size, fit.depth)
-        begun = self._target.begin(batch.ids_T, batch.attn, self._own.kv)
-        if fit is not None and self._own.has(fit.size, fit.depth):
-            with self._target.ranks.in_step():
-                return run_led(self._part, self._own, batch)
-        with self._target.checked(begun):
-            hidden = run_led(self._part, self._own, batch)
-            self._target.note(hidden)
-        self._target.check_memory()
-        return hidden
-
-    def prepare(self, size: int, depth: int = 0) -> None:
-        if (size, depth) in self._refused or self._own.has(size, depth):
-            return
-        self._target.tell_prepare(self._own.kv, size, depth)
-        ranks = self._target.ranks
-        with ranks.in_step():
-            reason = prepare_led(self._part, ranks.link, self._own, size, depth)
-        if reason:
-            log.warning("passes of %d tokens are not captured: %s", size, reason)
-            self._refused.add((size, depth))
-
-    def rehearse(self, size: int) -> None:
-        raise NotImplementedError("the other ranks would have to be told")
 
 
 def passes_of(

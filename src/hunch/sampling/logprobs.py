@@ -17,7 +17,7 @@ from itertools import chain, count
 import torch
 from torch import Tensor
 
-from hunch.kernels.native import is_available
+from hunch.kernels.native_library import is_available
 from hunch.kernels.native_sampling import scores as native_scores
 from hunch.sampling.filters import MASS
 from hunch.types import Logprob

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from hunch.kernels import native, native_sampling
+from hunch.kernels import native_library, native_sampling
 from hunch.kernels.noise import (
     DRAFT,
     MAX_GUMBEL,
@@ -65,6 +65,8 @@ class SamplingState:
         self.log_min_p_X = column(-math.inf, torch.float32)
         self.seed_X = column(0, torch.int64)
         self.sample_X = column(0, torch.int64)
+        # What each row of `columns_X` holds: on a GPU, every value that is set is a launch.
+        self._held: list[tuple[float, ...]] = [(0.0, 0, 1.0, -math.inf, 0, 0)] * max_rows
         self.copies: list[SamplingState] = []  # on other devices, for drafters there
         self.flags_X = np.zeros(max_rows, np.int64)  # flags of the rows in use, on the host
         self.processors: HostProcessors | DeviceProcessors = (
@@ -78,14 +80,17 @@ class SamplingState:
     def start(self, row: int, request: Request, tokens: list[int]) -> None:
         """A request enters a row; `tokens` is its prompt and the output so far."""
         params = request.params
-        is_sampled = params.temperature >= GREEDY_BELOW
-        if is_sampled:  # a greedy row has temperature 0, and the rest is not read
-            put(self.temperature_X, row, params.temperature)
-            put(self.top_k_X, row, params.top_k if params.top_k < self.vocab_size else 0)
-            put(self.top_p_X, row, params.top_p)
-            put(self.log_min_p_X, row, math.log(params.min_p) if params.min_p > 0 else -math.inf)
-            put(self.seed_X, row, request.seed)
-            put(self.sample_X, row, request.sample_index)
+        is_sampled, held = params.temperature >= GREEDY_BELOW, self._held[row]
+        values = 0.0, *held[1:]  # a greedy row has temperature 0, and the rest is not read
+        if is_sampled:
+            top_k = params.top_k if params.top_k < self.vocab_size else 0
+            log_min_p = math.log(params.min_p) if params.min_p > 0 else -math.inf
+            filters = params.temperature, top_k, params.top_p, log_min_p
+            values = *filters, request.seed, request.sample_index
+        for column_X, value, before in zip(self.columns_X, values, held, strict=True):
+            if value != before:
+                put(column_X, row, value)
+        self._held[row] = values
         is_filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         flags = (SAMPLED | FILTERED * is_filtered) if is_sampled else 0
         if needs_history(request):
@@ -109,8 +114,6 @@ class SamplingState:
         flags, self.flags_X[row] = int(self.flags_X[row]), 0
         if flags & HISTORY:
             self.processors.leave(row)
-        if flags & SAMPLED:
-            put(self.temperature_X, row, 0.0)
         for copy in self.copies:
             copy.leave(row)
 
@@ -188,7 +191,7 @@ class SamplingState:
         if not self._flags(row_M) & SAMPLED:
             best_M = argmax(logits_MC)
             return best_M if ids_C is None else ids_C[best_M]
-        if not self.is_dense and (ids_C is None or native.is_available()):
+        if not self.is_dense and (ids_C is None or native_library.is_available()):
             return self._draw_rows(logits_MC, row_M, pos_M, ids_C)
         return self._draw_dense(logits_MC, row_M, pos_M, ids_C)
 
@@ -344,7 +347,7 @@ class SamplingState:
     def _draw_rows(
         self, logits_MV: Tensor, row_M: Tensor, pos_M: Tensor, ids_C: Tensor | None = None
     ) -> Tensor:
-        if native.is_available():
+        if native_library.is_available():
             asked = self.columns(row_M)
             return native_sampling.choose(logits_MV.float(), *asked, pos_M, TARGET, ids_C=ids_C)
         x, rows, places = logits_MV.float().numpy(), row_M.tolist(), pos_M.tolist()
@@ -355,7 +358,7 @@ class SamplingState:
         flags = int(self.flags_X[row])
         if not flags & SAMPLED:
             return int(logits_V.argmax())
-        if native.is_available():
+        if native_library.is_available():
             temperature, k, p, log_min_p, seed, index = (c[row].item() for c in self.columns_X)
             asked = temperature, int(k), p, log_min_p, int(seed), int(index)
             return native_sampling.choose_row(np.ascontiguousarray(logits_V), *asked, pos, TARGET)

@@ -13,7 +13,7 @@ from hunch.types import Request
 REASONS = (None, "stop", "length")  # by the number that a captured step gives (`kernels.step`)
 
 
-def finish(tokens: Sequence[int], request: Request, num_output: int) -> tuple[int, str | None]:
+def cut_at_end(tokens: Sequence[int], request: Request, num_output: int) -> tuple[int, str | None]:
     """How many of the tokens that follow `num_output` others to keep, and why the row ends."""
     stop_ids, min_tokens = request.stop_ids, request.params.min_tokens
     for i, token in enumerate(tokens):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -69,6 +70,22 @@ class DataEvents:
 
     def fault(self, problem: ProblemError) -> bytes:
         return self.encode(problem.body()) + self.last
+
+
+@dataclass(kw_only=True)
+class OutputEvents(DataEvents):
+    """A shape whose events look into the output of their answer, and never are text alone."""
+
+    num_answers: int = 1  # of each prompt
+    id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
+    turn: Turn | None = None
+    is_plain: bool = False
+    needs_prompt: bool = True
+    _outputs: dict[int, RequestOutput] = field(default_factory=dict)
+
+    def opening(self, index: int, output: RequestOutput) -> Iterator[Json]:
+        self._outputs[index] = output
+        return iter(())
 
 
 @dataclass(kw_only=True)

@@ -16,12 +16,12 @@ from starlette.responses import JSONResponse, Response
 
 from hunch.errors import HunchError
 from hunch.server.embeddings import add_embeddings
-from hunch.server.events import chat_body, completion_body
+from hunch.server.events import checked
 from hunch.server.guard import App, Guard, Keys
 from hunch.server.llamacpp import add_llamacpp
-from hunch.server.message_shape import fault_response
+from hunch.server.message_shape import fault_of
 from hunch.server.messages import add_messages
-from hunch.server.ollama import add_ollama, ollama_fault
+from hunch.server.ollama import add_ollama
 from hunch.server.other_names import instead_of
 from hunch.server.problems import ProblemError, from_error, from_validation
 from hunch.server.responses import add_responses
@@ -184,8 +184,8 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     async def invocations(body: dict[str, Any], request: Request) -> Response:
         """SageMaker's one path: a chat or a prompt, by what the body holds."""
         if "messages" in body:
-            return await service.chat(chat_body(body), request)
-        return await service.complete(completion_body(body), request)
+            return await service.chat(checked(ChatBody, body), request)
+        return await service.complete(checked(CompletionBody, body), request)
 
 
 def _add_tokens(app: FastAPI, service: Service) -> None:
@@ -277,8 +277,10 @@ def _add_faults(app: FastAPI, service: Service) -> None:
     def respond(request: Request, problem: ProblemError) -> JSONResponse:
         path = request.url.path
         if path.startswith("/v1/messages"):  # Anthropic's
-            return fault_response(problem)
-        return ollama_fault(problem) if path.startswith("/api/") else problem.response()
+            return problem.response(fault_of(problem))
+        if path.startswith("/api/"):  # Ollama's: a sentence
+            return problem.response({"error": problem.message})
+        return problem.response()
 
     async def on_hunch(request: Request, error: Exception) -> Response:
         assert isinstance(error, HunchError)

@@ -8,6 +8,7 @@ from typing import Any
 
 from hunch.chat.ids import CallIds
 from hunch.chat.pieces import Piece
+from hunch.chat.turn import call_of
 
 Json = dict[str, Any]
 
@@ -23,12 +24,8 @@ def delta_of(parts: Sequence[Piece], call_ids: CallIds) -> Json:
             reasoning = delta.get("reasoning_content", "") + part.text
             delta |= {"reasoning_content": reasoning, "reasoning": reasoning}
         elif part.piece_type == "name":
-            calls[part.call] = {
-                "index": part.call,
-                "id": call_ids.new(part.text, part.call),
-                "type": "function",
-                "function": {"name": part.text, "arguments": ""},
-            }
+            call_id = call_ids.new(part.text, part.call)
+            calls[part.call] = {"index": part.call, **call_of(call_id, part.text, "")}
         else:
             begun = {"index": part.call, "function": {"arguments": ""}}
             calls.setdefault(part.call, begun)["function"]["arguments"] += part.text

@@ -59,7 +59,7 @@ class Engine(Protocol):
 
     def step(self) -> list[RequestOutput]: ...
 
-    def take_tokens(self) -> list[int]: ...
+    def take_tokens(self) -> list[Any]: ...
 
     def stats(self) -> dict[str, Any]: ...
 
@@ -314,12 +314,12 @@ class Loop:
                 self.lines.send({"op": "counts", "by_process": self._counts})
 
 
-def _shared(new_tokens: list[int], count: int) -> list[list[int]]:
+def _shared(new_tokens: list[Any], count: int) -> list[list[Any]]:
     """Handles and tokens, by the channel that a handle belongs to, with its own number for it."""
-    found: list[list[int]] = [[] for _ in range(count)]
+    found: list[list[Any]] = [[] for _ in range(count)]
     pairs = iter(new_tokens)
-    for handle, token in zip(pairs, pairs, strict=True):
-        found[handle % count] += (handle // count, token)
+    for handle, tokens in zip(pairs, pairs, strict=True):
+        found[handle % count] += (handle // count, tokens)
     return found
 
 

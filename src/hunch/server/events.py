@@ -51,17 +51,13 @@ def only(outputs: Sequence[RequestOutput]) -> CompletionOutput:
     return outputs[0].outputs[0]
 
 
-def chat_body(fields: Json) -> ChatBody:
-    """The chat that another API's body asks for; fields that are None are left out."""
-    return _checked(ChatBody, fields)
+def of_schema(schema: Json) -> Json:
+    """OpenAI's `response_format` for JSON of a schema."""
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
 
 
-def completion_body(fields: Json) -> CompletionBody:
-    """The same for text that goes on from a prompt."""
-    return _checked(CompletionBody, fields)
-
-
-def _checked(body_class: type[B], fields: Json) -> B:
+def checked(body_class: type[B], fields: Json) -> B:
+    """The body of ours that another API's asks for; fields that are None are left out."""
     try:
         return body_class.model_validate({k: v for k, v in fields.items() if v is not None})
     except ValidationError as error:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
@@ -13,15 +12,15 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
-from hunch.chat.turn import Turn
-from hunch.server.answers import DataEvents, token_text
+from hunch.server.answers import OutputEvents, token_text
 from hunch.server.cursor import Delta
-from hunch.server.events import completion_body
+from hunch.server.events import checked
 from hunch.server.middle import middle_of
 from hunch.server.problems import ProblemError
 from hunch.server.schemas import (
     MAX_COUNT,
     Body,
+    CompletionBody,
     Limit,
     Many,
     SamplingBody,
@@ -154,7 +153,9 @@ async def _answer(
         is_many=is_many or body.n > 1,
         num_answers=body.n,
     )
-    return await service.complete(completion_body({**fields, **more}), request, lambda: shape)
+    return await service.complete(
+        checked(CompletionBody, {**fields, **more}), request, lambda: shape
+    )
 
 
 def _add_about(app: FastAPI, service: Service) -> None:
@@ -217,7 +218,7 @@ async def _mixed(service: Service, prompt: str | int | list[Any]) -> list[int]:
 
 
 @dataclass(kw_only=True)
-class NativeShape(DataEvents):
+class NativeShape(OutputEvents):
     """`content`, whole or piece by piece; of several answers a list, and events name theirs."""
 
     model: str = ""
@@ -225,13 +226,7 @@ class NativeShape(DataEvents):
     num_probs: int = 0
     has_tokens: bool = False
     is_many: bool = False
-    num_answers: int = 1  # of each prompt
-    id: str = field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
-    turn: Turn | None = None
-    is_plain: bool = False
-    needs_prompt: bool = True
     last = b""
-    _outputs: dict[int, RequestOutput] = field(default_factory=dict)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Any:
         found: list[Json] = []
@@ -243,10 +238,6 @@ class NativeShape(DataEvents):
                 told |= self._scored(choice.token_ids, choice.logprobs)
                 found.append(told)
         return found if self.is_many else found[0]
-
-    def opening(self, index: int, output: RequestOutput) -> Iterator[Json]:
-        self._outputs[index] = output
-        return iter(())
 
     def chunks(self, delta: Delta) -> list[Json]:
         told: Json = {"index": delta.index, "content": delta.text, "stop": False}

@@ -6,8 +6,6 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from starlette.responses import JSONResponse
-
 from hunch.chat.ids import CallIds
 from hunch.chat.pieces import Piece
 from hunch.chat.turn import Turn
@@ -34,11 +32,6 @@ def fault_of(problem: ProblemError) -> Json:
     """Anthropic's error object."""
     error_type = ERROR_TYPES.get(problem.status, "api_error")
     return {"type": "error", "error": {"type": error_type, "message": problem.message}}
-
-
-def fault_response(problem: ProblemError) -> JSONResponse:
-    headers = problem.headers()
-    return JSONResponse(fault_of(problem), status_code=problem.status, headers=headers)
 
 
 @dataclass(kw_only=True)

@@ -10,7 +10,8 @@ from fastapi import FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from hunch.server.events import chat_body
+from hunch.chat.turn import call_of
+from hunch.server.events import checked, of_schema
 from hunch.server.message_shape import ERROR_TYPES, MessageShape
 from hunch.server.problems import ProblemError
 from hunch.server.schemas import (
@@ -152,8 +153,7 @@ def _chat(body: CountBody, max_len: int | None = None) -> ChatBody:
     fields: Json = {"model": body.model, "messages": shaped, **_tools(body), **_thinking(body)}
     fields["continue_final_message"] = shaped[-1]["role"] == "assistant"
     if body.output_config is not None and body.output_config.format is not None:
-        schema = {"name": "answer", "schema": body.output_config.format.get("schema", {})}
-        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        fields["response_format"] = of_schema(body.output_config.format.get("schema", {}))
     if isinstance(body, MessagesBody):
         assert max_len is not None
         fields |= {
@@ -168,7 +168,7 @@ def _chat(body: CountBody, max_len: int | None = None) -> ChatBody:
                 for name in ("temperature", "top_k", "seed", "timeout", "cache_salt")
             },
         }
-    return chat_body(fields)
+    return checked(ChatBody, fields)
 
 
 def _messages(message: Turned) -> Iterator[Json]:
@@ -199,12 +199,7 @@ def _assistant(blocks: Sequence[Block]) -> Json:
     calls = [block for block in blocks if block.type == "tool_use"]
     if calls:
         shaped["tool_calls"] = [
-            {
-                "id": block.id,
-                "type": "function",
-                "function": {"name": block.name or "", "arguments": json.dumps(block.input or {})},
-            }
-            for block in calls
+            call_of(block.id, block.name or "", json.dumps(block.input or {})) for block in calls
         ]
     return shaped
 
@@ -235,24 +230,14 @@ def _block(given: Any) -> Block:
 
 def _tools(body: CountBody) -> Json:
     own = [tool for tool in body.tools or () if tool.type in (None, "custom")]
-    fields: Json = {
-        "tools": [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": tool.input_schema,
-                },
-            }
-            for tool in own
-        ]
-    }
+    names = {"name": "name", "description": "description", "parameters": "input_schema"}
+    functions = [{ours: getattr(tool, name) for ours, name in names.items()} for tool in own]
+    fields: Json = {"tools": [{"type": "function", "function": one} for one in functions]}
     choice = body.tool_choice
     if choice is not None:
         named = {"type": "function", "function": {"name": choice.name}}
-        names: Json = {"auto": "auto", "any": "required", "none": "none", "tool": named}
-        fields["tool_choice"] = names[choice.type]
+        choices: Json = {"auto": "auto", "any": "required", "none": "none", "tool": named}
+        fields["tool_choice"] = choices[choice.type]
         fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
     return fields
 

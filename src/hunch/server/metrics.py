@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, ProcessCollector, generate_latest
 from prometheus_client import Histogram as PrometheusHistogram
@@ -24,7 +24,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from hunch.server.remote import EngineInfo
+from hunch.server.prompts import AnyEngine
 from hunch.types import SamplingParams
 
 PREFIX = "hunch:"
@@ -41,6 +41,11 @@ _GAUGES = (
     ("lossy_verifier", "is_lossy", "1: the verifier is LOSSY and may change the text (typical)."),
     ("synthetic_drafts", "is_synthetic", "1: drafts are SYNTHETIC, made up for a benchmark."),
     ("drafter_memory_bytes", "drafter_bytes", "Memory held by drafters."),
+    (  # drafting that did not pay makes it fall
+        "spec_decode_time_saved_seconds",
+        "time_saved_seconds",
+        "Seconds plain decoding would have taken on top for the same tokens; may fall.",
+    ),
 )
 _REPLICAS = (  # with --replicas
     ("num_replicas", "num_replicas", "Engines that share the requests."),
@@ -60,7 +65,6 @@ _COUNTERS = (
     ("spec_decode_draft_seconds", "draft_seconds", "Seconds spent drafting."),
     ("target_seconds", "target_seconds", "Seconds spent in the target."),
 )
-_SAVED = "Seconds plain decoding would have taken on top for the same tokens; may fall."
 _HISTOGRAMS = (
     ("time_to_first_token_seconds", "ttft", "From arrival to the first token."),
     ("inter_token_latency_seconds", "inter_token", "Between tokens; a step's are spread evenly."),
@@ -91,28 +95,10 @@ Family = tuple[
 ]  # name, help and type; samples
 
 
-class Reporter(Protocol):
-    """Whose report is shown."""
-
-    @property
-    def info(self) -> EngineInfo: ...
-
-    def stats(self) -> dict[str, Any]: ...
-
-
-class EngineView(Reporter, Protocol):
-    """What metrics read of the engine."""
-
-    counts: dict[int, Any]  # what each process that shares the engine has counted
-
-    @property
-    def pid(self) -> int: ...
-
-
 class Metrics:
     """Counts and histograms of one server."""
 
-    def __init__(self, model_name: str, engine: EngineView) -> None:
+    def __init__(self, model_name: str, engine: AnyEngine) -> None:
         def engine_pid() -> int:
             return engine.pid
 
@@ -152,12 +138,9 @@ class Metrics:
 
     def _all_families(self) -> list[Family]:
         """With those of the other processes that serve the same engine, at most a second old."""
-        others = [counts for index, counts in self._engine.counts.items() if index != self._index]
+        own = self._engine.info.index
+        others = [counts for index, counts in self._engine.counts.items() if index != own]
         return [*self.families(), *(family for families in others for family in families)]
-
-    @property
-    def _index(self) -> int:
-        return self._engine.info.index
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         self._http.labels(**self._labels, path=path, status=str(status)).inc()
@@ -269,7 +252,7 @@ class BothNames(Collector):
 class EngineCollector(Collector):
     """The engine's own report, at the moment of the scrape."""
 
-    def __init__(self, engine: Reporter, labels: Mapping[str, str]) -> None:
+    def __init__(self, engine: AnyEngine, labels: Mapping[str, str]) -> None:
         self._engine = engine
         self._names = list(labels)
         self._values = list(labels.values())
@@ -277,31 +260,29 @@ class EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         stats = self._engine.stats()
         for name, key, text in _GAUGES:
-            yield self._gauge(PREFIX + name, text, stats.get(key))
+            yield self._one(GaugeMetricFamily, name, text, stats.get(key))
         if "num_replicas" in stats:
             for name, key, text in _REPLICAS:
-                yield self._gauge(PREFIX + name, text, stats[key])
-            yield self._counter("requests_moved", _MOVED, stats["num_moved"])
+                yield self._one(GaugeMetricFamily, name, text, stats[key])
+            yield self._one(CounterMetricFamily, "requests_moved", _MOVED, stats["num_moved"])
         yield self._cache_config()
-        # A gauge: drafting that did not pay makes it fall.
-        saved = PREFIX + "spec_decode_time_saved_seconds"
-        yield self._gauge(saved, _SAVED, stats.get("time_saved_seconds"))
         for name, key, text in _COUNTERS:
-            yield self._counter(name, text, stats.get(key))
+            yield self._one(CounterMetricFamily, name, text, stats.get(key))
         for name, key, text in _HISTOGRAMS:
             yield self._histogram(name, text, (stats.get("histograms") or {}).get(key))
         yield self._by_position(stats)
         yield from self._by_drafter(stats)
 
-    def _gauge(self, name: str, text: str, value: float | None) -> Metric:
-        gauge = GaugeMetricFamily(name, text, labels=self._names)
-        gauge.add_metric(self._values, float(value or 0))
-        return gauge
-
-    def _counter(self, name: str, text: str, value: float | None) -> Metric:
-        counter = CounterMetricFamily(PREFIX + name, text, labels=self._names)
-        counter.add_metric(self._values, float(value or 0))
-        return counter
+    def _one(
+        self,
+        family: type[GaugeMetricFamily | CounterMetricFamily],
+        name: str,
+        text: str,
+        value: float | None,
+    ) -> Metric:
+        metric = family(PREFIX + name, text, labels=self._names)
+        metric.add_metric(self._values, float(value or 0))
+        return metric
 
     def _cache_config(self) -> Metric:
         info = self._engine.info

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from hunch.server.problems import ProblemError
+from hunch.server.prompts import Prompts
 from hunch.server.text import Text
 
 # Families' names for the marks before prefix, suffix and middle. The first three of a family that
@@ -25,14 +25,6 @@ ENDS = ("<|fim_pad|>", "<fim_pad>", "<|file_sep|>", "<file_sep>", "<|repo_name|>
 FILE_MARKS = ("<|file_sep|>", "<file_sep>")
 
 
-class Tokens(Protocol):
-    """Who encodes texts, beside the event loop where they are long."""
-
-    text: Text
-
-    async def tokens(self, text: str) -> list[int]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Middle:
     """The marks of one vocabulary."""
@@ -43,10 +35,10 @@ class Middle:
     ends: tuple[int, ...]  # that end a middle, besides end-of-text
     file: int | None  # before a file's name, where several are shown
 
-    async def fill(self, tokens: Tokens, prompt: str | list[int], suffix: str) -> list[int]:
+    async def fill(self, prompts: Prompts, prompt: str | list[int], suffix: str) -> list[int]:
         """The prompt for what comes between a prompt and a suffix."""
-        prefix = await tokens.tokens(prompt) if isinstance(prompt, str) else prompt
-        return self.prompt(tokens.text, prefix, await tokens.tokens(suffix))
+        prefix = await prompts.tokens(prompt) if isinstance(prompt, str) else prompt
+        return self.prompt(prompts.text, prefix, await prompts.tokens(suffix))
 
     def prompt(self, text: Text, prefix: Sequence[int], suffix: Sequence[int]) -> list[int]:
         start = text.encode("", add_special_tokens=True)  # begin-of-text, where there is one

@@ -151,25 +151,28 @@ class Switch:
 
     async def _make_room(self, coming: Model) -> None:
         most = self.settings.max_loaded_models
-        while most and len(awake := self._awake()) >= most:
-            idle = [model for model in awake if not model.num_busy and model is not coming]
-            if not idle:
+        while most and len(self._awake()) >= most:
+            if not await self._end_idle(coming, "another model is asked for"):
                 raise ProblemError(
                     503,
                     f"{most} models are loaded and busy, which is as many as this server may hold",
                     code="models_busy",
                     retry_after=5,
                 )
-            await min(idle, key=lambda model: model.last_used).sleep("another model is asked for")
 
     async def _shrink(self, newest: Model) -> None:
         """Idle models leave while all together hold more memory than they may."""
         limit = self.settings.max_model_bytes
         while limit and sum(model.num_bytes() for model in self._awake()) > limit:
-            idle = [m for m in self._awake() if not m.num_busy and m is not newest]
-            if not idle:
+            if not await self._end_idle(newest, "memory is short"):
                 return
-            await min(idle, key=lambda model: model.last_used).sleep("memory is short")
+
+    async def _end_idle(self, but: Model, reason: str) -> bool:
+        """Unload the model that was idle for longest; False: none is."""
+        idle = [model for model in self._awake() if not model.num_busy and model is not but]
+        if idle:
+            await min(idle, key=lambda model: model.last_used).sleep(reason)
+        return bool(idle)
 
     def _awake(self) -> list[Model]:
         return [model for model in self.models if model.is_awake]

@@ -17,13 +17,13 @@ from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse, Response
 
 from hunch.chat.pieces import Call
-from hunch.chat.turn import Turn
+from hunch.chat.turn import Turn, call_of
 from hunch.config import say_once
 from hunch.server.calls import loads_arguments
 from hunch.server.cursor import Delta
-from hunch.server.events import answer_of, chat_body, completion_body, only, parts_of
+from hunch.server.events import answer_of, checked, of_schema, only, parts_of
 from hunch.server.problems import ProblemError
-from hunch.server.schemas import OLLAMA_FAULTS, Body, Many
+from hunch.server.schemas import OLLAMA_FAULTS, Body, ChatBody, CompletionBody, Many
 from hunch.server.service import Service
 from hunch.server.summary import Json
 from hunch.types import RequestOutput
@@ -35,17 +35,11 @@ REFUSED = {  # of /api/generate
 }
 NEVER = "9999-12-31T23:59:59Z"  # when a model is unloaded
 LOGPROBS = ("logprobs", "top_logprobs")
-OPTIONS = {  # Ollama's names for what a request may ask of sampling
-    "temperature": "temperature",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "seed": "seed",
+_SHARED = ("temperature", "top_k", "top_p", "min_p", "seed", "stop")
+OPTIONS = {  # Ollama's names for what a request may ask of sampling -> ours
+    **{name: name for name in (*_SHARED, "presence_penalty", "frequency_penalty")},
     "num_predict": "max_tokens",
-    "stop": "stop",
     "repeat_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
 }
 
 
@@ -107,12 +101,6 @@ class ShowBody(Body):
     verbose: bool = False
 
 
-def ollama_fault(problem: ProblemError) -> JSONResponse:
-    """An error as Ollama's clients read it: a sentence."""
-    body, headers = {"error": problem.message}, problem.headers()
-    return JSONResponse(body, status_code=problem.status, headers=headers)
-
-
 def add_ollama(app: FastAPI, service: Service) -> None:
     _add_answers(app, service)
     _add_lists(app, service)
@@ -134,7 +122,7 @@ def _add_answers(app: FastAPI, service: Service) -> None:
             return JSONResponse({**_head(model), "message": _reply(), **_without_prompt(body)})
         messages = [_message(message) for message in body.messages]
         fields = {"model": model, "messages": messages, "tools": body.tools, **_common(body)}
-        return await service.chat(chat_body(fields), request, partial(_shape, model, True))
+        return await service.chat(checked(ChatBody, fields), request, partial(_shape, model, True))
 
     @app.post("/api/generate", response_class=Response, responses=OLLAMA_FAULTS)
     async def generate(body: GenerateBody, request: Request) -> Response:
@@ -150,11 +138,11 @@ def _add_answers(app: FastAPI, service: Service) -> None:
             fields.pop("chat_template_kwargs", None)
             fields.pop("reasoning_effort", None)
             plain = partial(_shape, model, False, None)
-            return await service.complete(completion_body(fields), request, plain)
+            return await service.complete(checked(CompletionBody, fields), request, plain)
         messages = [{"role": "user", "content": body.prompt}]
         if body.system:
             messages.insert(0, {"role": "system", "content": body.system})
-        asked = chat_body({**common, "messages": messages})
+        asked = checked(ChatBody, {**common, "messages": messages})
         return await service.chat(asked, request, partial(_shape, model, False))
 
 
@@ -230,8 +218,7 @@ def _common(body: OllamaBody) -> Json:
         if value is not None:
             fields[ours] = -1 if theirs == "num_predict" and value == -2 else value
     if isinstance(body.format, dict):
-        schema = {"name": "answer", "schema": body.format}
-        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        fields["response_format"] = of_schema(body.format)
     elif body.format:
         fields["response_format"] = {"type": "json_object"}
     if isinstance(body.think, str):
@@ -258,16 +245,10 @@ def _message(message: OllamaMessage) -> Json:
     if message.tool_name:
         shaped["name"] = message.tool_name
     if message.tool_calls:
+        functions = [call.get("function", {}) for call in message.tool_calls]
         shaped["tool_calls"] = [
-            {
-                "id": f"call_{number}",
-                "type": "function",
-                "function": {
-                    "name": call.get("function", {}).get("name"),
-                    "arguments": json.dumps(call.get("function", {}).get("arguments") or {}),
-                },
-            }
-            for number, call in enumerate(message.tool_calls)
+            call_of(f"call_{number}", one.get("name"), json.dumps(one.get("arguments") or {}))
+            for number, one in enumerate(functions)
         ]
     return shaped
 

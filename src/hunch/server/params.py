@@ -21,6 +21,7 @@ from hunch.types import (
 )
 
 ALL_TOKENS = -1  # as a number of log-probabilities
+USUAL_SPECULATION = Speculation()  # of a request that says nothing about it
 Defaults = Mapping[str, Any]  # what a model recommends, by our names
 
 
@@ -38,13 +39,12 @@ def completion_params(
     return _params(
         body,
         limits,
+        max_len,
+        defaults,
         n=num_answers,
-        max_tokens=body.max_tokens,
         # What is best shows in the logprobs.
         logprobs=(body.logprobs or 0) if num_answers > body.n else body.logprobs,
         prompt_logprobs=body.logprobs if body.echo else None,
-        max_len=max_len,
-        defaults=defaults,
     )
 
 
@@ -54,23 +54,18 @@ def chat_params(
     """What /v1/chat/completions asks for; without max_tokens, up to the model's context."""
     if body.top_logprobs and not body.logprobs:
         raise ProblemError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
-    max_tokens = body.max_completion_tokens
-    return _params(
-        body,
-        limits,
-        n=body.n,
-        max_tokens=body.max_tokens if max_tokens is None else max_tokens,
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        prompt_logprobs=None,
-        max_len=max_len,
-        defaults=defaults,
-    )
+    scores = (body.top_logprobs or 0) if body.logprobs else None
+    return _params(body, limits, max_len, defaults, n=body.n, logprobs=scores)
+
+
+def _max_tokens(body: SamplingBody) -> int | None:
+    most = getattr(body, "max_completion_tokens", None)
+    return body.max_tokens if most is None else most
 
 
 def is_scoring(body: SamplingBody) -> bool:
     """No token is wanted: the prompt's own scores are."""
-    most = getattr(body, "max_completion_tokens", None)
-    return (body.max_tokens if most is None else most) == 0
+    return _max_tokens(body) == 0
 
 
 def sampling_defaults(settings: ServeConfig, own: Mapping[str, Any]) -> Defaults:
@@ -93,17 +88,17 @@ def sampling_defaults(settings: ServeConfig, own: Mapping[str, Any]) -> Defaults
 def _params(
     body: SamplingBody,
     limits: Limits,
-    *,
-    n: int,
-    max_tokens: int | None,
-    logprobs: int | None,
-    prompt_logprobs: int | None,
     max_len: int,
     defaults: Defaults,
+    *,
+    n: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
 ) -> SamplingParams:
     stop = [body.stop] if isinstance(body.stop, str) else list(body.stop or ())
     check_limits(body, limits, stop, logprobs)
     at_most("n", n, limits.max_n)
+    max_tokens = _max_tokens(body)
     if max_tokens is None:
         max_tokens = defaults.get("max_tokens")
         most = limits.max_tokens or max_len
@@ -177,5 +172,5 @@ def _seed(given: int | None) -> int | None:
 
 def _speculation(body: SpeculationBody | None) -> Speculation:
     if body is None:
-        return Speculation()
+        return USUAL_SPECULATION
     return Speculation(mode=body.mode, max_nodes=body.max_nodes, trace=body.origins)

@@ -81,8 +81,10 @@ class ProblemError(HunchError):
             headers["WWW-Authenticate"] = "Bearer"
         return headers
 
-    def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), status_code=self.status, headers=self.headers())
+    def response(self, body: dict[str, Any] | None = None) -> JSONResponse:
+        """OpenAI's, or another API's `body`."""
+        content = self.body() if body is None else body
+        return JSONResponse(content, status_code=self.status, headers=self.headers())
 
 
 def no_model(name: str, known: Iterable[str]) -> ProblemError:

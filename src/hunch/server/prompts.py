@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
+from hunch.errors import ConfigError
 from hunch.server.problems import ProblemError
 from hunch.server.remote import RemoteEngine
 from hunch.server.replicas import Replicas
@@ -13,6 +17,7 @@ from hunch.server.schemas import CompletionBody, PredictionBody
 from hunch.server.text import Text
 from hunch.types import SamplingParams
 
+log = logging.getLogger("hunch")
 INLINE_CHARS = 2048  # longer prompts are tokenized beside the event loop
 
 AnyEngine = RemoteEngine | Replicas
@@ -103,3 +108,32 @@ def prompts_of(body: CompletionBody) -> list[str | list[int]]:
     if isinstance(prompt[0], int):
         return [prompt]  # one prompt, given as ids
     return list(prompt)
+
+
+class PromptLog:
+    """The prompts a server was asked, on request: `hunch train --resume` learns from them later.
+
+    One JSON line per prompt, with the token ids that were served. Answers are not kept.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self.is_open = True
+        self._add("")  # a place that cannot be written is said at the start
+
+    def write(self, ids: list[int], text: str) -> None:
+        """A full disk ends the log, never a request."""
+        if not self.is_open:
+            return
+        try:
+            self._add(json.dumps({"prompt": text, "prompt_ids": ids}) + "\n")
+        except ConfigError as error:
+            self.is_open = False
+            log.warning("%s; no more prompts are kept", error)
+
+    def _add(self, line: str) -> None:
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:
+            raise ConfigError(f"prompt_log={self.path}: {error.strerror}") from None

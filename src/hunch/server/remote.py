@@ -10,7 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from hunch.config import Config
@@ -117,7 +117,7 @@ class RemoteEngine:
             theirs.close()
         self.give_lines([ours for ours, _ in pairs[1:]])
         await self._join(pairs[0][0])
-        config = wire.dump_config(self._config)
+        config = asdict(self._config)
         start = {"op": "start", "factory": self._factory, "config": config, "logs": self._logs}
         self._send(start)
         await self._ready
@@ -321,13 +321,13 @@ class RemoteEngine:
             case "fatal":
                 self._fatal = message["message"]
 
-    def _take_tokens(self, new_tokens: list[int]) -> None:
+    def _take_tokens(self, new_tokens: list[Any]) -> None:
         told, by_handle = self._told, self._by_handle
         pairs = iter(new_tokens)
-        for handle, token in zip(pairs, pairs, strict=True):
+        for handle, tokens in zip(pairs, pairs, strict=True):
             stream = by_handle.get(handle)
             if stream is not None:  # else: aborted while this was on its way
-                stream.push(token)
+                stream.push(tokens)
                 told[stream] = None
 
     def _tell(self) -> None:

@@ -130,15 +130,16 @@ class RemoteStream(AsyncIterator[RequestOutput]):
         self.output.stats, self.output.finished = again.stats, again.finished
         self.output.num_cached_tokens = again.num_cached_tokens
 
-    def push(self, token: int) -> None:
-        """Take in a token; the reader learns of it by `tell`."""
+    def push(self, new_tokens: list[int]) -> None:
+        """Take in tokens; the reader learns of them by `tell`."""
         if self._num_skipped:
-            self._num_skipped -= 1
-            return
+            num_known = min(self._num_skipped, len(new_tokens))
+            self._num_skipped -= num_known
+            new_tokens = new_tokens[num_known:]
         tokens = self.output.outputs[0].token_ids
-        if not tokens:
+        if not tokens and new_tokens:
             self.first_token = time.monotonic()
-        tokens.append(token)
+        tokens += new_tokens
 
     def fail(self, error: HunchError) -> None:
         self._error = error

@@ -13,9 +13,9 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
-from hunch.chat.turn import Turn
+from hunch.chat.turn import Turn, call_of
 from hunch.config import say_once
-from hunch.server.events import chat_body
+from hunch.server.events import checked
 from hunch.server.problems import ProblemError
 from hunch.server.response_shape import ResponseShape
 from hunch.server.schemas import MAX_COUNT, Body, ChatBody, ChoosingBody, Many
@@ -130,17 +130,16 @@ class Stored:
 
     def conversation(self, response_id: str) -> list[Json]:
         """What a request goes on with."""
-        if response_id not in self._kept:
-            message = f"there is no response {response_id[:80]!r} here; older ones are forgotten"
-            code = "previous_response_not_found"
-            raise ProblemError(400, message, code=code, param="previous_response_id")
-        return self._find(response_id)[1]
+        return self._find(response_id, 400, "previous_")[1]
 
-    def _find(self, response_id: str) -> tuple[Json, list[Json], int]:
+    def _find(
+        self, response_id: str, status: int = 404, prefix: str = ""
+    ) -> tuple[Json, list[Json], int]:
         found = self._kept.get(response_id)
         if found is None:
             message = f"there is no response {response_id[:80]!r} here; older ones are forgotten"
-            raise ProblemError(404, message, code="response_not_found", param="response_id")
+            code, param = f"{prefix}response_not_found", f"{prefix}response_id"
+            raise ProblemError(status, message, code=code, param=param)
         self._kept.move_to_end(response_id)
         return found
 
@@ -148,11 +147,14 @@ class Stored:
 def add_responses(app: FastAPI, service: Service) -> None:
     stored = Stored()
 
+    def conversation(body: ResponsesBody) -> list[Json]:
+        """What was said before, and what the body adds to it."""
+        items, before = _items(body.input), body.previous_response_id
+        return items if before is None else [*stored.conversation(before), *items]
+
     @app.post("/v1/responses", response_class=Response)
     async def responses(body: ResponsesBody, request: Request) -> Response:
-        items = _items(body.input)
-        if body.previous_response_id is not None:
-            items = [*stored.conversation(body.previous_response_id), *items]
+        items = conversation(body)
         echo = _echo(body, service.settings.served_model_names[0])
 
         def keep(response: Json) -> None:
@@ -171,10 +173,7 @@ def add_responses(app: FastAPI, service: Service) -> None:
     async def input_tokens(body: ResponsesBody) -> dict[str, Any]:
         """How many tokens such a request would read."""
         service.check_model(body.model)
-        items = _items(body.input)
-        if body.previous_response_id is not None:
-            items = [*stored.conversation(body.previous_response_id), *items]
-        turn = await service.open_turn(_chat(body, items), SamplingParams())
+        turn = await service.open_turn(_chat(body, conversation(body)), SamplingParams())
         return {"object": "response.input_tokens", "input_tokens": len(turn.prompt_ids)}
 
     @app.get("/v1/responses/{response_id}")
@@ -236,7 +235,7 @@ def _chat(body: ResponsesBody, items: Sequence[Json]) -> ChatBody:
     own = {"stream", "chat_template_kwargs", *ChoosingBody.model_fields}
     for name in body.model_fields_set & own:
         fields[name] = getattr(body, name)
-    return chat_body(fields)
+    return checked(ChatBody, fields)
 
 
 def _functions(body: ResponsesBody) -> list[Json]:
@@ -284,9 +283,8 @@ def _messages(items: Sequence[Json]) -> Iterator[Json]:
             text = _text(parts, number)
             reply = {**reply, "role": "assistant", "reasoning_content": text or None}
         elif item_type == "function_call":
-            call = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
-            calls = [*reply.get("tool_calls", ())]
-            calls.append({"id": item.get("call_id"), "type": "function", "function": call})
+            call = call_of(item.get("call_id"), item.get("name"), item.get("arguments") or "{}")
+            calls = [*reply.get("tool_calls", ()), call]
             reply = {**reply, "role": "assistant", "tool_calls": calls}
         elif item_type == "message" and item.get("role") == "assistant" and "content" not in reply:
             reply = {**reply, "role": "assistant", "content": _text(item.get("content"), number)}

@@ -31,10 +31,10 @@ from hunch.server.status import StatusLines
 from hunch.server.text import Text
 from hunch.server.workers import JoinedEngine, Workers
 
-ENGINE_FACTORY = "hunch.llm:build_engine"  # Config -> Engine, called in the engine's process
+ENGINE_FACTORY = "hunch.loading:build_engine"  # Config -> Engine, called in the engine's process
 WATCH_SECONDS = 1.0  # between two looks at the engine
 LEAVE_SECONDS = 10  # for answers that are complete to reach clients that read slowly
-TEXT_FACTORY = "hunch.llm:load_text"  # Config -> Text, called in this one
+TEXT_FACTORY = "hunch.loading:load_text"  # Config -> Text, called in this one
 
 
 def serve(
@@ -101,11 +101,7 @@ async def _serve(
         logs.event(logging.INFO, "stopped before the model was loaded")
         return 0
     service = new_service(config, settings, engine, text)
-    factories = (engine_factory, text_factory)
-    others = [_other(config, settings, name, path, factories) for name, path in settings.models]
-    others += [
-        _adapted(config, settings, name, path, factories) for name, path in settings.adapters
-    ]
+    others = _further(config, settings, (engine_factory, text_factory))
     switch = Switch(settings, [Model(settings.served_model_names, _never), *others])
     if not settings.api_keys and not settings.is_local:
         logs.event(
@@ -200,37 +196,29 @@ def new_service(config: Config, settings: ServeConfig, engine: AnyEngine, text: 
     )
 
 
-def _untold(config: Config) -> Config:
-    """The config of a further model: routers are told of the first one's KV cache alone."""
-    return replace(config, cache=replace(config.cache, kv_events_config=None))
-
-
-def _other(
-    config: Config, settings: ServeConfig, name: str, path: str, factories: tuple[str, str]
-) -> Model:
-    """A further model. A drafter or template that was given belongs to the first one."""
-    model = replace(config.model, model=path, tokenizer=None, revision=None, chat_template=None)
-    model = replace(model, hf_overrides="")
+def _further(config: Config, settings: ServeConfig, factories: tuple[str, str]) -> list[Model]:
+    """Models beside the first one, and adapters of it, each loaded when it is asked for."""
+    # Routers are told of the first one's KV cache alone.
+    config = replace(config, cache=replace(config.cache, kv_events_config=None))
+    # A drafter or template that was given belongs to the first one, and to its adapters.
+    plain = replace(
+        config.model, tokenizer=None, revision=None, chat_template=None, hf_overrides=""
+    )
     spec = config.spec if config.spec.path is None else SpecConfig()
-    return _lazy(replace(_untold(config), model=model, spec=spec), settings, name, factories)
+    found = []
+    for name, path in settings.models:
+        other = replace(config, model=replace(plain, model=path), spec=spec)
+        found.append(Model((name,), _opening(other, settings, name, factories)))
+    for name, path in settings.adapters:
+        adapted = replace(config, model=replace(config.model, lora=path))
+        open_model = _opening(adapted, settings, name, factories)
+        found.append(Model((name,), open_model, settings.served_model_names[0]))
+    return found
 
 
-def _adapted(
-    config: Config, settings: ServeConfig, name: str, path: str, factories: tuple[str, str]
-) -> Model:
-    """The first model with an adapter: all but its weights is the first one's, the drafter too."""
-    config = replace(_untold(config), model=replace(config.model, lora=path))
-    parent = settings.served_model_names[0]
-    return _lazy(config, settings, name, factories, parent=parent)
-
-
-def _lazy(
-    config: Config,
-    settings: ServeConfig,
-    name: str,
-    factories: tuple[str, str],
-    parent: str | None = None,
-) -> Model:
+def _opening(
+    config: Config, settings: ServeConfig, name: str, factories: tuple[str, str]
+) -> Callable[[], Coroutine[Any, Any, tuple[Service, App]]]:
     settings = replace(settings, served_model_names=(name,), models=(), adapters=())
 
     async def open_model() -> tuple[Service, App]:
@@ -239,7 +227,7 @@ def _lazy(
         service = new_service(config, settings, engine, text)
         return service, build_routes(service)
 
-    return Model((name,), open_model, parent)
+    return open_model
 
 
 async def _never() -> tuple[Service, App]:

@@ -21,14 +21,12 @@ from hunch.server import logs
 from hunch.server.answers import ChatShape, CompletionShape, Shape
 from hunch.server.cursor import Cursor
 from hunch.server.guard import ARRIVAL
-from hunch.server.long_work import beside, scores_in
 from hunch.server.metrics import Metrics
 from hunch.server.middle import middle_of
 from hunch.server.origins import Painter
 from hunch.server.params import chat_params, completion_params, is_scoring, sampling_defaults
 from hunch.server.problems import ProblemError, at_most, from_error, no_model
-from hunch.server.prompt_log import PromptLog
-from hunch.server.prompts import AnyEngine, Prompts, prompts_of
+from hunch.server.prompts import AnyEngine, PromptLog, Prompts, prompts_of
 from hunch.server.remote_stream import RemoteStream
 from hunch.server.schemas import (
     ChatBody,
@@ -37,7 +35,7 @@ from hunch.server.schemas import (
     StreamOptions,
 )
 from hunch.server.settings import ServeConfig
-from hunch.server.streaming import EventStream, collect, until, while_connected
+from hunch.server.streaming import EventStream, beside, collect, scores_in, until, while_connected
 from hunch.server.structured import check_tools, form_field
 from hunch.server.summary import check_ends
 from hunch.server.text import Text
@@ -193,21 +191,24 @@ class Service(Prompts):
                 for prompt in prompts_of(body)
             ]
         return CompletionShape(
-            id=f"cmpl-{uuid.uuid4().hex}",
-            model=body.model or self.settings.served_model_names[0],
-            text=self.text,
-            num_top=params.logprobs or 0,
+            **self._told("cmpl", body, params),
             num_answers=body.n,
             echo=echo,
             has_logprobs=body.logprobs is not None,
-            has_token_ids=body.return_token_ids,
-            has_prompt_logprobs=body.prompt_logprobs is not None,
-            names_ids=self._names_ids(body),
         )
 
-    def _names_ids(self, body: SamplingBody) -> bool:
+    def _told(self, prefix: str, body: SamplingBody, params: SamplingParams) -> dict[str, Any]:
+        """What OpenAI's two forms share."""
         asked = body.return_tokens_as_token_ids
-        return self.settings.return_tokens_as_token_ids if asked is None else asked
+        return {
+            "id": f"{prefix}-{uuid.uuid4().hex}",
+            "model": body.model or self.settings.served_model_names[0],
+            "text": self.text,
+            "num_top": params.logprobs or 0,
+            "has_token_ids": body.return_token_ids,
+            "has_prompt_logprobs": body.prompt_logprobs is not None,
+            "names_ids": self.settings.return_tokens_as_token_ids if asked is None else asked,
+        }
 
     async def chat(
         self, body: ChatBody, request: Request, make_shape: MakeShape | None = None
@@ -230,15 +231,9 @@ class Service(Prompts):
     def chat_shape(self, body: ChatBody, turn: Turn) -> ChatShape:
         """/v1/chat/completions' own form."""
         return ChatShape(
-            id=f"chatcmpl-{uuid.uuid4().hex}",
-            model=body.model or self.settings.served_model_names[0],
-            text=self.text,
-            num_top=turn.params.logprobs or 0,
+            **self._told("chatcmpl", body, turn.params),
             turn=turn if turn.new_reader is not None else None,
             has_reasoning=body.include_reasoning is not False,
-            has_token_ids=body.return_token_ids,
-            has_prompt_logprobs=body.prompt_logprobs is not None,
-            names_ids=self._names_ids(body),
             echoed=body.echoed,
         )
 

@@ -7,11 +7,18 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
+from hunch.chat.turn import OWN_VALUES
 from hunch.config import json_object
 from hunch.errors import ConfigError
 
 LOG_FORMATS = ("text", "json")
 NO_LIMIT = 2**31
+_NOT_NEGATIVE = (
+    "engine_restarts", "idle_unload", "max_loaded_models", "max_model_bytes", "max_queue",
+    "drain_timeout", "stats_interval", "sse_keep_alive_interval", "death_grace",
+)  # fmt: skip
+_LEAST = dict.fromkeys(("max_connections", "workers", "replicas"), 1) | {"engine_timeout": 5}
+_LEAST |= dict.fromkeys(_NOT_NEGATIVE, 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +135,8 @@ class ServeConfig:
     def __post_init__(self) -> None:
         for name in ("default_chat_template_kwargs", "override_generation_config"):
             json_object(name, getattr(self, name))
+        if taken := OWN_VALUES & self.template_values.keys():
+            raise ConfigError(f"default_chat_template_kwargs: {min(taken)} is for requests to say")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port={self.port} must be from 0 to 65535")
         if self.uds and self.workers > 1:
@@ -147,11 +156,9 @@ class ServeConfig:
             raise ConfigError(f"log_level={self.log_level!r} must be debug, info, warning or error")
         if self.request_timeout <= 0:
             raise ConfigError(f"request_timeout={self.request_timeout} must be above 0")
-        for name in ("max_connections", "workers", "replicas"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}={getattr(self, name)} must be 1 or more")
-        if self.engine_timeout < 5:
-            raise ConfigError(f"engine_timeout={self.engine_timeout} must be 5 or more")
+        for name, least in _LEAST.items():
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name}={getattr(self, name)} must be {least} or more")
         others = (*self.models, *self.adapters)
         if self.replicas > 1 and (self.workers > 1 or others):
             raise ConfigError("replicas above 1 go with one HTTP process and one model")
@@ -160,16 +167,3 @@ class ServeConfig:
         names = [*self.served_model_names, *(name for name, _ in others)]
         if len(set(names)) < len(names):
             raise ConfigError(f"two models have the same name: {', '.join(names)}")
-        for name in (
-            "engine_restarts",
-            "idle_unload",
-            "max_loaded_models",
-            "max_model_bytes",
-            "max_queue",
-            "drain_timeout",
-            "stats_interval",
-            "sse_keep_alive_interval",
-            "death_grace",
-        ):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name}={getattr(self, name)} must be 0 or more")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -13,11 +13,10 @@ from fastapi import FastAPI, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from hunch.chat.turn import Turn
 from hunch.compat import Scores, answer_of
-from hunch.server.answers import DataEvents
+from hunch.server.answers import OutputEvents
 from hunch.server.cursor import Delta
-from hunch.server.events import completion_body
+from hunch.server.events import checked
 from hunch.server.problems import ProblemError
 from hunch.server.schemas import (
     MAX_COUNT,
@@ -224,7 +223,9 @@ def _bodies(service: Service, body: GenerateBody, prompts: list[Any]) -> list[Co
         if found and options == several[0]:
             found.append(found[0].model_copy(update={"prompt": prompt}))
         else:
-            found.append(completion_body({**_ours(options, known), **asked, "prompt": prompt}))
+            found.append(
+                checked(CompletionBody, {**_ours(options, known), **asked, "prompt": prompt})
+            )
     if any(one.n != found[0].n for one in found):
         raise ProblemError(400, "n must be the same for all prompts", param="sampling_params")
     return found
@@ -273,7 +274,7 @@ async def _flush(
 
 
 @dataclass(kw_only=True)
-class GenerateShape(DataEvents):
+class GenerateShape(OutputEvents):
     """SGLang's dicts: all of an answer so far in every event, or with `is_incremental` what is new.
 
     Of several answers each event names its one.
@@ -283,13 +284,7 @@ class GenerateShape(DataEvents):
     is_one: bool
     is_incremental: bool
     names: list[str] | None  # by prompt, as the client calls them
-    num_answers: int  # of each prompt
-    id: str = field(default_factory=lambda: f"gen-{uuid.uuid4().hex}")
-    turn: Turn | None = None
-    is_plain: bool = False
-    needs_prompt: bool = True
     began: float = field(default_factory=time.monotonic)
-    _outputs: dict[int, RequestOutput] = field(default_factory=dict)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Any:
         for number, output in enumerate(outputs):
@@ -297,10 +292,6 @@ class GenerateShape(DataEvents):
                 self._outputs[number * self.num_answers + at] = output
         answers = [self._answer(index) for index in self._outputs]
         return answers[0] if self.is_one else answers
-
-    def opening(self, index: int, output: RequestOutput) -> Iterator[Json]:
-        self._outputs[index] = output
-        return iter(())
 
     def chunks(self, delta: Delta) -> list[Json]:
         answer = self._answer(delta.index)

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import asynccontextmanager
 from functools import partial
 from json.encoder import encode_basestring_ascii as _quote
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 
 from hunch.errors import HunchError
 from hunch.server.answers import Shape
+from hunch.server.connections import BodyWriter
 from hunch.server.cursor import Cursor, Delta
 from hunch.server.guard import BODY_SEND, BODY_WRITER, Receive, Scope, Send
-from hunch.server.long_work import beside, count
 from hunch.server.problems import ProblemError, from_error
 from hunch.server.remote_stream import RemoteStream
 from hunch.server.schemas import StreamOptions
 from hunch.server.summary import Json, check_ends, usage
+from hunch.step.collector import without_collector
 from hunch.types import RequestOutput
 
 COMMENT = b": keep-alive\n\n"
 BLANK = "\0"  # no name and no id holds one
 BLANKED = _quote(BLANK).encode()
+MANY = 10_000  # scores that take some tens of milliseconds to put into words
 LAST_WORDS_SECONDS = 1.0  # for telling a client that may not be reading why its stream ends
 
 T = TypeVar("T")
@@ -91,14 +93,6 @@ async def merge(streams: Sequence[RemoteStream]) -> AsyncIterator[tuple[int, Req
             task.cancel()
 
 
-class Writer(Protocol):
-    """Takes parts of a body without anybody waiting."""
-
-    def is_ready(self) -> bool: ...
-
-    def write(self, body: bytes) -> None: ...
-
-
 class EventStream(Response):
     """News in the form that the shape gives them; a client that hangs up stops its requests."""
 
@@ -124,7 +118,7 @@ class EventStream(Response):
         self._is_plain = shape.is_plain and not options.continuous_usage_stats
         self._num_open = sum(map(len, cursors))  # answers without their last chunk
         self._frames: dict[int, tuple[bytes, bytes]] = {}
-        self._writer: Writer | None = None
+        self._writer: BodyWriter | None = None
         self._keep_alive = keep_alive if shape.media_type == "text/event-stream" else 0.0
         self._last_sent = 0.0
 
@@ -147,14 +141,10 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": opening, "more_body": True})
         try:
             async with asyncio.timeout_at(self._deadline), self._comments(send):
-                if len(self._streams) == 1:
-                    if self._writer is not None and self._is_plain:
-                        self._streams[0].sink = self._push
-                    async for output in self._streams[0]:
-                        await self._tell(send, 0, output)
-                else:
-                    async for number, output in merge(self._streams):
-                        await self._tell(send, number, output)
+                if len(self._streams) == 1 and self._writer is not None and self._is_plain:
+                    self._streams[0].sink = self._push
+                async for number, output in merge(self._streams):
+                    await self._tell(send, number, output)
         except TimeoutError:
             await _last_words(send, self._shape.fault(too_late()))
         except HunchError as error:
@@ -276,3 +266,25 @@ def _next(stream: RemoteStream) -> asyncio.Task[RequestOutput]:
         return await stream.__anext__()
 
     return asyncio.ensure_future(news())
+
+
+async def beside(num_scores: int, work: Callable[[], T]) -> T:
+    """What the work gives; where it is long, the other requests go on meanwhile."""
+    if num_scores < MANY:
+        return work()
+
+    def run() -> T:
+        with without_collector():  # all that is made is kept: looking for garbage triples the time
+            return work()
+
+    return await asyncio.to_thread(run)
+
+
+def scores_in(output: RequestOutput) -> int:
+    """How many log-probabilities a request's answers and prompt have."""
+    found = count(output.prompt_logprobs or ())
+    return found + sum(count(choice.logprobs or ()) for choice in output.outputs)
+
+
+def count(entries: Iterable[Sized | None]) -> int:
+    return sum(len(entry) for entry in entries if entry is not None)

@@ -14,18 +14,11 @@ from __future__ import annotations
 import marshal
 import struct
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from typing import Any, get_type_hints
 
 import hunch.errors as errors
-from hunch.config import (
-    CacheConfig,
-    Config,
-    ModelConfig,
-    ParallelConfig,
-    ScheduleConfig,
-    SpecConfig,
-)
+from hunch.config import Config
 from hunch.types import (
     CompletionOutput,
     DraftTrace,
@@ -39,12 +32,9 @@ Message = dict[str, Any]
 
 _LENGTH = struct.Struct(">I")
 _DATACLASSES = ("speculation", "structured_outputs")
-_SECTIONS = {
-    "model": ModelConfig,
-    "cache": CacheConfig,
-    "schedule": ScheduleConfig,
-    "spec": SpecConfig,
-    "parallel": ParallelConfig,
+_USUAL_PARAMS = {f.name: getattr(SamplingParams(), f.name) for f in fields(SamplingParams)}
+_SECTIONS: dict[str, Any] = {
+    name: hint for name, hint in get_type_hints(Config).items() if is_dataclass(hint)
 }
 
 
@@ -81,15 +71,14 @@ class Unpacker:
 
 def dump_params(params: SamplingParams) -> Message:
     """The fields that differ from their defaults."""
-    default = SamplingParams()
     out: Message = {}
-    for f in fields(SamplingParams):
-        value = getattr(params, f.name)
-        if value == getattr(default, f.name):
+    for name, usual in _USUAL_PARAMS.items():
+        value = getattr(params, name)
+        if value is usual or value == usual:
             continue
-        if f.name == "logit_bias":
+        if name == "logit_bias":
             value = list(value.items())  # JSON would turn the ids into strings
-        out[f.name] = asdict(value) if f.name in _DATACLASSES else value
+        out[name] = asdict(value) if name in _DATACLASSES else value
     return out
 
 
@@ -103,14 +92,10 @@ def load_params(message: Message) -> SamplingParams:
     return SamplingParams(**values)
 
 
-def dump_config(config: Config) -> Message:
-    """A configuration as plain values."""
-    return asdict(config)
-
-
 def load_config(message: Message) -> Config:
-    """The configuration `dump_config` wrote."""
-    return Config(**{name: section(**message[name]) for name, section in _SECTIONS.items()})
+    """A configuration from its plain values (`asdict`)."""
+    sections: dict[str, Any] = {name: make(**message[name]) for name, make in _SECTIONS.items()}
+    return Config(**sections)
 
 
 def dump_error(error: errors.HunchError) -> Message:

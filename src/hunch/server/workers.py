@@ -1,4 +1,4 @@
-"""Several HTTP processes over one engine: who starts them, and what such a process does.
+"""Several HTTP processes over one engine: who starts them, and how they see the engine.
 
 The first process owns the engine and starts the others. Each has its own socket on the same port
 (the system shares connections out among them) and its own line to the engine. After the engine was
@@ -8,23 +8,19 @@ started again, the first process hands out new lines.
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Any
 
 from hunch.config import Config
 from hunch.errors import EngineError
-from hunch.server import logs, wire
+from hunch.server import wire
 from hunch.server.remote import RemoteEngine
-from hunch.server.settings import Limits, ServeConfig
+from hunch.server.settings import ServeConfig
 
 GRACE_SECONDS = 15.0  # beyond the drain, for a process to leave
 
@@ -34,7 +30,7 @@ class Workers:
 
     def __init__(self, config: Config, settings: ServeConfig, text_factory: str) -> None:
         self._order = {
-            "config": wire.dump_config(config),
+            "config": asdict(config),
             "settings": asdict(settings),
             "text_factory": text_factory,
         }
@@ -49,7 +45,7 @@ class Workers:
         for _ in range(self._num):
             ours, theirs = socket.socketpair()
             fd = theirs.fileno()
-            command = [sys.executable, "-m", "hunch.server.workers", str(fd)]
+            command = [sys.executable, "-m", "hunch.server.worker", str(fd)]
             process = subprocess.Popen(
                 command, pass_fds=(fd,), start_new_session=True, stdin=subprocess.DEVNULL
             )
@@ -130,44 +126,3 @@ class JoinedEngine(RemoteEngine):
         self._is_closing = True
         if self._line is not None:
             self._line.close()
-
-
-def _read_order(control: socket.socket) -> wire.Message:
-    """Exactly one message: what follows it carries files."""
-    head = _read_exactly(control, 4)
-    (order,) = wire.Unpacker().feed(head + _read_exactly(control, int.from_bytes(head, "big")))
-    return order
-
-
-def _read_exactly(control: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        piece = control.recv(size - len(data))
-        if not piece:
-            raise EngineError("the process that owns the engine is gone")
-        data += piece
-    return data
-
-
-def main(fd: int, run: Callable[[JoinedEngine, Config, ServeConfig, str], Any]) -> int:
-    """One of the other processes: serve until told to stop, or until the first one is gone."""
-    control = socket.socket(fileno=fd)
-    try:
-        order = _read_order(control)
-    except EngineError:
-        return 1
-    given = order["settings"]
-    given["limits"] = Limits(**given["limits"])
-    settings = ServeConfig(**{**given, "port": order["port"]})
-    config = wire.load_config(order["config"])
-    logs.set_up(settings.log_format, settings.log_level)
-    engine = JoinedEngine(config, control, max_queue=settings.max_queue)
-    code: int = run(engine, config, settings, order["text_factory"])
-    logs.event(logging.DEBUG, "an HTTP process leaves", pid=os.getpid())
-    return code
-
-
-if __name__ == "__main__":
-    from hunch.server.run import run_worker
-
-    sys.exit(main(int(sys.argv[1]), run_worker))

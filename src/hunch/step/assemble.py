@@ -14,7 +14,8 @@ from hunch.drafting.base import DrafterContext
 from hunch.drafting.costs import CostCurve
 from hunch.errors import ConfigError
 from hunch.kernels.recurrence import RowStates
-from hunch.models.target import OverProcesses, Target, exactness
+from hunch.models.load_target import exactness
+from hunch.models.target import OverProcesses, Target
 from hunch.registry import VERIFIERS, resolve
 from hunch.sampling.state import SamplingState
 from hunch.step.calibrate import calibrate
@@ -77,7 +78,6 @@ def assemble(
         sampling=sampling,
         scores_processed=config.model.logprobs_mode == "processed_logprobs",
         cost=context.cost,
-        flow=context.flow,
         prepares=context.prepares,
     )
     depth = _depth(schedule.depth, capacity.max_under_way, captures)

@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from hunch.drafting.base import DeviceDrafter, WorksOnDevice
+from hunch.drafting.base import DeviceDrafter, form_on_device
 from hunch.drafting.captured_policy import CapturedPolicy
 from hunch.drafting.step_shapes import StepShape
 from hunch.kernels.step import FIRST, Draws
 from hunch.models.target import FusedTarget
 from hunch.step import step_kinds
-from hunch.step.parts import RunnerParts
-from hunch.step.passes import CatchUp
+from hunch.step.parts import RunnerParts, passes_to_capture
+from hunch.step.passes import CatchUp, max_prompt
 from hunch.step.pending import PendingStep, Received
 from hunch.step.results import NO_SCORES, apply_rows, take_back
 from hunch.step.row_extras import Group, RowExtras, with_extras
@@ -50,15 +50,15 @@ class CapturedSteps:
         device: torch.device = parts.target.device
         width = bucket(capacity.max_rows)
         self.device_rows = DeviceRows(self.rows, width, device)
-        found = host_drafter.on_device() if isinstance(host_drafter, WorksOnDevice) else None
+        found = form_on_device(host_drafter)
         self.drafter: DeviceDrafter | None = found
         self.policy = CapturedPolicy(found, self.rows, is_measured=parts.cost.is_measured)
         self.plain_shape = step_kinds.plain_shape(shapes := self.policy.shapes)
         self.steps = StepGraphs(parts, found, self.device_rows, self.policy.drafts_at, pool)
         self.catch_up: CatchUp | None = None
-        if found is not None and found.network is not None:
-            assert isinstance(found.network.model, FusedTarget)
-            model, kv = found.network.model, found.network.kv
+        if found is not None and found.draft_model is not None:
+            assert isinstance(found.draft_model.model, FusedTarget)
+            model, kv = found.draft_model.model, found.draft_model.kv
             self.catch_up = CatchUp(model, kv, self.rows, self.device_rows.state.tokens_XL, pool)
         # By row: captured steps can do all it asks for; the choice of its first token was launched.
         self.is_served, self.is_decoding = np.zeros((2, capacity.max_rows), dtype=np.bool_)
@@ -67,18 +67,19 @@ class CapturedSteps:
             parts.grammars,
             self.sampling,
             self.device_rows.mark_stale,
-            None if found is None else found.sources,
+            None if found is None else found.methods,
             self.steps.row_sources,
             can_take_back=not parts.scores_processed and not capacity.has_states,
         )
         self._last: tuple[list[RowWork], Group] | None = None  # all work, and its captured part
         self._received_at: float | None = None  # the last result; None: the device was idle since
         self._host_seconds = self._prompt_seconds = 0.0  # since then: steps by the host, prompts
-        self._num_pending = self.num_masked = 0  # steps not received, and those that read masks
+        self._num_pending = self.num_with_masks = 0  # steps not received; those that read masks
         most = None if found is None else step_kinds.max_draft_rows(shapes, capacity.max_rows)
         self.capacity = replace(
             capacity,
             max_draft_rows=most,
+            max_prompt=max_prompt(parts.target.weight_bytes),
             drafts_in_step=found is not None and len(capacity.groups) > 1,
             past_end=0 if found is None else found.past_end,
         )
@@ -93,7 +94,7 @@ class CapturedSteps:
         step = self.steps.blank().rehearse if is_rehearsal else self._step
         todo: list[Callable[[], Any]] = []
         if self.catch_up is not None:
-            todo += self.catch_up.preparations(is_rehearsal=is_rehearsal)
+            todo += passes_to_capture(self.catch_up.passes, is_rehearsal=is_rehearsal)
         kinds = self.usual_kinds(is_greedy=is_greedy)
         kinds += with_extras(kinds) if is_rehearsal else []
         return todo + [partial(step, kind) for kind in kinds]
@@ -102,7 +103,7 @@ class CapturedSteps:
         """The kinds of steps that are captured at the start."""
         all_draws = (Draws.GREEDY,) if is_greedy else tuple(Draws)
         kinds, num_rows = list[StepKind](), 1
-        first = [self.plain_shape] if self.policy.sources.can_catch_up else []
+        first = [self.plain_shape] if self.policy.network_rows.can_catch_up else []
         while num_rows <= bucket(min(self.capacity.max_rows, MAX_PREPARED)):
             for shape in dict.fromkeys((*self.policy.shapes.to_capture(num_rows), *first)):
                 kinds += [StepKind(num_rows, *shape, draws) for draws in all_draws]
@@ -125,8 +126,10 @@ class CapturedSteps:
             self.device_rows.mark_stale(start.row)
             self.is_decoding[start.row] = False
             self.is_served[start.row] = self._can_serve(start.request)
-            self.extras.start(start.row, start.request, bool(self.policy.is_followed[start.row]))
-            self.policy.by_network[start.row] = self.extras.by_network(start.row)
+            self.extras.start(
+                start.row, start.request, bool(self.policy.network_rows.fits_network[start.row])
+            )
+            self.policy.network_rows.by_network[start.row] = self.extras.by_network(start.row)
 
     def _can_serve(self, request: Request) -> bool:
         """Whether captured steps can do all that the request asks for."""
@@ -138,18 +141,19 @@ class CapturedSteps:
             return True
         if drafter is None:  # the host drafts
             return False
-        return mode in ("default", "auto", drafter.name) or mode in drafter.sources
+        return mode in ("default", "auto", drafter.name) or mode in drafter.methods
 
     def observes(self, rows: list[int]) -> bool:
-        """Whether the host's drafter must see the target's states of these rows.
+        """Whether the host's drafter must observe what the host computes of these rows.
 
         Most device forms have all they need on the device. A head that was dropped needs nothing.
         """
         if self.drafter is None or not self.is_served[rows].all():
             return True
-        if (use := self.policy.sources).can_drop and use.is_dropped(rows).all():
+        network_rows = self.policy.network_rows
+        if network_rows.can_drop and network_rows.is_dropped(rows).all():
             return False
-        return self.drafter.needs_host(self.rows.view(rows))
+        return self.drafter.host_observes
 
     def drafts_for(self, rows: list[int]) -> np.ndarray:
         """Which of the rows get their drafts in captured steps."""
@@ -160,8 +164,10 @@ class CapturedSteps:
 
     def _is_ready(self, rows: list[int], drafter: DeviceDrafter) -> np.ndarray | None:
         """For each row, whether the drafter is ready or was dropped; None: ready for all."""
-        is_ready_R = drafter.is_ready(self.rows.view(rows))
-        return None if is_ready_R is None else is_ready_R | self.policy.sources.is_dropped(rows)
+        if (group := drafter.needed_group) is None:
+            return None
+        is_ready_R = self.rows.computed[group, rows] >= self.rows.known[rows] - 1
+        return np.asarray(is_ready_R | self.policy.network_rows.is_dropped(rows))
 
     def begin_decoding(self, rows: list[int]) -> None:
         """The choice of these rows' first tokens was launched; captured steps come next."""
@@ -233,17 +239,16 @@ class CapturedSteps:
     ) -> PendingStep:
         """Keep account of a step that was launched, until its result is applied."""
         self._num_pending += 1
-        self.num_masked += group.has_masks
+        self.num_with_masks += group.has_masks
         buffer = self.steps.download.next_buffer()
-        requests = [self.rows.requests[row] for row in group.ids]
-        return PendingStep(group, requests, graph, buffer, num_masked, void)
+        return PendingStep(group, graph, buffer, num_masked, void)
 
     def _group(self, work: list[RowWork]) -> Group | None:
         """The rows that take part. In most steps they are those of the step before."""
         if self._last is not None and self._last[0] == work:
             return self._last[1]
-        rows = [item.row for item in work]
-        is_served_R = (self.is_decoding[rows] & self.is_served[rows]).tolist()
+        row_R = np.array([item.row for item in work])
+        is_served_R = (self.is_decoding[row_R] & self.is_served[row_R]).tolist()
         served = [item for item, is_served in zip(work, is_served_R, strict=True) if is_served]
         if not served:
             return None
@@ -273,7 +278,7 @@ class CapturedSteps:
             return shape
         apply()  # the host packs the missed tokens, so it must know them
         rows = self._read_missed(group.ids)
-        is_ready = bool(rows) and self.policy.sources.is_ready(shape, np.array(rows))
+        is_ready = bool(rows) and self.policy.network_rows.is_ready(shape, np.array(rows))
         return shape if is_ready else self.plain_shape
 
     def graph(self, group: Group, shape: StepShape) -> StepGraph | None:
@@ -292,9 +297,10 @@ class CapturedSteps:
         """Bring the rows of a step up to date on the device, before it is launched."""
         if not self._num_pending:  # the device was idle: the time since the last result is no cost
             self._received_at, self._host_seconds, self._prompt_seconds = None, 0.0, 0.0
-        max_checked = self.extras.max_checked(group)
-        limits = max_checked, group.max_draft
-        renewed = self.device_rows.update(group.ids, *limits, graph.kind.num_rows)
+        inputs_3R, max_checked = group.inputs_3R, self.extras.max_checked(group)
+        if max_checked is not group.max_checked:
+            inputs_3R = np.array((group.ids, max_checked, inputs_3R[2]))
+        renewed = self.device_rows.update(inputs_3R, graph.kind.num_rows)
         if renewed:  # from now on the device drafts: the host's waiting drafts are out of date
             self.host_drafter.forget(renewed)
             for row in renewed:
@@ -317,12 +323,13 @@ class CapturedSteps:
         if self.steps.lead is not None:
             self.steps.lead.check_alive()
         self._num_pending -= 1
-        self.num_masked -= group.has_masks
+        self.num_with_masks -= group.has_masks
+        requests = self.rows.requests
         here = [
-            request if self.rows.requests[row] is request else None
-            for row, request in zip(group.ids, pending.requests, strict=True)
+            request if requests[row] is request else None
+            for row, request in zip(group.ids, group.requests, strict=True)
         ]
-        since, reading = self._times(pending, seconds)
+        since, other_seconds = self._times(pending, seconds)
         lines = result_RC[:, : columns.scores_at].tolist()
         for row, line in zip(group.ids if pending.void else (), lines, strict=False):
             if row in pending.void:
@@ -330,7 +337,7 @@ class CapturedSteps:
         checked = self.extras.check_result(group, here, lines, columns, pending.num_masked)
         if pending.void or checked.is_cut:
             result_RC[:, :FIRST] = [line[:FIRST] for line in lines]
-        times = seconds, since if any(here) else None, reading
+        times = seconds, since if any(here) else None, other_seconds
         pending.received = Received(result_RC, lines, *times, here, checked)
         return checked.taken_back
 
@@ -340,16 +347,16 @@ class CapturedSteps:
             self._prompt_seconds += seconds if self._received_at is not None else 0.0
             return None, 0.0
         before, self._received_at = self._received_at, perf_counter()
-        reading = max(self._host_seconds - seconds, 0.0)  # the host's steps waited for this one
-        reading += self._prompt_seconds
+        # The host's steps waited for this one.
+        other_seconds = max(self._host_seconds - seconds, 0.0) + self._prompt_seconds
         self._host_seconds = self._prompt_seconds = 0.0
-        return None if before is None else self._received_at - before, reading
+        return None if before is None else self._received_at - before, other_seconds
 
     def apply(self, pending: PendingStep) -> StepResult:
         """Wait for a step and apply its result to the host's rows."""
         self.receive(pending)
         assert pending.received is not None
-        result_RC, lines, seconds, since, reading, here, checked = pending.received
+        result_RC, lines, seconds, since, other_seconds, here, checked = pending.received
         graph, group, drafter = pending.graph, pending.group, self.drafter
         named, sources = self.extras.take_sources(group, lines), None
         if drafter is not None:
@@ -357,15 +364,15 @@ class CapturedSteps:
         if sources is not None and named:
             sources = [named.get(place, name) for place, name in enumerate(sources)]
         writes_kv = drafter is not None and drafter.writes_kv(graph.kind.source)
-        use = self.policy.sources
-        is_dropped_R = use.is_dropped(group.ids) if use.can_drop else None
+        network_rows = self.policy.network_rows
+        is_dropped_R = network_rows.is_dropped(group.ids) if network_rows.can_drop else None
         decoded, results = apply_rows(
             self.rows,
             group.ids,
             group.row_R,
             result_RC,
             lines,
-            pending.requests,
+            group.requests,
             sources,
             num_k=graph.kind.num_nodes + 1,
             writes_kv=writes_kv,
@@ -379,7 +386,7 @@ class CapturedSteps:
         results = self.extras.complete(group, here, checked, scores, decoded, results)
         target_seconds = plain_seconds = seconds
         if not pending.follows_prompts:
-            target_seconds, plain_seconds = self.policy.timed(graph, seconds, since, reading)
+            target_seconds, plain_seconds = self.policy.timed(graph, seconds, since, other_seconds)
         return StepResult(
             id=pending.plan_id,
             rows=results,

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from hunch.draft import TargetStep
 from hunch.drafting.costs import CostCurve
-from hunch.models.decoder import Hidden
-from hunch.models.target import BegunPass, OverProcesses
-from hunch.sampling.stop import finish
+from hunch.models.target import BegunPass, Hidden, OverProcesses
+from hunch.sampling.stop import cut_at_end
 from hunch.step.batch import Batch, RowPart, drafts_of, pack
 from hunch.step.host_scores import HostScores
 from hunch.step.parts import BegunStep, Outcome, Passes, RunnerParts
@@ -264,7 +263,7 @@ class HostStep:
                     accepted=outcome.accepted,
                     method=part.nodes.method,
                 )
-            num_kept, result.finish = finish(
+            num_kept, result.finish = cut_at_end(
                 result.tokens, request, known - len(request.prompt_ids)
             )
             num_kept, problem = self.grammars.commit(part.row, result.tokens[:num_kept])

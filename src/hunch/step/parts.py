@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from hunch.drafting.base import Drafter, Prepares
-from hunch.drafting.costs import CostCurve, Flow
+from hunch.drafting.costs import CostCurve
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.step import StepRows
-from hunch.models.decoder import Hidden
-from hunch.models.target import BegunPass, FusedTarget, Target
+from hunch.models.target import BegunPass, FusedTarget, Hidden, Target
 from hunch.sampling.state import SamplingState
 from hunch.step.batch import Batch, RowPart
 from hunch.step.capture import Graph
@@ -22,6 +22,13 @@ from hunch.step.grammars import RowGrammars
 from hunch.step.rows import RowBuffers
 from hunch.types import Capacity, RowResult, StepPlan
 from hunch.verify.base import Verifier
+
+# Tokens of captured passes, padding included. All are captured at the start: capturing one later
+# takes as long as dozens of steps, for which all requests wait.
+PASSES = (
+    *(16, 32, 64, 128, 256, 320, 384, 448, 512),
+    *(640, 768, 896, 1024, 1280, 1536, 1792, 2048),
+)
 
 
 @dataclass(slots=True)
@@ -59,7 +66,6 @@ class RunnerParts:
     verify: Verifier
     sampling: SamplingState
     cost: CostCurve
-    flow: Flow
     prepares: Prepares | None = None  # a drafter that works while the target is busy
     scores_processed: bool = False  # log-probabilities are of processed logits
     rows: RowBuffers = field(init=False)
@@ -80,6 +86,12 @@ class Passes(Protocol):
 
     def rehearse(self, size: int) -> None:
         """Run what would be captured, and keep nothing."""
+
+
+def passes_to_capture(passes: Passes, *, is_rehearsal: bool) -> list[Callable[[], None]]:
+    """Calls that capture the passes of all sizes; a rehearsal keeps none of them."""
+    prepare = passes.rehearse if is_rehearsal else passes.prepare
+    return [partial(prepare, size) for size in PASSES]
 
 
 class Piece(IntEnum):

@@ -6,7 +6,8 @@ Shape letters: T packed tokens, P tree depth, X rows of the engine, B blocks of 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,21 +19,20 @@ from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_recurrence import SEQUENCES, sequences
 from hunch.kernels.gpu_tiling import num_tiles_of, write_tiles
 from hunch.kernels.kv_store import KVCache
-from hunch.models.decoder import Hidden
-from hunch.models.target import FusedTarget
+from hunch.models.target import FusedTarget, Hidden
 from hunch.step.batch import Batch, pack_known
 from hunch.step.capture import Graph
+from hunch.step.parts import PASSES
 from hunch.step.pass_inputs import PassInputs, aligned
 from hunch.step.rows import RowBuffers
 
 log = logging.getLogger("hunch")
 
-MAX_PASS = 2048  # tokens of the largest captured pass; in larger ones launches take little time
+MAX_PASS = PASSES[-1]  # tokens of the largest captured pass
+# Bytes of weights up to which launching the kernels of a larger pass takes longer than running them
+LAUNCH_BOUND = 2 << 30
 SPARE_TILES = 16  # partly filled tiles that a pass has room for; a large pass: size / 16
 SMALL, LARGE = 512, 2048  # most tokens of a catch-up pass; LARGE if at least as many are left
-PASSES = (16, 32, 64, 128, 256, SMALL, LARGE)  # captured at the start
-
-
 # Of ids, positions, slots, sequences and bases: tokens that are written nowhere.
 PADDING = np.array([[0], [0], [-1], [0], [1]])
 
@@ -42,6 +42,20 @@ class Fit(NamedTuple):
 
     size: int  # tokens with padding
     depth: int  # of trees
+
+
+class Layout(NamedTuple):
+    """How much a captured pass of one size reads of what is sent."""
+
+    num_columns: int  # words of its columns, of its tiles and of its sequences
+    num_tiles: int
+    num_seqs: int
+    max_tiles: int
+    block: int  # most tokens of a tile
+
+    @property
+    def num_words(self) -> int:
+        return self.num_columns + self.num_tiles + self.num_seqs
 
 
 class PassGraphs:
@@ -60,7 +74,8 @@ class PassGraphs:
         self.block_size = block_size
         self.device = target.device
         self._max_seqs = size_XB[0] if kv.states is not None else 0
-        self._inputs = PassInputs(size_XB, sum(self._sizes(MAX_PASS)), self.device)
+        self._layouts = {size: self._layout(size) for size in PASSES}
+        self._inputs = PassInputs(size_XB, self._layouts[MAX_PASS].num_words, self.device)
         self._passes: dict[tuple[int, int], tuple[Graph, Tensor, AttnInputs]] = {}
 
     def forward(self, batch: Batch, later: Sequence[tuple[int, Tensor]] = ()) -> Hidden:
@@ -75,10 +90,12 @@ class PassGraphs:
 
     def fit(self, batch: Batch) -> Fit | None:
         """The captured pass that has room for a batch; None: it is too large."""
-        size, attn = size_of(len(batch.ids_T)), batch.attn
-        if size > MAX_PASS:
+        num_tokens, attn = len(batch.ids_T), batch.attn
+        if num_tokens > MAX_PASS:
             return None
-        if num_tiles_of(attn.spans, self._block(size)) > self._max_tiles(size):
+        size = size_of(num_tokens)
+        layout = self._layouts[size]
+        if num_tiles_of(attn.spans, layout.block) > layout.max_tiles:
             return None
         tree_TP = attn.tree_TP
         depth = 0 if tree_TP is None else 1 << (tree_TP.shape[1] - 1).bit_length()
@@ -86,7 +103,7 @@ class PassGraphs:
 
     def graph(self, num_tokens: int) -> Graph | None:
         """The captured pass over this many tokens, if there is one."""
-        found = self._passes.get((size_of(num_tokens), 0))
+        found = None if num_tokens > MAX_PASS else self._passes.get((size_of(num_tokens), 0))
         return None if found is None else found[0]
 
     def has(self, size: int, depth: int) -> bool:
@@ -106,7 +123,8 @@ class PassGraphs:
         attn = batch.attn
         stop = max([span.start + span.last - span.first for span in attn.spans])
         table_SB = attn.table_SB.numpy()[:, : -(-stop // self.block_size)]
-        self._inputs.send(sum(self._sizes(fit.size)), table_SB, partial(self._write, batch, fit))
+        num_words = self._layouts[fit.size].num_words
+        self._inputs.send(num_words, table_SB, partial(self._write, batch, fit))
         for at, token_1 in later:
             packed_5T[0, at : at + 1].copy_(token_1)
         if (tree_TP := attn.tree_TP) is not None and held.tree_TP is not None:
@@ -116,22 +134,22 @@ class PassGraphs:
 
     def _write(self, batch: Batch, fit: Fit, words_W: np.ndarray) -> None:
         """Write a pass's columns, tiles and sequences, with padding."""
-        size, attn, packed_5T = fit.size, batch.attn, batch.columns
-        num_columns, num_tiles, num_seqs = self._sizes(size)
-        columns, num_tokens = words_W[:num_columns].reshape(5, size), packed_5T.shape[1]
+        attn, packed_5T = batch.attn, batch.columns
+        num_columns, num_tiles, num_seqs, _, block = self._layouts[fit.size]
+        columns, num_tokens = words_W[:num_columns].reshape(5, fit.size), packed_5T.shape[1]
         columns[:, :num_tokens] = packed_5T
         columns[:, num_tokens:] = PADDING
         rest_W = words_W[num_columns:]
         rest_W[...] = 0
-        write_tiles(attn.spans, self._block(size), rest_W[:num_tiles].view(np.int32).reshape(-1, 2))
+        write_tiles(attn.spans, block, rest_W[:num_tiles].view(np.int32).reshape(-1, 2))
         if num_seqs:
             seqs = sequences(attn).numpy().ravel()
             rest_W[num_tiles : num_tiles + len(seqs)] = seqs
 
-    def _sizes(self, size: int) -> tuple[int, int, int]:
-        """Words of a pass's columns, of its tiles and of its sequences."""
-        num_seqs = aligned(4 * min(size, self._max_seqs))
-        return 5 * size, aligned(self._max_tiles(size)), num_seqs
+    def _layout(self, size: int) -> Layout:
+        block, num_seqs = self.target.tiler.block(size), aligned(4 * min(size, self._max_seqs))
+        max_tiles = min(size, -(-size // block) + max(SPARE_TILES, size // 16))
+        return Layout(5 * size, aligned(max_tiles), num_seqs, max_tiles, block)
 
     def prepare(self, size: int, depth: int = 0) -> None:
         """Capture a pass of this size, unless that was done."""
@@ -146,24 +164,16 @@ class PassGraphs:
         """Run what capturing a pass of this size would run, and keep nothing."""
         self._capture(size, 0)
 
-    def _max_tiles(self, size: int) -> int:
-        return min(size, -(-size // self._block(size)) + max(SPARE_TILES, size // 16))
-
-    def _block(self, size: int) -> int:
-        """Most tokens of a tile."""
-        return self.target.tiler.block(size)
-
     def _capture(self, size: int, depth: int) -> tuple[Graph, Tensor, AttnInputs]:
-        target, sizes, num_tiles = self.target, self._sizes(size), self._max_tiles(size)
-        words_W = self._inputs.before_table(sum(sizes))
+        target, layout = self.target, self._layouts[size]
+        words_W = self._inputs.before_table(layout.num_words)
         words_W.zero_()  # there may be what the last pass has read
-        rest_W = words_W[sizes[0] :]
-        tiles_W, seqs_W = rest_W[: sizes[1]], rest_W[sizes[1] :]
-        packed_5T = words_W[: sizes[0]].view(5, size)
+        packed_W, tiles_W, seqs_W = words_W.split_with_sizes(layout[:3])
+        packed_5T = packed_W.view(5, size)
         packed_5T[2] = -1
         attn = AttnInputs.over(packed_5T, self._inputs.table_XB, self.block_size, depth)
-        tiling = attn.memo["tiling"] = target.tiler.padded(num_tiles, size)
-        tiling.tiles_I2 = tiles_W.view(torch.int32).view(-1, 2)[:num_tiles]
+        tiling = attn.memo["tiling"] = target.tiler.padded(layout.max_tiles, size)
+        tiling.tiles_I2 = tiles_W.view(torch.int32).view(-1, 2)[: layout.max_tiles]
         if self._max_seqs:
             attn.memo[SEQUENCES] = seqs_W.view(-1, 4)[: min(size, self._max_seqs)]
 
@@ -174,9 +184,13 @@ class PassGraphs:
 
 
 def size_of(num_tokens: int) -> int:
-    """Tokens of a pass with padding."""
-    size = max(16, 1 << (num_tokens - 1).bit_length())
-    return size if size <= 256 else -(-num_tokens // 256) * 256
+    """Tokens of a captured pass with padding."""
+    return PASSES[bisect_left(PASSES, num_tokens)]
+
+
+def max_prompt(weight_bytes: int) -> int | None:
+    """The most tokens of prompts that a step reads with such weights; None: any number."""
+    return MAX_PASS if weight_bytes <= LAUNCH_BOUND else None
 
 
 class CatchUp:
@@ -188,11 +202,6 @@ class CatchUp:
         """`tokens_XL`: the rows' tokens on the device, where one more may be known."""
         self.rows, self.tokens_XL = rows, tokens_XL
         self.passes = PassGraphs(model, kv, (), rows.table.shape, rows.block_size, pool)
-
-    def preparations(self, *, is_rehearsal: bool = False) -> list[Callable[[], None]]:
-        """Capture passes of the usual sizes."""
-        prepare = self.passes.rehearse if is_rehearsal else self.passes.prepare
-        return [partial(prepare, size) for size in PASSES]
 
     def run(self, ids: list[int], num_more: int = 0) -> None:
         """Run it over all known tokens of these rows that it has no KV of, if memory suffices.

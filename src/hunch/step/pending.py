@@ -29,7 +29,7 @@ class Received(NamedTuple):
     lines: list[list[int]]  # the same without scores, and without tokens that were taken back
     seconds: float
     since: float | None  # seconds since the last result; None: the device was idle meanwhile
-    reading: float  # seconds of prompts, and of steps that the host ran, meanwhile
+    other_seconds: float  # of prompts, and of steps that the host ran, meanwhile
     here: list[Request | None]
     checked: CheckedResult
 
@@ -39,7 +39,6 @@ class PendingStep:
     """A captured step that was launched, and whose result was not applied yet."""
 
     group: Group
-    requests: list[Request | None]
     graph: StepGraph
     buffer: int  # of the download, where its result will be
     num_masked: dict[int, int]  # masks of each row whose choices its grammar checks later

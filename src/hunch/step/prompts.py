@@ -21,7 +21,7 @@ import torch
 
 from hunch.draft import TargetStep
 from hunch.drafting.step_shapes import DraftSource, StepShape
-from hunch.models.decoder import Hidden
+from hunch.models.target import Hidden
 from hunch.step.batch import Batch, RowPart, pack
 from hunch.step.capture import StepTimer
 from hunch.step.captured_step import CapturedSteps
@@ -43,7 +43,9 @@ class PromptSteps:
         self._is_host_drafting = captured.capacity.max_nodes > 0 and captured.drafter is None
         drafter, needs = captured.drafter, captured.host_drafter.needs
         # The drafter is a head: it reads the target's states and keeps KV of its own.
-        self._has_head = drafter is not None and drafter.network is None and needs.kv is not None
+        self._has_head = (
+            drafter is not None and drafter.draft_model is None and needs.kv is not None
+        )
 
     def takes(self, work: list[RowWork]) -> bool:
         """Whether all of these rows can be launched here; else the host runs all of them."""
@@ -148,11 +150,11 @@ class PromptSteps:
         draft model does not, as it has not read the prompts yet.
         """
         captured, policy = self.captured, self.captured.policy
-        use, shapes, plain = policy.sources, policy.shapes, captured.plain_shape
-        if use.can_drop and use.is_dropped(group.ids).all():
+        network_rows, shapes, plain = policy.network_rows, policy.shapes, captured.plain_shape
+        if network_rows.can_drop and network_rows.is_dropped(group.ids).all():
             return StepShape(0, DraftSource.LOOKUP_ALONE)
         is_drafting = group.is_drafting or plain not in shapes.all
-        if use.can_catch_up or not shapes.network_sources or not is_drafting:
+        if network_rows.can_catch_up or not shapes.network_sources or not is_drafting:
             return plain
         row_R = np.array(sorted({*group.ids, *captured.running()}))
         extras = int(np.bitwise_or.reduce(captured.extras.extras_X[row_R]))
@@ -175,7 +177,7 @@ class PromptSteps:
         """
         if not group.has_masks:
             return {}
-        if self.captured.num_masked:
+        if self.captured.num_with_masks:
             receive()
         masks, extras = self.captured.steps.step_masks(), self.captured.extras
         return extras.fill_masks(group, graph, masks, set(), is_first=True)
@@ -194,7 +196,7 @@ class PromptSteps:
         with torch.inference_mode():
             run = partial(captured.catch_up.run, num_more=1)
             captured.policy.catch_up(ids, run, captured.running())
-        captured.policy.sources.is_current[ids] &= self.rows.computed[-1, ids] > known[ids]
+        captured.policy.network_rows.is_current[ids] &= self.rows.computed[-1, ids] > known[ids]
         return perf_counter() - began
 
     def apply(self, pending: PendingPrompts) -> StepResult:

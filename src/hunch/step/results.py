@@ -27,7 +27,7 @@ from hunch.kernels.step import (
     StepRows,
 )
 from hunch.sampling.logprobs import entries
-from hunch.sampling.stop import REASONS, finish
+from hunch.sampling.stop import REASONS, cut_at_end
 from hunch.step.rows import RowBuffers
 from hunch.types import DecodedRows, Logprob, Request, RowResult
 
@@ -268,7 +268,7 @@ def end_at_stop(line: list[int], request: Request) -> None:
     num_tokens, num_known = line[TOKENS], line[KNOWN]
     num_output = num_known - num_tokens - len(request.prompt_ids)
     tokens = line[FIRST : FIRST + num_tokens]
-    num_kept, reason = finish(tokens, request, num_output)
+    num_kept, reason = cut_at_end(tokens, request, num_output)
     if reason == REASONS[STOP]:
         line[TOKENS] -= num_tokens - num_kept
         line[KNOWN] -= num_tokens - num_kept

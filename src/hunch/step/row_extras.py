@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hunch.drafting.base import PREDICTION, RowSource
+from hunch.drafting.base import PREDICTION, RowMethod
 from hunch.drafting.step_shapes import StepShape
-from hunch.drafting.trees import path_of
+from hunch.drafting.trees import accepted_path
 from hunch.kernels.step import BY_PREDICTION, FIRST, MATCHED, MAX_STOPS, TOKENS
 from hunch.sampling.state import FILTERED, HISTORY, SamplingState
 from hunch.step.grammars import RowGrammars
@@ -41,6 +41,7 @@ USUAL_EXTRAS = (
     (SOURCES, NO_SCORES),
     *((SCORES, size) for size in SCORE_SIZES if size <= USUAL_SCORES),
 )
+NO_ROWS = np.empty(0, dtype=np.int64)
 HELD = 4  # steps for which the numbers of checked nodes are kept
 
 
@@ -59,21 +60,27 @@ class Group:
     def __init__(self, work: list[RowWork], rows: RowExtras) -> None:
         self.work = work
         self.ids = [item.row for item in work]
-        self.row_R = np.array(self.ids)
-        drafted = rows.is_drafted_X[self.row_R].tolist()
-        pairs = list(zip(work, drafted, strict=True))
-        self.max_checked = [item.num_nodes * can for item, can in pairs]  # nodes, at most
-        self.max_draft = [item.max_draft * can for item, can in pairs]  # and drafted
+        self.requests = [rows.rows.requests[row] for row in self.ids]
+        self.max_checked = [item.num_nodes for item in work]  # nodes, at most
+        max_draft = [item.max_draft for item in work]
+        if not rows.undrafted.isdisjoint(self.ids):
+            for place, row in enumerate(self.ids):
+                if row in rows.undrafted:
+                    self.max_checked[place] = max_draft[place] = 0
         self.has_waiting = any(self.max_checked)
-        self.is_drafting = self.has_waiting or any(self.max_draft)
-        self.extras = int(np.bitwise_or.reduce(rows.extras_X[self.row_R]))
+        self.is_drafting = self.has_waiting or any(max_draft)
+        # The rows, how many nodes of each are checked at most, and how many drafted.
+        self.inputs_3R = np.array(self.ids + self.max_checked + max_draft).reshape(3, -1)
+        self.row_R = row_R = self.inputs_3R[0]
+        self.extras = int(np.bitwise_or.reduce(rows.extras_X[row_R]))
         self.has_masks = bool(self.extras & MASKS)
-        self.num_best_R = rows.num_best_X[self.row_R]
-        self.num_best = int(self.num_best_R.max())
-        self.is_scored = (self.num_best_R != NO_SCORES).tolist()
-        is_traced = rows.is_traced_X[self.row_R].tolist()
-        self.is_traced: list[bool] | None = is_traced if any(is_traced) else None
-        self.draws = rows.sampling.draws(self.row_R)
+        self.num_best_R = rows.num_best_X[row_R] if self.extras & SCORES else NO_ROWS
+        self.num_best = max(self.num_best_R.tolist(), default=NO_SCORES)
+        # A row that is traced gets its drafts back.
+        self.is_traced: list[bool] | None = None
+        if self.extras & DRAFTS:
+            self.is_traced = rows.is_traced_X[row_R].tolist()
+        self.draws = rows.sampling.draws(row_R)
         self.graphs: dict[StepShape, StepGraph] = {}  # by the shapes that its steps had
         self.checked: list[int] = []  # nodes worth checking of each row, kept for a few steps
         self.num_held = 0  # steps for which they are still kept
@@ -100,7 +107,7 @@ class RowExtras:
         grammars: RowGrammars,
         sampling: SamplingState,
         mark_stale: Callable[[int], None],  # to be called when the host changed a row
-        sources: Mapping[str, RowSource] | None,  # methods a request may name; None: no drafter
+        sources: Mapping[str, RowMethod] | None,  # methods a request may name; None: no drafter
         row_sources: Callable[[], StepSources],
         *,
         can_take_back: bool,  # a step changes nothing but tokens and KV
@@ -111,23 +118,23 @@ class RowExtras:
         self.sources, self._row_sources = sources, row_sources
         self.extras_X = np.zeros(num_rows, dtype=np.int64)  # RULES, MASKS and so on
         self.num_best_X = np.full(num_rows, NO_SCORES)
-        self.is_drafted_X = np.ones(num_rows, dtype=np.bool_)  # False: too long for the network
+        self.undrafted: set[int] = set()  # rows that are too long for the network
         self._can_take_back = can_take_back
         self.is_traced_X = np.zeros(num_rows, dtype=np.bool_)
         # Tokens and parents of the waiting drafts of rows with a grammar or a trace.
         self._drafts: dict[int, WaitingDraft] = {}
-        self._source: list[RowSource | None] = [None] * num_rows  # named by the row's request
+        self._source: list[RowMethod | None] = [None] * num_rows  # named by the row's request
         self._is_predicted = np.zeros(num_rows, dtype=np.bool_)  # the waiting draft
         self._with_more_stops: set[int] = set()  # rows with more stop ids than the device knows
 
-    def start(self, row: int, request: Request, is_followed: bool = True) -> None:
-        """is_followed: the drafter's network drafts for texts as long as this one may get."""
+    def start(self, row: int, request: Request, fits_network: bool = True) -> None:
+        """fits_network: the drafter's network drafts for texts as long as this one may get."""
         params = request.params
         self.forget_draft(row)
         self._with_more_stops.discard(row)
         if len(request.stop_ids) > MAX_STOPS:
             self._with_more_stops.add(row)
-        self._start_source(row, request, is_followed)
+        self._start_source(row, request, fits_network)
         extras = int(self.extras_X[row]) & SOURCES
         if self.sampling.flags_X[row] & HISTORY:
             extras |= RULES
@@ -143,7 +150,7 @@ class RowExtras:
         self.extras_X[row] = extras | DRAFTS * params.speculation.trace
         self.num_best_X[row] = NO_SCORES if params.logprobs is None else params.logprobs
 
-    def _start_source(self, row: int, request: Request, is_followed: bool) -> None:
+    def _start_source(self, row: int, request: Request, fits_network: bool) -> None:
         """Tell the device which method drafts for the row, if its request names one.
 
         A row that the network does not follow is drafted for by a lookup, or from its prediction.
@@ -152,11 +159,12 @@ class RowExtras:
             return
         mode, expected = request.params.speculation.mode, request.prediction_ids
         source = self.sources.get(mode)
-        self.is_drafted_X[row] = True
-        if not is_followed and mode != "off" and (source is None or source.by_network):
+        self.undrafted.discard(row)
+        if not fits_network and mode != "off" and (source is None or source.by_network):
             lookups = (one for one in self.sources.values() if one.by_network is False)
             source = next(lookups, self.sources.get(PREDICTION))
-            self.is_drafted_X[row] = bool(expected or (source and source.by_network is False))
+            if not expected and (source is None or source.by_network is not False):
+                self.undrafted.add(row)
         self._source[row] = source
         if mode == "off" or (source is not None and not source.with_prediction):
             expected = ()
@@ -274,8 +282,10 @@ class RowExtras:
         results: list[RowResult],
     ) -> list[RowResult]:
         """Add what rows asked for to what a step did; returns the whole results of all rows."""
+        is_scored: list[bool] = []
         if scores is not None:
-            decoded.logprobs = scores.of_rows(decoded.tokens, group.is_scored)
+            is_scored = (group.num_best_R != NO_SCORES).tolist()
+            decoded.logprobs = scores.of_rows(decoded.tokens, is_scored)
         if not results and not checked.refused:
             return results
         whole = iter(results)
@@ -283,7 +293,7 @@ class RowExtras:
         for place, (result, request) in enumerate(zip(found, requests, strict=True)):
             if result is None or request is None or not result.tokens:
                 continue
-            if scores is not None and group.is_scored[place]:
+            if scores is not None and is_scored[place]:
                 first = scores.begins[place]
                 result.logprobs = scores.entries[first : first + len(result.tokens)]
             if request.params.speculation.trace:
@@ -310,7 +320,7 @@ class RowExtras:
 def _trace(checked: WaitingDraft, result: RowResult) -> DraftTrace:
     """The draft that a step checked, and the nodes of it that were accepted."""
     tokens, parents = checked
-    accepted = path_of(tokens, parents, result.tokens[: result.num_accepted])
+    accepted = accepted_path(tokens, parents, result.tokens[: result.num_accepted])
     # Near a row's end, a tree has more nodes than tokens can still come.
     count = max(result.num_drafted, accepted[-1] + 1 if accepted else 0)
     return DraftTrace(

@@ -197,8 +197,8 @@ class RowBuffers:
 
     def take_draft(self, row: int, max_nodes: int) -> Nodes:
         """The waiting draft, cut to its first `max_nodes` nodes."""
-        pending = self.drafts[row]
+        waiting = self.drafts[row]
         self.drafts[row] = None
-        if pending is None or max_nodes == 0:
+        if waiting is None or max_nodes == 0:
             return NOTHING
-        return pending if len(pending.tokens_N) <= max_nodes else pending.take(slice(max_nodes))
+        return waiting if len(waiting.tokens_N) <= max_nodes else waiting.take(slice(max_nodes))

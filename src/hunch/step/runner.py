@@ -1,8 +1,8 @@
 """The runner: takes the engine's plans, runs their steps, and returns the results.
 
 On a CPU the host runs every step. On a GPU it launches captured steps for rows that decode, and
-passes over most prompts, and reads the results of both one step late. It runs all other steps
-itself.
+passes over most prompts, and reads the results of both after it has launched the next step. It runs
+all other steps itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hunch.config import say_once
 from hunch.drafting.base import Clears
 from hunch.models.target import FusedTarget, OverProcesses
 from hunch.step.host_step import HostStep
-from hunch.step.parts import BegunStep, LeadsSteps, RunnerParts
+from hunch.step.parts import BegunStep, LeadsSteps, RunnerParts, passes_to_capture
 from hunch.step.pending import PendingPrompts, PendingStep, merge_results
 from hunch.types import RowResult, RowWork, StepPlan, StepResult
 from hunch.verify.exact import exact
@@ -31,9 +31,7 @@ if TYPE_CHECKING:  # needs Triton
 
 log = logging.getLogger("hunch")
 
-Item = StepResult | PendingStep | PendingPrompts | BegunStep  # of the queue
-# Tokens of passes captured at the start: capturing one later would delay all requests.
-PASSES = (16, 32, 64, 128, *range(256, 2049, 256))
+Item = StepResult | PendingStep | PendingPrompts | BegunStep  # of the queue of submitted plans
 NO_MEMORY = (
     "the GPU is out of memory for this request alone: give a smaller gpu_memory_utilization or "
     "max_num_batched_tokens"
@@ -41,12 +39,14 @@ NO_MEMORY = (
 
 
 class Runner:
-    """Runs steps in this process. depth: how many steps may begin before a result is collected."""
+    """Runs steps in this process.
+
+    depth: plans that may be uncollected when another is submitted.
+    """
 
     def __init__(self, parts: RunnerParts, *, depth: int = 0, captures: bool = False) -> None:
-        """`captures`: the target's kernels can be captured."""
+        """`captures`: passes of the target can be captured."""
         self.capacity, self.depth, self.cost = parts.capacity, depth, parts.cost
-        self.flow = parts.flow
         self.target, self.drafter, self.sampling = parts.target, parts.drafter, parts.sampling
         self.rows, self.grammars = parts.rows, parts.grammars
         self.host = HostStep(parts)
@@ -92,18 +92,24 @@ class Runner:
     def preparations(
         self, *, is_greedy: bool = False, is_rehearsal: bool = False
     ) -> list[Callable[[], Any]]:
-        """Calls to make before the first request.
+        """Calls to make before the first request: they capture passes and steps.
 
-        A rehearsal keeps nothing. It has further calls at its end, for steps that only some
-        requests need.
+        For a rehearsal, the calls run what capturing would run and keep nothing, so that `ahead`
+        sees which kernels are needed. Its last calls are for steps that only some requests need.
         """
         todo: list[Callable[[], Any]] = []
         if (passes := self.host.passes) is not None:
-            prepare = passes.rehearse if is_rehearsal else passes.prepare
-            todo += [partial(prepare, n) for n in PASSES]
+            todo += passes_to_capture(passes, is_rehearsal=is_rehearsal)
         if self.captured is not None:
             todo += self.captured.preparations(is_greedy=is_greedy, is_rehearsal=is_rehearsal)
         return todo
+
+    def wait_for_compilers(self) -> None:
+        """Wait until no kernel is compiled in the background any more, which takes cores."""
+        if self.captured is not None:
+            from hunch.kernels.gpu_compile import wait_for_background
+
+            wait_for_background()
 
     # --- the engine's side ------------------------------------------------------------------------
 
@@ -112,7 +118,7 @@ class Runner:
         if self.host.has_stages:
             self._begin(plan)
             return
-        self._enter(plan)
+        self._update_rows(plan)
         pending = None
         if self.captured is not None:
             try:
@@ -122,14 +128,14 @@ class Runner:
             except torch.OutOfMemoryError:  # in an upload, say
                 log.warning("no GPU memory to launch a step: the host runs it, row by row")
                 self.captured.steps.recount()
-                plan = _apart(plan)
+                plan = _row_by_row(plan)
         if pending is None and (prompts := self._launch_prompts(plan)) is not None:
             self._queue.append(prompts)
             return
         if pending is None:
             # The host may run rows that took captured steps, so it must know their tokens.
             self._apply_pending()
-            self._queue.append(self._run(plan))
+            self._queue.append(self._run_on_host(plan))
             return
         pending.plan_id = plan.id
         if len(pending.group.work) < len(plan.work):
@@ -138,7 +144,7 @@ class Runner:
             pending.order, pending.others = plan.work, self._launch_prompts(rest, pending)
             if pending.others is None:
                 self._apply_pending()  # while the captured step runs, so that the device is busy
-                pending.others = self._run(rest)
+                pending.others = self._run_on_host(rest)
         self._queue.append(pending)
 
     def _launch_prompts(
@@ -157,7 +163,7 @@ class Runner:
             log.warning("no GPU memory to read prompts: the host reads them, one by one")
             self.captured.steps.recount()
             self._apply_pending()
-            return self._run(_apart(plan))
+            return self._run_on_host(_row_by_row(plan))
         self._keep_states(plan)
         return launched
 
@@ -169,17 +175,17 @@ class Runner:
         is_apart = any(work.is_apart for work in plan.work)
         if is_apart:
             self._apply_pending()
-        self._enter(plan)
+        self._update_rows(plan)
         if not is_apart:
             try:
                 self._queue.append(self.host.begin(plan))
                 return
             except torch.OutOfMemoryError:  # before anything of it was begun
                 self._apply_pending()
-        self._queue.append(self._run(plan))
+        self._queue.append(self._run_on_host(plan))
 
-    def _enter(self, plan: StepPlan) -> None:
-        """Before the step: free rows, start requests in rows, add blocks."""
+    def _update_rows(self, plan: StepPlan) -> None:
+        """What a plan asks for before its step: free rows, start requests in rows, add blocks."""
         freed, requests = plan.freed_rows, self.rows.requests
         if any(row in self.grammars.matchers and requests[row] for row in freed):
             self._receive_pending()  # a preempted row's grammar must have seen all its tokens
@@ -197,15 +203,13 @@ class Runner:
                 self._copy_state(self.capacity.max_rows + start.snapshot, start.row)
         for row, blocks in plan.blocks.items():
             self.rows.add_blocks(row, blocks)
-        if self.captured is None:
-            if plan.starts:
-                self.flow.start([start.row for start in plan.starts], self.rows.requests)
-            self.flow.step([work.row for work in plan.work])
-        elif plan.starts:
+        if self.captured is not None and plan.starts:
             self.captured.start(plan.starts)
 
-    def _run(self, plan: StepPlan) -> StepResult:
-        """A step run by the host."""
+    # --- steps run by the host --------------------------------------------------------------------
+
+    def _run_on_host(self, plan: StepPlan) -> StepResult:
+        """Run a plan as a step of the host."""
         result = self._run_rows(plan)
         self._keep_states(plan)
         if self.captured is not None:
@@ -213,7 +217,7 @@ class Runner:
         return result
 
     def _keep_states(self, plan: StepPlan) -> None:
-        """Copy the recurrent states that later prompts with the same beginning will start from."""
+        """Copy recurrent states into snapshots, for later prompts that begin alike."""
         for work in plan.work:
             if work.snapshot >= 0:
                 self._copy_state(work.row, self.capacity.max_rows + work.snapshot)
@@ -258,7 +262,7 @@ class Runner:
         try:
             return self.host.run(replace(plan, work=[work]))
         except torch.OutOfMemoryError:
-            return StepResult(id=plan.id, rows=[self._give_up(work)])
+            return StepResult(id=plan.id, rows=[self._end_without_memory(work)])
 
     def _is_lost(self, row: int) -> bool:
         """Whether a failed step has changed the row's recurrent state."""
@@ -267,13 +271,18 @@ class Runner:
             return False
         return states.is_ahead(row, int(self.rows.computed[0, row]))
 
-    def _give_up(self, work: RowWork) -> RowResult:
+    def _end_without_memory(self, work: RowWork) -> RowResult:
         computed = tuple(self.rows.computed[:, work.row].tolist())
         self.rows.leave(work.row)
         return RowResult(row=work.row, finish="abort", problem=NO_MEMORY, computed=computed)
 
+    # --- results ----------------------------------------------------------------------------------
+
     def collect(self) -> StepResult:
-        """Apply the oldest result that was not collected; wait for the device if need be."""
+        """The result of the oldest plan in the queue, applied to the host's rows.
+
+        Waits for the device if the result is not there yet.
+        """
         pending = self._queue.popleft()
         if isinstance(pending, StepResult):
             return pending
@@ -294,7 +303,7 @@ class Runner:
         return merge_results(pending.group.ids, pending.order, result, others)
 
     def has_result(self) -> bool:
-        """Whether the next result is a host's step, or first tokens that the device has chosen."""
+        """Whether the oldest plan was run by the host, or its first tokens are already there."""
         pending = self._queue[0]
         if isinstance(pending, PendingPrompts) and self.captured is not None:
             step = pending.step
@@ -302,9 +311,9 @@ class Runner:
         return isinstance(pending, StepResult)
 
     def _repeat(self, failed: BegunStep) -> StepResult:
-        """Run the rows of a step that ran out of memory one by one, and steps begun after it again.
+        """Run the rows of a step that ran out of memory one by one, then repeat later steps.
 
-        Those may have read what the failed one has written.
+        Those may have read what the failed step has written.
         """
         num_rows, later = len(failed.plan.work), list(self._queue)
         log.warning("out of GPU memory in a step of %d rows: they go one by one", num_rows)
@@ -315,11 +324,11 @@ class Runner:
         for item in (*later[::-1], failed):
             if isinstance(item, BegunStep):
                 self.host.go_back(item)
-        result = self._run(_apart(failed.plan))
+        result = self._run_on_host(_row_by_row(failed.plan))
         # Each by itself, too, where a row may have lost its state.
         is_apart = self.capacity.has_states
         self._queue = deque(
-            self._run(_apart(item.plan) if is_apart else item.plan)
+            self._run_on_host(_row_by_row(item.plan) if is_apart else item.plan)
             if isinstance(item, BegunStep)
             else item
             for item in later
@@ -365,6 +374,6 @@ class Runner:
             self.on_close()
 
 
-def _apart(plan: StepPlan) -> StepPlan:
-    """The same plan, with each row by itself."""
+def _row_by_row(plan: StepPlan) -> StepPlan:
+    """The same plan, in which the host runs each row by itself."""
     return replace(plan, work=[replace(work, is_apart=True) for work in plan.work])

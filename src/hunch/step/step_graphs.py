@@ -26,8 +26,7 @@ from hunch.kernels.gpu_scores import filtered
 from hunch.kernels.gpu_step import commit, compact, pack
 from hunch.kernels.gpu_transfer import deliver
 from hunch.kernels.step import FIRST, TOKENS, Draws, StepRows
-from hunch.models.decoder import Hidden
-from hunch.models.target import FusedTarget
+from hunch.models.target import FusedTarget, Hidden
 from hunch.sampling.dense import DeviceProcessors
 from hunch.step.capture import Graph, seconds_of
 from hunch.step.parts import Lead, LeadsSteps, Piece, RunnerParts
@@ -160,7 +159,7 @@ class StepGraphs:
     def _capture(self, kind: StepKind) -> StepGraph:
         self.inputs_3R.fill_(-1)  # no rows: running a body to compile it changes nothing
         drafter = self.drafter
-        if drafter is None or not (self.drafts_at(kind.num_rows) and drafter.works(kind.source)):
+        if drafter is None or not (self.drafts_at(kind.num_rows) and drafter.runs_in(kind.source)):
             drafter = None
         depth = 0 if drafter is None else min(drafter.depth(kind.source), kind.num_nodes)
         size = kind.num_rows, kind.num_nodes, depth
@@ -174,7 +173,7 @@ class StepGraphs:
         buffers_QW = self.download.buffers(result_RC.numel())
         rows.draws, rows.has_rules = kind.draws, bool(kind.extras & RULES)
         has_sources = bool(kind.extras & SOURCES) and self.drafts_at(kind.num_rows)
-        rows.sources = self.row_sources().tables if has_sources else None
+        rows.methods = self.row_sources().tables if has_sources else None
 
         def draft(hidden: Hidden) -> None:
             if drafter is not None:
@@ -212,7 +211,7 @@ class StepGraphs:
 
         graph = self._captured(Piece.FINISH, size, finish)
         seconds, draft_seconds = forward_seconds + seconds_of(graph, self.device), 0.0
-        if drafter is not None and (has_sources or drafter.drafts(kind.source)):
+        if drafter is not None and (has_sources or drafter.drafts_in(kind.source)):
             draft_seconds = self._seconds_of_drafting(kind, draft, len(buffers.ids_T))
         packing = self._pack_of(size, buffers, forward) if not kind.num_nodes else None
         return StepGraph(kind, columns, forward, graph, seconds, draft_seconds, packing)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hunch.drafting.step_shapes import DraftSource, StepKey, StepShape, StepShapes
@@ -45,11 +45,11 @@ class StepGraph:
     draft_seconds: float  # of these, for drafting
     # Packs and does not run the target: for `finish` after a pass over prompts.
     pack: Graph | None = None
+    key: StepKey = field(init=False)
 
-    @property
-    def key(self) -> StepKey:
+    def __post_init__(self) -> None:
         num_rows, num_nodes, source, _, extras, _ = self.kind
-        return StepKey(num_rows, StepShape(num_nodes, source), extras)
+        self.key = StepKey(num_rows, StepShape(num_nodes, source), extras)
 
     @property
     def num_numbers(self) -> int:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hunch.drafting.base import RowSource
+from hunch.drafting.base import RowMethod
 from hunch.kernels.gpu_transfer import update
-from hunch.kernels.step import RowSources, RowState
+from hunch.kernels.step import RowMethods, RowState
 from hunch.step.rows import RowBuffers
 
 PINNED = 8192  # changes that fit the pinned buffers, which the device reads directly
@@ -32,7 +32,7 @@ class DeviceRows:
         self.rows, self.device = rows, device
         self.state = rows.state.copy_to(device)
         self._host_state = rows.state.flat.numpy()
-        num_rows = len(rows.known)
+        num_rows, self._width = len(rows.known), width
         self._stale = set(range(num_rows))  # rows to be uploaded again, all of each
         self._cut: set[int] = set()  # rows whose last tokens the host took back
         self._num_blocks = [0] * num_rows  # of each row's table, on the device
@@ -41,7 +41,7 @@ class DeviceRows:
         self._first_block = int(rows.state.table_XB.storage_offset())
         # A step's rows, and how many nodes each may check and draft, for up to `width` rows.
         self.inputs_3R = torch.empty(3, width, dtype=torch.int64, device=device)
-        self._sent: tuple[object, ...] = ()  # the inputs that the device holds
+        self._sent = -1, b""  # the inputs that the device holds
         room = 3 * width + 2 * PINNED
         pinned = [
             torch.empty(room, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -49,7 +49,7 @@ class DeviceRows:
         ]
         self._buffers = [(buffer_W, buffer_W.numpy()) for buffer_W in pinned]
         self._turn = 0
-        self.update([], [], [], 0)  # compiles the kernel
+        self.update(np.empty((3, 0), dtype=np.int64), 0)  # compiles the kernel
 
     def mark_stale(self, row: int) -> None:
         """The host changed more of the row than its blocks: all of it must be uploaded again."""
@@ -63,14 +63,13 @@ class DeviceRows:
         """Whether the host knows all of the row's tokens, as it changed the row last."""
         return row in self._stale or row in self._cut
 
-    def update(
-        self, rows: list[int], max_checked: list[int], max_draft: list[int], num_rows: int
-    ) -> list[int]:
+    def update(self, inputs_3R: np.ndarray, num_rows: int) -> list[int]:
         """Bring a step's rows up to date on the device; returns those the host had changed.
 
-        At most `max_checked` nodes of each row are checked, and `max_draft` drafted for the next
-        step. Rows are padded to `num_rows`.
+        inputs_3R: the rows, how many nodes of each are checked at most, and how many are drafted at
+        most for the next step. They are padded to `num_rows`.
         """
+        rows: list[int] = inputs_3R[0].tolist()
         stale: list[int] = []
         if not self._stale.isdisjoint(rows):
             stale = [row for row in rows if row in self._stale]
@@ -84,9 +83,10 @@ class DeviceRows:
         num_blocks, on_device = self.rows.num_blocks, self._num_blocks
         grown = [row for row in rows if num_blocks[row] != on_device[row]]
         places += map(self._new_blocks, grown)
-        inputs = num_rows, rows, max_checked, max_draft
+        inputs = num_rows, inputs_3R.tobytes()
         if places or inputs != self._sent:
-            self._send(inputs, places)
+            self._send(inputs_3R, num_rows, places)
+            self._sent = inputs
         return stale
 
     def _places(self, stale: list[int]) -> list[np.ndarray]:
@@ -106,10 +106,8 @@ class DeviceRows:
 
         The engine may not know yet that it did.
         """
-        requests = self.rows.requests
-        here = [row for row in rows if requests[row] is not None]
-        gone = [row for row in rows if requests[row] is None]
-        return [self._fixed_XF[here, :count].ravel(), self._fixed_XF[gone, 0]]
+        requests, fixed_XF = self.rows.requests, self._fixed_XF
+        return [fixed_XF[row, : count if requests[row] is not None else 1] for row in rows]
 
     def _new_blocks(self, row: int) -> np.ndarray:
         """The places of the row's blocks that the device does not have."""
@@ -119,30 +117,25 @@ class DeviceRows:
         have[row] = want[row]
         return place_N
 
-    def _send(
-        self, inputs: tuple[int, list[int], list[int], list[int]], places: list[np.ndarray]
-    ) -> None:
-        num_rows, *lines = inputs
-        num_inputs, num_changes = self.inputs_3R.numel(), sum(map(len, places))
-        size = num_inputs + 2 * num_changes
+    def _send(self, inputs_3R: np.ndarray, num_rows: int, places: list[np.ndarray]) -> None:
+        width, num_live, num_changes = self._width, inputs_3R.shape[1], sum(map(len, places))
+        size = 3 * width + 2 * num_changes
         if num_changes > PINNED:
             buffer_W = torch.empty(size, dtype=torch.int64)
             held_W = buffer_W.numpy()
         else:
             self._turn = (self._turn + 1) % RING
             buffer_W, held_W = self._buffers[self._turn]
-            buffer_W, held_W = buffer_W[:size], held_W[:size]
-        inputs_3R = held_W[:num_inputs].reshape(self.inputs_3R.shape)
-        inputs_3R[:, : len(lines[0])] = lines
-        inputs_3R[:, len(lines[0]) : num_rows] = -1
+        held_3R = held_W[: 3 * width].reshape(3, width)
+        held_3R[:, :num_live] = inputs_3R
+        held_3R[:, num_live:num_rows] = -1
         if num_changes:
-            place_N, value_N = held_W[num_inputs:].reshape(2, num_changes)
+            place_N, value_N = held_W[3 * width : size].reshape(2, num_changes)
             np.concatenate(places, out=place_N)
-            np.take(self._host_state, place_N, out=value_N)
+            value_N[...] = self._host_state[place_N]
         if num_changes > PINNED:
             buffer_W = buffer_W.to(self.device)
         update(self.state, self.inputs_3R, buffer_W, num_changes)
-        self._sent = inputs
 
 
 def _fixed_places(state: RowState) -> np.ndarray:
@@ -187,20 +180,20 @@ class StepSources:
     """The sources of drafts that requests name: written by the host when requests start."""
 
     def __init__(self, num_rows: int, room: int, device: torch.device) -> None:
-        self.tables = RowSources.create(num_rows, min(room, MAX_EXPECTED), device)
-        self._usual_W = self.tables.rules_XW[0].clone()
+        self.tables = RowMethods.create(num_rows, min(room, MAX_EXPECTED), device)
+        self._usual_W = self.tables.settings_XW[0].clone()
         self._is_own = [False] * num_rows
 
     def put(
-        self, row: int, source: RowSource | None, expected: Sequence[int], num_prompt: int
+        self, row: int, source: RowMethod | None, expected: Sequence[int], num_prompt: int
     ) -> None:
         """The row's request names a method (None: it does not), or brings a prediction."""
-        rules_XW, expected_XE = self.tables.rules_XW, self.tables.expected_XE
+        settings_XW, expected_XE = self.tables.settings_XW, self.tables.expected_XE
         expected = expected[: expected_XE.shape[1]]
-        source = source or RowSource(name="")
-        matches = source.sure, source.min_match, source.max_match, source.has_table
+        source = source or RowMethod(name="")
+        matches = source.sure_match, source.min_match, source.max_match, source.has_table
         line = (*matches, len(expected), source.is_alone, num_prompt, 0)
-        rules_XW[row] = torch.tensor(line, dtype=torch.int64)
+        settings_XW[row] = torch.tensor(line, dtype=torch.int64)
         if expected:
             expected_XE[row, : len(expected)] = torch.tensor(expected, dtype=torch.int32)
         self._is_own[row] = True
@@ -208,5 +201,5 @@ class StepSources:
     def clear(self, row: int) -> None:
         """The row's request names no source."""
         if self._is_own[row]:
-            self.tables.rules_XW[row] = self._usual_W
+            self.tables.settings_XW[row] = self._usual_W
             self._is_own[row] = False

@@ -14,6 +14,8 @@ from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
+from hunch.text.encoding import encode_text
+
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # noncharacters: Unicode gives them no meaning, ever
 
 
@@ -49,8 +51,7 @@ class Literals:
             plain = Backend.from_str(self._backend.to_str())
             plain.encode_special_tokens = True
             self._plain = plain
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
-        return ids
+        return encode_text(self._plain, text, add_special_tokens=False)
 
 
 class Hidden:
@@ -59,7 +60,6 @@ class Hidden:
     def __init__(self) -> None:
         self._names: list[str] = []
         self._nonce = secrets.token_hex(8)
-        self._pattern = re.compile(f"{_OPEN}{self._nonce}:([0-9]+){_CLOSE}")
 
     def __bool__(self) -> bool:
         return bool(self._names)
@@ -70,7 +70,8 @@ class Hidden:
 
     def shown(self, text: str) -> str:
         """The text as it was written."""
-        return self._pattern.sub(lambda match: self._names[int(match.group(1))], text)
+        mark = f"{_OPEN}{self._nonce}:([0-9]+){_CLOSE}"
+        return re.sub(mark, lambda match: self._names[int(match.group(1))], text)
 
 
 def _texts(value: Any) -> Iterable[str]:

@@ -20,8 +20,8 @@ def _byte_alphabet() -> dict[str, int]:
 BYTE_OF = _byte_alphabet()
 
 
-class Pieces:
-    """The bytes of each token, as the tokenizer's decoder would make them.
+class Pieces(dict[int, bytes]):
+    """The bytes of each token, as the tokenizer's decoder would make them, once it was met.
 
     Invalid UTF-8 becomes U+FFFD where it stands. (Where a vocabulary spells bytes as <0xE2>, the
     tokenizers library replaces a whole run of them if any of it is invalid; text that was already
@@ -34,9 +34,9 @@ class Pieces:
         decoder: Mapping[str, Any] | None,
         added: Mapping[int, str],
     ) -> None:
+        super().__init__()
         self._token_of = token_of
         self._added = added  # stand for themselves, whatever the decoder does
-        self._known: dict[int, bytes] = {}  # filled as tokens are met
         self.num_strip = 0  # spaces taken off the beginning of a text
         self._replace: list[tuple[str, str]] = []
         self._is_byte_level = self._has_byte_tokens = self._is_spaced = False
@@ -66,11 +66,9 @@ class Pieces:
             case _:
                 raise UnsupportedModelError(f"the tokenizer decodes with {decoder!r:.80}")
 
-    def __getitem__(self, token: int) -> bytes:
-        known = self._known.get(token)
-        if known is None:
-            known = self._known[token] = self._make(token)
-        return known
+    def __missing__(self, token: int) -> bytes:
+        piece = self[token] = self._make(token)
+        return piece
 
     def _make(self, token: int) -> bytes:
         if token in self._added:

@@ -11,16 +11,14 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from hunch.errors import ModelFormatError, RequestError
+from hunch.errors import ModelFormatError
 from hunch.hub.gguf_file import read_header
 from hunch.text.detokenizer import PieceDetokenizer
-from hunch.text.literal import Literals
+from hunch.text.encoding import check_length, encode_text, encode_texts
+from hunch.text.literal import Hidden, Literals
 from hunch.text.pieces import Pieces
 from hunch.text.stop import StopMatcher
 from hunch.text.transformers_names import TransformersNames, as_asked, check_asked
-
-MOST_CHARS = 4  # per token: a longer text is looked at in pieces before it is encoded
-PIECE_CHARS = 8192
 
 # What a tokenizer.json can be made from: a SentencePiece model, or a vocabulary and its merges.
 _OLDER = ("tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "sentencepiece.bpe.model")
@@ -105,33 +103,10 @@ class Tokenizer(TransformersNames):
         **asked: Any,
     ) -> list[int]:
         """Token ids. A text that is clearly longer than `max_tokens` is refused, mostly unread."""
-        try:
-            if max_tokens is not None and len(text) > MOST_CHARS * max_tokens:
-                self._check_length(text, max_tokens)
-            ids = self._encode(text, add_special_tokens)
-        except (UnicodeEncodeError, TypeError) as error:
-            raise RequestError(_why_not_text(text) or f"cannot be encoded: {error}") from None
+        if max_tokens is not None:
+            check_length(self.backend, text, max_tokens)
+        ids = encode_text(self.backend, text, add_special_tokens=add_special_tokens)
         return as_asked("encode", ids, asked) if asked else ids
-
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int]
-        if len(text) < PIECE_CHARS:
-            ids = self.backend.encode(text, add_special_tokens=add_special_tokens).ids
-        else:  # only batches are encoded without the interpreter's lock
-            batch = self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-            ids = batch[0].ids
-        return ids
-
-    def _check_length(self, text: str, max_tokens: int) -> None:
-        """Cutting a text makes a token or two more of it at each cut, so there is some leeway."""
-        num_tokens, most = 0, max_tokens + max_tokens // 4 + 64
-        for start in range(0, len(text), PIECE_CHARS):
-            num_tokens += len(self._encode(text[start : start + PIECE_CHARS], False))
-            if num_tokens > most:
-                raise RequestError(
-                    f"the prompt has more than {num_tokens} tokens; the context of {max_tokens} "
-                    "must hold it and at least one new token"
-                )
 
     def decode(
         self, ids: int | Sequence[int], *, skip_special_tokens: bool = True, **asked: Any
@@ -177,6 +152,41 @@ class Tokenizer(TransformersNames):
 
         Names of special tokens in the messages are text. `max_tokens` is as for `encode`.
         """
+        text, hidden = self._rendered(
+            messages,
+            template=template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            **values,
+        )
+        if hidden:
+            if max_tokens is not None:
+                check_length(self.backend, text, max_tokens)
+            return self._literals.encode(text, hidden)
+        # The template writes its own special tokens.
+        return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
+
+    def render_chats(
+        self, chats: Sequence[Sequence[Mapping[str, Any]]], *, template: str | None = None
+    ) -> list[list[int]]:
+        """`render_chat` for many conversations; their texts are encoded on all cores."""
+        rendered = [self._rendered(messages, template=template) for messages in chats]
+        plain = iter(encode_texts(self.backend, [text for text, hidden in rendered if not hidden]))
+        return [
+            self._literals.encode(text, hidden) if hidden else next(plain)
+            for text, hidden in rendered
+        ]
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template: str | None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **values: Any,
+    ) -> tuple[str, Hidden]:
+        """The conversation's prompt as text, and the special tokens that messages name."""
         from hunch.text.template import render
 
         messages, hidden = self._literals.hide(messages)
@@ -186,17 +196,10 @@ class Tokenizer(TransformersNames):
             template or own,
             bos_token=self.bos_token,
             eos_token=self.eos_token,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
             tools=tools,
             **values,
         )
-        if hidden:
-            if max_tokens is not None and len(text) > MOST_CHARS * max_tokens:
-                self._check_length(text, max_tokens)
-            return self._literals.encode(text, hidden)
-        # The template writes its own special tokens.
-        return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
+        return text, hidden
 
 
 def load_tokenizer(files: str | os.PathLike[str]) -> Tokenizer:
@@ -334,16 +337,6 @@ def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
         if found:
             return found
     return {}
-
-
-def _why_not_text(text: Any) -> str | None:
-    """What keeps a text from being one: half of a character, as in names of files on disk."""
-    if not isinstance(text, str):
-        return f"a text is needed; {type(text).__name__} {text!r:.60} given"
-    at = next((at for at, one in enumerate(text) if "\ud800" <= one <= "\udfff"), None)
-    if at is None:
-        return None
-    return f"the text is no Unicode: {text[at]!r} at character {at} is half of a character"
 
 
 def _content(token: Any) -> str | None:

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hunch.kernels.attention import first_seen
-from hunch.kernels.recurrence import Recurrence, recur_texts
+from hunch.kernels.recur import recur_texts
+from hunch.kernels.recurrence import Recurrence
 from hunch.kernels.rope import Rotation, rope
 from hunch.layers.attention import Heads, split_heads
 from hunch.layers.latent import turn_tails

@@ -7,20 +7,24 @@ engine against plain decoding and against lookups alone, and `auto` takes it onl
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from hunch.errors import ConfigError, TrainingError
 from hunch.hub import resolve as find_files
 from hunch.hub.drafters import PHRASES, find_trained
 from hunch.hub.wheel import KNOWN
-from hunch.kernels import native
+from hunch.kernels import native_library
 from hunch.kernels.phrases import FILE
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.registry import RECIPES, resolve
-from hunch.train.answering import HELD
+from hunch.train.answering import ANSWERS, HELD
 from hunch.train.clock import OTHER, WRITE, Clock, in_words
+from hunch.train.expect import Draft
 from hunch.train.files import read_json
 from hunch.train.job import (
     JOB,
@@ -60,14 +64,17 @@ from hunch.train.plan import (
     trained_share,
 )
 from hunch.train.progress import Progress
-from hunch.train.prompts import read_prompts
+from hunch.train.prompts import check_prompts
 from hunch.train.regenerate import give_back, read_answers
+from hunch.train.select import Measured
 from hunch.train.serving import Serving
 from hunch.train.sizes import possible
+from hunch.train.student import Student
 from hunch.train.texts import Texts
 from hunch.train.trials import LEAST, Run, choose, compare, job_for, promised, train, with_columns
 
 MIN_ANSWERS, MIN_HELD = 8, 16
+LAST = Path("select") / "last"  # in the work folder: the drafter that is compared
 COUNTS_UNTIL = 0.9  # share of all minutes at which a table must be there, without a network
 
 
@@ -90,6 +97,9 @@ def _train(asked: Asked, spec: ModelSpec, serving: Serving, show: Progress, say:
     is_training, has_table = plan.is_worth_it or asked.is_forced, _has_table(asked)
     if not is_training and has_table:
         return Outcome(pays=False, plan=plan, text=_not_worth_it(asked, plan))
+    why = f"no network is expected to pay ({plan.why})"
+    if not is_training:
+        say(f"counts phrases alone: {why}")
     job = job_for(asked, plan.best.size)
     settings = read_settings(job.method, job.options)
     keep_job(work, job)
@@ -101,35 +111,29 @@ def _train(asked: Asked, spec: ModelSpec, serving: Serving, show: Progress, say:
         try:
             num_prompts, test_ids, texts = _answers(job, settings, work, show, serving, seconds)
         except TrainingError as error:
-            if is_training:
-                raise
-            return Outcome(pays=False, plan=plan, text=f"{_not_worth_it(asked, plan)} ({error})")
+            text = f"Nothing was trained: {error}"
+            if not is_training:
+                text = f"{_not_worth_it(asked, plan)} ({error})"
+            return Outcome(pays=False, plan=plan, text=text)
     count, table = None, asked.out / PHRASES
     if not (has_table or (table / FILE).is_file()):
         seconds = clock.until(ends if is_training else COUNTS_UNTIL)
         count = PhraseCount(texts, spec.vocab_size, seconds)
-    methods, promise, learning = {LOOKUPS: WITHOUT}, None, dict[str, Any]()
+    network = None
     try:
         if is_training:
-            run = Run(asked, plan, spec, work, texts, test_ids, serving, held=_held(work))
-            with clock.stage("trials"):
-                best, before = choose(run, show, say)
-            job, settings, chosen = with_columns(run, best)
-            say(f"trains {chosen.size.text()}: {expectation(chosen)}")
-            with clock.stage("train"):
-                student, replay = train(job, settings, run, work / "train", show, before)
-            promise, learning = promised(run, chosen.size, replay), run.learning
+            run = Run(asked, plan, spec, work, texts, test_ids, serving, held=_held(work, texts))
+            network, why = _network(run, show, say)
             run.release()
-            with clock.stage(WRITE):
-                write_student(job, settings, student, work / "select" / "last")
-            methods[DRAFTER] = speculate_text(job.method, work / "select" / "last")
-        else:
-            say(f"counts phrases alone, as no network is expected to pay: {plan.why}")
+            if network is None:
+                say(f"goes on without a network: {why}")
         with clock.stage("compare"):
-            seconds = max(clock.until(0.95 if is_training else COUNTS_UNTIL), 5.0)
-            if count is not None:
-                count.finish(table, seconds)
-            methods = _with_others(asked, job, methods, table)
+            seconds = max(clock.until(0.95 if network else COUNTS_UNTIL), 10.0)
+            if count is not None and not count.finish(table, seconds):
+                why += "; nor was there time to count a phrase table"
+            methods = _compared(asked, network, table)
+            if not {DRAFTER, PHRASES} & methods.keys():
+                return Outcome(pays=False, plan=plan, text=f"Nothing was trained: {why}")
             say("compares in the engine; kernels for the drafter are compiled once per machine")
             seconds = max(clock.until(1.0) - 2.0, 2.0)
             categories = (read_json(work / PROMPTS) or {}).get("categories", ())
@@ -137,27 +141,62 @@ def _train(asked: Asked, spec: ModelSpec, serving: Serving, show: Progress, say:
     finally:
         if count is not None:
             count.stop()
-    measured = None
-    if is_training:
-        measured = measured_of(speeds)
+    if network is None:
+        return outcome_of(asked, job, plan, speeds, None)
+    measured = measured_of(speeds)
+    with clock.stage(WRITE):
+        network.publish(work, measured, num_prompts)
+    return outcome_of(asked, network.job, plan, speeds, measured, network.promise, network.learning)
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """A drafter that was trained."""
+
+    job: Job
+    settings: Settings
+    student: Student
+    promise: Draft  # by held-out answers
+    learning: dict[str, Any]
+
+    def publish(self, work: Path, measured: Measured, num_prompts: int) -> None:
         checkpoint = work / "train" / CANDIDATE.format(0)
-        with clock.stage(WRITE):
-            publish(job, settings, student, checkpoint, measured, num_prompts)
-    return outcome_of(asked, job, plan, speeds, measured, promise, learning)
+        publish(self.job, self.settings, self.student, checkpoint, measured, num_prompts)
+
+
+def _network(run: Run, show: Progress, say: Say) -> tuple[Network | None, str]:
+    """The drafter that promises most, trained; else none, and why."""
+    clock, work = run.clock, run.work
+    try:
+        with clock.stage("trials"):
+            best, before = choose(run, show, say)
+        job, settings, chosen = with_columns(run, best)
+        say(f"trains {chosen.size.text()}: {expectation(chosen)}")
+        with clock.stage("train"):
+            student, replay = train(job, settings, best, run, work / "train", show, before)
+    except TrainingError as error:
+        return None, str(error)
+    with clock.stage(WRITE):
+        write_student(job, settings, student, work / LAST)
+    promise = promised(run, chosen.size, replay)
+    return Network(job, settings, student, promise, run.learning), ""
 
 
 def _build_kernels(asked: Asked) -> None:
     """Once per machine, before the clock starts: this is not loading, which every stage does."""
     if device_of(asked) == "cpu":
-        native.is_available()
+        native_library.is_available()
 
 
-def _with_others(asked: Asked, job: Job, methods: dict[str, str], table: Path) -> dict[str, str]:
-    """What else is compared: a phrase table, beside the drafter too, and `auto` as it was."""
-    found = dict(methods)
+def _compared(asked: Asked, network: Network | None, table: Path) -> dict[str, str]:
+    """What is compared with plain decoding: lookups, a drafter, a phrase table, beside the drafter
+    too, and `auto` as it was."""
+    found = {LOOKUPS: WITHOUT}
+    if network is not None:
+        found[DRAFTER] = speculate_text(network.job.method, asked.out / "work" / LAST)
     if (table / FILE).is_file():
         found[PHRASES] = f"{WITHOUT}:phrases={table}"
-        if DRAFTER in methods and is_beside(job.method):
+        if network is not None and is_beside(network.job.method):
             found[DRAFTER] += f":phrases={table}"
     if _has_other(asked):
         found[BEFORE] = "auto"
@@ -177,7 +216,7 @@ def _check(asked: Asked, work: Path) -> ModelSpec:
         recipe.check(settings.recipe, spec)
     origin_of(settings, weights)
     if read_json(work / PROMPTS) is None:
-        read_prompts(asked.prompts)
+        check_prompts(asked.prompts)
     there = read_json(work / JOB)
     if there is not None and there["target"] != asked.target:
         raise ConfigError(f"{asked.out} holds a job for {there['target']}; choose another --out")
@@ -207,10 +246,12 @@ def _answers(
 ) -> tuple[int, list[list[int]], Texts]:
     clock = serving.clock
     # However long measuring took, there must be something to learn from.
-    seconds = max(seconds, LEAST * clock.seconds) / 1.25
+    if not list((work / ANSWERS).glob("*.npz")):
+        seconds = max(seconds, LEAST * clock.seconds)
+    seconds /= 1.25
     train_ids, test_ids = answer_prompts(job, settings, work, show, seconds, serving)
     give_back()
-    texts = read_answers(work / "answers")
+    texts = read_answers(work / ANSWERS)
     if len(texts) < MIN_ANSWERS:
         raise TrainingError(
             f"too few answers to learn from in {in_words(clock.gone / 60)}: {len(texts)}, and "
@@ -220,12 +261,14 @@ def _answers(
     return min(len(train_ids), len(texts)), test_ids, texts
 
 
-def _held(work: Path) -> Texts | None:
-    """Answers to the held-out prompts, where there was time for enough of them."""
+def _held(work: Path, texts: Texts) -> Texts | None:
+    """Answers to the held-out prompts, where there was time for enough of them. They have a fifth
+    of the tokens that are learned from at most: to look at them takes time too."""
     if not list((work / HELD).glob("*.npz")):
         return None
     found = read_answers(work / HELD)
-    return found if len(found) >= MIN_HELD else None
+    count = int(np.searchsorted(found.offset[1:], len(texts.tokens) / 5, side="right"))
+    return found.take(np.arange(count)) if count >= MIN_HELD else None
 
 
 def _has_table(asked: Asked) -> bool:

@@ -17,22 +17,18 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, Span
 from hunch.models.heads.draft_model import CUT_FROM, DRAFTS_FOR
-from hunch.models.load import spec_of
+from hunch.models.load import spec_of, tensor_shapes
 from hunch.models.spec import ModelSpec
 from hunch.models.target import Target
-from hunch.models.weights import Weights
+from hunch.models.weights import Packed, Weights
+from hunch.models.weights.base import WeightsOver
 from hunch.registry import MODELS, resolve
 from hunch.step.capture import Graph, new_pool, seconds_of
-from hunch.train.cut import (
-    CutWeights,
-    can_lose_units,
-    can_stand_abreast,
-    side_by_side,
-    with_units,
-)
+from hunch.train.cut import can_lose_units, can_stand_abreast, side_by_side, with_units
 from hunch.train.kept import MEMORY_SHARE
 from hunch.train.student import unlike_llama
 
@@ -92,9 +88,7 @@ def measure_costs(target: Target, weights: Weights, *, seconds: float = _SECONDS
     device, sizes = target.device, _timed_sizes(target.spec, weights, target.device)
     rows = (*ROWS, *MORE_ROWS) if device.type == "cuda" else ROWS
     bodies = [_pass_of(target, num_rows) for num_rows in rows]
-    for layers, num_columns, units, abreast in sizes:
-        draft = cut_draft(target, weights, list(range(layers)), num_columns, units, abreast)
-        bodies.append(_pass_of(draft, 1))
+    bodies += [_pass_of(cut_draft(target, weights, *size), 1) for size in sizes]
     found = timed([captured(body, device) for body in bodies], seconds)
     passes = found[: len(rows)]
     for at in reversed(range(len(rows) - 1)):  # more rows take no less: what says so is noise
@@ -114,10 +108,8 @@ def measure_cuts(
 ) -> Costs:
     """The same target's costs with drafts that are cut from another model."""
     spec, device = spec_of(weights), target.device
-    sizes, bodies = _timed_sizes(spec, weights, device), []
-    for layers, num_columns, units, abreast in sizes:
-        draft = cut_draft(target, weights, list(range(layers)), num_columns, units, abreast, spec)
-        bodies.append(_pass_of(draft, 1))
+    sizes = _timed_sizes(spec, weights, device)
+    bodies = [_pass_of(cut_draft(target, weights, *size, spec), 1) for size in sizes]
     found = timed([captured(body, device) for body in bodies], seconds)
     node = dict(zip(sizes, found, strict=True))
     parts = _parts(target, spec, node, costs.of_pass(1))
@@ -173,25 +165,14 @@ def _parts(
     }
 
 
-def least_costs(spec: ModelSpec) -> Costs:
+def least_costs(spec: ModelSpec, target: ModelSpec | None = None) -> Costs:
     """What nothing can be cheaper than, told without the target: a drafted node reads its weights
-    in half the bits of the target's, and rows cost nothing. Seconds are passes of the target."""
-    share = 0.5 / num_parameters(spec)
+    in half the bits of the target's, and rows cost nothing. Seconds are passes of the target.
+    Drafts are cut from a model of shape `spec`, which is the target unless that is given."""
+    share = 0.5 / num_parameters(target or spec)
     return Costs(
         passes=((1, 1.0), (ROWS[-1], 1.0)),
         node=0.0,
-        per_layer=share * layer_parameters(spec),
-        per_column=share * spec.width,
-        products=_products(spec, torch.device("cpu")),
-        per_units=share * unit_parameters(spec),
-    )
-
-
-def least_cuts(spec: ModelSpec, least: Costs, target: ModelSpec) -> Costs:
-    """The same with drafts that are cut from another model than the target."""
-    share = 0.5 / num_parameters(target)
-    return replace(
-        least,
         per_layer=share * layer_parameters(spec),
         per_column=share * spec.width,
         products=_products(spec, torch.device("cpu")),
@@ -223,22 +204,45 @@ def _room(target: Target) -> float | None:
     return MEMORY_SHARE * max(memory - target.weight_bytes, 0)
 
 
+class BlankWeights(WeightsOver):
+    """The tensors of a draft that is cut from a model, to be timed: their shapes alone count."""
+
+    def __init__(self, weights: Weights, spec: ModelSpec) -> None:
+        super().__init__(weights)
+        self.config, self.nbytes = {**weights.config, CUT_FROM: ""}, 0
+        names = resolve(MODELS, spec.architecture).names
+        self.shapes = tensor_shapes(spec)
+        for table in (names.embed, names.head):  # shared with the model
+            self.shapes.pop(table, None)
+
+    def names(self) -> list[str]:
+        return list(self.shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.shapes[name]
+
+    def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.full(self.shapes[name], 0.01, dtype=dtype)
+
+    def packed(self, name: str) -> Packed | None:
+        return None  # a trained draft is written in plain numbers
+
+
 def cut_draft(
     target: Target,
     weights: Weights,
-    layers: list[int],
+    num_layers: int,
     num_columns: int,
     units: float = 1.0,
     abreast: int = 1,
     other: ModelSpec | None = None,
 ) -> Target:
-    """A draft of these layers beside the target, as the engine would hold it: the target's, or
-    those of another model."""
+    """A draft with so many layers beside the target, as the engine would hold it: as wide as the
+    target's layers, or as those of another model."""
     spec = other or target.spec
-    windows = tuple(spec.windows[layer] for layer in layers)
-    cut = side_by_side(with_units(spec, units), abreast)
-    cut = replace(cut, num_layers=len(layers), windows=windows)
-    stored = CutWeights(weights, layers, resolve(MODELS, spec.architecture).names, cut, abreast)
+    cut = side_by_side(with_units(spec, units) if units < 1 else spec, abreast)
+    cut = replace(cut, num_layers=num_layers, windows=spec.windows[:num_layers])
+    stored = BlankWeights(weights, cut)
     if other is not None:
         stored.config |= {CUT_FROM: str(weights.path), DRAFTS_FOR: ""}
     ids_C = torch.arange(num_columns) if num_columns < spec.vocab_size else None

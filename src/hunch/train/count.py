@@ -5,10 +5,8 @@ It takes one thread, and whoever starts it gives it the lowest priority.
 
 from __future__ import annotations
 
-import io
 import sys
 
-import numpy as np
 import torch
 from safetensors.numpy import save
 
@@ -18,11 +16,8 @@ from hunch.train.texts import Texts
 
 def count_bytes(data: bytes) -> bytes:
     """The table of texts, both as the files they could be."""
-    with np.load(io.BytesIO(data)) as stored:
-        tokens, offset = stored["tokens"].astype(np.int64), stored["offset"]
-        texts = Texts(tokens, offset, stored["prompt_len"])
-        vocab_size = int(stored["vocab_size"])
-    return bytes(save(make_table(texts, vocab_size, Counting()).files()))
+    texts, more = Texts.from_bytes(data)
+    return bytes(save(make_table(texts, int(more["vocab_size"]), Counting()).files()))
 
 
 def main() -> None:

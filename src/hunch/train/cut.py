@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from hunch.errors import ConfigError
 from hunch.models.build import Names
 from hunch.models.heads.draft_model import CUT_FROM, DRAFTS_FOR
 from hunch.models.spec import ModelSpec
-from hunch.models.weights import Packed, Weights
+from hunch.models.weights import Weights
 
 INNER, UNITS, ABREAST = "intermediate_size", "unit_share", "abreast"  # keys of config.json
 _OTHER_KEY = ("OPTForCausalLM", "GPT2LMHeadModel")  # whose configs name that number otherwise
@@ -187,67 +186,3 @@ def fitted(tensor: Tensor, shape: tuple[int, ...], units: Tensor | None) -> Tens
             assert units is not None
             tensor = tensor.index_select(dim, units)
     return tensor
-
-
-class CutWeights:
-    """Some of a target's layers as a smaller model, as large as a drafter that is to be timed: with
-    the first of their units, and each layer side by side with itself."""
-
-    def __init__(
-        self,
-        weights: Weights,
-        layers: list[int],
-        names: Names,
-        spec: ModelSpec | None = None,
-        abreast: int = 1,
-    ) -> None:
-        self.weights, self.path = weights, Path(weights.path)
-        self.metadata: Mapping[str, Any] = {}
-        self.config = {**weights.config, "num_hidden_layers": len(layers), CUT_FROM: ""}
-        self.config.pop("layer_types", None)
-        self.inner = {}
-        if spec is not None and weights.config.get(INNER) != spec.ffn_width // abreast:
-            self.inner = {weights.config[INNER]: spec.ffn_width // abreast}
-        if spec is not None and (self.inner or abreast > 1):
-            self.config[INNER] = spec.ffn_width
-        if spec is not None and abreast > 1:
-            self.config |= heads_config(spec)
-        self.times: dict[str, tuple[int, ...]] = {
-            f"{part}.weight": (1, abreast) for part in (names.out, names.down)
-        }
-        for part in (names.q, names.k, names.v, names.gate, names.up):
-            self.times |= {f"{part}.weight": (abreast, 1), f"{part}.bias": (abreast,)}
-        known = set(weights.names())
-        self.stored: dict[str, str] = {}
-        for name in known:
-            full = name if name.startswith("model.") else f"model.{name}"
-            for ours, theirs in enumerate(layers):
-                prefix = names.layer.format(theirs)
-                if full.startswith(prefix):
-                    self.stored[names.layer.format(ours) + full.removeprefix(prefix)] = name
-            if full.startswith(names.final_norm):
-                self.stored[full] = name
-        self.nbytes = 0
-
-    def names(self) -> list[str]:
-        return list(self.stored)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        shape = self.weights.shape(self.stored[name])
-        if ".mlp." in name:
-            shape = tuple(self.inner.get(size, size) for size in shape)
-        times = self._times(name, len(shape))
-        return tuple(size * count for size, count in zip(shape, times, strict=True))
-
-    def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        found = self.weights.tensor(self.stored[name], dtype)
-        found = found.repeat(self._times(name, found.dim()))
-        return found[tuple(slice(size) for size in self.shape(name))]
-
-    def _times(self, name: str, num_dims: int) -> tuple[int, ...]:
-        """How often a tensor stands side by side."""
-        found = [times for part, times in self.times.items() if name.endswith(part)]
-        return found[0] if found else (1,) * num_dims
-
-    def packed(self, name: str) -> Packed | None:
-        return None  # a trained draft is written in plain numbers

@@ -23,12 +23,62 @@ GOOD = 2.0  # tokens per pass from which nobody needs a doctor
 _LONG = 48  # tokens of an answer after which a drafter should be as good as before
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
-    """One thing that is wrong, and what to do."""
+# What is wrong, by the name of the fault, and what to do.
+WORDS = {
+    "shifted": (
+        "its first guess is the token one place {word} the one asked for {share:.0%} of the time: "
+        "it was trained with targets shifted by one, or hardly at all. Train it again with the "
+        "tokens its method predicts (the head of index h says token t + 2 + h)"
+    ),
+    "tensors": "{unread}; look for a newer hunch, or a file of the published form",
+    "vocab_map": (
+        "its map of tokens (d2t) is wrong: the ids are {name}. d2t[c] must be the target's id of "
+        "column c, less c"
+    ),
+    "feature_layers": (
+        "it fuses the target's states by {key} {layers}, but does better with {moved}: its trainer "
+        "counted layers from another end. Set {key} to {moved}"
+    ),
+    "places": (
+        "its places tell other tokens than its config says: set sample_from_anchor to {other}"
+    ),
+    "rope_layout": (
+        "its heads are laid out for a rope that turns neighbours, hunch reads halves (as Hugging "
+        "Face's files are): convert q_proj, k_proj and their norms"
+    ),
+    "chat_template": (
+        "it guesses far better without the chat template than with it: it was trained on another "
+        "template than the one served. Train it on answers to prompts as they are served (hunch "
+        "train does)"
+    ),
+    "context": (
+        "it keeps {early:.2f} guesses per pass early in an answer and {late:.2f} later on: texts "
+        "are longer than it was trained for, or its rope settings are not those it was trained "
+        "with. Train with a longer context=, or give window="
+    ),
+    "rounded_target": (
+        "it guesses far better beside the target in float32: it was trained for states that this "
+        "target's rounding changes. Train it on the target as it is served"
+    ),
+    "precision": ("it is far better in float32 than as it is held: give draft:PATH:dtype=float32"),
+    "training": (
+        "nothing is wrong with its files: it is trained too little, or too small. Its first guess "
+        "is right {first:.0%} of the time; at that rate {even:.2f} tokens per pass are to be "
+        "expected, {seen:.2f} were seen; its later guesses {shape} (hunch train {method} with more "
+        "minutes and prompts)"
+    ),
+}
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong."""
 
     fault: str
     words: str
+
+
+def found(fault: str, **facts: Any) -> Finding:
+    return Finding(fault, WORDS[fault].format(**facts))
 
 
 @dataclass(slots=True)
@@ -112,7 +162,7 @@ class Report:
             "method": self.method,
             "tokens_per_pass": self.tokens_per_pass,
             "per_position": self.per_position,
-            "findings": [{"fault": f.fault, "words": f.words} for f in self.findings],
+            "findings": [finding._asdict() for finding in self.findings],
             "trials": [trial._asdict() for trial in self.trials],
         }
 
@@ -145,34 +195,17 @@ class Doctor:
             self.unread = words[0] if words else ""
         except ModelError as error:
             fault = "vocab_map" if "map of tokens" in str(error) else "files"
-            return Report(self.method, 0.0, [], [Finding(fault=fault, words=str(error))])
-        findings = [
-            found
-            for check in (
-                self._shift,
-                self._unread,
-                self._map,
-                self._features,
-                self._places,
-                self._rope,
-                self._template,
-                self._context,
-                self._rounding,
-            )
-            if (found := check(seen)) is not None
-        ]
-        if not findings and (found := self._precision(seen)) is not None:
-            findings.append(found)
-        if not findings and seen.tokens_per_pass < GOOD:
-            findings.append(_training(seen, self.method))
+            return Report(self.method, 0.0, [], [Finding(fault, str(error))])
+        checks = (
+            self._shift, self._unread, self._map, self._features, self._places, self._rope,
+            self._template, self._context, self._rounding,
+        )  # fmt: skip
+        findings = [one for check in checks if (one := check(seen)) is not None]
+        for last in (self._precision, self._training):
+            if not findings and (one := last(seen)) is not None:
+                findings.append(one)
         as_it_is = Trial("as it is", seen.tokens_per_pass, seen.per_position)
-        return Report(
-            self.method,
-            seen.tokens_per_pass,
-            seen.per_position,
-            findings,
-            [as_it_is, *self.trials],
-        )
+        return Report(self.method, *as_it_is[1:], findings, [as_it_is, *self.trials])
 
     def look(self, folder: Path, options: str = "", *, is_chat: bool = True) -> Seen:
         """Answers to the prompts with this drafter, traced."""
@@ -206,26 +239,17 @@ class Doctor:
         except ModelError:
             return False  # what was changed does not fit this target
         self.trials.append(Trial(name, other.tokens_per_pass, other.per_position))
-        return self._better(seen, other)
-
-    def _better(self, seen: Seen, other: Seen) -> bool:
         return other.gained > seen.gained * (1 + GAIN) + 0.05
 
     def _shift(self, seen: Seen) -> Finding | None:
         before, at, after = seen.by_shift
         if max(before, after) <= at * (1 + GAIN) + 0.05 * seen.first:
             return None
-        word = "before" if before > after else "after"
         share = max(before, after) / max(seen.first, 1)
-        return Finding(
-            fault="shifted",
-            words=(
-                f"its first guess is the token one place {word} the one asked for {share:.0%} of "
-                "the time: it was trained with targets shifted by one, or hardly at all. Train it "
-                "again with the tokens its method predicts (the head of index h says token "
-                "t + 2 + h)"
-            ),
-        )
+        return found("shifted", word="before" if before > after else "after", share=share)
+
+    def _unread(self, seen: Seen) -> Finding | None:
+        return found("tensors", unread=self.unread) if self.unread else None
 
     def _map(self, seen: Seen) -> Finding | None:
         if "d2t" not in read_tensors(self.folder):
@@ -236,13 +260,7 @@ class Doctor:
                 continue
             with changed(self.folder, tensors=tensors) as folder:
                 if self._helps(seen, f"token ids {name}", folder):
-                    return Finding(
-                        fault="vocab_map",
-                        words=(
-                            f"its map of tokens (d2t) is wrong: the ids are {name}. d2t[c] must "
-                            "be the target's id of column c, less c"
-                        ),
-                    )
+                    return found("vocab_map", name=name)
         return None
 
     def _features(self, seen: Seen) -> Finding | None:
@@ -254,14 +272,7 @@ class Doctor:
             moved = [layer + shift for layer in layers]
             with changed(self.folder, config={key: moved}) as folder:
                 if self._helps(seen, f"{key} {moved}", folder):
-                    return Finding(
-                        fault="feature_layers",
-                        words=(
-                            f"it fuses the target's states by {key} {layers}, but does better "
-                            f"with {moved}: its trainer counted layers from another end. Set "
-                            f"{key} to {moved}"
-                        ),
-                    )
+                    return found("feature_layers", key=key, layers=layers, moved=moved)
         return None
 
     def _places(self, seen: Seen) -> Finding | None:
@@ -270,38 +281,33 @@ class Doctor:
         config = read_config(self.folder)
         given = {**(config.get("dflash_config") or {}), **config}.get("sample_from_anchor")
         is_shifted = self.method == "dspark" if given is None else bool(given)
+        other = str(not is_shifted).lower()
         with changed(self.folder, config={"sample_from_anchor": not is_shifted}) as folder:
-            name = f"sample_from_anchor {not is_shifted}".lower()
-            if not self._helps(seen, name, folder):
-                return None
-        return Finding(
-            fault="places",
-            words=(
-                "its places tell other tokens than its config says: set sample_from_anchor to "
-                f"{str(not is_shifted).lower()}"
-            ),
-        )
+            is_better = self._helps(seen, f"sample_from_anchor {other}", folder)
+        return found("places", other=other) if is_better else None
 
     def _rope(self, seen: Seen) -> Finding | None:
         tensors = turned_heads(self.folder)
         if tensors is None:
             return None
         with changed(self.folder, tensors=tensors) as folder:
-            if not self._helps(seen, "rope of neighbours", folder):
-                return None
-        return Finding(
-            fault="rope_layout",
-            words=(
-                "its heads are laid out for a rope that turns neighbours, hunch reads halves (as "
-                "Hugging Face's files are): convert q_proj, k_proj and their norms"
-            ),
-        )
+            is_better = self._helps(seen, "rope of neighbours", folder)
+        return found("rope_layout") if is_better else None
 
-    def _unread(self, seen: Seen) -> Finding | None:
-        if not self.unread:
+    def _template(self, seen: Seen) -> Finding | None:
+        is_better = self.has_template and self._helps(
+            seen, "without the chat template", self.folder, is_chat=False
+        )
+        return found("chat_template") if is_better else None
+
+    def _context(self, seen: Seen) -> Finding | None:
+        (kept, passes), (kept_late, passes_late) = seen.early, seen.late
+        if min(passes, passes_late) < 20:
             return None
-        words = f"{self.unread}; look for a newer hunch, or a file of the published form"
-        return Finding(fault="tensors", words=words)
+        early, late = kept / passes, kept_late / passes_late
+        return (
+            found("context", early=early, late=late) if late * (1 + GAIN) + 0.1 <= early else None
+        )
 
     def _rounding(self, seen: Seen) -> Finding | None:
         if not self.is_rounded or seen.tokens_per_pass >= GOOD:
@@ -311,74 +317,21 @@ class Doctor:
             is_better = self._helps(seen, "target in float32", self.folder)
         finally:
             self.engine = engine
-        if not is_better:
-            return None
-        return Finding(
-            fault="rounded_target",
-            words=(
-                "it guesses far better beside the target in float32: it was trained for states "
-                "that this target's rounding changes. Train it on the target as it is served"
-            ),
-        )
-
-    def _template(self, seen: Seen) -> Finding | None:
-        if not self.has_template:
-            return None
-        if not self._helps(seen, "without the chat template", self.folder, is_chat=False):
-            return None
-        return Finding(
-            fault="chat_template",
-            words=(
-                "it guesses far better without the chat template than with it: it was trained on "
-                "another template than the one served. Train it on answers to prompts as they "
-                "are served (hunch train does)"
-            ),
-        )
-
-    def _context(self, seen: Seen) -> Finding | None:
-        (kept, passes), (kept_late, passes_late) = seen.early, seen.late
-        if min(passes, passes_late) < 20:
-            return None
-        early, late = kept / passes, kept_late / passes_late
-        if late * (1 + GAIN) + 0.1 > early:
-            return None
-        return Finding(
-            fault="context",
-            words=(
-                f"it keeps {early:.2f} guesses per pass early in an answer and {late:.2f} later "
-                "on: texts are longer than it was trained for, or its rope settings are not "
-                "those it was trained with. Train with a longer context=, or give window="
-            ),
-        )
+        return found("rounded_target") if is_better else None
 
     def _precision(self, seen: Seen) -> Finding | None:
-        if self.method != "draft":
-            return None
-        if not self._helps(seen, "draft in float32", self.folder, ":dtype=float32"):
-            return None
-        return Finding(
-            fault="precision",
-            words="it is far better in float32 than as it is held: give draft:PATH:dtype=float32",
+        is_better = self.method == "draft" and self._helps(
+            seen, "draft in float32", self.folder, ":dtype=float32"
         )
+        return found("precision") if is_better else None
 
-
-def _training(seen: Seen, method: str) -> Finding:
-    first = seen.per_position[0] if seen.per_position else 0.0
-    depth = max(len(seen.per_position), 1)
-    even = sum(first**place for place in range(depth + 1))
-    shape = (
-        "its later guesses fall off faster than its first one promises: train with more unrolled "
-        "steps"
-        if seen.tokens_per_pass < 0.8 * even
-        else "its later guesses keep what its first one promises: the whole drafter needs to be "
-        "better"
-    )
-    return Finding(
-        fault="training",
-        words=(
-            f"nothing is wrong with its files: it is trained too little, or too small. Its first "
-            f"guess is right {first:.0%} of the time; at that rate {even:.2f} tokens per pass are "
-            f"to be expected, {seen.tokens_per_pass:.2f} were seen; {shape} (hunch train {method} "
-            "with more minutes and prompts)"
-        ),
-    )
+    def _training(self, seen: Seen) -> Finding | None:
+        if seen.tokens_per_pass >= GOOD:
+            return None
+        first = seen.per_position[0] if seen.per_position else 0.0
+        even = sum(first**place for place in range(max(len(seen.per_position), 1) + 1))
+        shape = "keep what its first one promises: the whole drafter needs to be better"
+        if seen.tokens_per_pass < 0.8 * even:
+            shape = "fall off faster than its first one promises: train with more unrolled steps"
+        facts = {"first": first, "even": even, "seen": seen.tokens_per_pass}
+        return found("training", **facts, shape=shape, method=self.method)

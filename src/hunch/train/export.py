@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,46 +15,40 @@ from torch import Tensor
 from hunch.errors import ConfigError
 from hunch.models.heads.draft_model import CUT_FROM, DRAFTS_FOR
 from hunch.train.files import write_json, write_whole
+from hunch.train.select import Measured
 
 PRECISIONS = ("float16", "bfloat16", "float32", "int8")
 
 
-@dataclass(slots=True)
-class Card:
+def card(
+    *,
+    method: str,
+    target: str,
+    cut_from: str,  # another model than the target; empty: none
+    recipe: Mapping[str, Any],
+    data: str,
+    measured: Measured,
+    num_parameters: int,
+) -> str:
     """What a reader of the drafter's README learns."""
-
-    method: str
-    target: str
-    cut_from: str = ""  # another model than the target
-    recipe: dict[str, Any] = field(default_factory=dict)
-    data: str = ""
-    measured: dict[str, Any] = field(default_factory=dict)
-    num_parameters: int = 0
-    commit: str = ""
-
-    def text(self) -> str:
-        measured = self.measured
-        positions = ", ".join(f"{share:.2f}" for share in measured.get("per_position", []))
-        recipe = "\n".join(f"- {key}: {value}" for key, value in self.recipe.items())
-        sets = "\n".join(f"| {k} | {v:.2f} |" for k, v in measured.get("sets", {}).items())
-        origin = (
-            f"Its layers are cut from {self.cut_from}; embedding and output matrix are read from "
-            "that model's files (`cut_from` in config.json).\n\n"
-        )
-        table = f"\n| prompts | tokens per pass |\n|---|---|\n{sets}\n" if sets else ""
-        return (
-            f"# {self.method} drafter for {self.target}\n\n"
-            f"It guesses tokens that {self.target} would write; the target checks every guess, so "
-            "the text is the target's own. Of no use alone, or beside another target.\n\n"
-            f"{origin if self.cut_from else ''}"
-            f"Use: `hunch generate ... --model {self.target} --speculate {self.method}:DIRECTORY`\n"
-            f"\nParameters of its own: {self.num_parameters:,}.\n"
-            f"\n## Measured\n\nTokens per pass {measured.get('tokens_per_pass', float('nan')):.2f} "
-            f"({measured.get('how', 'held-out prompts, greedy, in the engine')}); acceptance by "
-            f"position {positions or 'not measured'}; cost of a drafted node "
-            f"{measured.get('cost_per_node', float('nan')):.3f} of a target pass.\n{table}"
-            f"\n## Data\n\n{self.data}\n\n## Recipe\n\n{recipe}\n\nhunch commit: {self.commit}\n"
-        )
+    positions = ", ".join(f"{share:.2f}" for share in measured.per_position)
+    options = "\n".join(f"- {key}: {value}" for key, value in recipe.items())
+    origin = (
+        f"Its layers are cut from {cut_from}; embedding and output matrix are read from that "
+        "model's files (`cut_from` in config.json).\n\n"
+    )
+    return (
+        f"# {method} drafter for {target}\n\n"
+        f"It guesses tokens that {target} would write; the target checks every guess, so the text "
+        "is the target's own. Of no use alone, or beside another target.\n\n"
+        f"{origin if cut_from else ''}"
+        f"Use: `hunch generate ... --model {target} --speculate {method}:DIRECTORY`\n"
+        f"\nParameters of its own: {num_parameters:,}.\n"
+        f"\n## Measured\n\nTokens per pass {measured.tokens_per_pass:.2f} (held-out prompts, "
+        f"greedy, in the engine); acceptance by position {positions}; cost of a drafted node "
+        f"{measured.cost_per_node:.3f} of a target pass.\n"
+        f"\n## Data\n\n{data}\n\n## Recipe\n\n{options}\n\nhunch commit: {source_commit()}\n"
+    )
 
 
 def write_drafter(

@@ -8,15 +8,12 @@ learn from.
 
 from __future__ import annotations
 
-import io
 import json
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import torch
 
 from hunch.errors import ConfigError
@@ -28,13 +25,7 @@ from hunch.registry import RECIPES, resolve
 from hunch.train.costs import num_parameters
 from hunch.train.cut import UNITS, cut_options
 from hunch.train.files import read_json
-from hunch.train.job import (
-    Job,
-    build_student,
-    read_settings,
-    start_from,
-    write_student,
-)
+from hunch.train.job import Job, build_student, read_settings, start_from, write_student
 from hunch.train.loop import Loop
 from hunch.train.progress import Progress
 from hunch.train.texts import Texts
@@ -129,11 +120,7 @@ def _batch(asked: GoOn) -> int:
 def unpack(data: bytes) -> tuple[GoOn, Texts]:
     """A line of JSON with what is asked, then the texts as `hunch.adapt.packed` has them."""
     line, _, rest = data.partition(b"\n")
-    words: dict[str, Any] = json.loads(line)
-    with np.load(io.BytesIO(rest)) as stored:
-        tokens = stored["tokens"].astype(np.int64)
-        texts = Texts(tokens, stored["offset"], stored["prompt_len"])
-    return GoOn(**words), texts
+    return GoOn(**json.loads(line)), Texts.from_bytes(rest)[0]
 
 
 def main() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -25,14 +27,14 @@ from hunch.registry import RECIPES, resolve, unknown
 from hunch.train.answering import answer_for, room_for
 from hunch.train.clock import LOAD
 from hunch.train.cut import cut_options
-from hunch.train.export import Card, source_commit, write_drafter
+from hunch.train.export import card, write_drafter
 from hunch.train.files import read_json, write_json, write_whole
 from hunch.train.loop import CANDIDATE, Loop, LoopOptions, restore
 from hunch.train.loss import check_loss
 from hunch.train.origin import Origin, check_context, open_origin
 from hunch.train.pretrain import PretrainOptions, pretrain, store_text
 from hunch.train.progress import Progress
-from hunch.train.prompts import BUILTIN, read_prompts, split_prompts
+from hunch.train.prompts import BUILTIN, check_prompts, read_prompts, split_prompts
 from hunch.train.regenerate import AnswerOptions, for_answers, give_back, read_answers, regenerate
 from hunch.train.select import Measured, measure, select
 from hunch.train.serving import Serving
@@ -41,6 +43,7 @@ from hunch.train.texts import Texts
 from hunch.train.vocab import columns_of, count_columns, enough_columns
 
 JOB, PROMPTS = "job.json", "prompts.json"
+MIN_ANSWERING = 0.4  # of the seconds for answers, whatever starting and encoding took
 _TEXT = 512  # tokens of plain text that are read as one
 WORSE = 0.02  # tokens per pass a new drafter may lose by chance before it is called worse
 
@@ -97,6 +100,11 @@ def read_settings(method: str, options: Mapping[str, str]) -> Settings:
     for key in options:
         if key not in every:
             raise ConfigError(f"train {method}: option {unknown(key, every)}")
+    if isinstance(recipe, CountRecipe) and "minutes" in options:
+        raise ConfigError(
+            f"train {method}: minutes are for training, and this counts the target's answers: "
+            "fewer prompts, or max_tokens=N for each answer, take less time"
+        )
     read = [
         read_options(each, {own[k]: v for k, v in options.items() if k in own}, f"train {method}")
         for each, own in zip(classes, names, strict=True)
@@ -107,6 +115,19 @@ def read_settings(method: str, options: Mapping[str, str]) -> Settings:
     return settings
 
 
+@contextmanager
+def enough_memory() -> Iterator[None]:
+    """Where a GPU's memory does not do for training, that is said in plain words."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise TrainingError(
+            "the GPU has too little memory to train a drafter beside the target; leave it more, or "
+            "give a smaller batch="
+        ) from None
+
+
+@enough_memory()
 def run_job(job: Job, show: Progress | None = None, before: Path | None = None) -> Measured:
     """All stages, from wherever an earlier run was stopped.
 
@@ -120,7 +141,7 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
         origin_of(settings, weights)
     work = job.out / "work"
     if read_json(work / PROMPTS) is None:
-        read_prompts(job.prompts)  # a typo must not leave a job behind
+        check_prompts(job.prompts)  # a typo must not leave a job behind
     keep_job(work, job)
     train_ids, test_ids = answer_prompts(job, settings, work, show)
     give_back()
@@ -192,8 +213,11 @@ def answer_prompts(
     seconds: float | None = None,
     serving: Serving | None = None,
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Token ids of the prompts to learn from and of those held out, and answers to the former."""
-    answers = settings.answers
+    """Token ids of the prompts to learn from and of those held out, and answers to the former.
+
+    `seconds` are for all of it: starting the engine and encoding prompts take their part of them.
+    """
+    began, answers = perf_counter(), settings.answers
     is_greedy = not any(answers.read_temperatures())
     stored = read_json(work / PROMPTS)
     prompts = None if stored else read_prompts(job.prompts)
@@ -211,7 +235,8 @@ def answer_prompts(
         else:
             keep = partial(write_json, work / PROMPTS, stored, indent=None)
             keep_more = keep if job.prompts == BUILTIN else None
-            answer_for(seconds, llm, stored, work, answers, context, show, keep_more)
+            left = max(seconds - (perf_counter() - began), MIN_ANSWERING * seconds)
+            answer_for(left, llm, stored, work, answers, context, show, keep_more)
     return stored["train"], stored["held_out"]
 
 
@@ -319,7 +344,7 @@ def publish(
     num_prompts: int,
 ) -> None:
     restore(student, checkpoint)
-    card = Card(
+    words = card(
         method=drafts_as(job.method),
         target=job.target,
         cut_from=getattr(settings.recipe, "from_", ""),
@@ -333,11 +358,10 @@ def publish(
             "draft_vocab": len(student.columns),
         },
         data=_data(job, settings, num_prompts),
-        measured=measured.to_json(),
+        measured=measured,
         num_parameters=sum(tensor.numel() for tensor in student.tensors.values()),
-        commit=source_commit(),
     )
-    write_whole(job.out / "README.md", lambda part: part.write_text(card.text(), "utf-8"))
+    write_whole(job.out / "README.md", lambda part: part.write_text(words, "utf-8"))
     write_student(job, settings, student, job.out)
 
 

@@ -31,6 +31,8 @@ CANDIDATE = "candidate-{}.pt"
 _MARKS = (0.7, 0.85, 1.0)  # shares of the time after which the student is put aside for selection
 _WARM_UP = 0.02
 _FIRST = 3  # steps of a trial that are not timed
+_SIZED = (1, 3)  # steps after which a CPU chooses the size of the others
+_ENOUGH, _LEAST_BATCH = 160, 256  # steps there should be; tokens that each has at the least
 _SETTLE = 0.8  # share of the time at which a flat curve is taken to stand: the rest cools down
 MIN_STEPS = 40  # fewer teach a student nothing that a test could see
 _PLAIN_SHARE = 0.28  # Adam's rate over Muon's
@@ -75,6 +77,7 @@ class Place:
     num_candidates: int = 0
     num_tokens: int = 0  # gone over so far
     total: float = 0.0  # seconds it shall take in all; 0: as many as its options say
+    batch: int = 0  # tokens of a step; 0: as many as its options say
 
 
 class Loop:
@@ -104,6 +107,7 @@ class Loop:
         self._held: tuple[Texts, list[tuple[Pack, StepInputs]]] | None = None
         self.remark, self.flops = remark, 0.0
         self._restore()
+        self.batch = self.place.batch or self.batch
         # Speeds are of what this process adds.
         self._began, self._num_before = self.place.seconds, self.place.num_tokens
 
@@ -118,8 +122,7 @@ class Loop:
     def _save(self, name: str) -> None:
         began = perf_counter()
         place = {key: getattr(self.place, key) for key in self.place.__slots__}
-        tensors = {name: tensor.detach() for name, tensor in self.student.tensors.items()}
-        state: dict[str, Any] = {"tensors": tensors, "place": place}
+        state: dict[str, Any] = {"tensors": self.student.values(), "place": place}
         if name == LAST:
             state["optimiser"] = self.optimiser.state()
         write_whole(self.folder / name, lambda part: torch.save(state, part))
@@ -165,6 +168,8 @@ class Loop:
                 self.place.at += 1
                 self.place.num_tokens += pack.num_tokens
                 self._put_aside(loss)
+                if self.place.step in _SIZED and self.target.device.type == "cpu":
+                    self._fit(steps)
                 if now - saved > self.options.save_every:
                     self._check(loss)
                     self._save(LAST)
@@ -181,6 +186,14 @@ class Loop:
         self._check_length()
         # Started again with no time left, it made no step in which one could have been put aside.
         self._put_aside(torch.zeros(()))
+
+    def _fit(self, steps: PackedSteps) -> None:
+        """Smaller steps where the first ones tell that there would be few."""
+        options, expected = self.options, self.place.step / max(self.share, 1e-9)
+        if options.steps is None and options.batch is None and expected < _ENOUGH:
+            batch = max(int(self.batch * expected / _ENOUGH), _LEAST_BATCH)
+            self.place.batch = self.batch = min(self.batch, batch)
+            steps.fit(self.batch)
 
     def _look(self, held_out: Texts) -> str:
         """How good it is by now; ends the time where that no longer grows."""
@@ -224,11 +237,12 @@ class Loop:
         options, step = self.options, self.place.step
         if options.steps is not None or step >= MIN_STEPS:
             return
-        needed = math.ceil(MIN_STEPS * self.place.seconds / max(step, 1) / 60)
+        once = min(self.rates.reading + self.rates.looking, self.place.seconds)
+        each = (self.place.seconds - once) / max(step, 1)
+        needed = math.ceil(5 * (once + MIN_STEPS * each) / 60)
         raise TrainingError(
             f"only {step} of {MIN_STEPS} steps in {in_words(options.minutes)}: nothing was learnt, "
-            f"and no drafter was written. On this machine give --minutes {max(needed * 5, 5)} or "
-            f"more, or fewer tokens a step than {self.batch} (batch={max(self.batch // 4, 128)}); "
+            f"and no drafter was written. On this machine give --minutes {max(needed, 5)} or more; "
             "what is there goes on from here"
         )
 
@@ -298,9 +312,8 @@ class Loop:
     def _check_loss(self, loss: torch.Tensor) -> None:
         if not math.isfinite(float(loss)):
             raise TrainingError(
-                f"the loss is no number any more at step {self.place.step}; the last good "
-                f"checkpoint is kept in {self.folder}: go on from it with --resume and a lower "
-                f"rate, say lr={self.lr / 3:.1e}"
+                f"the loss is no number any more at step {self.place.step}; the same command with "
+                f"lr={self.lr / 3:.1e} goes on from the last good checkpoint at a lower rate"
             )
 
     def _put_aside(self, loss: torch.Tensor) -> None:
@@ -314,13 +327,15 @@ class Loop:
 
     def _packs(self, steps: PackedSteps) -> Iterator[Pack]:
         while self.share < 1:
-            done = self.place.at
+            done, batch = self.place.at, self.batch
             for number, pack in enumerate(steps.packs(self.options.seed, self.place.epoch)):
                 if number < done:
                     continue
                 if self.share >= 1:
                     return
                 yield pack
+                if self.batch != batch:
+                    break  # the others are cut anew
             self.place.epoch, self.place.at = self.place.epoch + 1, 0
 
     @torch.no_grad()

@@ -39,38 +39,15 @@ def shares_of(loss_name: str, late: Late) -> tuple[Late, Late]:
     return float(loss_name != "tv"), float(loss_name == "tv")
 
 
-def slope(z_MC: Tensor, p_MC: Tensor, loss_name: str, late: Late = 1.0) -> tuple[Tensor, Tensor]:
-    """The loss of each row, and its gradient by the logits, float32.
+def top_slope(
+    z_MC: Tensor, p: TopOpinions, weight_M: Tensor, loss_name: str, late: Late = 1.0
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The weighted losses, their gradient by the logits in the logits' precision and place, and the
+    best columns, for a distribution of few columns.
 
     ce: cross-entropy to the whole distribution. kl: the same less the target's entropy, so that 0
     is perfect. tv: half the difference, which is the chance that a draw is rejected; it says
     little to a student that is far off, so blend begins with kl and goes over to tv.
-    """
-    entropy, variation = shares_of(loss_name, late)
-    log_q_MC = functional.log_softmax(z_MC, dim=-1, dtype=torch.float32)
-    q_MC = log_q_MC.exp()
-    p_MC = p_MC.float()
-    loss_M = torch.zeros(len(z_MC), device=z_MC.device)
-    slope_MC = torch.zeros_like(q_MC)
-    gap_MC = q_MC - p_MC
-    if _is_there(entropy):
-        loss_M -= entropy * (p_MC * log_q_MC).sum(-1)
-        slope_MC += entropy * gap_MC
-        if loss_name != "ce":
-            loss_M += entropy * torch.xlogy(p_MC, p_MC).sum(-1)
-    if _is_there(variation):
-        loss_M += variation * 0.5 * gap_MC.abs().sum(-1)
-        sign_MC = variation * 0.5 * gap_MC.sign()
-        slope_MC += q_MC * (sign_MC - (q_MC * sign_MC).sum(-1, keepdim=True))
-    return loss_M, slope_MC
-
-
-def top_slope(
-    z_MC: Tensor, p: TopOpinions, weight_M: Tensor, loss_name: str, late: Late = 1.0
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`slope`, its reference, for a distribution of few columns: the weighted losses, their
-    gradient by the logits in the logits' precision and place, and the best columns.
-
     Outside of the few columns the gradient is the softmax times a factor of the row.
     """
     entropy, variation = shares_of(loss_name, late)

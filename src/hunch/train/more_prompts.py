@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from hunch.train.builtin import sums
 from hunch.train.progress import Progress
+from hunch.train.prompts import encode_turns
 from hunch.train.questions import ask_target, closing_of, opening_of
 from hunch.train.tasks import (
     FOLLOW_UPS,
@@ -77,7 +78,7 @@ def more_prompts(
     if languages := source.languages():
         texts = source.texts(4 * each["languages"])
         made += in_languages(languages, texts, source.words, each["languages"], chance)
-    found = [llm.encode_turn(text) for text in made]
+    found = encode_turns(llm, made)
     found += [llm.encode_messages(turns) for turns in source.chats(each["chats"], room)]
     asked = max(count - len(found), 0)
     found += ask_target(llm, asked, show, seconds=seconds, seed=seed)

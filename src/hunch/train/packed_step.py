@@ -39,6 +39,11 @@ class PackedSteps:
         self._loss = torch.zeros((), device=self.device)  # of the last step, captured or not
         self._graph: Graph | None = None
 
+    def fit(self, num_tokens: int) -> None:
+        """From now on packs have so many tokens: for steps that no graph has the shape of."""
+        assert not self.can_capture
+        self.shape = self.kept.laid.shape(num_tokens, self.student.anchors)
+
     def packs(self, seed: int, epoch: int) -> Iterator[Pack]:
         return map(self.kept.placed, self.kept.laid.packs(self.shape, seed, epoch))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 import tempfile
@@ -26,15 +25,7 @@ def stored_texts(texts: Texts, vocab_size: int, seconds: float = 0.0) -> bytes:
     share = min(most / max(int(texts.lengths.sum()), 1), 1.0)
     count = max(int(share * len(texts)), 1)
     some = texts.take(np.linspace(0, len(texts) - 1, count).astype(np.int64))
-    data = io.BytesIO()
-    np.savez(
-        data,
-        tokens=some.tokens.astype(np.uint32),
-        offset=some.offset,
-        prompt_len=some.prompt_len,
-        vocab_size=np.array(vocab_size),
-    )
-    return data.getvalue()
+    return some.to_bytes(vocab_size=np.array(vocab_size))
 
 
 def write_table(folder: Path, data: bytes, vocab_size: int) -> None:

@@ -21,7 +21,7 @@ from hunch.hub.drafters import BESIDE_LOOKUPS
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.train.clock import Clock
-from hunch.train.costs import Costs, least_costs, least_cuts, measure_costs, measure_cuts
+from hunch.train.costs import Costs, least_costs, measure_costs, measure_cuts
 from hunch.train.expect import Expected, answering_share, beside_lookups, rank, tokens_answered
 from hunch.train.files import read_json, write_json
 from hunch.train.job import drafts_as
@@ -131,7 +131,7 @@ def make_plan(asked: Asked, spec: ModelSpec, work: Path, serving: Serving, say: 
         # speed of products, against costs that nothing is below.
         least, smaller = least_costs(spec), None
         if origin is not None:
-            smaller = _smaller(asked, origin, least_cuts(origin.spec, least, spec), 1.0)
+            smaller = _smaller(asked, origin, least_costs(origin.spec, spec), 1.0)
         expected, share = _expected(least, spec, clock, clock.gone, "cpu", smaller)
         if expected[0].speedup < PAYS:
             return Plan(least, None, expected, share, smaller)
@@ -294,7 +294,9 @@ def _encoded(asked: Asked, llm: Any) -> list[list[int]]:
     found.records = found.records[::step]
     prompts = found.encode(llm, room)
     if not prompts:
-        raise ConfigError(f"{asked.prompts}: no prompt leaves room for an answer")
+        raise ConfigError(
+            f"{asked.prompts}: no prompt leaves room for an answer; they may have {room} tokens"
+        )
     return prompts
 
 

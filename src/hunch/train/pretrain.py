@@ -96,7 +96,7 @@ def _pieces(path: Path) -> list[str]:
     documents = [whole]
     if suffix == ".jsonl":
         try:
-            documents = [str(json.loads(line)["text"]) for line in whole.splitlines() if line]
+            documents = [str(json.loads(line)["text"]) for line in whole.split("\n") if line]
         except (json.JSONDecodeError, KeyError, TypeError):
             raise RequestError(f"{path}: every line must be JSON with 'text' in it") from None
     pieces = []

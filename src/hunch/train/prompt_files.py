@@ -53,7 +53,7 @@ def _records(path: Path) -> Iterator[Found]:
     if isinstance(whole, list):
         yield from ((f"record {n}", "", record) for n, record in enumerate(whole, 1))
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # a text in JSON may hold other line ends
         if line.strip():
             yield f"line {number}", *(("", {"turns": [line.strip()]}) if is_text else _json(line))
 

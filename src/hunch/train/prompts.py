@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ log = logging.getLogger("hunch")
 MAX_BAD_SHARE = 0.05  # of the lines; more than that is another kind of file
 _MAX_NAMED = 5
 BUILTIN = "builtin"
+LEAST = 4  # prompts of a file: one of so many is held out
 
 
 @dataclass(slots=True)
@@ -37,8 +39,22 @@ class Prompts:
 
     def encode_each(self, llm: LLM, max_len: int) -> list[tuple[list[int], str]]:
         """The same, each with the category that its line names, if any."""
-        encoded = [(_encode(llm, one), str(one.get("category", ""))) for one in self.records]
-        return [(ids, category) for ids, category in encoded if 0 < len(ids) <= max_len]
+        is_turn = ["turns" in one and "prompt_ids" not in one for one in self.records]
+        asked = [one["turns"][0] for one, yes in zip(self.records, is_turn, strict=True) if yes]
+        turns, found = iter(encode_turns(llm, asked)), list[tuple[list[int], str]]()
+        for one, yes in zip(self.records, is_turn, strict=True):
+            ids = next(turns) if yes else _encode(llm, one)
+            if 0 < len(ids) <= max_len:
+                found.append((ids, str(one.get("category", ""))))
+        return found
+
+
+def encode_turns(llm: LLM, texts: Sequence[str]) -> list[list[int]]:
+    """`LLM.encode_turn` for many texts, on all cores."""
+    if not llm.has_chat_template:
+        return [llm.encode_turn(text) for text in texts]
+    chats = [[{"role": "user", "content": text}] for text in texts]
+    return llm.get_tokenizer().render_chats(chats, template=llm.config.model.chat_template)
 
 
 def read_prompts(file: str | Path) -> Prompts:
@@ -79,17 +95,27 @@ def split_prompts(
         ids, categories = zip(*held, strict=True)
         found = prompts.encode(llm, max_len)
         return {"train": found, "held_out": list(ids), "categories": list(categories)}
-    return hold_out(prompts.encode_each(llm, max_len), count, seed)
+    short = prompts.encode_each(llm, max_len)
+    _check_number(len(short), f"{file}, of up to {max_len} tokens")
+    return hold_out(short, count, seed)
+
+
+def check_prompts(file: str) -> None:
+    """Raise for a file that nothing can be trained with, before anything is made."""
+    _check_number(len(read_prompts(file).records), file)
+
+
+def _check_number(count: int, where: str) -> None:
+    if count < LEAST:
+        raise ConfigError(
+            f"{where}: {count} prompts are too few, as some are held out to choose by; give "
+            f"{LEAST} or more (some hundreds make a drafter worth having)"
+        )
 
 
 def hold_out(prompts: list[tuple[list[int], str]], count: int, seed: int) -> dict[str, list[Any]]:
     """Some of the prompts are not trained on; each comes with its category, or none."""
-    count = min(count, len(prompts) // 4)
-    if count < 1:
-        raise ConfigError(
-            f"{len(prompts)} usable prompts are too few: some are held out to choose by; give 4 "
-            "or more (some hundreds make a drafter worth having)"
-        )
+    count = min(count, len(prompts) // LEAST)
     order = np.random.default_rng(seed).permutation(len(prompts)).tolist()
     held = [prompts[i] for i in sorted(order[:count])]
     categories = [category for _, category in held]
@@ -101,8 +127,7 @@ def hold_out(prompts: list[tuple[list[int], str]], count: int, seed: int) -> dic
 
 
 def _encode(llm: LLM, record: dict[str, Any]) -> list[int]:
+    """Of a prompt that is no turn of a conversation."""
     if "prompt_ids" in record:
         return list(record["prompt_ids"])
-    if "turns" in record:
-        return llm.encode_turn(record["turns"][0])
     return llm.get_tokenizer().encode(record["prompt"])

@@ -84,9 +84,9 @@ def regenerate(
     with show.stage("regenerate", total) as bar:
         for number, answer in _answer(llm, prompts, temperatures, options, todo, seconds):
             num_tokens += len(answer)
-            is_written = store.add(number, answer)
-            if is_written or seconds is not None:
-                bar(len(store.done) if seconds is None else perf_counter() - began, words())
+            store.add(number, answer)
+            gone = len(store.done) if seconds is None else perf_counter() - began
+            bar(min(gone, 0.99 * total), words())  # the end is told once
         store.flush()
         bar(total, words())
     return num_tokens / (perf_counter() - began)
@@ -166,59 +166,49 @@ class _Store:
                 self.done.update(shard["number"].tolist())
             self.num_shards += 1
 
-    def add(self, number: int, answer: list[int]) -> bool:
-        """True when a shard was written."""
+    def add(self, number: int, answer: list[int]) -> None:
         self.waiting.append((number, answer))
         self.done.add(number)
-        return len(self.waiting) >= self.size and self.flush()
+        if len(self.waiting) >= self.size:
+            self.flush()
 
-    def flush(self) -> bool:
+    def flush(self) -> None:
         if not self.waiting:
-            return False
+            return
         numbers, answers = zip(*self.waiting, strict=True)
         prompts = [self.prompts[number % ROUND] for number in numbers]
         path = self.folder / SHARD.format(self.num_shards)
         write_shard(path, list(numbers), prompts, list(answers))
         self.num_shards += 1
         self.waiting.clear()
-        return True
 
 
 def write_shard(
     path: Path, numbers: list[int], prompts: list[list[int]], answers: list[list[int]]
 ) -> None:
     texts = [[*prompt, *answer] for prompt, answer in zip(prompts, answers, strict=True)]
-
-    def write(part: Path) -> None:
-        with part.open("wb") as file:
-            np.savez(
-                file,
-                number=np.array(numbers),
-                tokens=np.concatenate([np.asarray(text, dtype=np.uint32) for text in texts]),
-                offset=np.cumsum([0, *map(len, texts)]),
-                prompt_len=np.array([len(prompt) for prompt in prompts]),
-            )
-
-    write_whole(path, write)
+    tokens = np.concatenate([np.asarray(text, dtype=np.int64) for text in texts])
+    prompt_len = np.array([len(prompt) for prompt in prompts])
+    data = Texts(tokens, np.cumsum([0, *map(len, texts)]), prompt_len)
+    write_whole(path, lambda part: part.write_bytes(data.to_bytes(number=np.array(numbers))))
 
 
 def read_answers(folder: Path) -> Texts:
     """All shards as one collection, in the order of the prompts."""
-    tokens, prompt_len, lengths, number = [], [], [], []
-    for path in sorted(folder.glob("shard-*.npz")):
-        with np.load(path) as shard:
-            tokens.append(shard["tokens"].astype(np.int64))
-            prompt_len.append(shard["prompt_len"])
-            lengths.append(np.diff(shard["offset"]))
-            number.append(shard["number"])
-    if not tokens:
+    paths = sorted(folder.glob("shard-*.npz"))
+    if not paths:
         raise TrainingError(
             f"{folder}: the target finished no answer in the time it had; give more --minutes, or "
             "run on a machine with less to do"
         )
-    offset = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
-    texts = Texts(np.concatenate(tokens), offset, np.concatenate(prompt_len))
-    return texts.take(np.argsort(np.concatenate(number)))
+    found = [Texts.from_bytes(path.read_bytes()) for path in paths]
+    lengths = np.concatenate([texts.lengths for texts, _ in found])
+    whole = Texts(
+        np.concatenate([texts.tokens for texts, _ in found]),
+        np.concatenate([[0], np.cumsum(lengths)]),
+        np.concatenate([texts.prompt_len for texts, _ in found]),
+    )
+    return whole.take(np.argsort(np.concatenate([more["number"] for _, more in found])))
 
 
 def for_answers(

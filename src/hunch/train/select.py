@@ -42,7 +42,7 @@ def measure(
     speculate = method if folder is None else f"{method}:{folder}"
     # always_draft: how good its guesses are, whether or not they pay.
     with (
-        _without_advice(),
+        without_advice(),
         LLM(target, speculate=speculate, always_draft=True, **(arguments or {})) as llm,
     ):
         params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=0)
@@ -61,7 +61,7 @@ def measure(
 
 
 @contextmanager
-def _without_advice() -> Iterator[None]:
+def without_advice() -> Iterator[None]:
     """No words from the engine on what a drafter costs or on how often it is right.
 
     Nobody chose this one yet: it is only being measured.

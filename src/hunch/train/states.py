@@ -55,11 +55,6 @@ class TopOpinions:
         column_MK = torch.cat((self.column_MK, label_M[:, None].to(self.column_MK)), dim=1)
         return TopOpinions(column_MK, torch.cat((p_MK, more_M1), dim=1), self.num_columns)
 
-    def dense(self) -> Tensor:
-        """All columns, float32."""
-        p_MC = torch.zeros(len(self), self.num_columns, device=self.device)
-        return p_MC.scatter_add_(1, self.column_MK.long(), self.p_MK.float())
-
 
 @dataclass(slots=True)
 class States:

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from hunch.errors import UnsupportedModelError
 from hunch.models.decoder import Decoder
+from hunch.models.source import Shape, Source
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
 from hunch.train.loss import Late, teach
-from hunch.train.masters import Masters
 from hunch.train.packs import PackInputs, PackShape
 from hunch.train.states import States, TopOpinions
 from hunch.train.vocab import Columns
@@ -76,6 +76,30 @@ class PackLoss:
 
     loss: Tensor
     agreed: list[Tensor]  # each T
+
+
+class Masters(Source):
+    """Float32 tensors as networks take them, in the precision that products have."""
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__(dtype, device)
+        self.tensors = tensors
+
+    def read(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
+        tensor = self.tensors[name]
+        assert tuple(tensor.shape) == shape, f"{name}: {tuple(tensor.shape)}, not {shape}"
+        return tensor
+
+    def below(self, prefix: str) -> Masters:
+        """Those whose names begin so, without it."""
+        own = {
+            name.removeprefix(prefix): tensor
+            for name, tensor in self.tensors.items()
+            if name.startswith(prefix)
+        }
+        return Masters(own, self.dtype, self.device)
 
 
 class Student:
@@ -141,6 +165,10 @@ class Student:
     def settled(self) -> dict[str, Any]:
         """Options that were left to the recipe, as it chose them; for the card."""
         return {}
+
+    def values(self) -> dict[str, Tensor]:
+        """The tensors as they are now, to be written."""
+        return {name: tensor.detach() for name, tensor in self.tensors.items()}
 
     def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """config.json and the tensors of the published form."""

@@ -5,7 +5,9 @@ Shape letters: N texts of the collection.
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,6 +42,20 @@ class Texts:
         offset = np.cumsum([0, *map(len, parts)])
         tokens = np.concatenate(parts) if parts else self.tokens[:0]
         return Texts(tokens, offset, self.prompt_len[indices])
+
+    def to_bytes(self, **more: Any) -> bytes:
+        """As another process reads them, or a file holds them."""
+        data, tokens = io.BytesIO(), self.tokens.astype(np.uint32)
+        np.savez(data, tokens=tokens, offset=self.offset, prompt_len=self.prompt_len, **more)
+        return data.getvalue()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> tuple[Texts, dict[str, Array]]:
+        """The texts, and what else was written with them."""
+        with np.load(io.BytesIO(data)) as stored:
+            more = dict(stored)
+        tokens, offset, prompt_len = (more.pop(key) for key in ("tokens", "offset", "prompt_len"))
+        return Texts(tokens.astype(np.int64), offset, prompt_len), more
 
     def split(self, num_held_out: int, seed: int) -> tuple[Texts, Texts]:
         """The texts to learn from, and a few kept aside."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from hunch.errors import TrainingError
 from hunch.models.decoder import Decoder
 from hunch.models.spec import ModelSpec
 from hunch.registry import RECIPES, resolve
@@ -23,7 +24,14 @@ from hunch.train.expect import (
     still_missed,
 )
 from hunch.train.files import read_json, write_json
-from hunch.train.job import Job, Settings, build_student, read_settings, write_student
+from hunch.train.job import (
+    Job,
+    Settings,
+    build_student,
+    enough_memory,
+    read_settings,
+    write_student,
+)
 from hunch.train.kept import Kept
 from hunch.train.loop import CANDIDATE, LAST, Loop, restore
 from hunch.train.outcome import speculate_text
@@ -31,6 +39,7 @@ from hunch.train.plan import LONG, NUM_TRIED, Asked, Plan, Say, context_of, devi
 from hunch.train.progress import Progress
 from hunch.train.regenerate import give_back
 from hunch.train.replay import Replay
+from hunch.train.select import without_advice
 from hunch.train.serving import Serving
 from hunch.train.sizes import METHODS, Size, parts_of
 from hunch.train.speeds import Speeds, compare_speeds, engine_for_one
@@ -112,6 +121,8 @@ def choose(run: Run, show: Progress, say: Say) -> tuple[Size, Path | None]:
         found = _try(run, candidates, names, show, say)
         write_json(notes, found)
         give_back()
+    if not found:
+        return plan.best.size, None
     best = max(found, key=lambda name: found[name])
     return candidates[best].size, names[best] / CANDIDATE.format(0)
 
@@ -138,7 +149,11 @@ def _try(
         same = columns.get(one.size.cut_from)
         job, settings, chosen = with_columns(run, one.size, seconds, same)
         columns.setdefault(one.size.cut_from, chosen.size.columns)
-        student, replay = train(job, settings, run, names[name], show, is_trial=True)
+        try:
+            student, replay = train(job, settings, one.size, run, names[name], show, is_trial=True)
+        except TrainingError as error:
+            say(f"trial of {chosen.size.text()}: {error}")
+            continue
         with run.clock.part(WRITE):
             write_student(job, settings, student, names[name] / "files")
         methods[name] = speculate_text(one.size.method, names[name] / "files")
@@ -213,9 +228,11 @@ def _before_training(clock: Clock) -> float:
     return sum(map(clock.of, ("measure", "regenerate", "trials")))
 
 
+@enough_memory()
 def train(
     job: Job,
     settings: Settings,
+    size: Size,
     run: Run,
     folder: Path,
     show: Progress,
@@ -228,14 +245,7 @@ def train(
     student, run.target = build_student(
         job, settings, run.texts, target=run.target, serving=run.serving
     )
-    size = Size(
-        method=job.method,
-        layers=int(job.options.get("layers", "1")),
-        columns=len(student.columns),
-        units=float(job.options.get("units", "1")),
-        abreast=int(job.options.get("abreast", "1")),
-        cut_from=job.options.get("from", ""),
-    )
+    size = replace(size, columns=len(student.columns))
 
     def remark(replay: Replay) -> str:
         return f"about {promised(run, size, replay).speedup:.2f}x of plain"
@@ -282,7 +292,7 @@ def compare(
     categories: Sequence[str] = (),
 ) -> Speeds:
     engine, clock = engine_for_one(asked.target, asked.engine, context_of(asked)), serving.clock
-    with serving.engine(engine) as llm:
+    with without_advice(), serving.engine(engine) as llm:
         tried = test_ids[:NUM_TRIED]
         return compare_speeds(
             llm, methods, tried, seconds=seconds, categories=categories, clock=clock

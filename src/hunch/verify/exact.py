@@ -1,4 +1,4 @@
-"""Exact: the target's own token at every node; walk the draft while they agree.
+"""The exact verifier: walk the draft while its nodes are what the target itself would choose.
 
 One rule for greedy and sampling, chain and tree, and every processor. The tokens are those of plain
 decoding by construction: each is what the target would choose after the ones before it.
@@ -18,19 +18,22 @@ from hunch.verify.base import RowDraft, TargetChoices, Verifier, history_of
 
 
 def walk(draft: RowDraft, target: TargetChoices) -> tuple[list[int], list[int]]:
-    """The tokens and nodes of the path; tokens are chosen only where the walk gets to."""
+    """The tokens to commit, and the node of each (-1: the bonus).
+
+    The target chooses a token only at nodes that the walk reaches.
+    """
     guesses = zip(draft.parents, draft.tokens, strict=True)
-    child = {guess: node for node, guess in enumerate(guesses)}
+    node_of = {guess: node for node, guess in enumerate(guesses)}  # by parent and token
     node = -1
-    path: list[int] = []
-    walked: list[int] = []
+    tokens: list[int] = []
+    nodes: list[int] = []
     while True:
-        token = target.choice(draft, node, path)
-        path.append(token)
-        node = child.get((node, token), -1)
-        walked.append(node)
+        token = target.choice(draft, node, tokens)
+        tokens.append(token)
+        node = node_of.get((node, token), -1)
+        nodes.append(node)
         if node < 0:
-            return path, walked
+            return tokens, nodes
 
 
 def exact_in_tensors(
@@ -50,7 +53,10 @@ exact = Verifier(walk, exact_in_tensors)
 
 
 def walk_choices(draft: Draft, choice_M: Tensor, first_R: Tensor) -> Verdict:
-    """Per row the path of nodes that have the chosen tokens."""
+    """Walk each row's draft along the nodes that have the target's tokens, without the host.
+
+    choice_M holds the target's token after the root and each node; first_R is a row's root in it.
+    """
     num_rows, num_nodes = draft.tokens_RN.shape
     device = draft.tokens_RN.device
     if not num_nodes:

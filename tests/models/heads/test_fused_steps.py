@@ -21,11 +21,11 @@ from hunch.kernels import gpu_attention, gpu_fused, gpu_gemm, gpu_join
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
 from hunch.models.cuda import CudaDecoder
-from hunch.models.decoder import Hidden
 from hunch.models.heads import fused as fused_heads
 from hunch.models.heads.eagle import load_eagle3
 from hunch.models.heads.step import StepNet
 from hunch.models.load import load_decoder
+from hunch.models.target import Hidden
 from hunch.models.weights import open_weights
 from models.heads.test_native_steps import FORMS
 from tiny_models import write_llama

@@ -19,40 +19,18 @@ from torch import Tensor
 from hunch.hub import resolve
 from hunch.models.weights import Weights, open_weights
 
-SEVEN_BILLION = {
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "num_hidden_layers": 32,
+_KEYS = (
+    "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "num_hidden_layers",
+)  # fmt: skip
+_SIZES = {  # in the order of the keys
+    "7b": (4096, 14336, 32, 8, 128, 32),
+    "1b": (2048, 5632, 16, 4, 128, 30),  # for a look on a CPU
+    "2b": (1536, 8960, 16, 2, 128, 28),  # with room for the heads of Qwen2.5-0.5B, seven to a group
+    "70b": (8192, 28672, 64, 8, 128, 80),  # in 4 bits it fits one large GPU
 }
-ONE_BILLION = {  # for a look on a CPU
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 128,
-    "num_hidden_layers": 30,
-}
-TWO_BILLION = {  # with room for the heads of Qwen2.5-0.5B, seven to a group
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "num_hidden_layers": 28,
-}
-SEVENTY_BILLION = {  # in 4 bits it fits one large GPU
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "num_hidden_layers": 80,
-}
+SIZES = {name: dict(zip(_KEYS, numbers, strict=True)) for name, numbers in _SIZES.items()}
 BLOCK = 256  # weights of GGUF's largest blocks
-SIZES = {"7b": SEVEN_BILLION, "1b": ONE_BILLION, "2b": TWO_BILLION, "70b": SEVENTY_BILLION}
 
 
 def enlarged(model: str, size: str, device: str) -> EnlargedWeights:

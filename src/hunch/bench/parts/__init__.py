@@ -12,39 +12,36 @@ from hunch.errors import ConfigError
 
 
 class Part(NamedTuple):
-    """A measurement of `hunch.bench.parts`; its module's `main` takes the words after its name."""
+    """A measurement; `main` of the module of its name takes the words after it."""
 
-    module: str
     needs: str  # what it runs on
     prints: str
 
 
 PARTS = {
-    "adapt": Part("adapt", "any", "what `hunch serve --adapt` takes from requests"),
-    "answers": Part("answers", "CPU", "questions answered as float32 does, by activation bits"),
-    "drafters": Part("drafters", "any", "drafters taught the same answers, beside each other"),
-    "exactness": Part("exactness", "GPU", "what products in a fixed order cost"),
-    "experts": Part("experts", "GPU", "a decode step of a 30B mixture of experts"),
-    "fidelity": Part("fidelity", "any", "distance to float32, beside llama.cpp's or torch's"),
-    "host": Part("host", "any", "what a GPU's host does per step and row"),
+    "adapt": Part("any", "what `hunch serve --adapt` takes from requests"),
+    "answers": Part("CPU", "questions answered as float32 does, by activation bits"),
+    "drafters": Part("any", "drafters taught the same answers, beside each other"),
+    "exactness": Part("GPU", "what products in a fixed order cost"),
+    "experts": Part("GPU", "a decode step of a 30B mixture of experts"),
+    "fidelity": Part("any", "distance to float32, beside llama.cpp's or torch's"),
+    "host": Part("any", "what a GPU's host does per step and row"),
     "idle": Part(
-        "idle",
-        "GPU",
-        "how long the GPU waits while one request decodes, and a request for its first token",
+        "GPU", "how long the GPU waits while one request decodes, and a request for its first token"
     ),
-    "kernels": Part("kernels", "GPU", "a decoder's pass alone, by rows"),
-    "loading": Part("loading", "any", "a large checkpoint loaded, beside reading its files"),
-    "masks": Part("masks", "CPU", "what a grammar's masks take, by place in an answer"),
-    "merged": Part("merged", "any", "tokens per pass of merged drafts and of their parts"),
-    "perplexity": Part("perplexity", "CPU", "how likely a text is, beside transformers'"),
-    "quantised": Part("quantised", "CPU", "memory and passes of a GGUF file, beside llama.cpp's"),
-    "ranks": Part("ranks", "CPU", "what ranks spend on each other, beside the formula"),
-    "requests": Part("requests", "GPU", "requests with penalties, schemas, log-probabilities"),
-    "rounded": Part("rounded", "GPU", "a 7B-cost target in 16, 8 and 4 bits"),
-    "routing": Part("routing", "CPU", "requests that begin alike, over three engines"),
-    "serving": Part("serving", "CPU", "CPU time of a token outside of the model"),
-    "streams": Part("streams", "any", "many streams at once from a running server"),
-    "steps": Part("steps", "CPU", "what a step costs in Python, by method"),
+    "kernels": Part("GPU", "a decoder's pass alone, by rows"),
+    "loading": Part("any", "a large checkpoint loaded, beside reading its files"),
+    "masks": Part("CPU", "what a grammar's masks take, by place in an answer"),
+    "merged": Part("any", "tokens per pass of merged drafts and of their parts"),
+    "perplexity": Part("CPU", "how likely a text is, beside transformers'"),
+    "quantised": Part("CPU", "memory and passes of a GGUF file, beside llama.cpp's"),
+    "ranks": Part("CPU", "what ranks spend on each other, beside the formula"),
+    "requests": Part("GPU", "requests with penalties, schemas, log-probabilities"),
+    "rounded": Part("GPU", "a 7B-cost target in 16, 8 and 4 bits"),
+    "routing": Part("CPU", "requests that begin alike, over three engines"),
+    "serving": Part("CPU", "CPU time of a token outside of the model"),
+    "streams": Part("any", "many streams at once from a running server"),
+    "steps": Part("CPU", "what a step costs in Python, by method"),
 }
 
 
@@ -53,7 +50,7 @@ def main_of(name: str) -> Callable[[Sequence[str]], None]:
     if name not in PARTS:
         raise ConfigError(f"there is no part {name!r}: one of {', '.join(PARTS)}")
     try:
-        module = import_module(f"{__name__}.{PARTS[name].module}")
+        module = import_module(f"{__name__}.{name}")
     except ModuleNotFoundError as error:
         if error.name != "triton":
             raise

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import signal
 import sys
@@ -21,13 +20,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 import numpy as np
 
-from hunch.bench.environment import cpu_seconds
+from hunch.bench.environment import cpu_seconds, processes
 from hunch.bench.parts import PartOptions
-from hunch.bench.peers import Peer, serving
+from hunch.bench.peers import Peer, post, serving
 from hunch.bench.readers import read_workloads
 from hunch.errors import EngineError
 
@@ -53,35 +51,18 @@ class Server:
             "messages": messages, "max_tokens": num_tokens, "ignore_eos": True, "seed": seed,
             "temperature": 0.8,
         }  # fmt: skip
-        headers = {"Content-Type": "application/json"}
-        path = f"{self.url}/v1/chat/completions"
-        asked = Request(path, json.dumps(body).encode(), headers)
         began = time.perf_counter()
-        with urlopen(asked, timeout=ASK_SECONDS) as answer:
-            found = json.load(answer)
+        found = post(f"{self.url}/v1/chat/completions", body, ASK_SECONDS)
         seconds = time.perf_counter() - began
         self.texts.append(found["choices"][0]["message"]["content"])
         return seconds
 
     def signal(self, number: int) -> None:
         """To all its processes but those that learn, which the server itself stops."""
-        for pid in tree_of(self.pid):
+        for pid in processes(self.pid):
             if LEARNING not in command_of(pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
-
-
-def tree_of(pid: int) -> list[int]:
-    """A process and all it started."""
-    children: dict[int, list[int]] = {}
-    for found in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parent = int(found.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(found.parent.name))
-    tree = [pid]
-    for one in tree:
-        tree += children.get(one, [])
-    return tree
 
 
 def command_of(pid: int) -> str:
@@ -93,7 +74,7 @@ def command_of(pid: int) -> str:
 
 def trained_seconds(server: Server) -> float | None:
     """CPU seconds that training processes of a server have had; None: there is none."""
-    found = [cpu_seconds(pid) for pid in tree_of(server.pid) if TRAINER in command_of(pid)]
+    found = [cpu_seconds(pid) for pid in processes(server.pid) if TRAINER in command_of(pid)]
     told = [seconds for seconds in found if seconds is not None]
     return sum(told) if told else None
 
@@ -115,11 +96,8 @@ def servers(words: Sequence[str]) -> Iterator[list[Server]]:
 def measure(both: Sequence[Server], args: argparse.Namespace) -> tuple[float, list[str]]:
     """Ask both in turn while the drafter learns; returns CPU seconds of training in the pauses, and
     what went wrong."""
-    chats = [
-        [{"role": role, "content": text} for role, text in prompt.messages]
-        for prompt in read_workloads(args.workload)
-        if prompt.messages
-    ]
+    prompts = [prompt for prompt in read_workloads(args.workload) if prompt.messages]
+    chats = [prompt.chat_messages for prompt in prompts]
     adapting = both[1]
     for server in both:
         for number in range(-(-args.after // args.tokens) + 2):

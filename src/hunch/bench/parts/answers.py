@@ -11,7 +11,6 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +19,19 @@ from hunch.bench.parts import PartOptions
 
 QUESTIONS = Path(__file__).with_name("simple_questions.jsonl")
 PRECISIONS: dict[str, dict[str, Any]] = {
-    "float32": {"dtype": "float32"},
     "8 bits": {"activation_bits": 8},
     "14 bits": {"activation_bits": 14},
+    "float32": {"dtype": "float32"},
 }
 
 
 def answers(llm: LLM, questions: list[str], max_tokens: int) -> list[list[int]]:
-    ask = llm.encode_turn if llm.has_chat_template else partial(_ask_plainly, llm)
+    prompts: list[Any] = [f"Question: {text}\nAnswer:" for text in questions]
+    if llm.has_chat_template:
+        prompts = [llm.encode_turn(text) for text in questions]
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    outputs = llm.generate([ask(text) for text in questions], params)
+    outputs = llm.generate(prompts, params)
     return [output.outputs[0].token_ids for output in outputs]
-
-
-def _ask_plainly(llm: LLM, text: str) -> list[int]:
-    return llm.tokenizer.encode(f"Question: {text}\nAnswer:")
 
 
 def speed(llm: LLM) -> float:

@@ -12,7 +12,6 @@ step, and under `auto`, which has the choice. The answers are those that
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -21,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hunch import LLM
+from hunch.bench.parts import PartOptions
 from hunch.errors import ConfigError
 from hunch.models.decoder import Decoder
 from hunch.registry import RECIPES, resolve
@@ -56,20 +56,13 @@ COMPARING = 30.0  # seconds for answers in the engine, at most
 AUTO, NONE, LOOKUPS = "auto", "none", "lookups alone"
 # What a method drafts in every step, by form; a tree of as many nodes as `auto` has them.
 BEST_FIRST = "tree=dynamic:num_nodes=15"
+OTHERS = ("block", "medusa", "mlp")
 FORMS = {
-    "chain": {
-        "draft": "num_nodes=5",
-        "eagle3": "num_nodes=5",
-        "block": "",
-        "medusa": "",
-        "mlp": "",
-    },
+    "chain": {**dict.fromkeys(("draft", "eagle3"), "num_nodes=5"), **dict.fromkeys(OTHERS, "")},
     "tree": {
         "draft": "tree=dynamic:num_nodes=15:depth=3:width=5:branch=5",
         "eagle3": "tree=dynamic:num_nodes=15:depth=5",
-        "block": BEST_FIRST,
-        "medusa": BEST_FIRST,
-        "mlp": BEST_FIRST,
+        **dict.fromkeys(OTHERS, BEST_FIRST),
     },
 }
 
@@ -233,11 +226,7 @@ def print_speeds(speeds: Speeds) -> None:
 
 
 def main(words: Sequence[str] = ()) -> None:
-    parser = argparse.ArgumentParser(
-        "hunch bench part drafters",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = PartOptions("drafters", __doc__)
     parser.add_argument("--target", default="smollm2-135m")
     parser.add_argument("--job", type=Path, help="--out of a hunch train, whose answers are used")
     parser.add_argument("--answering", type=float, default=20.0, help="seconds, where it has none")

@@ -6,9 +6,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,19 +15,22 @@ from torch import Tensor
 
 from hunch import LLM, SamplingParams
 from hunch.bench.parts import PartOptions
-from hunch.bench.parts.kernels import WALL, RandomSource, graph_ms
-from hunch.kernels.attention import AttnInputs, Span
+from hunch.bench.parts.kernels import (
+    BLOCK,
+    COMMON,
+    WALL,
+    RandomWeights,
+    build,
+    graph_ms,
+    last_tokens,
+)
+from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
 from hunch.models import fused_experts
 from hunch.models.cuda import CudaDecoder
-from hunch.models.load import tensor_shapes
-from hunch.models.spec import ModelSpec
-from hunch.registry import MODELS, resolve
 
-BLOCK = 16  # slots of a block
 ROWS, PAIR_ROWS = (1, 2, 4, 8, 16, 32, 64), (1, 8, 64)
 NUM_TOKENS = 96  # of each answer beside plain decoding
-COMMON = {"max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 1e4}
 GEOMETRIES: dict[str, dict[str, Any]] = {
     "qwen3-30b-a3b": {  # 61 GB in bfloat16
         **COMMON, "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048,
@@ -46,51 +48,6 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1, "topk_method": "greedy", "tie_word_embeddings": False,
     },
 }  # fmt: skip
-
-
-class RandomWeights:
-    """Weights of a geometry, made where they are used when they are asked for."""
-
-    def __init__(self, config: dict[str, Any], device: str = "cuda") -> None:
-        self.path, self.config, self.device = Path(), config, device
-        self.metadata: Mapping[str, Any] = {}
-        self._shapes = tensor_shapes(ModelSpec.from_config(config))
-        self.nbytes = 2 * sum(map(math.prod, self._shapes.values()))
-
-    def names(self) -> list[str]:
-        return list(self._shapes)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._shapes[name]
-
-    def packed(self, name: str) -> None:
-        return None
-
-    def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        shape = self._shapes[name]
-        noise = torch.randn(shape, device=self.device, dtype=dtype)
-        return 1 + 0.1 * noise if len(shape) == 1 else noise * shape[-1] ** -0.5
-
-
-def build(config: dict[str, Any]) -> CudaDecoder:
-    spec = ModelSpec.from_config(config)
-    torch.manual_seed(0)
-    return CudaDecoder(resolve(MODELS, spec.architecture)(spec, RandomSource()))
-
-
-def step(model: CudaDecoder, num_rows: int, context: int) -> tuple[Tensor, AttnInputs]:
-    """One new token of each row, after a context of zeros."""
-    blocks = context // BLOCK + 1
-    table = torch.arange(num_rows * blocks, device="cuda").view(num_rows, blocks)
-    pos = torch.full((num_rows,), context, device="cuda")
-    slot = table[:, context // BLOCK] * BLOCK
-    spans = tuple(Span(r, r + 1, r, context, 1) for r in range(num_rows))
-    attn = AttnInputs(
-        pos, slot, torch.arange(num_rows, device="cuda"), table, pos + 1, None, BLOCK, spans
-    )
-    attn.memo["tiling"] = model.tiling(spans, num_rows)
-    ids = torch.arange(num_rows, device="cuda") * 2311 % model.spec.vocab_size
-    return ids, attn
 
 
 def count_touched(model: CudaDecoder, ids: Tensor, attn: AttnInputs, kv: KVCache) -> float:
@@ -125,9 +82,11 @@ def time_steps(config: dict[str, Any], context: int, rows: Sequence[int]) -> Non
         f"{model.weight_bytes / 1e9:.1f} GB, {spec.num_layers} layers, {context} tokens before "
         f"each row; {torch.cuda.get_device_name()}"
     )
-    kv = model.new_kv(max(rows) * (context + BLOCK))
+    kv = model.new_kv(max(rows) * ((context + 1) // BLOCK + 2) * BLOCK)
     for num_rows in rows:
-        ids, attn = step(model, num_rows, context)
+        ids = torch.arange(num_rows, device="cuda") * 2311 % spec.vocab_size
+        attn = last_tokens([context + 1] * num_rows, [1] * num_rows)
+        attn.memo["tiling"] = model.tiling(attn.spans, num_rows)
         touched = count_touched(model, ids, attn, kv)
 
         def run(ids: Tensor = ids, attn: AttnInputs = attn) -> None:

@@ -18,7 +18,6 @@ import json
 import random
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
@@ -32,16 +31,15 @@ from hunch.bench.device import gguf_blocks, published
 from hunch.bench.device.enlarged import in_blocks
 from hunch.bench.device.fidelity import PAGE, measure_kernels, scores
 from hunch.bench.parts import PartOptions
-from hunch.bench.peers import Peer, serving
+from hunch.bench.peers import Peer, post, serving
 from hunch.config import DEFAULT_MODEL, Config, ModelConfig
 from hunch.errors import ConfigError
 from hunch.hub import resolve
-from hunch.llm import load_text
-from hunch.models.target import load_target
+from hunch.loading import load_text
+from hunch.models.load_target import load_target
 from hunch.models.weights import open_weights
 
 NUM_LIKELY = 1000
-SECONDS = 120.0  # llama.cpp's server may take to answer
 EXPERTS = "mxfp4-experts"
 FORMATS = (*gguf_blocks.FORMATS, *published.FORMATS, EXPERTS)
 
@@ -203,11 +201,3 @@ def start_llama(path: str, threads: int = 2) -> Iterator[tuple[str, int]]:
     words = ("-m", "hunch.bench.llama_server", path, "--port", "{port}", "--threads", str(threads))
     with serving(Peer("llama.cpp", (sys.executable, *words))) as (url, pid):
         yield url, pid
-
-
-def post(url: str, body: dict[str, Any]) -> dict[str, Any]:
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(request, timeout=SECONDS) as answer:
-        found: dict[str, Any] = json.load(answer)
-    return found

@@ -5,8 +5,13 @@ commits tokens by a rule; its time is taken off, and what launching graphs costs
 figures. A GPU whose step takes less time than this waits for its host.
 
 With `stay`, requests go on for as long as is measured. With `flow`, each ends after --tokens, and
-another takes its place; with `--loads flow --tokens 1` there are first tokens alone, a prompt for
-each. CPU seconds count, not the clock, so that other work on the machine matters less.
+another takes its place; what a step then takes longer is shown per request. With `--loads flow
+--tokens 1` there are first tokens alone, a prompt for each. CPU seconds count, not the clock, so
+that other work on the machine matters less.
+
+Up to three guesses of a lookup are right, whatever drafts them. So steps that always check three
+nodes get as many tokens as those whose nodes the policy chooses (`suffix`, `auto`), and what these
+take longer is the choice's own time.
 """
 
 from __future__ import annotations
@@ -18,10 +23,9 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from itertools import count
 from statistics import median
 from time import process_time
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -46,22 +50,25 @@ from hunch.kernels.step import (
     RowState,
     update_ref,
 )
-from hunch.llm import load_text
+from hunch.loading import load_text
 from hunch.models.backends import TRITON
-from hunch.models.decoder import Hidden
 from hunch.models.spec import ModelSpec
+from hunch.models.target import Hidden
 from hunch.server import wire
 from hunch.server.engine_process import Channel, Lines, Loop
 from hunch.step import upload
 from hunch.step.assemble import assemble
 from hunch.step.collector import without_collector
+from hunch.step.results import Columns
 from hunch.step.step_graphs import StepGraphs
 from hunch.step.step_kinds import StepGraph
 
-METHODS = ("off", "ngram:num_nodes=3:adaptive=false", "ngram")
+METHODS = ("off", "suffix:num_nodes=3:adaptive=false", "suffix", "auto")
 LOADS = ("stay", "flow")
 MAX_LEN, WARM = 4096, 40
-PLAIN_NS, NODE_NS = 700_000, 20_000  # what the policy is told that steps take
+# What the policy is told that steps take: so long that its choices do not depend on the host.
+PLAIN_NS, NODE_NS = 70_000_000, 4_000_000
+MOST_RIGHT, WRONG = 3, 0  # guesses of a row that are right in a row; the token of a wrong one
 SPEC = ModelSpec(
     architecture="LlamaForCausalLM",
     vocab_size=1024,
@@ -117,7 +124,7 @@ class EmptyDevice:
         columns = steps.columns(form)
         drafter = steps.drafter
         num_drafted = 0
-        if drafter is not None and steps.drafts_at(form.num_rows) and drafter.works(form.source):
+        if drafter is not None and steps.drafts_at(form.num_rows) and drafter.runs_in(form.source):
             num_drafted = steps.num_guesses
         result_RC = np.zeros((form.num_rows, columns.end), dtype=np.int64)
         buffers_QW = steps.download.buffers(result_RC.size).numpy()
@@ -125,7 +132,7 @@ class EmptyDevice:
 
         def finish() -> None:
             began = process_time()
-            commit(steps.state, inputs_3R, form.num_nodes, num_drafted, result_RC)
+            commit(steps.state, inputs_3R, columns, num_drafted, result_RC)
             steps.state.clock_2[0] += 1
             line_W = buffers_QW[int(steps.state.clock_2[0]) % len(buffers_QW)]
             line_W[-1] = PLAIN_NS + NODE_NS * form.num_nodes
@@ -166,7 +173,11 @@ class Replayed:
 
 
 def commit(
-    state: RowState, inputs_3R: np.ndarray, num_nodes: int, num_drafted: int, result_RC: np.ndarray
+    state: RowState,
+    inputs_3R: np.ndarray,
+    columns: Columns,
+    num_drafted: int,
+    result_RC: np.ndarray,
 ) -> None:
     """What a step does with the rows' state, and its result, by a rule instead of a model."""
     known_X, end_X = state.known_X.numpy(), state.end_X.numpy()
@@ -175,20 +186,34 @@ def commit(
     is_live_R = inputs_3R[0] >= 0
     is_live_R &= done_X[inputs_3R[0]] == 0
     row_R, max_checked_R, max_draft_R = inputs_3R[:, is_live_R]
-    known_R = known_X[row_R]
+    known_R, num_nodes = known_X[row_R], columns.num_tokens - 1
     checked_R = np.minimum(np.minimum(nodes_X[row_R], max_checked_R), num_nodes)
-    wanted_R = 1 + (known_R * 7 + row_R) % (checked_R + 1)
+    wanted_R = 1 + np.minimum(num_right(known_R, row_R), checked_R)
     tokens_R = np.minimum(wanted_R, end_X[row_R] - known_R)
-    known_X[row_R] = known_R + tokens_R
-    is_over_R = known_X[row_R] >= end_X[row_R]
+    known_X[row_R] = new_R = known_R + tokens_R
+    is_over_R = new_R >= end_X[row_R]
     done_X[row_R], nodes_X[row_R] = is_over_R, np.minimum(max_draft_R, num_drafted)
     line_RC = np.zeros_like(result_RC[is_live_R])
     line_RC[:, TOKENS], line_RC[:, REASON] = tokens_R, is_over_R * LENGTH
     line_RC[:, CHECKED], line_RC[:, MATCHED] = checked_R, 3
-    line_RC[:, DRAFTED], line_RC[:, KNOWN] = nodes_X[row_R], known_R + tokens_R
-    position_RC = known_R[:, None] + np.arange(line_RC.shape[1] - FIRST)
-    line_RC[:, FIRST:] = 500 + position_RC % 500
+    line_RC[:, DRAFTED], line_RC[:, KNOWN] = nodes_X[row_R], new_R
+    guesses_at = FIRST + columns.num_tokens
+    line_RC[:, FIRST:guesses_at] = text_at(known_R[:, None] + np.arange(columns.num_tokens))
+    place_G = np.arange(columns.num_guesses)
+    is_right_RG = place_G < num_right(new_R, row_R)[:, None]
+    guess_RG = np.where(is_right_RG, text_at(new_R[:, None] + place_G), WRONG)
+    line_RC[:, guesses_at : columns.draft] = guess_RG
     result_RC[is_live_R] = line_RC
+
+
+def text_at(position: np.ndarray) -> np.ndarray:
+    """The tokens at these positions, in every row."""
+    return np.asarray(500 + position % 500)
+
+
+def num_right(known_R: np.ndarray, row_R: np.ndarray) -> np.ndarray:
+    """How many guesses of a lookup are right after this many tokens."""
+    return np.asarray((known_R * 40503 + row_R * 9973 >> 8) % (MOST_RIGHT + 1))
 
 
 class Traffic:
@@ -198,7 +223,7 @@ class Traffic:
         config = Config(
             model=ModelConfig(max_model_len=MAX_LEN),
             cache=CacheConfig(num_blocks=num_rows * MAX_LEN // 16),
-            schedule=ScheduleConfig(max_num_seqs=num_rows),
+            schedule=ScheduleConfig(max_num_seqs=num_rows).for_gpu(),
             spec=SpecConfig.parse(method),
         )
         runner = assemble(config, cast(Any, EmptyTarget()), torch.device("cpu"), None)
@@ -207,11 +232,12 @@ class Traffic:
         self._theirs.setblocking(False)
         self._channel = Channel(ours)
         self.loop = Loop(Engine(config, runner, load_text(config)), Lines([self._channel]))
-        self._numbers = count()
+        self.num_came = 0  # requests so far
 
     def submit(self, num_prompt: int, num_tokens: int) -> None:
         """Another request, as the HTTP side sends it."""
-        began, number = process_time(), next(self._numbers)
+        began, number = process_time(), self.num_came
+        self.num_came += 1
         params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
         message = {
             "op": "submit",
@@ -260,14 +286,19 @@ class Traffic:
         return process_time() - began - (self.device.seconds - device)
 
 
-def measure(traffic: Traffic, load: str, given: Namespace) -> float:
-    """Microseconds of the host per step."""
+class Figures(NamedTuple):
+    step: float  # microseconds of the host per step
+    num_came: float  # requests that came, per step
+
+
+def measure(traffic: Traffic, load: str, given: Namespace) -> Figures:
     most = MAX_LEN - given.prompt
     for row in range(traffic.num_rows):  # the ends of requests that flow are spread evenly
         share = given.tokens * (row + 1) // traffic.num_rows + 1
         traffic.submit(given.prompt, share if load == "flow" else most)
     num_tokens = given.tokens if load == "flow" else most
     traffic.seconds(WARM, given.prompt, num_tokens)
+    num_before = traffic.num_came
     profiler = cProfile.Profile() if given.profile else nullcontext()
     with without_collector(), profiler:
         rounds = [
@@ -275,17 +306,18 @@ def measure(traffic: Traffic, load: str, given: Namespace) -> float:
         ]
     if isinstance(profiler, cProfile.Profile):
         pstats.Stats(profiler).sort_stats("tottime").print_stats(40)
+    num_came = traffic.num_came - num_before
     traffic.stop()
-    return 1e6 * median(rounds) / int(given.steps)
+    return Figures(1e6 * median(rounds) / given.steps, num_came / (given.rounds * given.steps))
 
 
 def main(words: Sequence[str] = ()) -> None:
     parser = PartOptions("host", __doc__)
-    parser.add_argument("--rows", type=int, nargs="+", default=[8, 32, 128])
+    parser.add_argument("--rows", type=int, nargs="+", default=[8, 24, 64])
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--loads", default=",".join(LOADS))
     parser.add_argument("--prompt", type=int, default=64, help="tokens")
-    parser.add_argument("--tokens", type=int, default=96, help="of each answer that ends")
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer that ends")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--profile", action="store_true")
@@ -295,11 +327,11 @@ def main(words: Sequence[str] = ()) -> None:
         for method in given.methods.split(","):
             for num_rows in given.rows:
                 traffic = Traffic(method, num_rows, device)
-                for load in given.loads.split(","):
-                    each = measure(traffic, load, given)
-                    print(
-                        f"{method:34} {num_rows:4} rows  {load:5} {each:7.0f} us per step  "
-                        f"{each / num_rows:6.1f} us per row and step",
-                        flush=True,
-                    )
+                found = {load: measure(traffic, load, given) for load in given.loads.split(",")}
+                for load, (step, num_came) in found.items():
+                    line = f"{method:34} {num_rows:4} rows  {load:5} {step:7.0f} us per step"
+                    if num_came and "stay" in found:
+                        each = (step - found["stay"].step) / num_came
+                        line += f"  {each:7.0f} us per request, {num_came:.2f} of them per step"
+                    print(line, flush=True)
                 traffic.close()

@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from hunch import LLM, SamplingParams
 from hunch.bench.parts import PartOptions
-from hunch.bench.parts.requests import encode, load
+from hunch.bench.parts.requests import load
 from hunch.bench.readers import read_workloads
 from hunch.step.capture import seconds_of
 
@@ -127,7 +127,7 @@ def main(words: Sequence[str] = ()) -> None:
     first = read_workloads(args.prompts, 1)[0]
     for target in args.targets.split(","):
         llm = load(target, args.method, 1)
-        prompt = encode(llm, first)
+        prompt = first.encode(llm)
         llm.generate(prompt, params(WARM))
         for _ in range(args.rounds):
             clock = by_clock(llm, prompt)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,14 +14,16 @@ from torch import Tensor
 from hunch.bench.parts import PartOptions
 from hunch.kernels.attention import AttnInputs, Span
 from hunch.kernels.kv_store import KVCache
-from hunch.layers.rope import RopeSpec
 from hunch.models.cuda import CudaDecoder
-from hunch.models.decoder import Decoder
-from hunch.models.source import Source
+from hunch.models.load import load_decoder, tensor_shapes
 from hunch.models.spec import ModelSpec
-from hunch.registry import MODELS, resolve
 
-GEOMETRIES = {  # width, layers, heads, KV heads, head width, FFN, vocabulary
+COMMON = {"max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 1e4}
+SIZES = (
+    "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "intermediate_size", "vocab_size",
+)  # fmt: skip
+GEOMETRIES = {  # in the order of the sizes
     "7B": (4096, 32, 32, 8, 128, 14336, 49152),
     "3B": (3072, 28, 24, 8, 128, 8192, 128256),
     "1.5B": (1536, 28, 12, 2, 128, 8960, 151936),
@@ -28,31 +33,41 @@ GEOMETRIES = {  # width, layers, heads, KV heads, head width, FFN, vocabulary
 WALL = 4.45e12  # bytes per second an H200 was measured to read
 BLOCK = 16
 LEVEL, MAX_TREE = 4, 64  # nodes of a tree's level, and of the largest tree
-BF16 = torch.bfloat16
 
 
-class RandomSource(Source):
-    """Random weights, made where they are used."""
+class RandomWeights:
+    """Weights of a model's config, made where they are used when they are asked for."""
 
-    def __init__(self) -> None:
-        super().__init__(BF16, "cuda")
+    def __init__(self, config: dict[str, Any], device: str = "cuda") -> None:
+        self.path, self.config, self.device = Path(), config, device
+        self.metadata: Mapping[str, Any] = {}
+        self._shapes = tensor_shapes(ModelSpec.from_config(config))
+        self.nbytes = 2 * sum(map(math.prod, self._shapes.values()))
 
-    def read(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        noise = torch.randn(shape, device="cuda", dtype=BF16)
-        noise = 1 + 0.1 * noise if len(shape) == 1 else noise * shape[-1] ** -0.5
-        return noise.to(dtype or BF16)
+    def names(self) -> list[str]:
+        return list(self._shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._shapes[name]
+
+    def packed(self, name: str) -> None:
+        return None
+
+    def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
+        shape = self._shapes[name]
+        noise = torch.randn(shape, device=self.device, dtype=dtype)
+        return 1 + 0.1 * noise if len(shape) == 1 else noise * shape[-1] ** -0.5
 
 
-def build(geometry: str) -> Decoder:
-    width, layers, heads, kv, head, ffn, vocab_size = GEOMETRIES[geometry]
-    spec = ModelSpec(
-        architecture="LlamaForCausalLM", vocab_size=vocab_size, width=width, num_layers=layers,
-        num_heads=heads, num_kv_heads=kv, head_dim=head, ffn_width=ffn, max_len=8192,
-        rope=RopeSpec(), windows=(None,) * layers, is_tied=geometry == "135M",
-    )  # fmt: skip
+def build(config: dict[str, Any]) -> CudaDecoder:
     torch.manual_seed(0)
-    decoder: Decoder = resolve(MODELS, spec.architecture)(spec, RandomSource())
-    return decoder
+    return CudaDecoder(load_decoder(RandomWeights(config), dtype="bfloat16", device="cuda"))
+
+
+def config_of(geometry: str) -> dict[str, Any]:
+    sizes = dict(zip(SIZES, GEOMETRIES[geometry], strict=True))
+    tied = {"tie_word_embeddings": geometry == "135M"}
+    return {**COMMON, "architectures": ["LlamaForCausalLM"], **sizes, **tied}
 
 
 def graph_ms(run: Callable[[], None], repeat: int = 10) -> float:
@@ -122,9 +137,9 @@ def main(words: Sequence[str] = ()) -> None:
     given = parser.parse_args(words)
     print(f"whole pass in a CUDA graph, context {given.context}: ms (share of the wall)")
     for geometry in given.geometries.split(","):
-        decoder = build(geometry)
-        fast = CudaDecoder(decoder)
-        size = decoder.weight_bytes - (0 if geometry == "135M" else decoder.embedding_VD.nbytes)
+        fast = build(config_of(geometry))
+        rows_alone = 0 if geometry == "135M" else fast.decoder.embedding_VD.nbytes
+        size = fast.weight_bytes - rows_alone  # of the embedding, only rows are read
         for num_rows in map(int, given.rows.split(",")):
             kv = fast.new_kv((given.context // BLOCK + 2) * BLOCK * num_rows)
             ids = torch.randint(0, 1000, (num_rows,), device="cuda")

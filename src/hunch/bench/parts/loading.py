@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from hunch.bench.environment import own_bytes
 from hunch.bench.parts import PartOptions
 from hunch.models.load import load_decoder, tensor_shapes
 from hunch.models.spec import ModelSpec
@@ -74,19 +75,14 @@ def read(files: list[Path]) -> float:
     return time.perf_counter() - began
 
 
-def private_bytes() -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
-
-
 def load(folder: Path, device: torch.device) -> tuple[float, int]:
     """Seconds, and the most private memory of the host beside what was there."""
-    before, is_done = private_bytes(), threading.Event()
+    before, is_done = own_bytes("RssAnon"), threading.Event()
     most = [before]
 
     def watch() -> None:
         while not is_done.wait(0.02):
-            most[0] = max(most[0], private_bytes())
+            most[0] = max(most[0], own_bytes("RssAnon"))
 
     watcher = threading.Thread(target=watch)
     watcher.start()

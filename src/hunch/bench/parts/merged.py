@@ -32,13 +32,7 @@ def main(words: Sequence[str] = ()) -> None:
     for method in METHODS:
         llm = first if method == METHODS[0] else first.sibling(method, always_draft=True)
         for category, some in prompts.items():
-            ids = [
-                llm.encode_messages([{"role": r, "content": c} for r, c in p.messages])
-                if p.messages
-                else llm.tokenizer.encode(p.text)
-                for p in some
-            ]
-            outputs = llm.generate(ids, params, use_tqdm=False)
+            outputs = llm.generate([p.encode(llm) for p in some], params, use_tqdm=False)
             answers = [output.outputs[0] for output in outputs]
             steps = sum(answer.stats["steps"] for answer in answers)
             num_tokens = sum(len(answer.token_ids) for answer in answers)

@@ -10,16 +10,10 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from hunch import LLM, SamplingParams
 from hunch.bench.parts import PartOptions
-
-PRECISIONS: dict[str, dict[str, Any]] = {
-    "8 bits": {"activation_bits": 8},
-    "14 bits": {"activation_bits": 14},
-    "float32": {"dtype": "float32"},
-}
+from hunch.bench.parts.answers import PRECISIONS
 
 
 def perplexity(llm: LLM, ids: list[int]) -> float:

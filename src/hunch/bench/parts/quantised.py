@@ -14,9 +14,10 @@ from pathlib import Path
 
 import torch
 
-from hunch.bench.environment import cpu_seconds
+from hunch.bench.environment import cpu_seconds, own_bytes
 from hunch.bench.parts import PartOptions
-from hunch.bench.parts.fidelity import post, start_llama
+from hunch.bench.parts.fidelity import start_llama
+from hunch.bench.peers import post
 from hunch.errors import ConfigError
 from hunch.hub import resolve
 from hunch.kernels.attention import AttnInputs
@@ -55,21 +56,14 @@ def main(words: Sequence[str] = ()) -> None:
 
 def _load(path: Path, bits: int) -> NativeDecoder:
     """The model, and a line on the memory that it takes."""
-    before, size = _resident(), path.stat().st_size
+    before, size = own_bytes("VmRSS"), path.stat().st_size
     model = load_native(open_weights(path), num_threads=1, bits=bits)
     if model is None:
         raise ConfigError(f"{path}: the CPU's kernels do not compute this model")
-    grown = _resident() - before
+    grown = own_bytes("VmRSS") - before
     print(f"file {size / 1e6:.0f} MB, weights {model.weight_bytes / 1e6:.0f} MB", end="; ")
     print(f"memory grew by {grown / 1e6:.0f} MB, {grown / size:.2f} times the file")
     return model
-
-
-def _resident() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def _pass_seconds(model: NativeDecoder, num_rows: int, context: int, count: int = 6) -> float:

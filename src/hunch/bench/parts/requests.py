@@ -24,7 +24,7 @@ from hunch.bench.device.enlarged import enlarged
 from hunch.bench.parts import PartOptions
 from hunch.bench.parts.masks import ITEM
 from hunch.bench.readers import read_workloads
-from hunch.bench.workloads import Prompt, cycle
+from hunch.bench.workloads import cycle
 from hunch.engine.engine import Engine
 from hunch.engine.scheduler import Scheduler
 from hunch.step.captured_step import CapturedSteps
@@ -130,11 +130,6 @@ def load(target: str, method: str, max_rows: int, logprobs_mode: str = "raw_logp
     )
 
 
-def encode(llm: LLM, prompt: Prompt) -> list[int]:
-    turns = [{"role": role, "content": content} for role, content in prompt.messages]
-    return llm.encode_messages(turns) if turns else llm.tokenizer.encode(prompt.text)
-
-
 def measure(
     llm: LLM, texts: list[list[int]], num_rounds: int, names: Sequence[str] = tuple(REQUESTS)
 ) -> dict[str, dict[str, Any]]:
@@ -206,7 +201,7 @@ def main(words: Sequence[str] = ()) -> None:
     for target in given.targets.split(","):
         for method in given.methods.split(","):
             llm = load(target, method, NUM_REQUESTS, given.logprobs_mode)
-            texts = [encode(llm, prompt) for prompt in prompts]
+            texts = [prompt.encode(llm) for prompt in prompts]
             found = measure(llm, texts, given.rounds, given.requests.split(","))
             if given.host:
                 host_times(llm, texts, found)

@@ -20,12 +20,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from hunch.bench.environment import own_seconds, processes
 from hunch.bench.parts import PartOptions
 from hunch.bench.parts.streams import read_one, request_of
 from hunch.bench.peers import Peer, starting
 from hunch.config import Config, ModelConfig, ScheduleConfig
 from hunch.engine.engine import Engine
-from hunch.text.tokenizer import Tokenizer
 from hunch.types import Capacity, DecodedRows, RowResult, StepPlan, StepResult
 
 NAME = "hunch.bench.parts.serving"
@@ -86,13 +86,9 @@ class EmptyRunner:
         pass
 
 
-def load_text(config: Config) -> Tokenizer:
-    from hunch.llm import load_text as load
-
-    return load(config)
-
-
 def build_engine(config: Config) -> Engine:
+    from hunch.loading import load_text
+
     return Engine(config, EmptyRunner(config), load_text(config))
 
 
@@ -110,7 +106,6 @@ def serve(port: int, workers: int, has_router: bool) -> int:
         Config(model=ModelConfig(), schedule=ScheduleConfig(max_num_seqs=512)),
         ServeConfig(**settings),
         engine_factory=f"{NAME}:build_engine",
-        text_factory=f"{NAME}:load_text",
     )
 
 
@@ -122,16 +117,10 @@ async def read_streams(port: int, num_streams: int, num_tokens: int) -> array[fl
     return gaps
 
 
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def family(pid: int) -> dict[int, str]:
     """The server's processes and their parts."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     names = {pid: "http"}
-    for child in map(int, children):
+    for child in processes(pid)[1:]:
         command = Path(f"/proc/{child}/cmdline").read_bytes()
         names[child] = "engine" if b"engine_process" in command else "worker"
     return names
@@ -144,7 +133,7 @@ def server(workers: int, *, has_router: bool = False) -> Peer:
 
 def measure(pid: int, port: int, num_streams: int, num_tokens: int) -> dict[str, float]:
     names = family(pid)
-    before = {one: cpu_seconds(one) for one in names}
+    before = {one: own_seconds(one) for one in names}
     began = time.perf_counter()
     gaps = sorted(asyncio.run(read_streams(port, num_streams, num_tokens)))
     seconds = time.perf_counter() - began
@@ -154,7 +143,7 @@ def measure(pid: int, port: int, num_streams: int, num_tokens: int) -> dict[str,
         "gap_p99_ms": 1e3 * gaps[int(0.99 * len(gaps))] if gaps else 0.0,
     }
     for part in ("http", "worker", "engine"):
-        spent = sum(cpu_seconds(one) - before[one] for one in names if names[one] == part)
+        spent = sum(own_seconds(one) - before[one] for one in names if names[one] == part)
         found[f"{part}_us_per_token"] = 1e6 * spent / total
     return found
 

@@ -14,6 +14,7 @@ import json
 import pstats
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -25,7 +26,7 @@ from torch.nn import functional
 
 from hunch import LLM, SamplingParams
 from hunch.bench.parts import PartOptions
-from hunch.kernels import native
+from hunch.kernels import native_library
 
 METHODS = [
     *("off", "ngram", "suffix", "recycling", "prediction"),
@@ -56,8 +57,8 @@ class Meter:
         return timed
 
     def install(self) -> None:
-        assert native.is_available()
-        library = native._library()
+        assert native_library.is_available()
+        library = native_library.library()
         for name, call in list(vars(library).items()):
             if name.startswith("hunch_"):
                 setattr(library, name, self.wrap(call))
@@ -152,12 +153,10 @@ def measure(
         rows = []
         for _ in range(rounds):
             meter.seconds = drafter.seconds = whole.seconds = 0.0
-            profiler = cProfile.Profile() if profile else None
-            if profiler:
-                profiler.enable()
-            (output,) = llm.generate(PROMPT, params, use_tqdm=False)
-            if profiler:
-                profiler.disable()
+            profiler = cProfile.Profile() if profile else nullcontext()
+            with profiler:
+                (output,) = llm.generate(PROMPT, params, use_tqdm=False)
+            if isinstance(profiler, cProfile.Profile):
                 pstats.Stats(profiler).sort_stats("tottime").print_stats(25)
             steps = output.outputs[0].stats["steps"]
             rows.append([whole.seconds, drafter.seconds, meter.seconds, steps])

@@ -121,22 +121,12 @@ def measure(
     start = time.time() + START_SECONDS
     shares = [len(range(one, num_streams, num_clients)) for one in range(num_clients)]
     firsts_of = [sum(shares[:one]) for one in range(num_clients)]
-    processes = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                NAME,
-                host,
-                *map(str, (port, first, count)),
-                str(num_tokens),
-                str(start),
-            ],
-            stdout=subprocess.PIPE,
-        )
-        for first, count in zip(firsts_of, shares, strict=True)
-        if count
-    ]
+    processes = []
+    for first, count in zip(firsts_of, shares, strict=True):
+        words = [NAME, host, *map(str, (port, first, count, num_tokens, start))]
+        if count:
+            command = [sys.executable, "-m", *words]
+            processes.append(subprocess.Popen(command, stdout=subprocess.PIPE))
     found = [json.loads(process.communicate()[0]) for process in processes]
     seconds = max(one["end"] for one in found) - start
     firsts = sorted(value for one in found for value in one["firsts"])

@@ -1,12 +1,11 @@
 // What Python calls, on plain pointers.
-#include <cstring>
 #include <vector>
 
 #include "attention.h"
 #include "chain.h"
 #include "decoder.h"
 #include "lookup.h"
-#include "pool.h"
+#include "products.h"
 #include "rows.h"
 #include "sampling.h"
 #include "scores.h"
@@ -46,31 +45,21 @@ void hunch_matrix_rows(const Matrix* w, const int64_t* ids, int64_t count, float
 // out = x times w, for rows of floats; is_fine: see Input
 void hunch_multiply(const Matrix* w, Team* team, const float* x, int64_t num_rows, float* out,
                     int is_fine) {
-    Input input;
+    HeldInput input;
     input.is_fine = is_fine;
     input.num_in = w->num_in;
-    std::vector<uint8_t> tiles;
-    if (w->format == Format::FLOAT) {
-        input.rows = const_cast<float*>(x);
-    } else {
-        tiles.resize(input.bytes_for((int)num_rows));
-        input.tiles = tiles.data();
-    }
-    const int size = 64, num_parts = (w->num_out + size - 1) / size;
-    const int num_chunks = ((int)num_rows + ROW_CHUNK - 1) / ROW_CHUNK;
+    const bool is_int = w->format != Format::FLOAT;
+    input.reserve(Forms{is_int, false}, (int)num_rows);
+    if (!is_int) input.rows = const_cast<float*>(x);
+    const int size = 64;
     team->run([&](Worker& worker) {
         std::vector<uint8_t> panel(Scratch::panel_bytes(w->num_in));
         std::vector<float> part((size_t)ROW_CHUNK * size);
-        worker.each(input.tiles ? (int)num_rows : 0,
+        worker.each(is_int ? (int)num_rows : 0,
                     [&](int row) { input.put_row(row, x + (size_t)row * w->num_in); });
-        worker.each(num_chunks * num_parts, [&](int item) {
-            int row = item / num_parts * ROW_CHUNK, first = item % num_parts * size;
-            int count = (int)num_rows - row < ROW_CHUNK ? (int)num_rows - row : ROW_CHUNK;
-            int last = first + size < w->num_out ? first + size : w->num_out;
-            multiply(*w, first, last, input, row, count, part.data(), size, Scratch{panel.data()});
-            for (int r = 0; r < count; r++)
-                std::memcpy(out + (size_t)(row + r) * w->num_out + first, &part[(size_t)r * size],
-                            (last - first) * sizeof(float));
+        each_item(worker, (int)num_rows, w->num_out, size, [&](const Item& item) {
+            multiply(*w, item, input, part.data(), size, panel);
+            put_item(item, part.data(), size, nullptr, out, w->num_out);
         });
     });
 }

@@ -5,18 +5,13 @@
 #include <cstring>
 
 #include "activation.h"
-#include "rowmath.h"
 
 namespace hunch {
 
 namespace {
 
-constexpr int CHANNELS = 32;  // output channels of one work item: a group of the next input
-
 enum { NORMED, ATTENDED, GATED, JOINED, OTHER_ATTENDED, OTHER_GATED, ASKED, ROUTED };
 constexpr float INPUT_SHARE = 0.70710678f;  // of what table and embedding say together
-
-int num_chunks(int num_rows) { return (num_rows + ROW_CHUNK - 1) / ROW_CHUNK; }
 
 // (x - mean) / deviation * weight + bias; x and out may be the same.
 void layer_norm(const float* x, NormSpec norm, int size, float eps, float* out) {
@@ -44,9 +39,7 @@ struct Decoder::Step {
 
 Decoder::Decoder(const DecoderSpec& spec)
     : spec_(spec), layers_(spec.layers, spec.layers + spec.num_layers) {
-    auto note = [&](const Matrix* w) {
-        if (w) (w->format == Format::FLOAT ? needs_float_ : needs_int_) = true;
-    };
+    auto note = [&](const Matrix* w) { forms_.note(w); };
     std::vector<const ExpertsSpec*> experts;
     std::vector<const RecurrentSpec*> recurrent;
     std::vector<const Matrix*> outs;
@@ -75,7 +68,7 @@ Decoder::Decoder(const DecoderSpec& spec)
         recurrent_.reset(new Recurrent(recurrent, outs, spec.width, spec.is_fine));
     if (!latents.empty()) latent_.reset(new Latent(latents, spec.num_heads, spec.width, spec.is_fine));
     note(spec.head);
-    if (spec.project) note(spec.project);
+    note(spec.project);
     note(spec.input_project);
     input_[OTHER_ATTENDED].num_in = spec.num_heads * spec.other_head_dim;
     input_[ASKED].num_in = spec.table_width;
@@ -121,13 +114,7 @@ void Decoder::reserve(int num_rows, int num_threads) {
     if (spec_.is_qk_norm_whole)
         qk_.resize((size_t)num_rows * (spec_.num_heads + spec_.num_kv_heads) * spec_.head_dim);
     layer_inputs_.resize((size_t)num_rows * spec_.num_layers * spec_.table_width);
-    for (int i = 0; i < NUM_INPUTS; i++) {
-        Input& input = input_[i];
-        if (needs_int_) tiles_[i].resize(input.bytes_for(num_rows));
-        if (needs_float_) rows_[i].resize((size_t)num_rows * input.num_in);
-        input.tiles = needs_int_ ? tiles_[i].data() : nullptr;
-        input.rows = needs_float_ ? rows_[i].data() : nullptr;
-    }
+    for (HeldInput& input : input_) input.reserve(forms_, num_rows);
 }
 
 void Decoder::embed(Worker& worker, const Pass& pass) {
@@ -164,14 +151,12 @@ void Decoder::make_inputs(Worker& worker, const Pass& pass) {
         spec_.input_table->read_row((int)pass.ids[row], &layer_inputs_[(size_t)row * all]);
     });
     const float scale = 1.0f / std::sqrt((float)spec_.width);
-    worker.each(num_chunks(num_rows) * spec_.num_layers, [&](int item) {
-        int row = item / spec_.num_layers * ROW_CHUNK, first = item % spec_.num_layers * size;
-        int count = std::min(ROW_CHUNK, num_rows - row);
+    each_item(worker, num_rows, all, size, [&](const Item& item) {
         Thread& mine = threads_[worker.id()];
-        multiply(*spec_.input_project, first, first + size, input_[NORMED], row, count,
-                 mine.out.data(), size, Scratch{mine.panel.data()});
-        for (int r = 0; r < count; r++) {
-            float *seen = &mine.out[(size_t)r * size], *entry = &layer_inputs_[(size_t)(row + r) * all + first];
+        multiply(*spec_.input_project, item, input_[NORMED], mine.out.data(), size, mine.panel);
+        for (int r = 0; r < item.count; r++) {
+            float* seen = &mine.out[(size_t)r * size];
+            float* entry = &layer_inputs_[(size_t)(item.row + r) * all + item.first];
             for (int i = 0; i < size; i++) seen[i] *= scale;
             rms_norm(seen, spec_.input_norm, size, spec_.norm_eps, seen);
             for (int i = 0; i < size; i++) entry[i] = (seen[i] + entry[i] * spec_.table_scale) * INPUT_SHARE;
@@ -202,21 +187,18 @@ void Decoder::beside_phase(Worker& worker, const LayerSpec& layer, int num_rows)
 
 // act(gate(x)) * entry, which goes through a projection and a norm to the stream.
 void Decoder::inputs_phase(Worker& worker, const LayerSpec& layer, int number, int num_rows) {
-    const int size = spec_.table_width, num_parts = (size + CHANNELS - 1) / CHANNELS;
+    const int size = spec_.table_width;
     norm_phase(worker, NormSpec{nullptr, nullptr}, input_[NORMED], num_rows);
-    worker.each(num_chunks(num_rows) * num_parts, [&](int item) {
-        int row = item / num_parts * ROW_CHUNK, part = item % num_parts, first = part * CHANNELS;
-        int count = std::min(ROW_CHUNK, num_rows - row), last = std::min(first + CHANNELS, size);
+    each_item(worker, num_rows, size, CHANNELS, [&](const Item& item) {
         Thread& mine = threads_[worker.id()];
         float *gate = mine.out.data(), *entry = mine.other.data();
-        multiply(*layer.inputs->gate, first, last, input_[NORMED], row, count, gate, CHANNELS,
-                 Scratch{mine.panel.data()});
+        multiply(*layer.inputs->gate, item, input_[NORMED], gate, CHANNELS, mine.panel);
         std::fill(entry, entry + CHANNELS, 0.0f);
-        for (int r = 0; r < count; r++, gate += CHANNELS) {
-            const size_t at = ((size_t)(row + r) * spec_.num_layers + number) * size + first;
-            std::memcpy(entry, &layer_inputs_[at], (last - first) * sizeof(float));
+        for (int r = 0; r < item.count; r++, gate += CHANNELS) {
+            const size_t at = ((size_t)(item.row + r) * spec_.num_layers + number) * size + item.first;
+            std::memcpy(entry, &layer_inputs_[at], (item.last - item.first) * sizeof(float));
             activate((Activation)spec_.activation, gate, entry, CHANNELS);
-            input_[ASKED].put(row + r, part, part + 1, gate);
+            input_[ASKED].put(item.row + r, item.part, item.part + 1, gate);
         }
     });
     residual_phase(worker, *layer.inputs->project, nullptr, input_[ASKED], num_rows, true);
@@ -344,34 +326,25 @@ void Decoder::qkv_phase(Worker& worker, const LayerSpec& layer, const Input& inp
     const int num_q = spec_.num_heads, size = head_dim_of(layer);
     const int num_kv = layer.is_other ? spec_.other_kv_heads : spec_.num_kv_heads;
     const int num_heads = layer.is_reader ? num_q : num_q + 2 * num_kv;
-    worker.each(num_chunks(step.num_rows) * num_heads, [&](int item) {
-        int row = item / num_heads * ROW_CHUNK, head = item % num_heads;
-        int count = std::min(ROW_CHUNK, step.num_rows - row);
+    each_item(worker, step.num_rows, num_heads * size, size, [&](Item item) {
+        const int head = item.part;
         const Matrix* w = head < num_q ? layer.q : head < num_q + num_kv ? layer.k : layer.v;
-        int index = head < num_q ? head : (head - num_q) % num_kv;
-        int first = index * size;
-        if (head >= num_q) first += (int)(head < num_q + num_kv ? layer.k_row : layer.v_row);
+        item.first = (head < num_q ? head : (head - num_q) % num_kv) * size;
+        if (head >= num_q) item.first += (int)(head < num_q + num_kv ? layer.k_row : layer.v_row);
+        item.last = item.first + size;
         Thread& mine = threads_[worker.id()];
-        multiply(*w, first, first + size, input, row, count, mine.out.data(), size,
-                 Scratch{mine.panel.data()});
-        for (int r = 0; r < count; r++)
-            finish_head(layer, step, head, row + r, &mine.out[(size_t)r * size]);
+        multiply(*w, item, input, mine.out.data(), size, mine.panel);
+        for (int r = 0; r < item.count; r++)
+            finish_head(layer, step, head, item.row + r, &mine.out[(size_t)r * size]);
     });
 }
 
 void Decoder::gate_phase(Worker& worker, const LayerSpec& layer, const Input& input, int num_rows) {
-    const int width = layer.attn_gate->num_out, num_parts = (width + CHANNELS - 1) / CHANNELS;
-    worker.each(num_chunks(num_rows) * num_parts, [&](int item) {
-        int row = item / num_parts * ROW_CHUNK, first = item % num_parts * CHANNELS;
-        int count = std::min(ROW_CHUNK, num_rows - row), last = std::min(first + CHANNELS, width);
+    const int width = layer.attn_gate->num_out;
+    each_item(worker, num_rows, width, CHANNELS, [&](const Item& item) {
         Thread& mine = threads_[worker.id()];
-        multiply(*layer.attn_gate, first, last, input, row, count, mine.out.data(), CHANNELS,
-                 Scratch{mine.panel.data()});
-        for (int r = 0; r < count; r++) {
-            float* out = &mine.out[r * CHANNELS];
-            if (layer.attn_gate_bias) add_bias(out, layer.attn_gate_bias + first, last - first);
-            std::memcpy(&gate_[(size_t)(row + r) * width + first], out, (last - first) * sizeof(float));
-        }
+        multiply(*layer.attn_gate, item, input, mine.out.data(), CHANNELS, mine.panel);
+        put_item(item, mine.out.data(), CHANNELS, layer.attn_gate_bias, gate_.data(), width);
     });
 }
 
@@ -405,26 +378,16 @@ void Decoder::attend_phase(Worker& worker, const LayerSpec& layer, const Step& s
 // x += w * input * scale; a branch that is normed first goes to its own place.
 void Decoder::residual_phase(Worker& worker, const Matrix& w, const float* bias, const Input& input,
                              int num_rows, bool is_branch) {
-    const int num_parts = (spec_.width + CHANNELS - 1) / CHANNELS;
-    worker.each(num_chunks(num_rows) * num_parts, [&](int item) {
-        int row = item / num_parts * ROW_CHUNK, first = item % num_parts * CHANNELS;
-        int count = std::min(ROW_CHUNK, num_rows - row), last = std::min(first + CHANNELS, spec_.width);
+    each_item(worker, num_rows, spec_.width, CHANNELS, [&](const Item& item) {
         Thread& mine = threads_[worker.id()];
-        multiply(w, first, last, input, row, count, mine.out.data(), CHANNELS,
-                 Scratch{mine.panel.data()});
-        for (int r = 0; r < count; r++) {
-            const size_t at = (size_t)(row + r) * spec_.width + first;
-            float* out = &mine.out[r * CHANNELS];
-            if (spec_.reduce) {
-                std::memcpy(&part_[at], out, (last - first) * sizeof(float));
-                continue;
-            }
-            if (bias) add_bias(out, bias + first, last - first);
-            if (is_branch) {
-                std::memcpy(&branch_[at], out, (last - first) * sizeof(float));
-                continue;
-            }
-            for (int i = 0; i < last - first; i++) x_[at + i] += out[i] * spec_.residual_scale;
+        float* out = mine.out.data();
+        multiply(w, item, input, out, CHANNELS, mine.panel);
+        if (spec_.reduce) return put_item(item, out, CHANNELS, nullptr, part_.data(), spec_.width);
+        if (is_branch) return put_item(item, out, CHANNELS, bias, branch_.data(), spec_.width);
+        for (int r = 0; r < item.count; r++, out += CHANNELS) {
+            float* x = &x_[(size_t)(item.row + r) * spec_.width];
+            if (bias) add_bias(out, bias + item.first, item.last - item.first);
+            for (int i = item.first; i < item.last; i++) x[i] += out[i - item.first] * spec_.residual_scale;
         }
     });
     if (spec_.reduce) add_parts(worker, bias, num_rows, is_branch);
@@ -447,26 +410,21 @@ void Decoder::add_parts(Worker& worker, const float* bias, int num_rows, bool is
 
 void Decoder::mlp_phase(Worker& worker, const LayerSpec& layer, int num_rows) {
     const int width = layer.ffn_width ? layer.ffn_width : spec_.ffn_width;
-    const int num_parts = (width + CHANNELS - 1) / CHANNELS;
-    worker.each(num_chunks(num_rows) * num_parts, [&](int item) {
-        int row = item / num_parts * ROW_CHUNK, part = item % num_parts, first = part * CHANNELS;
-        int count = std::min(ROW_CHUNK, num_rows - row);
-        int last = std::min(first + CHANNELS, width);
+    each_item(worker, num_rows, width, CHANNELS, [&](const Item& item) {
         Thread& mine = threads_[worker.id()];
-        Scratch scratch{mine.panel.data()};
         float *gate = mine.out.data(), *up = mine.other.data();
-        const int shift = (int)layer.up_row;
+        const int shift = (int)layer.up_row, first = item.first, num = item.last - first;
         if (layer.gate)
-            multiply(*layer.gate, first, last, input_[NORMED], row, count, gate, CHANNELS, scratch);
+            multiply(*layer.gate, item, input_[NORMED], gate, CHANNELS, mine.panel);
         else
             std::swap(gate, up);  // what goes through the activation is up
-        multiply(*layer.up, shift + first, shift + last, input_[NORMED], row, count,
-                 layer.gate ? up : gate, CHANNELS, scratch);
-        for (int r = 0; r < count; r++, gate += CHANNELS, up += CHANNELS) {
-            if (layer.gate_bias) add_bias(gate, layer.gate_bias + first, last - first);
-            if (layer.up_bias) add_bias(layer.gate ? up : gate, layer.up_bias + first, last - first);
+        multiply(*layer.up, shift + first, shift + item.last, input_[NORMED], item.row, item.count,
+                 layer.gate ? up : gate, CHANNELS, Scratch{mine.panel.data()});
+        for (int r = 0; r < item.count; r++, gate += CHANNELS, up += CHANNELS) {
+            if (layer.gate_bias) add_bias(gate, layer.gate_bias + first, num);
+            if (layer.up_bias) add_bias(layer.gate ? up : gate, layer.up_bias + first, num);
             activate((Activation)spec_.activation, gate, layer.gate ? up : nullptr, CHANNELS);
-            gated_by(layer).put(row + r, part, part + 1, gate);
+            gated_by(layer).put(item.row + r, item.part, item.part + 1, gate);
         }
     });
 }
@@ -496,7 +454,6 @@ int Decoder::forward(Team& team, const Pass& pass) {
                 std::memcpy(pass.features[i], x_.data(), (size_t)num_rows * spec_.width * sizeof(float));
     };
     team.run([&](Worker& worker) {
-        Thread& mine = threads_[worker.id()];
         if (spec_.joins)
             join(worker, pass);
         else
@@ -564,7 +521,6 @@ int Decoder::forward(Team& team, const Pass& pass) {
 void Decoder::logits(Team& team, const float* hidden, int num_rows, float* out) {
     reserve(num_rows, team.size());
     const int num_out = spec_.head->num_out, size = 2 * CHANNELS;
-    const int num_parts = (num_out + size - 1) / size;
     team.run([&](Worker& worker) {
         worker.each(num_rows, [&](int row) {
             const float* x = hidden + (size_t)row * spec_.width;
@@ -573,18 +529,15 @@ void Decoder::logits(Team& team, const float* hidden, int num_rows, float* out) 
             if (weight) rms_norm(x, weight, spec_.width, spec_.norm_eps, normed);
             input_[NORMED].put_row(row, weight ? normed : x);
         });
-        worker.each(num_chunks(num_rows) * num_parts, [&](int item) {
-            int row = item / num_parts * ROW_CHUNK, first = item % num_parts * size;
-            int count = std::min(ROW_CHUNK, num_rows - row), last = std::min(first + size, num_out);
+        each_item(worker, num_rows, num_out, size, [&](const Item& item) {
             Thread& mine = threads_[worker.id()];
-            multiply(*spec_.head, first, last, input_[NORMED], row, count, mine.out.data(), size,
-                     Scratch{mine.panel.data()});
-            for (int r = 0; r < count; r++) {
-                if (spec_.head_bias) add_bias(&mine.out[r * size], spec_.head_bias + first, last - first);
+            multiply(*spec_.head, item, input_[NORMED], mine.out.data(), size, mine.panel);
+            for (int r = 0; r < item.count; r++) {
+                const float* bias = spec_.head_bias ? spec_.head_bias + item.first : nullptr;
+                add_bias(&mine.out[r * size], bias, item.last - item.first);
                 finish_logits(&mine.out[r * size], size);
-                std::memcpy(out + (size_t)(row + r) * num_out + first, &mine.out[r * size],
-                            (last - first) * sizeof(float));
             }
+            put_item(item, mine.out.data(), size, nullptr, out, num_out);
         });
     });
 }

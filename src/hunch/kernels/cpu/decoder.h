@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "attention.h"
-#include "recurrent.h"
 #include "experts.h"
-#include "gemm.h"
 #include "latent.h"
+#include "products.h"
+#include "recurrent.h"
 
 namespace hunch {
 
@@ -149,8 +149,8 @@ private:
 
     const DecoderSpec spec_;
     const std::vector<LayerSpec> layers_;
-    bool needs_int_ = false, needs_float_ = false;  // forms of input the matrices read
-    int num_rows_ = 0;                              // that the buffers hold
+    Forms forms_;
+    int num_rows_ = 0;  // that the buffers hold
     std::vector<Thread> threads_;
     std::vector<float> x_, q_;
     std::vector<float> qk_;      // all heads of q and k before they are normed at once
@@ -159,16 +159,13 @@ private:
     std::vector<float> gate_;    // of what attention reads
     std::vector<float> part_;    // this process's share of a sum over processes
     std::vector<float> layer_inputs_;    // [row][layer][table_width]
-    static constexpr int NUM_INPUTS = 8;
-    std::vector<uint8_t> tiles_[NUM_INPUTS];
-    std::vector<float> rows_[NUM_INPUTS];
     std::unique_ptr<Experts> experts_;  // null where no layer has any
     std::unique_ptr<Recurrent> recurrent_;
     std::unique_ptr<Latent> latent_;    // null where layers have q, k and v
     // Normed stream, attention's result, gated MLP, token and state; then results of the other
     // shape of heads and of MLPs of another width, and what a layer takes of the table, and
     // what a router reads that is not what its experts read.
-    Input input_[NUM_INPUTS];
+    HeldInput input_[8];
 };
 
 }  // namespace hunch

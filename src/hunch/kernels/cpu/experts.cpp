@@ -2,30 +2,20 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
-
 
 namespace hunch {
 
 namespace {
 
-constexpr int CHANNELS = 32;  // of one work item: a group of the next input
-
-int num_chunks(int num_rows) { return (num_rows + ROW_CHUNK - 1) / ROW_CHUNK; }
 int num_parts(int num_channels) { return (num_channels + CHANNELS - 1) / CHANNELS; }
-
-void note(const Matrix* w, bool& needs_int, bool& needs_float) {
-    if (w) (w->format == Format::FLOAT ? needs_float : needs_int) = true;
-}
 
 }  // namespace
 
 Experts::Experts(const std::vector<const ExpertsSpec*>& specs, int width, bool is_fine)
     : width_(width) {
     for (const ExpertsSpec* spec : specs) {
-        for (auto* w : {spec->up, spec->down, spec->shared_up, spec->shared_down})
-            note(w, needs_int_, needs_float_);
+        for (auto* w : {spec->up, spec->down, spec->shared_up, spec->shared_down}) forms_.note(w);
         num_chosen_ = spec->num_chosen;
         num_experts_ = spec->num_experts;
         gathered_.num_in = width;
@@ -33,13 +23,6 @@ Experts::Experts(const std::vector<const ExpertsSpec*>& specs, int width, bool i
         shared_.num_in = spec->shared_width;
     }
     for (Input* input : {&gathered_, &gated_, &shared_}) input->is_fine = is_fine;
-}
-
-void Experts::store(Input& input, int index, int num_rows) {
-    if (needs_int_) tiles_[index].resize(input.bytes_for(num_rows));
-    if (needs_float_) rows_[index].resize((size_t)num_rows * input.num_in);
-    input.tiles = needs_int_ ? tiles_[index].data() : nullptr;
-    input.rows = needs_float_ ? rows_[index].data() : nullptr;
 }
 
 void Experts::reserve(int num_rows, int num_threads) {
@@ -63,9 +46,9 @@ void Experts::reserve(int num_rows, int num_threads) {
     shares_.resize(num_rows);
     // Each expert's rows begin at a tile.
     const int num_gathered = (int)(num_pairs + std::min(num_pairs, (size_t)num_experts_) * (RT - 1));
-    store(gathered_, 0, num_gathered + RT);
-    store(gated_, 1, num_gathered + RT);
-    store(shared_, 2, num_rows);
+    gathered_.reserve(forms_, num_gathered + RT);
+    gated_.reserve(forms_, num_gathered + RT);
+    shared_.reserve(forms_, num_rows);
 }
 
 // The experts of a row, ascending, and their weights. Of equal scores the lowest expert wins.
@@ -151,19 +134,19 @@ void Experts::plan(int num_rows, int num_experts) {
 }
 
 void Experts::gated(Thread& mine, Activation act, const Matrix& w, const float* bias, int gate_row,
-                    int up_row, int first, int last, const Input& from, int row, int count,
-                    const Input& to) {
+                    int up_row, const Item& item, const Input& from, const Input& to) {
+    const int first = item.first, last = item.last, row = item.row;
     Scratch scratch{mine.panel.data()};
     float *gate = mine.out.data(), *up = mine.other.data();
-    multiply(w, gate_row + first, gate_row + last, from, row, count, gate, CHANNELS, scratch);
-    multiply(w, up_row + first, up_row + last, from, row, count, up, CHANNELS, scratch);
-    for (int r = 0; r < count; r++, gate += CHANNELS, up += CHANNELS) {
+    multiply(w, gate_row + first, gate_row + last, from, row, item.count, gate, CHANNELS, scratch);
+    multiply(w, up_row + first, up_row + last, from, row, item.count, up, CHANNELS, scratch);
+    for (int r = 0; r < item.count; r++, gate += CHANNELS, up += CHANNELS) {
         for (int i = 0; bias && i < last - first; i++) {
             gate[i] += bias[gate_row + first + i];
             up[i] += bias[up_row + first + i];
         }
         activate(act, gate, up, CHANNELS);
-        to.put(row + r, first / CHANNELS, first / CHANNELS + 1, gate);
+        to.put(row + r, item.part, item.part + 1, gate);
     }
 }
 
@@ -171,10 +154,10 @@ void Experts::up_phase(Worker& worker, const ExpertsSpec& spec) {
     const int parts = num_parts(spec.width);
     worker.each((int)pieces_.size() * parts, [&](int item) {
         const Piece& piece = pieces_[item / parts];
-        const int first = item % parts * CHANNELS, last = std::min(first + CHANNELS, spec.width);
-        const int gate = piece.expert * 2 * spec.width;
+        const int part = item % parts, first = part * CHANNELS, gate = piece.expert * 2 * spec.width;
+        Item some{piece.first, piece.count, part, first, std::min(first + CHANNELS, spec.width)};
         gated(threads_[worker.id()], (Activation)spec.activation, *spec.up, spec.up_bias, gate,
-              gate + spec.width, first, last, gathered_, piece.first, piece.count, gated_);
+              gate + spec.width, some, gathered_, gated_);
     });
 }
 
@@ -202,49 +185,36 @@ void Experts::down_phase(Worker& worker, const ExpertsSpec& spec, float* x) {
 
 void Experts::shared_phase(Worker& worker, const ExpertsSpec& spec, const Input& input, float* x,
                            int num_rows) {
-    const int up_parts = num_parts(spec.shared_width), down_parts = num_parts(width_);
-    worker.each(num_chunks(num_rows) * up_parts, [&](int item) {
-        const int row = item / up_parts * ROW_CHUNK, first = item % up_parts * CHANNELS;
-        const int last = std::min(first + CHANNELS, spec.shared_width);
+    each_item(worker, num_rows, spec.shared_width, CHANNELS, [&](const Item& item) {
         gated(threads_[worker.id()], (Activation)spec.activation, *spec.shared_up, nullptr, 0,
-              spec.shared_width, first, last, input, row, std::min(ROW_CHUNK, num_rows - row), shared_);
+              spec.shared_width, item, input, shared_);
     });
-    worker.each(num_chunks(num_rows) * down_parts, [&](int item) {
-        const int row = item / down_parts * ROW_CHUNK, first = item % down_parts * CHANNELS;
-        const int count = std::min(ROW_CHUNK, num_rows - row), last = std::min(first + CHANNELS, width_);
+    each_item(worker, num_rows, width_, CHANNELS, [&](const Item& item) {
         Thread& mine = threads_[worker.id()];
-        multiply(*spec.shared_down, first, last, shared_, row, count, mine.out.data(), CHANNELS,
-                 Scratch{mine.panel.data()});
-        for (int r = 0; r < count; r++)
-            for (int i = first; i < last; i++)
-                x[(size_t)(row + r) * width_ + i] +=
-                    shares_[row + r] * mine.out[(size_t)r * CHANNELS + i - first];
+        multiply(*spec.shared_down, item, shared_, mine.out.data(), CHANNELS, mine.panel);
+        for (int r = 0; r < item.count; r++)
+            for (int i = item.first; i < item.last; i++)
+                x[(size_t)(item.row + r) * width_ + i] +=
+                    shares_[item.row + r] * mine.out[(size_t)r * CHANNELS + i - item.first];
     });
 }
 
 void Experts::run(Worker& worker, const ExpertsSpec& spec, const Input& input, const Input& routed,
                   float* x, int num_rows) {
-    const int parts = num_parts(spec.num_experts), chunks = num_chunks(num_rows);
-    worker.each(chunks * (parts + 1), [&](int item) {
-        const int row = item / (parts + 1) * ROW_CHUNK, part = item % (parts + 1);
-        const int count = std::min(ROW_CHUNK, num_rows - row);
+    const int parts = num_parts(spec.num_experts);
+    each_item(worker, num_rows, parts * CHANNELS + 1, CHANNELS, [&](Item item) {
         Thread& mine = threads_[worker.id()];
-        Scratch scratch{mine.panel.data()};
-        if (part == parts) {  // how much of the shared expert each row takes
-            if (spec.shared_gate)
-                multiply(*spec.shared_gate, 0, 1, input, row, count, mine.out.data(), CHANNELS, scratch);
-            for (int r = 0; r < count; r++)
-                shares_[row + r] =
-                    spec.shared_gate ? 1.0f / (1.0f + std::exp(-mine.out[(size_t)r * CHANNELS])) : 1.0f;
+        float* out = mine.out.data();
+        if (item.part == parts) {  // how much of the shared expert each row takes
+            item.first = 0, item.last = 1;
+            if (spec.shared_gate) multiply(*spec.shared_gate, item, input, out, CHANNELS, mine.panel);
+            for (int r = 0; r < item.count; r++, out += CHANNELS)
+                shares_[item.row + r] = spec.shared_gate ? 1.0f / (1.0f + std::exp(-*out)) : 1.0f;
             return;
         }
-        const int first = part * CHANNELS, last = std::min(first + CHANNELS, spec.num_experts);
-        multiply(*spec.router, first, last, routed, row, count, mine.out.data(), CHANNELS, scratch);
-        for (int r = 0; r < count; r++)
-            for (int e = first; e < last; e++)
-                logits_[(size_t)(row + r) * spec.num_experts + e] =
-                    mine.out[(size_t)r * CHANNELS + e - first] +
-                    (spec.router_bias ? spec.router_bias[e] : 0);
+        item.last = std::min(item.last, spec.num_experts);
+        multiply(*spec.router, item, routed, out, CHANNELS, mine.panel);
+        put_item(item, out, CHANNELS, spec.router_bias, logits_.data(), spec.num_experts);
     });
     worker.each(num_rows,
                 [&](int row) { route(spec, &logits_[(size_t)row * spec.num_experts], row); });

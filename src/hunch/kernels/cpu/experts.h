@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "activation.h"
-#include "gemm.h"
-#include "pool.h"
+#include "products.h"
 
 namespace hunch {
 
@@ -52,14 +51,13 @@ private:
     void down_phase(Worker& worker, const ExpertsSpec& spec, float* x);
     void shared_phase(Worker& worker, const ExpertsSpec& spec, const Input& input, float* x,
                       int num_rows);
-    // The gated product of channels [first, last) of rows [row, row + count), put into `to`.
+    // An item's gated product, put into `to`; gate and up begin at these channels.
     void gated(Thread& mine, Activation act, const Matrix& w, const float* bias, int gate, int up,
-               int first, int last, const Input& from, int row, int count, const Input& to);
-    void store(Input& input, int index, int num_rows);
+               const Item& item, const Input& from, const Input& to);
 
     const int width_;
     int num_chosen_ = 0, num_experts_ = 0;
-    bool needs_int_ = false, needs_float_ = false;
+    Forms forms_;
     int num_rows_ = 0;
     std::vector<Thread> threads_;
     std::vector<float> logits_, weights_, shares_;  // [row][expert], [row][chosen], [row]
@@ -67,9 +65,7 @@ private:
     std::vector<int> place_;                        // [row][chosen]: row of the gathered input
     std::vector<int> row_of_, slot_of_;             // of a gathered row; -1: padding
     std::vector<Piece> pieces_;
-    std::vector<uint8_t> tiles_[3];
-    std::vector<float> rows_[3];
-    Input gathered_, gated_, shared_;
+    HeldInput gathered_, gated_, shared_;
 };
 
 }  // namespace hunch

@@ -1,26 +1,11 @@
 #include "latent.h"
 
-#include <algorithm>
-#include <cstring>
-
-#include "rowmath.h"
-
 namespace hunch {
-
-namespace {
-
-constexpr int CHANNELS = 32;  // of one work item of a product over all of a row
-
-int num_chunks(int num_rows) { return (num_rows + ROW_CHUNK - 1) / ROW_CHUNK; }
-int num_parts(int num_channels) { return (num_channels + CHANNELS - 1) / CHANNELS; }
-
-}  // namespace
 
 Latent::Latent(const std::vector<const LatentSpec*>& specs, int num_heads, int width, bool is_fine)
     : num_heads_(num_heads), width_(width) {
     for (const LatentSpec* spec : specs) {
-        for (auto* w : {spec->q, spec->k_up, spec->v_up})
-            (w->format == Format::FLOAT ? needs_float_ : needs_int_) = true;
+        for (auto* w : {spec->q, spec->k_up, spec->v_up}) forms_.note(w);
         flat_ = spec->flat, turned_ = spec->turned, latent_ = spec->latent, value_ = spec->value;
         q_latent_ = spec->q_down ? spec->q_down->num_out : 0;
     }
@@ -28,13 +13,6 @@ Latent::Latent(const std::vector<const LatentSpec*>& specs, int num_heads, int w
     flat_in_.num_in = flat_;
     read_.num_in = latent_;
     for (Input* input : {&narrow_, &flat_in_, &read_}) input->is_fine = is_fine;
-}
-
-void Latent::store(Input& input, int index, int num_rows) {
-    if (needs_int_) tiles_[index].resize(input.bytes_for(num_rows));
-    if (needs_float_) rows_[index].resize((size_t)num_rows * input.num_in);
-    input.tiles = needs_int_ ? tiles_[index].data() : nullptr;
-    input.rows = needs_float_ ? rows_[index].data() : nullptr;
 }
 
 void Latent::reserve(int num_rows, int num_threads) {
@@ -52,30 +30,23 @@ void Latent::reserve(int num_rows, int num_threads) {
     down_.resize((size_t)num_rows * q_latent_);
     kept_.resize((size_t)num_rows * size);
     values_.resize((size_t)num_rows * num_heads_ * value_);
-    store(narrow_, 0, num_rows);
-    store(flat_in_, 1, num_heads_ * padded());
-    store(read_, 2, num_heads_ * padded());
+    narrow_.reserve(forms_, num_rows);
+    flat_in_.reserve(forms_, num_heads_ * padded());
+    read_.reserve(forms_, num_heads_ * padded());
 }
 
 // The stream's two narrow forms: before the queries, and what is kept.
 void Latent::down_phase(Worker& worker, const LatentSpec& spec, const Input& input, int num_rows) {
-    const int size = latent_ + turned_, q_parts = num_parts(q_latent_);
-    const int all = q_parts + num_parts(size);
-    worker.each(num_chunks(num_rows) * all, [&](int item) {
-        int row = item / all * ROW_CHUNK, part = item % all, count = std::min(ROW_CHUNK, num_rows - row);
-        const bool is_q = part < q_parts;
-        const int width = is_q ? q_latent_ : size, first = (is_q ? part : part - q_parts) * CHANNELS;
-        const int last = std::min(first + CHANNELS, width);
-        const float* bias = is_q ? spec.q_bias : spec.kv_bias;
+    const int size = latent_ + turned_, q_parts = (q_latent_ + CHANNELS - 1) / CHANNELS;
+    each_item(worker, num_rows, q_parts * CHANNELS + size, CHANNELS, [&](Item item) {
+        const bool is_q = item.part < q_parts;
+        const int width = is_q ? q_latent_ : size;
+        if (!is_q) item.first -= q_parts * CHANNELS;
+        item.last = std::min(item.first + CHANNELS, width);
         Thread& mine = threads_[worker.id()];
-        multiply(is_q ? *spec.q_down : *spec.kv, first, last, input, row, count, mine.out.data(),
-                 CHANNELS, Scratch{mine.panel.data()});
-        for (int r = 0; r < count; r++) {
-            float* out = &mine.out[r * CHANNELS];
-            if (bias) add_bias(out, bias + first, last - first);
-            float* to = (is_q ? down_ : kept_).data() + (size_t)(row + r) * width + first;
-            std::memcpy(to, out, (last - first) * sizeof(float));
-        }
+        multiply(is_q ? *spec.q_down : *spec.kv, item, input, mine.out.data(), CHANNELS, mine.panel);
+        put_item(item, mine.out.data(), CHANNELS, is_q ? spec.q_bias : spec.kv_bias,
+                 (is_q ? down_ : kept_).data(), width);
     });
 }
 
@@ -100,13 +71,10 @@ void Latent::project(Worker& worker, const LatentSpec& spec, const Input& input,
     const int num_rows = step.num_rows, size = latent_ + turned_, head_size = flat_ + turned_;
     down_phase(worker, spec, input, num_rows);
     keep_phase(worker, spec, step);
-    worker.each(num_chunks(num_rows) * num_heads_, [&](int item) {
-        int row = item / num_heads_ * ROW_CHUNK, head = item % num_heads_;
-        int count = std::min(ROW_CHUNK, num_rows - row), at = head * padded() + row;
+    each_item(worker, num_rows, num_heads_ * head_size, head_size, [&](const Item& item) {
+        const int row = item.row, head = item.part, count = item.count, at = head * padded() + row;
         Thread& mine = threads_[worker.id()];
-        Scratch scratch{mine.panel.data()};
-        multiply(*spec.q, head * head_size, (head + 1) * head_size, q_latent_ ? narrow_ : input, row,
-                 count, mine.out.data(), head_size, scratch);
+        multiply(*spec.q, item, q_latent_ ? narrow_ : input, mine.out.data(), head_size, mine.panel);
         for (int r = 0; r < count; r++) {
             float *x = &mine.out[(size_t)r * head_size], *turned = x + flat_;
             flat_in_.put_row(at + r, x);
@@ -116,7 +84,7 @@ void Latent::project(Worker& worker, const LatentSpec& spec, const Input& input,
         }
         float* to = q + ((size_t)row * num_heads_ + head) * size;
         multiply(*spec.k_up, head * latent_, (head + 1) * latent_, flat_in_, at, count, to,
-                 num_heads_ * size, scratch);
+                 num_heads_ * size, Scratch{mine.panel.data()});
         for (int r = 0; r < count; r++, to += num_heads_ * size)
             for (int i = 0; i < latent_; i++) to[i] *= step.scale;
     });
@@ -131,12 +99,10 @@ void Latent::expand(Worker& worker, const LatentSpec& spec, const Attention& att
         for (int head = 0; head < num_heads_; head++)
             read_.put_row(head * padded() + row, read + (size_t)head * size);
     });
-    worker.each(num_chunks(num_rows) * num_heads_, [&](int item) {
-        int row = item / num_heads_ * ROW_CHUNK, head = item % num_heads_;
-        float* values = &values_[((size_t)row * num_heads_ + head) * value_];
-        multiply(*spec.v_up, head * value_, (head + 1) * value_, read_, head * padded() + row,
-                 std::min(ROW_CHUNK, num_rows - row), values, num_heads_ * value_,
-                 Scratch{threads_[worker.id()].panel.data()});
+    each_item(worker, num_rows, num_heads_ * value_, value_, [&](Item item) {
+        float* values = &values_[((size_t)item.row * num_heads_ + item.part) * value_];
+        item.row += item.part * padded();
+        multiply(*spec.v_up, item, read_, values, num_heads_ * value_, threads_[worker.id()].panel);
     });
     worker.each(num_rows, [&](int row) {
         to.put_row(row, &values_[(size_t)row * num_heads_ * value_]);

@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "attention.h"
-#include "gemm.h"
-#include "pool.h"
+#include "products.h"
 
 namespace hunch {
 
@@ -51,19 +50,16 @@ private:
     };
     void down_phase(Worker& worker, const LatentSpec& spec, const Input& input, int num_rows);
     void keep_phase(Worker& worker, const LatentSpec& spec, const LatentStep& step);
-    void store(Input& input, int index, int num_rows);
     int padded() const { return (num_rows_ + ROW_CHUNK - 1) / ROW_CHUNK * ROW_CHUNK; }
 
     const int num_heads_, width_;
     int flat_ = 0, turned_ = 0, latent_ = 0, value_ = 0, q_latent_ = 0;
-    bool needs_int_ = false, needs_float_ = false;
+    Forms forms_;
     int num_rows_ = 0;  // that the buffers hold
     std::vector<Thread> threads_;
     std::vector<float> down_, kept_, values_;  // [row][q_latent], [row][latent + turned], [row][head][value]
-    std::vector<uint8_t> tiles_[3];
-    std::vector<float> rows_[3];
-    Input narrow_;        // normed, before q
-    Input flat_in_, read_;  // [head][row]: before k_up, before v_up
+    HeldInput narrow_;          // normed, before q
+    HeldInput flat_in_, read_;  // [head][row]: before k_up, before v_up
 };
 
 }  // namespace hunch

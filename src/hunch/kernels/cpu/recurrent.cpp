@@ -1,16 +1,11 @@
 #include "recurrent.h"
 
-#include <algorithm>
 #include <cmath>
-#include <cstring>
-
-#include "vecmath.h"
 
 namespace hunch {
 
 namespace {
 
-constexpr int CHANNELS = 32;  // of one work item
 constexpr float NORM_EPS = 1e-6f;  // of queries and keys
 
 int num_parts(int num_channels) { return (num_channels + CHANNELS - 1) / CHANNELS; }
@@ -123,20 +118,12 @@ void fold_ssm(float* state, int k_dim, int v_dim, const float* read, const float
         fold_ssm_block<1>(state + i, k_dim, v_dim, read, written, v + i, decay, size, skip, out + i);
 }
 
-// Some numbers divided by their root mean square, times weights.
-void norm_part(const float* x, const float* weight, int count, float eps, float* out) {
-    vf sum = zero();
-    for (int i = 0; i < count; i += P) sum = fma(sum, load(x + i), load(x + i));
-    vf factor = set1(1.0f / std::sqrt(sum_lanes(sum) / (float)count + eps));
-    for (int i = 0; i < count; i += P) store(out + i, mul(mul(load(x + i), factor), load(weight + i)));
-}
-
 }  // namespace
 
 Recurrent::Recurrent(const std::vector<const RecurrentSpec*>& specs, const std::vector<const Matrix*>& outs,
                      int width, bool is_fine)
     : width_(width) {
-    for (const Matrix* w : outs) (w->format == Format::FLOAT ? needs_float_ : needs_int_) = true;
+    for (const Matrix* w : outs) forms_.note(w);
     const RecurrentSpec& spec = *specs.front();
     num_inputs_ = spec.num_inputs();
     value_width_ = spec.value_width();
@@ -161,10 +148,7 @@ void Recurrent::reserve(int num_rows, int num_threads) {
     inputs_.resize((size_t)num_rows * num_inputs_);
     gates_.resize((size_t)num_rows * value_width_);
     read_.resize(gates_.size());
-    if (needs_int_) tiles_.resize(output_.bytes_for(num_rows));
-    if (needs_float_) rows_.resize((size_t)num_rows * value_width_);
-    output_.tiles = needs_int_ ? tiles_.data() : nullptr;
-    output_.rows = needs_float_ ? rows_.data() : nullptr;
+    output_.reserve(forms_, num_rows);
 }
 
 void Recurrent::project(Worker& worker, const RecurrentSpec& spec, const Input& input, int num_rows) {
@@ -180,19 +164,14 @@ void Recurrent::project(Worker& worker, const RecurrentSpec& spec, const Input& 
     }
     int total = 0;
     for (const Part& part : parts) total += part.first;
-    const int num_chunks = (num_rows + ROW_CHUNK - 1) / ROW_CHUNK;
-    worker.each(num_chunks * total, [&](int item) {
-        int row = item / total * ROW_CHUNK, place = item % total;
+    each_item(worker, num_rows, total * CHANNELS, CHANNELS, [&](Item item) {
         const Part* part = parts.data();
-        for (; place >= part->first; part++) place -= part->first;
-        int first = place * CHANNELS, last = std::min(first + CHANNELS, part->w->num_out);
-        int count = std::min(ROW_CHUNK, num_rows - row);
+        for (; item.part >= part->first; part++) item.part -= part->first;
+        item.first = item.part * CHANNELS;
+        item.last = std::min(item.first + CHANNELS, part->w->num_out);
         Thread& mine = threads_[worker.id()];
-        multiply(*part->w, first, last, input, row, count, mine.out.data(), CHANNELS,
-                 Scratch{mine.panel.data()});
-        for (int r = 0; r < count; r++)
-            std::memcpy(part->to + (size_t)(row + r) * part->stride + first, &mine.out[r * CHANNELS],
-                        (last - first) * sizeof(float));
+        multiply(*part->w, item, input, mine.out.data(), CHANNELS, mine.panel);
+        put_item(item, mine.out.data(), CHANNELS, nullptr, part->to, part->stride);
     });
 }
 
@@ -273,8 +252,8 @@ void Recurrent::finish_row(Thread& mine, const RecurrentSpec& spec, int row, boo
     if (is_live) {
         auto norm = [&](const float* x) {
             for (int part = 0; part < num_parts; part++)
-                norm_part(x + part * count, spec.norm + (is_delta ? 0 : part * count), count, spec.eps,
-                          out + part * count);
+                rms_norm(x + part * count, spec.norm + (is_delta ? 0 : part * count), count, spec.eps,
+                         out + part * count);
         };
         if (spec.norm && !is_normed_late) norm(read);
         const float* x = spec.norm && !is_normed_late ? out : read;

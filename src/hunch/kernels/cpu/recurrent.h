@@ -8,8 +8,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "gemm.h"
-#include "pool.h"
+#include "products.h"
 
 namespace hunch {
 
@@ -76,13 +75,11 @@ private:
 
     const int width_;
     int num_inputs_ = 0, value_width_ = 0, state_size_ = 0, row_size_ = 0;
-    bool needs_int_ = false, needs_float_ = false;
+    Forms forms_;
     int num_rows_ = 0;
     std::vector<Thread> threads_;
     std::vector<float> inputs_, gates_, read_;  // [row][num_inputs], [row][v], [row][v]
-    std::vector<uint8_t> tiles_;
-    std::vector<float> rows_;
-    Input output_;
+    HeldInput output_;
 };
 
 }  // namespace hunch

@@ -127,7 +127,8 @@ void Chooser::cut(float edge, int last) {
     }
 }
 
-void Chooser::keep_top_k(int count, float top) {
+// Fills some_ with what is left nearest to the top, `count` of them or more where there are so many.
+void Chooser::gather_near(int count, float top) {
     some_.clear();
     float below = INFINITE;
     for (float depth : DEPTHS) {
@@ -135,6 +136,10 @@ void Chooser::keep_top_k(int count, float top) {
         below = top - depth;
         if ((int)some_.size() >= count) break;
     }
+}
+
+void Chooser::keep_top_k(int count, float top) {
+    gather_near(count, top);
     if ((int)some_.size() < count) return;  // fewer are left than may be kept
     auto last = some_.begin() + (count - 1);
     std::nth_element(some_.begin(), last, some_.end(), is_before);
@@ -242,13 +247,7 @@ int64_t Chooser::choose(const float* logits, int size, const ChoiceSpec& spec, c
 
 // Fills some_ with the `count` likeliest of what is left.
 void Chooser::keep_near(int count, float top) {
-    some_.clear();
-    float below = INFINITE;
-    for (float depth : DEPTHS) {
-        gather(top - depth, below);
-        below = top - depth;
-        if ((int)some_.size() >= count) break;
-    }
+    gather_near(count, top);
     if ((int)some_.size() <= count) return;
     std::nth_element(some_.begin(), some_.begin() + count, some_.end(), is_before);
     some_.resize(count);

@@ -46,6 +46,7 @@ private:
     }
     void soften(const float* logits, int size, float temperature, float top);
     void gather(float from, float below);
+    void gather_near(int count, float top);
     void keep_top_k(int count, float top);
     void keep_top_p(double share, float top);
     void cut(float edge, int last);

@@ -182,10 +182,4 @@ inline void add_group(vf* acc, const Weights& w, const Scale& scale, const int8_
     }
 }
 
-// acc[r] += m * sums[r]
-template <int R>
-inline void add_minimum(vf* acc, vf m, const float* sums) {
-    for (int r = 0; r < R; r++) acc[r] = fma(acc[r], m, sums[r]);
-}
-
 }  // namespace hunch

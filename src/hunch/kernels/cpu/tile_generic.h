@@ -10,116 +10,63 @@ inline void read_ahead(const uint8_t* p, int bytes) {
     for (int i = 0; i < bytes; i += 64) __builtin_prefetch(p + READ_AHEAD + i);
 }
 
-template <int R>
-inline void store_panel(const vf* acc, float* out, int stride) {
+// IS_UNPACKED: a panel of INT4 that unpack_panel prepared, for more rows than one tile holds. K formats
+// have their scales apart.
+template <Format FORMAT, bool IS_UNPACKED>
+inline Weights weights_of(const uint8_t* w) {
+    if constexpr (IS_UNPACKED) return load4((const int8_t*)w);
+    else if constexpr (FORMAT == Format::INT8) return load8((const int8_t*)w + head_bytes(FORMAT));
+    else if constexpr (FORMAT == Format::INT4 || FORMAT == Format::K4) return unpack4(w + head_bytes(FORMAT));
+    else return unpack5(w + head_bytes(FORMAT));
+}
+
+template <int R, bool FINE, Format FORMAT, bool IS_UNPACKED = false>
+inline void tile_panel(const uint8_t* w, const float* scales, int num_groups, const uint8_t* a,
+                       float* out, int stride) {
+    constexpr bool IS_4BIT = FORMAT == Format::INT4 || FORMAT == Format::K4;
+    constexpr bool HAS_MINIMA = IS_4BIT || FORMAT == Format::K5;
+    constexpr int SIZE = IS_UNPACKED ? UNPACKED_GROUP : group_bytes(FORMAT);
+    vf acc[R];
+    HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
+    for (int g = 0; g < num_groups; g++, w += SIZE, a += tile_group_bytes(FINE)) {
+        if (!IS_UNPACKED) read_ahead(w, SIZE);
+        const int8_t* q = (const int8_t*)a;
+        const float* d_a = (const float*)(a + (FINE ? 2 : 1) * RT * GROUP);
+        if constexpr (FORMAT == Format::K6) {
+            Scale first(load(scales + P)), second(load(scales + 3 * P));
+            add_group<R, false, FINE, Span::FIRST>(acc, unpack6(w), first, q, d_a);
+            add_group<R, false, FINE, Span::SECOND>(acc, unpack6(w + 12 * P), second, q, d_a);
+        } else {
+            const float* apart = IS_UNPACKED ? (const float*)(w + 32 * P) : scales + P;
+            constexpr bool IS_APART = IS_UNPACKED || has_supers(FORMAT);
+            Scale scale(IS_APART ? load(apart) : load_half((const uint16_t*)w));
+            vf m = !HAS_MINIMA ? zero() : IS_APART ? load(apart + P) : load_half((const uint16_t*)w + P);
+            add_group<R, IS_4BIT, FINE>(acc, weights_of<FORMAT, IS_UNPACKED>(w), scale, q, d_a);
+            if (HAS_MINIMA)  // times the sums of the rows' activations, which stand behind their scales
+                HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = fma(acc[r], m, d_a[RT + r]);
+        }
+        if (has_supers(FORMAT)) scales += scales_floats(FORMAT);
+    }
     HUNCH_UNROLL for (int r = 0; r < R; r++) store(out + (size_t)r * stride, acc[r]);
 }
 
-template <int R, bool FINE>
-void tile_int4_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {
-    vf acc[R];
-    HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
-    for (int g = 0; g < num_groups; g++, a += tile_group_bytes(FINE)) {
-        read_ahead(w, group_bytes(Format::INT4));
-        Scale scale(load_half((const uint16_t*)w));
-        vf m = load_half((const uint16_t*)w + P);
-        const float* d_a = (const float*)(a + (FINE ? 2 : 1) * RT * GROUP);
-        add_group<R, true, FINE>(acc, unpack4(w + 4 * P), scale, (const int8_t*)a, d_a);
-        add_minimum<R>(acc, m, d_a + RT);
-        w += group_bytes(Format::INT4);
+#define HUNCH_TILE(NAME, ...)                                                                  \
+    template <int R, bool FINE>                                                                \
+    void NAME(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {    \
+        tile_panel<R, FINE, __VA_ARGS__>(w, nullptr, num_groups, a, out, stride);              \
     }
-    store_panel<R>(acc, out, stride);
-}
-
-// The same from a panel that unpack_panel prepared, for more rows than one tile holds.
-template <int R, bool FINE>
-void tile_unpacked_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {
-    vf acc[R];
-    HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
-    for (int g = 0; g < num_groups; g++, a += tile_group_bytes(FINE)) {
-        Scale scale(load((const float*)(w + 32 * P)));
-        vf m = load((const float*)(w + 32 * P) + P);
-        const float* d_a = (const float*)(a + (FINE ? 2 : 1) * RT * GROUP);
-        add_group<R, true, FINE>(acc, load4((const int8_t*)w), scale, (const int8_t*)a, d_a);
-        add_minimum<R>(acc, m, d_a + RT);
-        w += UNPACKED_GROUP;
+#define HUNCH_K_TILE(NAME, FORMAT)                                                             \
+    template <int R, bool FINE>                                                                \
+    void NAME(const uint8_t* w, const float* scales, int num_groups, const uint8_t* a,         \
+              float* out, int stride) {                                                        \
+        tile_panel<R, FINE, FORMAT>(w, scales, num_groups, a, out, stride);                    \
     }
-    store_panel<R>(acc, out, stride);
-}
-
-template <int R, bool FINE>
-void tile_int8_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {
-    vf acc[R];
-    HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
-    for (int g = 0; g < num_groups; g++, a += tile_group_bytes(FINE)) {
-        read_ahead(w, group_bytes(Format::INT8));
-        Scale scale(load_half((const uint16_t*)w));
-        const float* d_a = (const float*)(a + (FINE ? 2 : 1) * RT * GROUP);
-        add_group<R, false, FINE>(acc, load8((const int8_t*)w + 2 * P), scale, (const int8_t*)a, d_a);
-        w += group_bytes(Format::INT8);
-    }
-    store_panel<R>(acc, out, stride);
-}
-
-template <int R, bool FINE>
-void tile_int5_panel(const uint8_t* w, int num_groups, const uint8_t* a, float* out, int stride) {
-    vf acc[R];
-    HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
-    for (int g = 0; g < num_groups; g++, a += tile_group_bytes(FINE)) {
-        read_ahead(w, group_bytes(Format::INT5));
-        Scale scale(load_half((const uint16_t*)w));
-        const float* d_a = (const float*)(a + (FINE ? 2 : 1) * RT * GROUP);
-        add_group<R, false, FINE>(acc, unpack5(w + 2 * P), scale, (const int8_t*)a, d_a);
-        w += group_bytes(Format::INT5);
-    }
-    store_panel<R>(acc, out, stride);
-}
-
-// K4 and K5.
-template <int R, bool FINE, Format FORMAT>
-void tile_scaled_panel(const uint8_t* w, const float* scales, int num_groups, const uint8_t* a,
-                       float* out, int stride) {
-    constexpr bool IS_4BIT = FORMAT == Format::K4;
-    vf acc[R];
-    HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
-    for (int g = 0; g < num_groups; g++, a += tile_group_bytes(FINE), scales += scales_floats(FORMAT)) {
-        read_ahead(w, group_bytes(FORMAT));
-        const float* d_a = (const float*)(a + (FINE ? 2 : 1) * RT * GROUP);
-        add_group<R, IS_4BIT, FINE>(acc, IS_4BIT ? unpack4(w) : unpack5(w), Scale(load(scales + P)),
-                                    (const int8_t*)a, d_a);
-        add_minimum<R>(acc, load(scales + 2 * P), d_a + RT);
-        w += group_bytes(FORMAT);
-    }
-    store_panel<R>(acc, out, stride);
-}
-
-template <int R, bool FINE>
-void tile_k4_panel(const uint8_t* w, const float* scales, int num_groups, const uint8_t* a,
-                   float* out, int stride) {
-    tile_scaled_panel<R, FINE, Format::K4>(w, scales, num_groups, a, out, stride);
-}
-
-template <int R, bool FINE>
-void tile_k5_panel(const uint8_t* w, const float* scales, int num_groups, const uint8_t* a,
-                   float* out, int stride) {
-    tile_scaled_panel<R, FINE, Format::K5>(w, scales, num_groups, a, out, stride);
-}
-
-template <int R, bool FINE>
-void tile_k6_panel(const uint8_t* w, const float* scales, int num_groups, const uint8_t* a,
-                   float* out, int stride) {
-    vf acc[R];
-    HUNCH_UNROLL for (int r = 0; r < R; r++) acc[r] = zero();
-    for (int g = 0; g < num_groups; g++, a += tile_group_bytes(FINE), scales += 4 * P) {
-        read_ahead(w, group_bytes(Format::K6));
-        const float* d_a = (const float*)(a + (FINE ? 2 : 1) * RT * GROUP);
-        add_group<R, false, FINE, Span::FIRST>(acc, unpack6(w), Scale(load(scales + P)),
-                                               (const int8_t*)a, d_a);
-        add_group<R, false, FINE, Span::SECOND>(acc, unpack6(w + 12 * P), Scale(load(scales + 3 * P)),
-                                                (const int8_t*)a, d_a);
-        w += group_bytes(Format::K6);
-    }
-    store_panel<R>(acc, out, stride);
-}
+HUNCH_TILE(tile_int4_panel, Format::INT4)
+HUNCH_TILE(tile_unpacked_panel, Format::INT4, true)
+HUNCH_TILE(tile_int8_panel, Format::INT8)
+HUNCH_TILE(tile_int5_panel, Format::INT5)
+HUNCH_K_TILE(tile_k4_panel, Format::K4)
+HUNCH_K_TILE(tile_k5_panel, Format::K5)
+HUNCH_K_TILE(tile_k6_panel, Format::K6)
 
 }  // namespace hunch

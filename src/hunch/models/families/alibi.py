@@ -9,21 +9,11 @@ from typing import Any
 
 from hunch.errors import ModelFormatError
 from hunch.layers.attention import Alibi
-from hunch.layers.rope import RopeSpec
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.reading import (
-    FROM_GGUF,
-    Config,
-    Defaulted,
-    Recorded,
-    gpt_layers,
-    read_float,
-    read_int,
-    refuse,
-    refuse_unread,
-)
-from hunch.models.spec import ModelSpec, read_common
+from hunch.models.keys import BIASES, PLAIN_LAYERS, Keys
+from hunch.models.reading import STILL, Config, Recorded, read_int, refuse_unread
+from hunch.models.spec import ModelSpec
 
 
 def slopes_of(num_heads: int) -> tuple[float, ...]:
@@ -36,11 +26,11 @@ def slopes_of(num_heads: int) -> tuple[float, ...]:
 
 
 # How BLOOM's first code was run; and names of sizes, older and newer.
-_BLOOM_CODE = (
+_BLOOM_CODE = {
     *("masked_softmax_fusion", "bias_dropout_fusion", "skip_bias_add", "skip_bias_add_qkv"),
-    *("unk_token_id", "offset_alibi", "slow_but_exact"),
-    *("n_head", "n_layer", "num_hidden_layers", "num_attention_heads", "hidden_size"),
-)
+    *("unk_token_id", "offset_alibi", "slow_but_exact", "n_head", "n_layer"),
+    *("num_hidden_layers", "num_attention_heads", "hidden_size"),
+}
 
 
 class Bloom(Decoder):
@@ -61,30 +51,39 @@ class Bloom(Decoder):
         down="mlp.dense_4h_to_h",
     )
 
+    keys = Keys(
+        given={"tie_word_embeddings": True, "layer_norm_epsilon": 1e-5},
+        named={
+            "hidden_size": "n_embed",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "seq_length",
+        },
+        only={"apply_residual_connection_post_layernorm": False},
+        unused=_BLOOM_CODE,
+        numbers={"norm_eps": "layer_norm_epsilon"},
+        fields=PLAIN_LAYERS
+        | dict.fromkeys((*BIASES, "has_embed_norm"), True)
+        | {"activation": "gelu_pytorch_tanh", "rope": STILL, "num_qkv_groups": 0},
+        ffn_share=4,
+    )
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "apply_residual_connection_post_layernorm", False)
-        for key in _BLOOM_CODE:
-            config.get(key)
-        width = read_int(config, "n_embed", read_int(config, "hidden_size", 64))
-        given = {
-            "hidden_size": width,
-            "num_hidden_layers": config.get("n_layer") or config.get("num_hidden_layers"),
-            "num_attention_heads": config.get("n_head") or config.get("num_attention_heads"),
-            "intermediate_size": 4 * width,
-            "max_position_embeddings": config.get("seq_length", 2048),
-            "hidden_act": "gelu_pytorch_tanh",
-        }
-        usual = Defaulted(config, {"tie_word_embeddings": True})
-        common = read_common(Defaulted(given, usual), architecture)
-        common["norm_eps"] = read_float(config, "layer_norm_epsilon", 1e-5)
-        return ModelSpec(
-            **common | {"rope": RopeSpec(rope_type="none")},
-            **gpt_layers(),
-            has_embed_norm=True,
-            alibi=Alibi(slopes=slopes_of(common["num_heads"])),
-            num_qkv_groups=1 if config.get(FROM_GGUF) else common["num_heads"],
-        )
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        return replace(spec, alibi=Alibi(slopes=slopes_of(spec.num_heads)))
+
+
+_ATTENTION = Keys(  # of MPT
+    only={
+        "alibi": True,
+        "qk_ln": False,
+        "prefix_lm": False,
+        "attn_type": "multihead_attention",
+        "alibi_bias_max": 8,
+    },
+    unused={"attn_impl"},
+    numbers={"qkv_clip": "clip_qkv", "attn_scale": "softmax_scale"},
+)
 
 
 class Mpt(Decoder):
@@ -106,47 +105,40 @@ class Mpt(Decoder):
         down="ffn.down_proj",
     )
 
+    keys = Keys(
+        given={
+            "hidden_size": 2048,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 16,
+            "tie_word_embeddings": True,
+            "layer_norm_epsilon": 1e-5,
+        },
+        named={
+            "hidden_size": "d_model",
+            "num_hidden_layers": "n_layers",
+            "num_attention_heads": "n_heads",
+            "max_position_embeddings": "max_seq_len",
+        },
+        only={"no_bias": True, "logit_scale": None},
+        unused={  # of no use with ALiBi, or to training alone
+            *("learned_pos_emb", "norm_type", "embedding_fraction", "verbose", "init_config"),
+            "init_device",
+        },
+        numbers={"norm_eps": "layer_norm_epsilon"},
+        fields=PLAIN_LAYERS | {"activation": "gelu", "has_norm_bias": False, "rope": STILL},
+        ffn_share=4,
+    )
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        given_attn: Any = config.get("attn_config") or {}
-        if not isinstance(given_attn, Mapping):
-            raise ModelFormatError(f"config.json: attn_config={given_attn!r} must be an object")
-        attn = Recorded(given_attn)
-        for key, only in (("alibi", True), ("qk_ln", False), ("prefix_lm", False)):
-            refuse(attn, key, only)
-        refuse(attn, "attn_type", "multihead_attention")
-        refuse(attn, "alibi_bias_max", 8)
-        refuse(config, "no_bias", True)
-        refuse(config, "logit_scale", None)
-        for key in ("learned_pos_emb", "norm_type", "embedding_fraction", "verbose", "init_config"):
-            config.get(key)  # of no use with ALiBi, or to training alone
-        config.get("init_device")
-        attn.get("attn_impl")
-        width = read_int(config, "d_model", 2048)
-        ratio = read_int(config, "expansion_ratio", 4)
-        given = {
-            "hidden_size": width,
-            "num_hidden_layers": config.get("n_layers", 24),
-            "num_attention_heads": config.get("n_heads", 16),
-            "intermediate_size": ratio * width,
-            "max_position_embeddings": config.get("max_seq_len", 2048),
-            "hidden_act": "gelu",
-        }
-        usual = Defaulted(config, {"tie_word_embeddings": True})
-        common = read_common(Defaulted(given, usual), architecture)
-        common["norm_eps"] = read_float(config, "layer_norm_epsilon", 1e-5)
-        spec = ModelSpec(
-            **common | {"rope": RopeSpec(rope_type="none")},
-            norm="layer",
-            has_norm_bias=False,
-            is_gated=False,
-            alibi=Alibi(slopes=slopes_of(common["num_heads"])),
-        )
-        clip, scale = attn.get("clip_qkv"), attn.get("softmax_scale")
-        if extra := attn.unread():
-            refuse_unread(config, extra, f"{architecture}: attn_config")
-        return replace(
-            spec,
-            qkv_clip=read_float(attn, "clip_qkv") if clip else 0.0,
-            attn_scale=read_float(attn, "softmax_scale") if scale else 0.0,
-        )
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        given: Any = config.get("attn_config") or {}
+        if not isinstance(given, Mapping):
+            raise ModelFormatError(f"config.json: attn_config={given!r} must be an object")
+        recorded = Recorded(given)
+        attn = _ATTENTION.over(recorded)
+        fields = _ATTENTION.read(attn)
+        if extra := recorded.unread():
+            refuse_unread(config, extra, f"{spec.architecture}: attn_config")
+        width = read_int(config, "expansion_ratio", 4) * spec.width
+        alibi = Alibi(slopes=slopes_of(spec.num_heads))
+        return replace(spec, ffn_width=width, alibi=alibi, **fields)

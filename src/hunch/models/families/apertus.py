@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hunch.models.build import Names
-from hunch.models.families.llama import Llama, llama3_rope
-from hunch.models.reading import Config, Defaulted, refuse
-from hunch.models.spec import ModelSpec
+from hunch.models.families.llama import LLAMA3_ROPE, Llama
 
 
 class Apertus(Llama):
@@ -18,12 +14,9 @@ class Apertus(Llama):
         mlp_norm="feedforward_layernorm",
         unread=r"\.mlp\.act_fn\.(beta|eps)$",  # the same in every layer
     )
-
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "qk_norm", True)
-        refuse(config, "post_norm", False)
-        given = {"rms_norm_eps": 1e-5, "rope_theta": 1.2e7, "hidden_act": "xielu"}
-        given |= llama3_rope(config, 8.0)
-        spec = super().read_config(Defaulted(config, given), architecture)
-        return replace(spec, is_gated=False, has_qk_norm=True)
+    keys = Llama.keys.but(
+        given={"rms_norm_eps": 1e-5, "rope_theta": 1.2e7, "hidden_act": "xielu"},
+        rope=LLAMA3_ROPE | {"factor": 8.0},
+        only={"qk_norm": True, "post_norm": False},
+        fields={"is_gated": False, "has_qk_norm": True},
+    )

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hunch.models.build import Names
-from hunch.models.decoder import Decoder
-from hunch.models.mamba import is_mamba, read_layer_types, read_mamba
-from hunch.models.reading import Config, Defaulted, read_attn_biases, refuse
-from hunch.models.spec import ModelSpec, read_common
-
-_DEFAULTS = {"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5}
+from hunch.models.families.llama import Llama
+from hunch.models.mamba import read_mamba
+from hunch.models.reading import Config
+from hunch.models.spec import ModelSpec
 
 
-class Bamba(Decoder):
+class Bamba(Llama):
     """An MLP after each."""
 
     turns_part = True
@@ -24,19 +24,17 @@ class Bamba(Decoder):
         final_norm="model.final_layernorm",
     )
 
+    keys = Llama.keys.but(
+        given={"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
+        only={"hidden_act": "silu"},  # the convolutions' too
+        unused={"num_logits_to_keep", "z_loss_coefficient", "layers_block_type"},
+    )
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "hidden_act", "silu")  # the convolutions' too
-        for key in ("num_logits_to_keep", "z_loss_coefficient", "layers_block_type"):
-            config.get(key)
-        common = read_common(Defaulted(config, _DEFAULTS), architecture)
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
         attending = config.get("attn_layer_indices") or ()
-        types = ["attention" if i in attending else "mamba" for i in range(common["num_layers"])]
-        layer_types = read_layer_types(types, common["num_layers"])
-        return ModelSpec(
-            **common,
-            recurrence=read_mamba(config, common["width"]),
-            is_recurrent=is_mamba(layer_types),
-            **read_attn_biases(config),
-            has_mlp_bias=bool(config.get("mlp_bias", False)),
+        return replace(
+            spec,
+            recurrence=read_mamba(config, spec.width),
+            is_recurrent=tuple(layer not in attending for layer in range(spec.num_layers)),
         )

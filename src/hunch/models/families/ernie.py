@@ -5,33 +5,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hunch.errors import UnsupportedModelError
-from hunch.kernels.experts import Routing
-from hunch.layers.experts import ExpertSpec
 from hunch.models.build import Names
-from hunch.models.experts import ExpertNames, read_count
-from hunch.models.families.llama import Llama
-from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
+from hunch.models.decoder import Decoder
+from hunch.models.experts import ExpertNames, read_experts
+from hunch.models.keys import BIASES, Keys
+from hunch.models.reading import Config, read_float, read_int
 from hunch.models.spec import ModelSpec
 
 _LEAST_SUM = 1e-9  # of weights of chosen experts: a floor below it never counts
-_DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 500_000.0}
 
 
-class Ernie(Llama):
+class Ernie(Decoder):
     """ERNIE 4.5 (dense): pairs that are turned are neighbours; biases everywhere or nowhere."""
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "compression_ratio", 1.0)
-        has_bias = bool(config.get("use_bias", False))
-        return replace(
-            super().read_config(Defaulted(config, _DEFAULTS), architecture),
-            has_qkv_bias=has_bias,
-            has_out_bias=has_bias,
-            has_mlp_bias=has_bias,
-            is_rope_interleaved=True,
-            is_tied=bool(config.get("tie_word_embeddings", True)),
-        )
+    keys = Keys(
+        given={"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": True},
+        only={"compression_ratio": 1.0},
+        flags=dict.fromkeys(BIASES, "use_bias"),
+        fields={"is_rope_interleaved": True},
+    )
 
 
 class ErnieMoe(Ernie):
@@ -42,36 +34,28 @@ class ErnieMoe(Ernie):
             shared="mlp.shared_experts.", choice_bias="mlp.moe_statics.e_score_correction_bias"
         )
     )
+    keys = Ernie.keys.but(
+        given={"moe_layer_start_index": 1, "moe_layer_end_index": -1, "moe_num_shared_experts": 2},
+        named={"num_experts": "moe_num_experts", "num_experts_per_tok": "moe_k"},
+        only={"use_bias": False, "moe_gate": "topk", "moe_use_aux_free": True},
+        unused={"moe_capacity"},  # of training
+    )
 
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "use_bias", False)
-        refuse(config, "moe_gate", "topk")
-        refuse(config, "moe_use_aux_free", True)
-        config.get("moe_capacity")  # of training
-        spec = super().read_config(config, architecture)
-        first = config.get("moe_layer_start_index", 1)
-        last = config.get("moe_layer_end_index", -1)
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        first, last = config["moe_layer_start_index"], config["moe_layer_end_index"]
         if not isinstance(first, int) or not isinstance(last, int):
             raise UnsupportedModelError("experts of pictures are not supported")
         last, step = last % spec.num_layers, read_int(config, "moe_layer_interval", 1)
-        routing = Routing(
-            num_experts=read_count(config, "moe_num_experts", "num_experts"),
-            num_chosen=read_count(config, "moe_k", "num_experts_per_tok"),
-            is_normed=True,
-        )
         if read_float(config, "moe_norm_min", 1e-12) > _LEAST_SUM:
             raise UnsupportedModelError(f"moe_norm_min={config['moe_norm_min']} is not supported")
         width = read_int(config, "moe_intermediate_size")
-        num_shared = config.get("moe_num_shared_experts", 2) or 0
-        experts = ExpertSpec(
-            routing=routing,
-            width=width,
-            layers=tuple(
-                (layer + 1) % step == 0 and first <= layer <= last
-                for layer in range(spec.num_layers)
-            ),
-            has_choice_bias=True,
+        num_shared = config.get("moe_num_shared_experts") or 0
+        experts = read_experts(
+            config,
+            width,
+            ((i + 1) % step == 0 and first <= i <= last for i in range(spec.num_layers)),
             shared_width=int(num_shared) * width,
+            is_normed=True,
         )
-        return replace(spec, experts=experts)
+        return replace(spec, experts=replace(experts, has_choice_bias=True))

@@ -5,19 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hunch.layers.attention import Alibi
-from hunch.layers.rope import RopeSpec
 from hunch.models.decoder import Decoder
 from hunch.models.families.alibi import Bloom, slopes_of
-from hunch.models.reading import (
-    FROM_GGUF,
-    Config,
-    Defaulted,
-    gpt_layers,
-    read_float,
-    read_int,
-    refuse,
-)
-from hunch.models.spec import ModelSpec, read_common
+from hunch.models.keys import BIASES, PLAIN_LAYERS, Keys
+from hunch.models.reading import STILL, Config
+from hunch.models.spec import ModelSpec
 
 
 class Falcon(Decoder):
@@ -29,39 +21,43 @@ class Falcon(Decoder):
         aliases=(("ln_attn", "input_layernorm"), ("post_attention_layernorm", "ln_mlp")),
     )
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "apply_residual_connection_post_layernorm", False)
-        is_grouped = bool(config.get("new_decoder_architecture", False))
-        is_parallel = bool(config.get("parallel_attn", True)) or is_grouped
-        num_heads = config.get("num_attention_heads") or config.get("n_head")
-        num_kv = 1 if config.get("multi_query", True) else num_heads
-        if is_grouped:
-            num_kv = config.get("num_kv_heads") or config.get("n_head_kv") or num_heads
-        width = config.get("hidden_size") or config.get("n_embed")
-        older = {
-            "num_hidden_layers": config.get("n_layer"),
-            "hidden_size": width,
-            "num_attention_heads": num_heads,
-            "intermediate_size": config.get("ffn_hidden_size")
-            or config.get("ff_factor", 4) * (width or 0),
-            "num_key_value_heads": num_kv,
-            "hidden_act": config.get("activation", "gelu"),
+    keys = Keys(
+        given={
+            "hidden_act": "gelu",
             "tie_word_embeddings": True,
-        }
-        common = read_common(Defaulted(config, older), architecture)
-        common["norm_eps"] = read_float(config, "layer_norm_epsilon", 1e-5)
-        common["ffn_width"] = read_int(older, "intermediate_size")
-        for key in ("num_kv_heads", "n_head_kv", "rotary", "ff_factor"):
-            config.get(key)  # of no use to the smaller ones
-        if config.get("alibi", False):  # in place of turns
-            common["rope"] = RopeSpec(rope_type="none")
-            common["alibi"] = Alibi(slopes=slopes_of(common["num_heads"]), is_rounded=True)
+            "layer_norm_epsilon": 1e-5,
+            "parallel_attn": True,
+            "multi_query": True,
+        },
+        named={
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "hidden_size": "n_embed",
+            "hidden_act": "activation",
+            "intermediate_size": "ffn_hidden_size",
+        },
+        only={"apply_residual_connection_post_layernorm": False},
+        unused={"num_kv_heads", "n_head_kv", "rotary", "ff_factor"},  # of no use to smaller ones
+        flags=dict.fromkeys(BIASES, "bias"),
+        numbers={"norm_eps": "layer_norm_epsilon"},
+        fields=PLAIN_LAYERS | {"num_qkv_groups": 0},
+        ffn_share=4,
+    )
+
+    @classmethod
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        is_grouped = bool(config.get("new_decoder_architecture"))
+        is_parallel = bool(config.get("parallel_attn")) or is_grouped
+        num_kv = 1 if config.get("multi_query") else spec.num_heads
+        if is_grouped:
+            num_kv = config.get("num_kv_heads") or config.get("n_head_kv") or spec.num_heads
+        if config.get("num_key_value_heads") is None:  # GGUF files say it
+            spec = replace(spec, num_kv_heads=num_kv)
+        if config.get("ffn_hidden_size") is None:
+            spec = replace(spec, ffn_width=config.get("ff_factor", 4) * spec.width)
+        if config.get("alibi"):  # in place of turns
+            alibi = Alibi(slopes=slopes_of(spec.num_heads), is_rounded=True)
+            spec = replace(spec, rope=STILL, alibi=alibi)
         num_norms = config.get("num_ln_in_parallel_attn") or (2 if is_grouped else 1)
-        return ModelSpec(
-            **common,
-            **gpt_layers(bool(config.get("bias", False))),
-            is_parallel=is_parallel,
-            has_mlp_norm=not is_parallel or num_norms == 2,
-            num_qkv_groups=1 if config.get(FROM_GGUF) else common["num_kv_heads"],
-        )
+        has_mlp_norm = not is_parallel or num_norms == 2
+        return replace(spec, is_parallel=is_parallel, has_mlp_norm=has_mlp_norm)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 from hunch.errors import ModelFormatError
 from hunch.kernels.ssm import SsmShape
 from hunch.models.decoder import Decoder
 from hunch.models.families.bamba import Bamba
+from hunch.models.keys import Keys
 from hunch.models.mamba import read_mamba
-from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
-from hunch.models.spec import ModelSpec, RowFactors, read_common
+from hunch.models.reading import Config, read_float, read_int
+from hunch.models.spec import ModelSpec, RowFactors
 
 
 class FalconH1(Decoder):
@@ -18,36 +19,40 @@ class FalconH1(Decoder):
 
     names = Bamba.names
 
+    keys = Keys(
+        given={"rms_norm_eps": 1e-5, "mamba_d_ssm": 1024, "mamba_norm_before_gate": True},
+        only={
+            "hidden_act": "silu",  # the convolutions' too
+            "attention_bias": False,
+            "mlp_bias": False,
+            "projectors_bias": False,
+        },
+        unused={"num_logits_to_keep", "layers_block_type", "mamba_use_mlp"},
+        numbers={"embed_scale": "embedding_multiplier", "logits_scale": "lm_head_multiplier"},
+        fields={"attends_too": True},
+    )
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "hidden_act", "silu")  # the convolutions' too
-        for key in ("attention_bias", "mlp_bias", "projectors_bias"):
-            refuse(config, key, False)
-        for key in ("num_logits_to_keep", "layers_block_type", "mamba_use_mlp"):
-            config.get(key)
-        common = read_common(Defaulted(config, {"rms_norm_eps": 1e-5}), architecture)
-        inner = config.get("mamba_d_ssm", 1024)
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        has_inner = config.get("mamba_d_ssm") is not None
         shape = read_mamba(
             config,
-            common["width"],
-            None if inner is None else read_int(config, "mamba_d_ssm", 1024),
+            spec.width,
+            read_int(config, "mamba_d_ssm") if has_inner else None,
             has_norm=bool(config.get("mamba_rms_norm", False)),
-            is_norm_first=bool(config.get("mamba_norm_before_gate", True)),
+            is_norm_first=bool(config.get("mamba_norm_before_gate")),
         )
-        return ModelSpec(
-            **common,
+        return replace(
+            spec,
             recurrence=shape,
-            is_recurrent=(True,) * common["num_layers"],
-            attends_too=True,
-            embed_scale=read_float(config, "embedding_multiplier", 1.0),
-            logits_scale=read_float(config, "lm_head_multiplier", 1.0),
-            row_factors=_row_factors(config, common, shape),
+            is_recurrent=(True,) * spec.num_layers,
+            row_factors=_row_factors(config, spec, shape),
         )
 
 
-def _row_factors(config: Config, common: dict[str, Any], shape: SsmShape) -> RowFactors:
-    width, names = common["width"], FalconH1.names
-    q_size, kv_size = (common[n] * common["head_dim"] for n in ("num_heads", "num_kv_heads"))
+def _row_factors(config: Config, spec: ModelSpec, shape: SsmShape) -> RowFactors:
+    width, names = spec.width, FalconH1.names
+    q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
     attn_in = read_float(config, "attention_in_multiplier", 1.0)
     attn_out = read_float(config, "attention_out_multiplier", 1.0)
     key = read_float(config, "key_multiplier", 1.0)
@@ -60,7 +65,7 @@ def _row_factors(config: Config, common: dict[str, Any], shape: SsmShape) -> Row
         (names.k, ((kv_size, attn_in * key),)),
         (names.v, ((kv_size, attn_in),)),
         (names.out, ((width, attn_out),)),
-        (names.gate, ((common["ffn_width"], gate),)),
+        (names.gate, ((spec.ffn_width, gate),)),
         (names.down, ((width, down),)),
         ("mamba.in_proj_z", ((shape.value_width, z),)),
         ("mamba.in_proj_xbc", ((shape.value_width, x), (shape.key_width, b), (shape.key_width, c))),

@@ -2,128 +2,98 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
+from hunch.models.keys import ATTN_BIASES, Keys
 from hunch.models.reading import (
-    FROM_GGUF,
     Config,
-    Defaulted,
-    read_attn_biases,
+    last_of,
     read_float,
-    read_int,
-    read_rope,
+    read_local_rope,
     read_windows,
-    refuse,
 )
-from hunch.models.spec import ModelSpec, read_common
-
-_DEFAULTS = {  # of Gemma 3: its files leave out what does not differ
-    "vocab_size": 262_208,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "max_position_embeddings": 131_072,
-    "sliding_window": 4096,
-    "rope_theta": 1e6,
-}
+from hunch.models.spec import ModelSpec
 
 
 class Gemma(Decoder):
     """Llama's layers with a GELU."""
 
+    keys = Keys(
+        given={"tie_word_embeddings": True, "hidden_act": "gelu"},
+        named={"hidden_act": "hidden_activation"},
+        only={"use_bidirectional_attention": False},
+        flags=dict.fromkeys(ATTN_BIASES, "attention_bias"),
+        fields={"is_norm_shifted": True},
+    )
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        common = read_common(config, architecture)
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
         # Files of the first Gemma say "gelu" in hidden_act and mean its approximation.
-        older = config.get("hidden_act", "gelu")
-        older = "gelu_pytorch_tanh" if older == "gelu" else older
-        common["activation"] = str(config.get("hidden_activation") or older)
-        common["is_tied"] = bool(config.get("tie_word_embeddings", True))
-        refuse(config, "use_bidirectional_attention", False)
-        return ModelSpec(
-            **common,
-            embed_scale=float(common["width"]) ** 0.5,
-            **read_attn_biases(config),
-            is_norm_shifted=not config.get(FROM_GGUF, False),
-        )
+        is_older = config.get("hidden_activation") is None and spec.activation == "gelu"
+        activation = "gelu_pytorch_tanh" if is_older else spec.activation
+        return replace(spec, activation=activation, embed_scale=float(spec.width) ** 0.5)
 
 
 class Gemma2(Gemma):
     """Windows on every second layer, caps on scores and logits."""
 
-    caps: ClassVar[tuple[float | None, ...]] = (
-        50.0,
-        30.0,
-    )  # where a file does not say them: of scores, of logits
     names = Names(
         attn_out_norm="post_attention_layernorm",
         mlp_norm="pre_feedforward_layernorm",
         mlp_out_norm="post_feedforward_layernorm",
     )
+    keys = Gemma.keys.but(
+        given={
+            "sliding_window": 4096,
+            "sliding_window_pattern": 2,
+            "attn_logit_softcapping": 50.0,
+            "final_logit_softcapping": 30.0,
+        },
+        unused={"sliding_window_size"},  # sliding_window once more
+        numbers={"attn_cap": "attn_logit_softcapping", "logits_cap": "final_logit_softcapping"},
+        fields={"has_branch_norms": True},
+    )
 
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config = Defaulted(config, {"sliding_window": 4096})
-        spec = super().read_config(config, architecture)
-        config.get("sliding_window_size")  # sliding_window once more
-        return replace(
-            spec,
-            has_branch_norms=True,
-            attn_scale=read_float(config, "query_pre_attn_scalar", 256.0) ** -0.5,
-            attn_cap=_cap(config, "attn_logit_softcapping", cls.caps[0]),
-            logits_cap=_cap(config, "final_logit_softcapping", cls.caps[1]),
-            windows=_windows(config, spec.num_layers, 2),
-        )
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        scale = read_float(config, "query_pre_attn_scalar", 256.0) ** -0.5
+        every = config["sliding_window_pattern"]
+        windows = read_windows(config, spec.num_layers, last_of(every, spec.num_layers))
+        return replace(super().read_more(spec, config), attn_scale=scale, windows=windows)
 
 
 class Gemma3(Gemma2):
     """Five layers with a window to one without; each kind turns its heads by its own theta."""
 
-    caps: ClassVar[tuple[float | None, ...]] = (None, None)
+    keys = Gemma2.keys.but(
+        given={  # its files leave out what does not differ
+            "vocab_size": 262_208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131_072,
+            "rope_theta": 1e6,
+            "rope_local_base_freq": 1e4,
+            "sliding_window_pattern": 6,
+            "final_logit_softcapping": None,
+        },
+        named={"sliding_window_pattern": "_sliding_window_pattern"},
+        only={"attn_logit_softcapping": None},
+        fields={"has_qk_norm": True},
+    )
 
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config = Defaulted(config, _DEFAULTS)
-        refuse(config, "attn_logit_softcapping", None)
-        spec = super().read_config(config, architecture)
-        pattern = config.get("_sliding_window_pattern")  # under either name
-        windows = _windows(config, spec.num_layers, pattern or 6)
-        local = {"rope_theta": read_float(config, "rope_local_base_freq", 1e4)}
-        given = config.get("rope_parameters")
-        if isinstance(given, Mapping) and "sliding_attention" in given:
-            local = given["sliding_attention"]
-        return replace(
-            spec,
-            has_qk_norm=True,
-            windows=windows,
-            more_ropes=(read_rope(config, spec.head_dim, local),),
-            rope_of=tuple(int(window is not None) for window in windows),
-        )
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        spec = super().read_more(spec, config)
+        usual = {"rope_theta": read_float(config, "rope_local_base_freq")}
+        local = read_local_rope(config, spec.head_dim, usual)
+        return spec.with_rope(local, (window is not None for window in spec.windows))
 
 
 class VaultGemma(Gemma2):
     """Nothing is normed before it is added."""
 
     names = Names(mlp_norm="pre_feedforward_layernorm")
-
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        return replace(super().read_config(config, architecture), has_branch_norms=False)
-
-
-def _cap(config: Config, key: str, default: float | None) -> float:
-    return 0.0 if config.get(key, default) is None else read_float(config, key, default)
-
-
-def _windows(config: Config, num_layers: int, pattern: int) -> tuple[int | None, ...]:
-    """By `layer_types`; older files say how many layers there are to one without a window."""
-    if config.get("sliding_window_pattern") is not None:
-        pattern = read_int(config, "sliding_window_pattern")
-    if config.get("layer_types") is not None or config.get("sliding_window") is None:
-        return read_windows(config, num_layers)
-    window = read_int(config, "sliding_window")
-    return tuple(window if (layer + 1) % pattern else None for layer in range(num_layers))
+    keys = Gemma2.keys.but(fields={"has_branch_norms": False})

@@ -6,47 +6,26 @@ Of files that read pictures and sound too, what reads text is taken.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from hunch.errors import ModelFormatError
 from hunch.layers.streams import StreamsShape
 from hunch.models.decoder import Decoder
 from hunch.models.families.gemma import Gemma2
-from hunch.models.families.gemma4 import FULL, SLIDING, kv_of
+from hunch.models.families.gemma4 import Gemma4, kv_of
 from hunch.models.reading import (
+    FULL,
+    SLIDING,
     Config,
     Defaulted,
-    read_attn_biases,
-    read_float,
+    last_of,
     read_int,
-    read_rope,
+    read_local_rope,
     read_windows,
 )
-from hunch.models.spec import ModelSpec, TokenInputs, read_common
+from hunch.models.spec import ModelSpec, TokenInputs
 
-_DEFAULTS = {  # files leave out what does not differ
-    "vocab_size": 262_400,
-    "hidden_size": 2048,
-    "intermediate_size": 16_384,
-    "num_hidden_layers": 35,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 32_768,
-    "tie_word_embeddings": True,
-    "sliding_window": 512,
-    "final_logit_softcapping": 30.0,
-    "vocab_size_per_layer_input": 262_144,
-    "hidden_size_per_layer_input": 256,
-    "altup_active_idx": 0,
-    "altup_correct_scale": True,
-    "altup_num_inputs": 4,
-    "num_kv_shared_layers": 15,
-    "laurel_rank": 64,
-    "rope_theta": 1e6,
-}
 _PATTERN = 5  # layers to one without a window
 _NUM_SPARSE, _SPARSITY = 10, 0.95  # of models with more layers than these, where files do not say
 
@@ -55,39 +34,49 @@ class Gemma3n(Decoder):
     """Norms mean w; the scale of scores is in the norms of q and k."""
 
     names = Gemma2.names
+    keys = Gemma4.keys.but(
+        given={  # files leave out what does not differ
+            "vocab_size": 262_400,
+            "hidden_size": 2048,
+            "intermediate_size": 16_384,
+            "num_hidden_layers": 35,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 32_768,
+            "final_logit_softcapping": 30.0,
+            "altup_active_idx": 0,
+            "altup_correct_scale": True,
+            "altup_num_inputs": 4,
+            "num_kv_shared_layers": 15,
+            "laurel_rank": 64,
+            "rope_theta": 1e6,
+        },
+        unused={  # of training, and of other senses
+            *("altup_coef_clip", "audio_soft_tokens_per_image", "vision_soft_tokens_per_image"),
+        },
+        fields={"has_layer_scale": False},
+    )
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config = Defaulted(config, _DEFAULTS)
+        config = Defaulted(config, cls.keys.given)
         num_layers = read_int(config, "num_hidden_layers")
         widths = _of_layers(config, "intermediate_size", num_layers)
-        types = _layer_types(config, num_layers)
-        given = {"intermediate_size": widths[0], "layer_types": types}
-        common = read_common(Defaulted(given, config), architecture)
-        windows = read_windows(Defaulted(given, config), num_layers)
-        common |= {
-            "activation": str(config.get("hidden_activation")),
-            "windows": windows,
-            "ffn_widths": widths if len({*widths}) > 1 else (),
-        }
-        for key in (
-            "altup_coef_clip",
-            "audio_soft_tokens_per_image",
-            "vision_soft_tokens_per_image",
-        ):
-            config.get(key)  # of training, and of other senses
-        cap = config.get("final_logit_softcapping")
-        return ModelSpec(
-            **common,
-            embed_scale=float(common["width"]) ** 0.5,
-            attn_scale=1.0,
-            has_qk_norm=True,
-            has_v_norm=True,
-            has_branch_norms=True,
-            **read_attn_biases(config),
-            logits_cap=0.0 if cap is None else read_float(config, "final_logit_softcapping"),
-            more_ropes=(read_rope(config, common["head_dim"], _local_rope(config)),),
-            rope_of=tuple(int(layer_type == SLIDING) for layer_type in types),
+        spec = super().read_config(
+            Defaulted({"intermediate_size": widths[0]}, config), architecture
+        )
+        return replace(spec, ffn_widths=widths if len({*widths}) > 1 else ())
+
+    @classmethod
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        num_layers, theta = spec.num_layers, config.get("rope_local_base_freq")
+        sees_all = last_of(_PATTERN, num_layers)
+        usual = [(SLIDING, FULL)[some] for some in sees_all]
+        listed = {"layer_types": config.get("layer_types") or usual}
+        types = _of_layers(listed, "layer_types", num_layers)
+        spec = replace(
+            spec,
+            embed_scale=float(spec.width) ** 0.5,
+            windows=read_windows(Defaulted({"layer_types": types}, config), num_layers),
             kv_of=kv_of(config, types),
             inputs=TokenInputs(
                 width=read_int(config, "hidden_size_per_layer_input"),
@@ -95,6 +84,8 @@ class Gemma3n(Decoder):
             ),
             streams=_streams(config, num_layers),
         )
+        local = read_local_rope(config, spec.head_dim, {"rope_theta": theta or 1e4})
+        return spec.with_rope(local, (layer_type == SLIDING for layer_type in types))
 
 
 def _streams(config: Config, num_layers: int) -> StreamsShape:
@@ -125,17 +116,3 @@ def _of_layers(config: Config, key: str, num_layers: int) -> tuple[Any, ...]:
     if len(values) != num_layers:
         raise ModelFormatError(f"{key} lists {len(values)} layers, num_hidden_layers={num_layers}")
     return values
-
-
-def _layer_types(config: Config, num_layers: int) -> tuple[str, ...]:
-    if config.get("layer_types") is None:
-        return tuple(FULL if (at + 1) % _PATTERN == 0 else SLIDING for at in range(num_layers))
-    return _of_layers(config, "layer_types", num_layers)
-
-
-def _local_rope(config: Config) -> Mapping[str, Any]:
-    """What layers with a window turn by."""
-    given, theta = config.get("rope_parameters"), config.get("rope_local_base_freq")
-    if isinstance(given, Mapping) and given.get(SLIDING) is not None:
-        return {"rope_theta": theta or 1e4, **given[SLIDING]}
-    return {"rope_theta": theta or 1e4}

@@ -16,45 +16,23 @@ from hunch.layers.experts import ExpertSpec
 from hunch.models.decoder import Decoder
 from hunch.models.experts import ExpertNames
 from hunch.models.families.gemma import Gemma2
+from hunch.models.keys import ATTN_BIASES, Keys
 from hunch.models.reading import (
+    FULL,
+    SLIDING,
     Config,
     Defaulted,
-    read_attn_biases,
-    read_float,
+    last_of,
     read_int,
     read_rope,
     read_windows,
-    refuse,
 )
-from hunch.models.spec import ModelSpec, OtherHeads, TokenInputs, read_common
+from hunch.models.spec import ModelSpec, OtherHeads, TokenInputs
 
-SLIDING, FULL = "sliding_attention", "full_attention"
-_DEFAULTS = {  # of text models: their files leave out what does not differ
-    "vocab_size": 262_144,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 131_072,
-    "tie_word_embeddings": True,
-    "sliding_window": 512,
-    "vocab_size_per_layer_input": 262_144,
-    "hidden_size_per_layer_input": 256,
-    "global_head_dim": 512,
-}
-_UNIFIED: dict[str, object] = {  # what differs where there is no table
-    "hidden_size_per_layer_input": 0,
-    "max_position_embeddings": 262_144,
-    "sliding_window": 1024,
-}
 _ROPES = {
     SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
     FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
 }
-_PATTERN = 6  # layers to one without a window
 
 
 class Gemma4(Decoder):
@@ -73,49 +51,80 @@ class Gemma4(Decoder):
         ),
     )
 
+    keys = Keys(
+        given={  # of text models: their files leave out what does not differ
+            "vocab_size": 262_144,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "hidden_act": "gelu_pytorch_tanh",
+            "max_position_embeddings": 131_072,
+            "tie_word_embeddings": True,
+            "sliding_window": 512,
+            "vocab_size_per_layer_input": 262_144,
+            "hidden_size_per_layer_input": 256,
+            "global_head_dim": 512,
+        },
+        named={"hidden_act": "hidden_activation"},
+        only={"use_bidirectional_attention": (None, "vision")},  # of pictures alone
+        flags=dict.fromkeys(ATTN_BIASES, "attention_bias"),
+        numbers={"logits_cap": "final_logit_softcapping"},
+        fields={
+            "attn_scale": 1.0,
+            "has_qk_norm": True,
+            "has_v_norm": True,
+            "has_branch_norms": True,
+            "has_layer_scale": True,
+        },
+    )
+
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config = Defaulted(config, _DEFAULTS | (_UNIFIED if "Unified" in architecture else {}))
-        types = _layer_types(config)
         ropes: Any = config.get("rope_parameters") or _ROPES
         if not isinstance(ropes, Mapping) or not {SLIDING, FULL} <= set(ropes):
             raise ModelFormatError(f"rope_parameters must name {SLIDING} and {FULL}")
-        common = read_common(Defaulted({"rope_parameters": ropes[SLIDING]}, config), architecture)
-        refuse(config, "use_bidirectional_attention", None, "vision")  # of pictures alone
+        read = Defaulted({"rope_parameters": ropes[SLIDING]}, config)
+        spec = super().read_config(read, architecture)
+        assert spec.other_heads is not None
+        head_dim = spec.other_heads.head_dim
+        full = replace(read_rope(config, head_dim, ropes[FULL]), head_dim=head_dim)
+        return spec.with_rope(full, spec.other_heads.layers)
+
+    @classmethod
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        types = _layer_types(config, spec.num_layers)
         is_full = tuple(layer_type == FULL for layer_type in types)
-        heads = _full_heads(config, is_full, common["num_kv_heads"])
-        full_rope = read_rope(config, heads.head_dim, ropes[FULL])
-        cap = config.get("final_logit_softcapping")
-        common |= {
-            "activation": str(config.get("hidden_activation")),
-            "windows": read_windows(Defaulted({"layer_types": types}, config), len(types)),
-            "ffn_widths": _widths(config, common),
-        }
-        return ModelSpec(
-            **common,
-            embed_scale=float(common["width"]) ** 0.5,
-            attn_scale=1.0,
-            has_qk_norm=True,
-            has_v_norm=True,
-            has_branch_norms=True,
-            has_layer_scale=True,
-            **read_attn_biases(config),
-            logits_cap=0.0 if cap is None else read_float(config, "final_logit_softcapping"),
-            more_ropes=(replace(full_rope, head_dim=heads.head_dim),),
-            rope_of=tuple(map(int, is_full)),
-            other_heads=heads,
+        return replace(
+            spec,
+            embed_scale=float(spec.width) ** 0.5,
+            windows=read_windows(Defaulted({"layer_types": types}, config), spec.num_layers),
+            ffn_widths=_widths(config, spec),
+            other_heads=_full_heads(config, is_full, spec.num_kv_heads),
             kv_of=kv_of(config, types),
             is_value_key=is_full if config.get("attention_k_eq_v") else (),
             inputs=_inputs(config),
-            experts=_experts(config, common["num_layers"]),
+            experts=_experts(config, spec.num_layers),
         )
 
 
-def _layer_types(config: Config) -> tuple[str, ...]:
-    num_layers = read_int(config, "num_hidden_layers")
-    types: Any = config.get("layer_types")
-    if types is None:
-        types = [SLIDING if (at + 1) % _PATTERN else FULL for at in range(num_layers)]
+class Gemma4Unified(Gemma4):
+    """There is no table."""
+
+    keys = Gemma4.keys.but(
+        given={
+            "hidden_size_per_layer_input": 0,
+            "max_position_embeddings": 262_144,
+            "sliding_window": 1024,
+        }
+    )
+
+
+def _layer_types(config: Config, num_layers: int) -> tuple[str, ...]:
+    sees_all = last_of(6, num_layers)
+    types = config.get("layer_types") or [(SLIDING, FULL)[some] for some in sees_all]
     if len(types) != num_layers:
         raise ModelFormatError(
             f"layer_types lists {len(types)} layers, num_hidden_layers={num_layers}"
@@ -142,12 +151,12 @@ def kv_of(config: Config, types: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(at if at < first else last[layer_type] for at, layer_type in enumerate(types))
 
 
-def _widths(config: Config, common: dict[str, Any]) -> tuple[int, ...]:
+def _widths(config: Config, spec: ModelSpec) -> tuple[int, ...]:
     """Layers that read others' keys and values may have MLPs twice as wide."""
-    num_shared, width = _num_shared(config), int(common["ffn_width"])
+    num_shared, width = _num_shared(config), spec.ffn_width
     if not config.get("use_double_wide_mlp") or not num_shared:
         return ()
-    return (width,) * (int(common["num_layers"]) - num_shared) + (2 * width,) * num_shared
+    return (width,) * (spec.num_layers - num_shared) + (2 * width,) * num_shared
 
 
 def _full_heads(config: Config, is_full: tuple[bool, ...], num_kv_heads: int) -> OtherHeads:

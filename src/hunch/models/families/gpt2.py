@@ -8,16 +8,9 @@ from typing import Any
 from hunch.errors import UnsupportedModelError
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.reading import (
-    FROM_GGUF,
-    Config,
-    Defaulted,
-    gpt_layers,
-    read_float,
-    read_int,
-    refuse,
-)
-from hunch.models.spec import ModelSpec, read_sizes
+from hunch.models.keys import BIASES, PLAIN_LAYERS, Keys
+from hunch.models.reading import Config, read_int
+from hunch.models.spec import ModelSpec
 
 
 class Gpt2(Decoder):
@@ -41,24 +34,33 @@ class Gpt2(Decoder):
         unread=r"\.attn\.(attention\.)?(masked_)?bias$",  # masks that old files hold as tensors
     )
 
+    keys = Keys(
+        given={
+            "max_position_embeddings": 1024,
+            "hidden_act": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+        },
+        named={
+            "hidden_size": "n_embd",
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+            "intermediate_size": "n_inner",
+            "max_position_embeddings": "n_positions",
+            "hidden_act": "activation_function",
+        },
+        only={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+        unused={"n_ctx"},  # an older name of n_positions
+        numbers={"norm_eps": "layer_norm_epsilon"},
+        fields=PLAIN_LAYERS | dict.fromkeys((*BIASES, "is_transposed"), True),
+        has_rope=False,
+        ffn_share=4,
+    )
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        for key in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
-            refuse(config, key, False)
-        width, num_heads = read_int(config, "n_embd"), read_int(config, "n_head")
-        sizes = read_sizes(config, architecture, width, read_int(config, "n_layer"), num_heads)
-        config.get("n_ctx")  # an older name of n_positions
-        return ModelSpec(
-            **sizes,
-            ffn_width=read_int(config, "n_inner", 4 * width),
-            max_len=read_int(config, "n_positions", 1024),
-            **gpt_layers(),
-            norm_eps=read_float(config, "layer_norm_epsilon", 1e-5),
-            activation=str(config.get("activation_function", "gelu_new")),
-            attn_scale=0.0 if config.get("scale_attn_weights", True) else 1.0,
-            is_tied=bool(config.get("tie_word_embeddings", True)),
-            is_transposed=not config.get(FROM_GGUF, False),
-        )
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        is_scaled = config.get("scale_attn_weights", True)
+        return replace(spec, attn_scale=0.0 if is_scaled else 1.0)
 
 
 class Gpt1(Gpt2):
@@ -70,26 +72,27 @@ class Gpt1(Gpt2):
         positions="transformer.positions_embed.weight",
     )
 
+    keys = Gpt2.keys.but(
+        given={"max_position_embeddings": 512, "hidden_act": "gelu"},
+        named={"hidden_act": "afn"},
+        fields={"is_post_norm": True, "has_final_norm": False},
+    )
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        given = str(config.get("afn", "gelu"))
-        named = {"activation_function": "gelu_new" if given == "gelu" else given}
-        spec = super().read_config(
-            Defaulted(named, Defaulted(config, {"n_positions": 512})), architecture
-        )
-        return replace(spec, is_post_norm=True, has_final_norm=False)
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        activation = "gelu_new" if spec.activation == "gelu" else spec.activation
+        return replace(super().read_more(spec, config), activation=activation)
 
 
 class GptBigCode(Gpt2):
     """One head of k and v for all of q; matrices as every newer model has them."""
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "multi_query", True)
-        config.get("num_key_value_heads")  # follows from multi_query
-        activation = str(config.get("activation_function", "gelu_pytorch_tanh"))
-        spec = super().read_config(config, architecture)
-        return replace(spec, num_kv_heads=1, activation=activation, is_transposed=False)
+    keys = Gpt2.keys.but(
+        given={"hidden_act": "gelu_pytorch_tanh"},
+        only={"multi_query": True},
+        unused={"num_key_value_heads"},  # follows from multi_query
+        fields={"num_kv_heads": 1, "is_transposed": False},
+    )
 
 
 class GptNeo(Decoder):
@@ -103,27 +106,24 @@ class GptNeo(Decoder):
         out="attn.attention.out_proj",
     )
 
+    keys = Keys(
+        given={"hidden_act": "gelu_new", "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
+        named={
+            "num_attention_heads": "num_heads",
+            "num_hidden_layers": "num_layers",
+            "hidden_act": "activation_function",
+        },
+        numbers={"norm_eps": "layer_norm_epsilon"},
+        fields=PLAIN_LAYERS | {"attn_scale": 1.0, "has_out_bias": True, "has_mlp_bias": True},
+        has_rope=False,
+        ffn_share=4,
+    )
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        width, num_heads = read_int(config, "hidden_size"), read_int(config, "num_heads")
-        sizes = read_sizes(config, architecture, width, read_int(config, "num_layers"), num_heads)
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
         window = read_int(config, "window_size", 256)
-        sizes["windows"] = tuple(
-            window if layer_type == "local" else None for layer_type in _neo_layers(config)
-        )
-        return ModelSpec(
-            **sizes,
-            ffn_width=read_int(config, "intermediate_size", 4 * width),
-            max_len=read_int(config, "max_position_embeddings", 2048),
-            norm="layer",
-            norm_eps=read_float(config, "layer_norm_epsilon", 1e-5),
-            activation=str(config.get("activation_function", "gelu_new")),
-            is_gated=False,
-            attn_scale=1.0,
-            has_out_bias=True,
-            has_mlp_bias=True,
-            is_tied=bool(config.get("tie_word_embeddings", True)),
-        )
+        types = _neo_layers(config)
+        return replace(spec, windows=tuple(window if name == "local" else None for name in types))
 
 
 def _neo_layers(config: Config) -> list[str]:

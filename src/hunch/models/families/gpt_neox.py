@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.reading import FROM_GGUF, Config, Defaulted, read_float
-from hunch.models.spec import ModelSpec, read_common
+from hunch.models.keys import ATTN_BIASES, PLAIN_LAYERS, Keys
 
 
 class GptNeoX(Decoder):
@@ -28,23 +27,20 @@ class GptNeoX(Decoder):
         unread=r"\.attention\.(masked_)?bias$",  # masks that old files hold as tensors
     )
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        older = {
-            "partial_rotary_factor": config.get("rotary_pct", 0.25),
-            "rope_theta": config.get("rotary_emb_base", 10000),
+    keys = Keys(
+        given={
+            "partial_rotary_factor": 0.25,
+            "layer_norm_eps": 1e-5,
             "hidden_act": "gelu",
-        }
-        common = read_common(Defaulted(config, older), architecture)
-        common["norm_eps"] = read_float(config, "layer_norm_eps", 1e-5)
-        has_bias = bool(config.get("attention_bias", True))
-        return ModelSpec(
-            **common,
-            norm="layer",
-            is_parallel=bool(config.get("use_parallel_residual", True)),
-            is_gated=False,
-            has_qkv_bias=has_bias,
-            has_out_bias=has_bias,
-            has_mlp_bias=True,
-            num_qkv_groups=1 if config.get(FROM_GGUF) else common["num_kv_heads"],
-        )
+            "attention_bias": True,
+            "use_parallel_residual": True,
+        },
+        named={
+            "partial_rotary_factor": "rotary_pct",
+            "rope_theta": "rotary_emb_base",
+        },
+        flags=dict.fromkeys(ATTN_BIASES, "attention_bias")
+        | {"is_parallel": "use_parallel_residual"},
+        numbers={"norm_eps": "layer_norm_eps"},
+        fields=PLAIN_LAYERS | {"has_mlp_bias": True, "num_qkv_groups": 0},
+    )

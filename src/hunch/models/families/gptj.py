@@ -7,8 +7,10 @@ from dataclasses import replace
 from hunch.errors import ModelFormatError
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
-from hunch.models.spec import ModelSpec, read_common
+from hunch.models.families.gpt2 import Gpt2
+from hunch.models.keys import PLAIN_LAYERS, Keys
+from hunch.models.reading import Config, Defaulted, read_int, read_rope
+from hunch.models.spec import ModelSpec
 
 _NUM_PARTS = 4
 
@@ -33,42 +35,31 @@ class GptJ(Decoder):
         unread=r"\.attn\.((masked_)?bias|causal_mask|embed_positions)$",  # tables of old files
     )
 
+    keys = Keys(
+        given={"rotary_dim": 64, "hidden_act": "gelu_new", "layer_norm_epsilon": 1e-5},
+        named=Gpt2.keys.named,
+        only={"scale_attn_weights": True},
+        unused={"n_ctx", "rotary"},  # of old files; n_positions and rotary_dim say it
+        numbers={"norm_eps": "layer_norm_epsilon"},
+        fields=PLAIN_LAYERS
+        | dict.fromkeys(("is_parallel", "has_mlp_bias", "has_head_bias"), True)
+        | {"has_mlp_norm": False, "is_rope_interleaved": True},
+        ffn_share=4,
+    )
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        width, num_heads = read_int(config, "n_embd"), read_int(config, "n_head")
-        refuse(config, "scale_attn_weights", True)
-        config.get("n_ctx")  # n_positions once more
-        config.get("rotary")  # of old files; rotary_dim says it
-        turned = read_int(config, "rotary_dim", 64)
-        older = {
-            "hidden_size": width,
-            "num_attention_heads": num_heads,
-            "num_hidden_layers": read_int(config, "n_layer"),
-            "intermediate_size": read_int(config, "n_inner", 4 * width),
-            "max_position_embeddings": read_int(config, "n_positions", 2048),
-            "hidden_act": config.get("activation_function", "gelu_new"),
-            "partial_rotary_factor": turned * num_heads / width,
-        }
-        common = read_common(Defaulted(config, older), architecture)
-        common["norm_eps"] = read_float(config, "layer_norm_epsilon", 1e-5)
-        return ModelSpec(
-            **common,
-            norm="layer",
-            is_parallel=True,
-            has_mlp_norm=False,
-            is_gated=False,
-            has_mlp_bias=True,
-            has_head_bias=True,
-            is_rope_interleaved=True,
-        )
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        share = {"partial_rotary_factor": read_int(config, "rotary_dim") / spec.head_dim}
+        return replace(spec, rope=read_rope(Defaulted(config, share), spec.head_dim))
 
 
 class CodeGen(GptJ):
     """Its files hold q, v and k in four parts, as it was trained on four chips."""
 
+    keys = GptJ.keys.but(fields={"num_qkv_groups": _NUM_PARTS, "is_qvk": True})
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        spec = super().read_config(config, architecture)
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
         if spec.num_heads % _NUM_PARTS:
             raise ModelFormatError(f"n_head={spec.num_heads} is not a multiple of {_NUM_PARTS}")
-        return replace(spec, num_qkv_groups=_NUM_PARTS, is_qvk=True)
+        return super().read_more(spec, config)

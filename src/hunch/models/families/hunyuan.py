@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from hunch.errors import UnsupportedModelError
-from hunch.kernels.experts import Routing
-from hunch.layers.experts import ExpertSpec
 from hunch.models.build import Names
-from hunch.models.experts import ExpertNames
+from hunch.models.experts import ExpertNames, read_experts
 from hunch.models.families.llama import Llama
-from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
+from hunch.models.reading import Config, Defaulted, read_float, refuse
 from hunch.models.spec import ModelSpec
 
 
@@ -19,27 +18,28 @@ class HunYuan(Llama):
 
     names = Names(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm")
 
+    keys = Llama.keys.but(
+        given={"rms_norm_eps": 1e-5},
+        only={"use_qk_norm": True, "use_cla": False, "mlp_bias": False},
+        fields={"has_qk_norm": True, "is_qk_norm_late": True},
+    )
+
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "use_qk_norm", True)
-        refuse(config, "use_cla", False)
-        refuse(config, "mlp_bias", False)
         key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
         given = dict(config.get(key) or {})
         is_dynamic = (given.get("rope_type") or given.get("type")) == "dynamic"
         alpha = given.get("alpha") if is_dynamic else None
         if alpha:  # nothing else of it counts
             given = {name: given[name] for name in given if name == "rope_theta"}
-        config = Defaulted({key: given}, Defaulted(config, {"rms_norm_eps": 1e-5}))
-        spec = super().read_config(config, architecture)
+        spec = super().read_config(Defaulted({key: given}, config), architecture)
         refuse(config, "attention_head_dim", spec.head_dim)
         assert spec.rope is not None
-        rope = replace(spec.rope, attention_factor=1.0)  # any other would be normed away
         if alpha:
             stretch = read_float({"alpha": alpha}, "alpha")
-            size = spec.head_dim
-            rope = replace(rope, theta=rope.theta * stretch ** (size / (size - 2)))
-        return replace(spec, rope=rope, has_qk_norm=True, is_qk_norm_late=True)
+            theta = spec.rope.theta * stretch ** (spec.head_dim / (spec.head_dim - 2))
+            spec = replace(spec, rope=replace(spec.rope, theta=theta))
+        return spec.normed_after_turns()
 
 
 class HunYuanMoe(HunYuan):
@@ -49,9 +49,13 @@ class HunYuanMoe(HunYuan):
         HunYuan.names, experts=ExpertNames(router="mlp.gate.wg", shared="mlp.shared_mlp.")
     )
 
+    keys = HunYuan.keys.but(
+        given={"num_experts": 1, "num_experts_per_tok": 1},
+        named={"num_experts_per_tok": "moe_topk"},
+    )
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        spec = super().read_config(config, architecture)
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
         for key, value in (
             ("moe_intermediate_size", spec.ffn_width),
             ("num_shared_expert", 1),
@@ -60,25 +64,17 @@ class HunYuanMoe(HunYuan):
             found = config.get(key)
             if found is not None and {*(found if isinstance(found, list) else [found])} != {value}:
                 raise UnsupportedModelError(f"config.json: {key}={found} is not supported yet")
-        routing = Routing(
-            num_experts=_same(config, "num_experts"),
-            num_chosen=_same(config, "moe_topk"),
-            is_normed=True,
-        )
-        experts = ExpertSpec(
-            routing=routing,
-            width=spec.ffn_width,
-            layers=(True,) * spec.num_layers,
-            shared_width=spec.ffn_width,
-        )
+        same = {key: _same(config, key) for key in ("num_experts", "num_experts_per_tok")}
+        layers, width = (True,) * spec.num_layers, spec.ffn_width
+        experts = read_experts(same, width, layers, shared_width=width, is_normed=True)
         return replace(spec, experts=experts)
 
 
-def _same(config: Config, key: str) -> int:
+def _same(config: Config, key: str) -> Any:
     """A number that files may list for every layer."""
     found = config.get(key)
     if isinstance(found, list):
         if len({*found}) != 1:
             raise UnsupportedModelError(f"config.json: {key}={found}, which differs by layer")
-        found = found[0]
-    return read_int({key: found}, key, 1)
+        return found[0]
+    return found

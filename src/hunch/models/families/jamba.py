@@ -7,33 +7,21 @@ from typing import Any
 
 from hunch.errors import ModelFormatError
 from hunch.kernels.selective import SelectiveShape
-from hunch.layers.rope import RopeSpec
-from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.experts import ExpertNames
-from hunch.models.families.qwen import read_experts
-from hunch.models.reading import Config, Defaulted, read_int, refuse
-from hunch.models.spec import ModelSpec, read_common
+from hunch.models.experts import ExpertNames, read_experts
+from hunch.models.families.bamba import Bamba
+from hunch.models.keys import Keys
+from hunch.models.reading import STILL, Config, read_int
+from hunch.models.spec import ModelSpec
 
-_EXPERTS = {"num_experts_per_tok": 2}
 _EXPERT = "feed_forward.experts.{}."
-# Of how it runs elsewhere, and what follows from other keys.
-_UNUSED = (
-    *("use_mamba_kernels", "use_mambapy", "use_associative_scan", "layers_block_type"),
-    *("num_logits_to_keep", "calc_logits_for_entire_prompt", "layer_types"),
-)
 
 
 class Jamba(Decoder):
     """What the channels of a Mamba layer give is normed; experts are not weighed anew."""
 
-    names = Names(
-        recurrent="mamba.",
-        mlp_norm="pre_ff_layernorm",
-        gate="feed_forward.gate_proj",
-        up="feed_forward.up_proj",
-        down="feed_forward.down_proj",
-        final_norm="model.final_layernorm",
+    names = replace(
+        Bamba.names,
         experts=ExpertNames(
             router="feed_forward.router",
             gate=f"{_EXPERT}gate_proj",
@@ -44,36 +32,43 @@ class Jamba(Decoder):
         ),
     )
 
+    keys = Keys(
+        given={"num_experts_per_tok": 2, "mamba_conv_bias": True},
+        named={"num_experts": "num_local_experts"},
+        only={
+            "hidden_act": "silu",  # the convolutions' too
+            "sliding_window": None,
+            "mamba_inner_layernorms": True,
+        },
+        unused={  # of how it runs elsewhere, and what follows from other keys
+            *("use_mamba_kernels", "use_mambapy", "use_associative_scan", "layers_block_type"),
+            *("num_logits_to_keep", "calc_logits_for_entire_prompt", "layer_types"),
+        },
+        fields={"rope": STILL},
+    )
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "hidden_act", "silu")  # the convolutions' too
-        refuse(config, "sliding_window", None)
-        refuse(config, "mamba_inner_layernorms", True)
-        for key in _UNUSED:
-            config.get(key)
-        common = read_common(config, architecture)
-        width, num_layers = common["width"], common["num_layers"]
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
         rank: Any = config.get("mamba_dt_rank", "auto")
         shape = SelectiveShape(
-            width=read_int(config, "mamba_expand", 2) * width,
+            width=read_int(config, "mamba_expand", 2) * spec.width,
             k_dim=read_int(config, "mamba_d_state", 16),
-            rank=-(-width // 16) if rank == "auto" else read_int(config, "mamba_dt_rank"),
+            rank=-(-spec.width // 16) if rank == "auto" else read_int(config, "mamba_dt_rank"),
             num_taps=read_int(config, "mamba_d_conv", 4),
-            has_conv_bias=bool(config.get("mamba_conv_bias", True)),
+            has_conv_bias=bool(config.get("mamba_conv_bias")),
             has_bias=bool(config.get("mamba_proj_bias", False)),
-            part_eps=common["norm_eps"],
+            part_eps=spec.norm_eps,
             has_part_weights=True,
         )
-        attends = _every(config, "attn_layer", 8, 4, num_layers)
-        is_sparse = _every(config, "expert_layer", 2, 1, num_layers)
-        given = Defaulted(config, {"moe_intermediate_size": common["ffn_width"]})
-        experts = read_experts(Defaulted(given, _EXPERTS), num_layers)
+        attends = _every(config, "attn_layer", 8, 4, spec.num_layers)
+        is_sparse = _every(config, "expert_layer", 2, 1, spec.num_layers)
+        experts = read_experts(config, spec.ffn_width, is_sparse)
         has_experts = experts.routing.num_experts > 1 and any(is_sparse)
-        return ModelSpec(
-            **common | {"rope": RopeSpec(rope_type="none")},
+        return replace(
+            spec,
             recurrence=shape,
             is_recurrent=tuple(not attending for attending in attends),
-            experts=replace(experts, layers=is_sparse) if has_experts else None,
+            experts=experts if has_experts else None,
         )
 
 

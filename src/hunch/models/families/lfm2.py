@@ -5,23 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from hunch.kernels.experts import Routing
 from hunch.kernels.short_conv import ConvShape
-from hunch.layers.experts import ExpertSpec
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.experts import ExpertNames
-from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
-from hunch.models.recurrent import FULL, is_of_type
-from hunch.models.spec import ModelSpec, read_common
+from hunch.models.experts import ExpertNames, read_experts
+from hunch.models.keys import Keys
+from hunch.models.reading import FULL, Config, read_float, read_int
+from hunch.models.recurrent import is_of_type
+from hunch.models.spec import ModelSpec
 
 _CONV = "conv"
-# Of the files' own words: said again elsewhere, or of how the weights were drawn at first.
-_PASSED_BY = (
-    *("block_dim", "block_norm_eps", "conv_dim", "conv_dim_out", "num_heads", "theta"),
-    *("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init"),
-    "conv_use_xavier_init",
-)
 
 
 class Lfm2(Decoder):
@@ -50,28 +43,35 @@ class Lfm2(Decoder):
         ),
     )
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        for key, only in (("conv_bias", False), ("block_use_swiglu", True), ("use_pos_enc", True)):
-            refuse(config, key, only)
-        for key in _PASSED_BY:
-            config.get(key)
-        given = {
-            "rms_norm_eps": read_float(config, "norm_eps", 1e-5),
+    keys = Keys(
+        given={
+            "rms_norm_eps": 1e-5,
             "rope_theta": 1e6,
             "tie_word_embeddings": True,
             "max_position_embeddings": 128_000,
-        }
-        older = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
-        first = {ours: config[key] for key, ours in older.items() if config.get(key) is not None}
-        common = read_common(Defaulted(first, Defaulted(config, given)), architecture)
-        return ModelSpec(
-            **common | {"ffn_width": cls.read_ffn(config, common["ffn_width"])},
-            has_qk_norm=True,
-            recurrence=ConvShape(
-                width=common["width"], num_taps=read_int(config, "conv_L_cache", 3)
-            ),
-            is_recurrent=_read_layer_types(config, common["num_layers"]),
+        },
+        named={
+            "rms_norm_eps": "norm_eps",
+            "tie_word_embeddings": "tie_embedding",
+            "intermediate_size": "block_ff_dim",
+        },
+        only={"conv_bias": False, "block_use_swiglu": True, "use_pos_enc": True},
+        # Of the files' own words: said again elsewhere, or of how the weights were drawn at first.
+        unused={
+            *("block_dim", "block_norm_eps", "conv_dim", "conv_dim_out", "num_heads", "theta"),
+            *("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init"),
+            "conv_use_xavier_init",
+        },
+        fields={"has_qk_norm": True},
+    )
+
+    @classmethod
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        return replace(
+            spec,
+            ffn_width=cls.read_ffn(config, spec.ffn_width),
+            recurrence=ConvShape(width=spec.width, num_taps=read_int(config, "conv_L_cache", 3)),
+            is_recurrent=_read_layer_types(config, spec.num_layers),
         )
 
     @staticmethod
@@ -97,24 +97,29 @@ def _read_layer_types(config: Config, num_layers: int) -> tuple[bool, ...]:
 class Lfm2Moe(Lfm2):
     """Experts chosen by sigmoids in all but the first layers."""
 
+    keys = Lfm2.keys.but(
+        given={
+            "num_experts": 32,
+            "num_experts_per_tok": 4,
+            "norm_topk_prob": True,
+            "num_dense_layers": 2,
+            "use_expert_bias": True,
+        }
+    )
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        spec = super().read_config(config, architecture)
-        routing = Routing(
-            num_experts=read_int(config, "num_experts", 32),
-            num_chosen=read_int(config, "num_experts_per_tok", 4),
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        num_dense = config.get("num_dense_layers") or 0
+        experts = read_experts(
+            config,
+            read_int(config, "moe_intermediate_size"),
+            (layer >= num_dense for layer in range(spec.num_layers)),
             scores="sigmoid",
-            is_normed=bool(config.get("norm_topk_prob", True)),
+            is_normed=bool(config.get("norm_topk_prob")),
             scale=read_float(config, "routed_scaling_factor", 1.0),
         )
-        num_dense = config.get("num_dense_layers", 2)
-        experts = ExpertSpec(
-            routing=routing,
-            width=read_int(config, "moe_intermediate_size"),
-            layers=tuple(layer >= num_dense for layer in range(spec.num_layers)),
-            has_choice_bias=bool(config.get("use_expert_bias", True)),
-        )
-        return replace(spec, experts=experts)
+        experts = replace(experts, has_choice_bias=bool(config.get("use_expert_bias")))
+        return replace(super().read_more(spec, config), experts=experts)
 
     @staticmethod
     def read_ffn(config: Config, width: int) -> int:

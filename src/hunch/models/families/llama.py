@@ -4,41 +4,38 @@ BitNet."""
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from hunch.errors import ModelFormatError
-from hunch.layers.rope import RopeSpec
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.reading import Config, Defaulted, read_attn_biases, read_int, read_windows, refuse
-from hunch.models.spec import ModelSpec, read_common
+from hunch.models.keys import ATTN_BIASES, Keys
+from hunch.models.reading import STILL, Config, read_int, read_windows
+from hunch.models.spec import ModelSpec
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 
 
 class Llama(Decoder):
     """The skeleton as it is; biases where the config asks for them."""
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        return ModelSpec(
-            **read_common(config, architecture),
-            **read_attn_biases(config),
-            has_mlp_bias=bool(config.get("mlp_bias", False)),
-            is_rope_interleaved=bool(config.get("rope_interleaved", False)),
-        )
+    keys = Keys(
+        flags=dict.fromkeys(ATTN_BIASES, "attention_bias")
+        | {"has_mlp_bias": "mlp_bias", "is_rope_interleaved": "rope_interleaved"}
+    )
 
 
 class InternLM3(Llama):
     """Biases by keys of its own."""
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        has_bias = bool(config.get("bias", False))
-        return replace(
-            super().read_config(Defaulted(config, {"rms_norm_eps": 1e-5}), architecture),
-            has_qkv_bias=bool(config.get("qkv_bias", False)),
-            has_out_bias=has_bias,
-            has_mlp_bias=has_bias,
-        )
+    keys = Llama.keys.but(
+        given={"rms_norm_eps": 1e-5},
+        flags={"has_qkv_bias": "qkv_bias", "has_out_bias": "bias", "has_mlp_bias": "bias"},
+    )
 
 
 class InternLM2(Llama):
@@ -59,12 +56,12 @@ class InternLM2(Llama):
         down="feed_forward.w2",
     )
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config.get("attn_implementation")
-        spec = super().read_config(config, architecture)
-        biases = read_attn_biases(config, "bias", True)
-        return replace(spec, **biases, num_qkv_groups=spec.num_kv_heads)
+    keys = Llama.keys.but(
+        given={"bias": True},
+        unused={"attn_implementation"},
+        flags=dict.fromkeys(ATTN_BIASES, "bias"),
+        fields={"num_qkv_groups": 0},
+    )
 
 
 class Exaone(Llama):
@@ -86,101 +83,82 @@ class Exaone(Llama):
         down="mlp.c_proj",
     )
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        older = {
-            "num_hidden_layers": config.get("num_layers"),
-            "rms_norm_eps": config.get("layer_norm_epsilon", 1e-5),
-            "hidden_act": config.get("activation_function", "silu"),
-        }
-        return super().read_config(Defaulted(config, older), architecture)
+    keys = Llama.keys.but(
+        given={"rms_norm_eps": 1e-5},
+        named={
+            "num_hidden_layers": "num_layers",
+            "rms_norm_eps": "layer_norm_epsilon",
+            "hidden_act": "activation_function",
+        },
+    )
 
 
 class SeedOss(Llama):
     """Biases of q, k and v; of the output where the config asks for them by another key."""
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        return replace(
-            super().read_config(config, architecture),
-            has_qkv_bias=bool(config.get("attention_bias", True)),
-            has_out_bias=bool(config.get("attention_out_bias", False)),
-        )
+    keys = Llama.keys.but(
+        given={"attention_bias": True}, flags={"has_out_bias": "attention_out_bias"}
+    )
 
 
 class Helium(Llama):
     """Pairs that are turned are neighbours."""
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config = Defaulted(config, {"rms_norm_eps": 1e-8, "rope_theta": 1e5})
-        spec = super().read_config(config, architecture)
-        return replace(spec, is_rope_interleaved=True, has_out_bias=False)
+    keys = Llama.keys.but(
+        given={"rms_norm_eps": 1e-8, "rope_theta": 1e5},
+        fields={"is_rope_interleaved": True, "has_out_bias": False},
+    )
 
 
 class BitNet(Llama):
     """What heads have read, and what an MLP's last product takes, is normed. Checkpoints in its own
     form round what goes into products; see weights/bitnet.py."""
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        given = {"rms_norm_eps": 1e-5, "rope_theta": 5e5, "hidden_act": "relu2"}
-        spec = super().read_config(Defaulted(config, given), architecture)
-        return replace(spec, has_inner_norms=True)
+    keys = Llama.keys.but(
+        given={"rms_norm_eps": 1e-5, "rope_theta": 5e5, "hidden_act": "relu2"},
+        fields={"has_inner_norms": True},
+    )
 
 
 class Cwm(Llama):
     """Three layers with a window after one without."""
 
+    keys = Llama.keys.but(
+        given={"rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": 8192},
+        rope=LLAMA3_ROPE | {"factor": 16.0},
+        only={"attention_bias": False},
+    )
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "attention_bias", False)
-        given = {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
-        config = Defaulted(config, given | llama3_rope(config, 16.0))
-        spec = super().read_config(config, architecture)
-        layer_types = ("sliding_attention", "full_attention")
-        types = [layer_types[layer % 4 == 0] for layer in range(spec.num_layers)]
-        inner = Defaulted(config, {"layer_types": types, "sliding_window": 8192})
-        return replace(spec, windows=read_windows(inner, spec.num_layers))
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        sees_all = [layer % 4 == 0 for layer in range(spec.num_layers)]
+        return replace(spec, windows=read_windows(config, spec.num_layers, sees_all))
 
 
 class SmolLM3(Llama):
     """Where the config switches windows on, the layers that are not turned have one."""
 
+    keys = Llama.keys.but(
+        given={"rope_theta": 2e6, "tie_word_embeddings": True},
+        unused={"max_window_layers"},  # layer_types says it
+    )
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config = Defaulted(config, {"rope_theta": 2e6, "tie_word_embeddings": True})
-        spec = super().read_config(config, architecture)
-        config.get("max_window_layers")  # layer_types says it
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
         turns = read_turns(config, spec.num_layers)
-        layer_types = ("sliding_attention", "full_attention")
         is_on = bool(config.get("use_sliding_window", False))
-        types = [layer_types[bool(turn) or not is_on] for turn in turns]
-        return replace(
-            spec,
-            more_ropes=(RopeSpec(rope_type="none"),),
-            rope_of=tuple(int(not turn) for turn in turns),
-            windows=read_windows(Defaulted(config, {"layer_types": types}), spec.num_layers),
-        )
+        sees_all = [turn or not is_on for turn in turns]
+        windows = read_windows(config, spec.num_layers, sees_all)
+        return replace(spec.with_rope(STILL, (not turn for turn in turns)), windows=windows)
 
 
-def llama3_rope(config: Config, factor: float) -> dict[str, Any]:
-    """The rope of families with Llama 3's, for a config that says nothing of it."""
-    if any(config.get(key) for key in ("rope_theta", "rope_parameters", "rope_scaling")):
-        return {}
-    sizes = {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    original = {"original_max_position_embeddings": 8192}
-    return {"rope_scaling": {"rope_type": "llama3", **sizes, **original}}
-
-
-def read_turns(config: Config, num_layers: int) -> list[int]:
+def read_turns(config: Config, num_layers: int) -> list[bool]:
     """Per layer: whether it turns its heads."""
     every = read_int(config, "no_rope_layer_interval", 4)
-    turns: list[int] = config.get("no_rope_layers") or []  # 1 where a layer does turn them
-    if not turns:
-        turns = [int((layer + 1) % every != 0) for layer in range(num_layers)]
+    turns = config.get("no_rope_layers")  # 1 where a layer does turn them
+    turns = turns or [(layer + 1) % every for layer in range(num_layers)]
     if len(turns) != num_layers:
         raise ModelFormatError(
             f"no_rope_layers lists {len(turns)} layers, num_hidden_layers={num_layers}"
         )
-    return turns
+    return [bool(turn) for turn in turns]

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hunch.errors import ModelFormatError
+from hunch.kernels.recurrence import Recurrence
 from hunch.kernels.selective import SelectiveShape
-from hunch.layers.rope import RopeSpec
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.mamba import read_limits, read_mamba
-from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
-from hunch.models.spec import ModelSpec, read_sizes
+from hunch.models.keys import Keys
+from hunch.models.mamba import MAMBA_NAMES, read_limits, read_mamba
+from hunch.models.reading import STILL, Config, read_float, read_int, refuse
+from hunch.models.spec import ModelSpec
 
-# Of how it is drawn, trained and run elsewhere. The stream is kept in the model's precision here.
-_UNUSED = (
-    *("time_step_scale", "time_step_init_scheme", "rescale_prenorm_residual", "residual_in_fp32"),
-    *("use_mambapy", "use_falcon_mambapy", "use_associative_scan", "chunk_size", "rms_norm"),
-    *("d_inner", "d_model", "n_layer", "ssm_cfg", "fused_add_norm", "pad_vocab_size_multiple"),
-)
 MAX_LEN = 1 << 17  # nothing in the layers says how long a text may be
 _KV_DIM = 16  # of the one layer that every cache has: nobody writes to it
 
 
 class Mamba1(Decoder):
-    """Each layer is one half: x + mixer(norm(x))."""
+    """Each layer is one half: x + mixer(norm(x)). A cache has one layer with a head all the same,
+    for nobody."""
 
     names = Names(
         roots=("model.", "backbone."),
@@ -34,25 +31,54 @@ class Mamba1(Decoder):
         mlp_norm="norm",
         recurrent="mixer.",
     )
+    keys = Keys(
+        given={
+            "max_position_embeddings": MAX_LEN,
+            "layer_norm_epsilon": 1e-5,
+            "tie_word_embeddings": True,
+            "use_conv_bias": True,
+        },
+        numbers={"norm_eps": "layer_norm_epsilon"},
+        only={"hidden_act": "silu", "num_attention_heads": 1},
+        # Of how it is drawn, trained and run elsewhere. The stream has the model's precision here.
+        unused={
+            *("time_step_scale", "time_step_init_scheme", "rescale_prenorm_residual"),
+            *("residual_in_fp32", "use_mambapy", "use_falcon_mambapy", "use_associative_scan"),
+            *("chunk_size", "rms_norm", "d_inner", "d_model", "n_layer", "ssm_cfg"),
+            *("fused_add_norm", "pad_vocab_size_multiple"),
+        },
+        fields={"head_dim": _KV_DIM, "rope": STILL},
+        has_rope=False,
+        ffn_share=2,
+    )
 
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        common = read_layers(config, architecture)
-        width = common["width"]
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        read_limits(config)
+        refuse(config, "layer_types", None, ["linear_attention"] * spec.num_layers)
+        return replace(
+            spec,
+            ffn_width=spec.width,
+            is_recurrent=(True,) * spec.num_layers,
+            is_mlp=(False,) * spec.num_layers,
+            recurrence=cls.read_shape(config, spec.width),
+        )
+
+    @classmethod
+    def read_shape(cls, config: Config, width: int) -> Recurrence:
         inner = read_int(config, "expand", 2) * width
         if config.get("intermediate_size", inner) != inner:
             raise ModelFormatError(f"intermediate_size must be expand * hidden_size, {inner}")
         rank: Any = config.get("time_step_rank", "auto")
-        shape = SelectiveShape(
+        return SelectiveShape(
             width=inner,
             k_dim=read_int(config, "state_size", 16),
             rank=-(-width // 16) if rank == "auto" else read_int(config, "time_step_rank"),
             num_taps=read_int(config, "conv_kernel", 4),
-            has_conv_bias=bool(config.get("use_conv_bias", True)),
+            has_conv_bias=bool(config.get("use_conv_bias")),
             has_bias=bool(config.get("use_bias", False)),
             part_eps=cls.part_eps(config),
         )
-        return ModelSpec(**common, recurrence=shape)
 
     @staticmethod
     def part_eps(config: Config) -> float | None:
@@ -71,45 +97,17 @@ class FalconMamba(Mamba1):
 class Mamba2(Mamba1):
     """The same halves with the recurrence of Mamba 2."""
 
+    keys = Mamba1.keys.but(
+        given={"tie_word_embeddings": False, "num_heads": 128, "head_dim": 64}
+        | {"mamba_n_groups": 8, "mamba_d_state": 128},
+        named={"mamba_n_heads": "num_heads", "mamba_d_state": "state_size"} | MAMBA_NAMES,
+        only={"use_bias": False},
+        unused={"norm_before_gate"},  # transformers norms after the gate, whatever it says
+    )
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config = Defaulted(config, {"tie_word_embeddings": False})
-        common = read_layers(config, architecture)
-        refuse(config, "use_bias", False)
-        config.get("norm_before_gate")  # transformers norms after the gate, whatever it says
-        config.get("intermediate_size")
-        heads = read_int(config, "num_heads", 128)
-        inner = heads * read_int(config, "head_dim", 64)
-        if inner != read_int(config, "expand", 2) * common["width"]:
+    def read_shape(cls, config: Config, width: int) -> Recurrence:
+        inner = read_int(config, "num_heads") * read_int(config, "head_dim")
+        if inner != read_int(config, "expand", 2) * width:
             raise ModelFormatError(f"num_heads * head_dim, {inner}, must be expand * hidden_size")
-        mamba = {
-            "mamba_n_heads": heads,
-            "mamba_n_groups": config.get("n_groups", 8),
-            "mamba_d_state": config.get("state_size", 128),
-            "mamba_d_conv": config.get("conv_kernel", 4),
-            "mamba_conv_bias": config.get("use_conv_bias", True),
-        }
-        return ModelSpec(
-            **common, recurrence=read_mamba(Defaulted(config, mamba), common["width"], inner)
-        )
-
-
-def read_layers(config: Config, architecture: str) -> dict[str, Any]:
-    """Layers that are recurrent alone, as arguments of ModelSpec. A cache has one layer with a head
-    all the same, for nobody."""
-    for key in _UNUSED:
-        config.get(key)
-    read_limits(config)
-    refuse(config, "hidden_act", "silu")
-    width, num_layers = read_int(config, "hidden_size"), read_int(config, "num_hidden_layers")
-    refuse(config, "layer_types", None, ["linear_attention"] * num_layers)
-    return read_sizes(config, architecture, width, num_layers, 1) | {
-        "head_dim": _KV_DIM,
-        "ffn_width": width,
-        "max_len": read_int(config, "max_position_embeddings", MAX_LEN),
-        "norm_eps": read_float(config, "layer_norm_epsilon", 1e-5),
-        "rope": RopeSpec(rope_type="none"),
-        "is_recurrent": (True,) * num_layers,
-        "is_mlp": (False,) * num_layers,
-        "is_tied": bool(config.get("tie_word_embeddings", True)),
-    }
+        return read_mamba(config, width, inner)

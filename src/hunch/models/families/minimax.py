@@ -6,18 +6,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hunch.errors import UnsupportedModelError
-from hunch.kernels.experts import Routing
 from hunch.kernels.lightning import LightningShape
-from hunch.layers.experts import ExpertSpec
 from hunch.layers.recurrent import CarriedScales
 from hunch.models.build import Names
-from hunch.models.experts import read_count
+from hunch.models.decoder import Decoder
+from hunch.models.experts import read_experts
 from hunch.models.families.mistral import Mixtral
-from hunch.models.reading import Config, Defaulted, read_float, read_int, refuse
-from hunch.models.recurrent import FULL, LINEAR, is_of_type
-from hunch.models.spec import ModelSpec, read_common
-
-_DEFAULTS = {"rms_norm_eps": 1e-5, "rope_theta": 1e6}
+from hunch.models.keys import Keys
+from hunch.models.reading import FULL, LINEAR, Config, Defaulted, read_float, read_int
+from hunch.models.recurrent import is_of_type
+from hunch.models.spec import ModelSpec
 
 
 class MiniMax(Mixtral):
@@ -29,21 +27,20 @@ class MiniMax(Mixtral):
         recurrent="self_attn.",
         unread=r"\.self_attn\.(slope_rate|\w+_decay)$",  # follow from the config
     )
+    keys = Mixtral.keys.but(
+        only={"hidden_act": "silu"},  # of queries, keys and values too
+        unused={"block_size"},  # tokens are folded in one by one
+    )
 
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "hidden_act", "silu")  # of queries, keys and values too
-        config.get("block_size")  # tokens are folded in one by one
-        spec = super().read_config(
-            Defaulted(Defaulted({"layer_types": None}, config), _DEFAULTS), architecture
-        )
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        spec = super().read_more(spec, Defaulted({"layer_types": None}, config))
         every = [(FULL, LINEAR)[layer % 2] for layer in range(spec.num_layers)]
         types = config.get("layer_types") or every
 
         def scales(name: str) -> tuple[float, float]:
-            return read_float(config, f"{name}_alpha_factor", 1.0), read_float(
-                config, f"{name}_beta_factor", 1.0
-            )
+            alpha = read_float(config, f"{name}_alpha_factor", 1.0)
+            return alpha, read_float(config, f"{name}_beta_factor", 1.0)
 
         return replace(
             spec,
@@ -55,7 +52,7 @@ class MiniMax(Mixtral):
         )
 
 
-class MiniMaxM2(Mixtral):
+class MiniMaxM2(Decoder):
     """The names of Mixtral, and a bias for the choice of experts."""
 
     turns_part = True
@@ -64,35 +61,36 @@ class MiniMaxM2(Mixtral):
             Mixtral.names.experts, choice_bias="block_sparse_moe.e_score_correction_bias"
         )
     )
+    keys = Keys(
+        given={"rope_theta": 5e6, "head_dim": 128, "num_experts_per_tok": 8},
+        named={"num_experts": "num_local_experts"},
+        only={
+            "scoring_func": "sigmoid",
+            "use_qk_norm": True,
+            "qk_norm_type": "per_layer",
+            "use_routing_bias": True,
+            "shared_intermediate_size": 0,
+            "layernorm_full_attention_beta": 1.0,
+            "layernorm_linear_attention_beta": 1.0,
+            "layernorm_mlp_beta": 1.0,
+        },
+        # Of MLPs and drafting layers that these models do not have.
+        unused={"mlp_intermediate_size", "shared_moe_mode", "use_mtp"},
+        fields={"has_qk_norm": True, "is_qk_norm_whole": True},
+    )
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "scoring_func", "sigmoid")
-        refuse(config, "use_qk_norm", True)
-        refuse(config, "qk_norm_type", "per_layer")
-        refuse(config, "use_routing_bias", True)
-        refuse(config, "shared_intermediate_size", 0)
-        for key in ("full_attention", "linear_attention", "mlp"):
-            refuse(config, f"layernorm_{key}_beta", 1.0)
         if {*(config.get("attn_type_list") or [1])} != {1}:
             raise UnsupportedModelError("config.json: attn_type_list has layers that do not attend")
-        for key in ("mlp_intermediate_size", "shared_moe_mode", "use_mtp"):
-            config.get(key)  # of MLPs and drafting layers that these models do not have
-        given: dict[str, object] = {"rope_theta": 5e6, "head_dim": 128}
         if config.get("rotary_dim") is not None:
-            size = read_int(Defaulted(config, given), "head_dim")
-            given["partial_rotary_factor"] = read_int(config, "rotary_dim") / size
-        common = read_common(Defaulted(config, given), architecture)
-        routing = Routing(
-            num_experts=read_count(config, "num_local_experts"),
-            num_chosen=read_int(config, "num_experts_per_tok", 8),
-            scores="sigmoid",
-            is_normed=True,
-        )
-        experts = ExpertSpec(
-            routing=routing,
-            width=common["ffn_width"],
-            layers=(True,) * common["num_layers"],
-            has_choice_bias=True,
-        )
-        return ModelSpec(**common, experts=experts, has_qk_norm=True, is_qk_norm_whole=True)
+            size = read_int(Defaulted(config, cls.keys.given), "head_dim")
+            share = read_int(config, "rotary_dim") / size
+            config = Defaulted(config, {"partial_rotary_factor": share})
+        return super().read_config(config, architecture)
+
+    @classmethod
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        layers = (True,) * spec.num_layers
+        experts = read_experts(config, spec.ffn_width, layers, scores="sigmoid", is_normed=True)
+        return replace(spec, experts=replace(experts, has_choice_bias=True))

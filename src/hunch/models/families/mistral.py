@@ -5,38 +5,31 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hunch.errors import ModelFormatError
-from hunch.kernels.experts import Routing
-from hunch.layers.experts import ExpertSpec
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.experts import ExpertNames, read_count
+from hunch.models.experts import ExpertNames, read_experts
+from hunch.models.keys import Keys
 from hunch.models.reading import FROM_GGUF, Config, Defaulted, read_int, read_windows
-from hunch.models.spec import ModelSpec, read_common
+from hunch.models.spec import ModelSpec
 
-_DEFAULTS: dict[str, Config] = {  # of what files leave out
-    "MistralForCausalLM": {"sliding_window": 4096},
-    "MinistralForCausalLM": {"sliding_window": 4096},
-    "MixtralForCausalLM": {"rope_theta": 1e6, "rms_norm_eps": 1e-5},
-    "Ministral3ForCausalLM": {"rms_norm_eps": 1e-5},
-    "PhimoeForCausalLM": {"rope_theta": 1e6, "rms_norm_eps": 1e-5},
-}
 _EXPERT = "block_sparse_moe.experts.{}."
 
 
 class Mistral(Decoder):
     """A token sees the last `sliding_window` positions; null means all of them."""
 
+    keys = Keys(given={"sliding_window": 4096})
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config = Defaulted(config, _DEFAULTS.get(architecture, {}))
-        common = read_common(config, architecture)
-        common["windows"] = read_windows(config, common["num_layers"])
-        return ModelSpec(**common)
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        return replace(spec, windows=read_windows(config, spec.num_layers))
 
 
 class Ministral3(Mistral):
     """Queries may grow with their position. Some files also read pictures (Mistral Small
     3.1 and later, Ministral 3): only the text model is taken."""
+
+    keys = Keys()
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
@@ -46,7 +39,9 @@ class Ministral3(Mistral):
             raise ModelFormatError("config.json lacks rope_parameters")
         beta = given.pop("llama_4_scaling_beta", None)
         given.pop("max_position_embeddings", None)
-        spec = super().read_config(Defaulted({key: given}, config), architecture)
+        usual = {"rms_norm_eps": 1e-5} if architecture == "Ministral3ForCausalLM" else {}
+        config = Defaulted(Defaulted({key: given}, config), usual)
+        spec = super().read_config(config, architecture)
         if not beta or spec.rope is None:
             return spec
         span = read_int(given, "original_max_position_embeddings")
@@ -64,16 +59,12 @@ class Mixtral(Mistral):
             down=f"{_EXPERT}w2",
         )
     )
+    keys = Keys(
+        given={"rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_experts_per_tok": 2},
+        named={"num_experts": "num_local_experts"},
+    )
 
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        spec = super().read_config(config, architecture)
-        routing = Routing(
-            num_experts=read_count(config, "num_local_experts"),
-            num_chosen=read_int(config, "num_experts_per_tok", 2),
-            is_normed=True,
-        )
-        experts = ExpertSpec(
-            routing=routing, width=spec.ffn_width, layers=(True,) * spec.num_layers
-        )
-        return replace(spec, experts=experts)
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        experts = read_experts(config, spec.ffn_width, (True,) * spec.num_layers, is_normed=True)
+        return replace(super().read_more(spec, config), experts=experts)

@@ -8,25 +8,16 @@ from typing import Any
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.layers.experts import ExpertSpec
-from hunch.layers.rope import RopeSpec
 from hunch.models.decoder import Decoder
 from hunch.models.experts import ExpertNames, read_deepseek_experts
 from hunch.models.families.mamba import Mamba1
-from hunch.models.mamba import is_mamba, read_layer_types, read_mamba
-from hunch.models.reading import Config, Defaulted, read_attn_biases, read_float, read_int, refuse
-from hunch.models.spec import ModelSpec, read_common
+from hunch.models.keys import ATTN_BIASES, Keys
+from hunch.models.mamba import MAMBA_NAMES, is_mamba, read_layer_types, read_mamba
+from hunch.models.reading import STILL, Config, Defaulted, read_int, refuse
+from hunch.models.spec import ModelSpec
 
 _MLP, _EXPERTS = "mlp", "moe"
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": _MLP, "E": _EXPERTS}
-_UNUSED = (
-    # Of how it is trained, run and kept elsewhere; a Mamba layer's width is that of its heads.
-    *("expand", "chunk_size", "use_mamba_kernels", "mamba_ssm_cache_dtype", "num_logits_to_keep"),
-    "rescale_prenorm_residual",
-    # Of experts, which transformers writes for models without them too.
-    *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "routed_scaling_factor"),
-    *("n_group", "topk_group", "norm_topk_prob", "moe_intermediate_size", "moe_latent_size"),
-    *("moe_shared_expert_intermediate_size", "moe_shared_expert_overlap"),
-)
 # Experts have no gate: the square of relu(x) is relu(x) * x, so the matrix that x comes from is
 # read as gate and as up.
 _EXPERT_NAMES = ExpertNames(
@@ -57,52 +48,69 @@ class NemotronH(Decoder):
         experts=_EXPERT_NAMES,
     )
 
+    keys = Keys(
+        given={
+            "rms_norm_eps": 1e-5,
+            "mamba_n_heads": 128,
+            "mamba_head_dim": 64,
+            "mamba_n_groups": 8,
+            "mamba_d_state": 128,
+        },
+        named={
+            "rms_norm_eps": "layer_norm_epsilon",
+            "mamba_n_heads": "mamba_num_heads",
+            "mamba_d_state": "ssm_state_size",
+            **MAMBA_NAMES,
+        },
+        only={  # transformers does not read all of them
+            "use_bias": False,
+            "residual_in_fp32": False,
+            "tie_word_embeddings": False,
+            "sliding_window": None,
+            "mamba_dt_limit": None,
+            "mamba_hidden_act": "silu",
+        },
+        unused={
+            # Of how it is trained, run and kept elsewhere; a Mamba layer's width is its heads'.
+            *("expand", "chunk_size", "use_mamba_kernels", "mamba_ssm_cache_dtype"),
+            *("num_logits_to_keep", "rescale_prenorm_residual"),
+            # Of experts, which transformers writes for models without them too.
+            *("n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
+            *("routed_scaling_factor", "n_group", "topk_group", "norm_topk_prob"),
+            *("moe_intermediate_size", "moe_latent_size", "moe_shared_expert_intermediate_size"),
+            "moe_shared_expert_overlap",
+        },
+        flags=dict.fromkeys(ATTN_BIASES, "attention_bias") | {"has_mlp_bias": "mlp_bias"},
+        fields={"rope": STILL, "is_gated": False},
+    )
+
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        for key in ("use_bias", "residual_in_fp32", "tie_word_embeddings"):
-            refuse(config, key, False)  # transformers does not read all of them
-        for key in ("sliding_window", "mamba_dt_limit"):
-            refuse(config, key, None)
-        refuse(config, "mamba_hidden_act", "silu")
-        for key in _UNUSED:
-            config.get(key)
-        eps = read_float(config, "layer_norm_epsilon", 1e-5)
-        for key in ("rms_norm_eps", "norm_eps"):  # of the same norms
-            refuse(config, key, eps)
-        types = _layer_types(config)
+        given = {"num_hidden_layers": len(_layer_types(config))}
         older = config.get("attention_head_dim")  # its name in the first files
-        given = {"head_dim": config.get("head_dim") or older or 128}
-        config = Defaulted(given, Defaulted(config, {"num_hidden_layers": len(types)}))
-        common = read_common(config, architecture)
-        layer_types = read_layer_types(types, common["num_layers"], _MLP, _EXPERTS)
-        common |= {
-            "norm_eps": eps,
-            "activation": str(config.get("mlp_hidden_act", "relu2")),
-            "rope": RopeSpec(rope_type="none"),
+        first = {
+            "head_dim": config.get("head_dim") or older or 128,
+            "hidden_act": config.get("mlp_hidden_act", "relu2"),
         }
-        heads = read_int(config, "mamba_num_heads", 128)
-        mamba = {
-            "mamba_n_heads": heads,
-            "mamba_n_groups": config.get("n_groups", 8),
-            "mamba_d_state": config.get("ssm_state_size", 128),
-            "mamba_d_conv": config.get("conv_kernel", 4),
-            "mamba_conv_bias": config.get("use_conv_bias", True),
-        }
-        inner = heads * read_int(config, "mamba_head_dim", 64)
-        experts = None
-        if _EXPERTS in layer_types:
-            experts = _read_experts(config, layer_types)
-            common["activation"] = "relu"
-        return ModelSpec(
-            **common,
-            **read_attn_biases(config),
-            experts=experts,
-            recurrence=read_mamba(Defaulted(config, mamba), common["width"], inner),
+        config = Defaulted(first, Defaulted(config, given))
+        return super().read_config(config, architecture)
+
+    @classmethod
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        for key in ("rms_norm_eps", "norm_eps"):  # of the same norms
+            refuse(config, key, spec.norm_eps)
+        layer_types = read_layer_types(_layer_types(config), spec.num_layers, _MLP, _EXPERTS)
+        inner = read_int(config, "mamba_n_heads") * read_int(config, "mamba_head_dim")
+        spec = replace(
+            spec,
+            recurrence=read_mamba(config, spec.width, inner),
             is_recurrent=is_mamba(layer_types),
             is_mlp=tuple(layer_type in (_MLP, _EXPERTS) for layer_type in layer_types),
-            is_gated=experts is not None,
-            has_mlp_bias=bool(config.get("mlp_bias", False)),
         )
+        if _EXPERTS not in layer_types:
+            return spec
+        experts = _read_experts(config, layer_types)
+        return replace(spec, experts=experts, activation="relu", is_gated=True)
 
 
 def _layer_types(config: Config) -> list[str]:

@@ -3,81 +3,59 @@ of heads, or weightless."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
-from hunch.layers.rope import RopeSpec
 from hunch.models.build import Names
-from hunch.models.experts import ExpertNames, first_dense, read_deepseek_experts
+from hunch.models.experts import ExpertNames, read_deepseek_experts, read_qwen_experts
 from hunch.models.families.llama import Llama
-from hunch.models.families.qwen import read_experts
 from hunch.models.reading import (
+    FULL,
+    LINEAR,
+    STILL,
     Config,
     Defaulted,
-    read_float,
+    last_of,
     read_int,
-    read_rope,
-    refuse,
-    windows_of,
+    read_local_rope,
+    read_windows,
 )
-from hunch.models.recurrent import FULL, LINEAR, read_delta
+from hunch.models.recurrent import read_delta
 from hunch.models.spec import ModelSpec
 
 _NAMES = Names(attn_out_norm="post_attention_layernorm", mlp_out_norm="post_feedforward_layernorm")
-_EPS = {"rms_norm_eps": 1e-5}
+_BRANCH_NORMS = {"has_input_norms": False, "has_branch_norms": True, "has_qk_norm": True}
 
 
 class Olmo(Llama):
     """Layer norms without weights; q, k and v may be kept within limits."""
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "mlp_bias", False)
-        return replace(
-            super().read_config(config, architecture),
-            norm="layer",
-            norm_eps=1e-5,
-            has_norm_weight=False,
-            qkv_clip=read_clip(config),
-        )
-
-
-def read_clip(config: Config) -> float:
-    return 0.0 if config.get("clip_qkv") is None else read_float(config, "clip_qkv")
+    keys = Llama.keys.but(
+        only={"mlp_bias": False},
+        numbers={"qkv_clip": "clip_qkv"},
+        fields={"norm": "layer", "norm_eps": 1e-5, "has_norm_weight": False},
+    )
 
 
 class Olmo2(Llama):
     """Branches read the stream as it is."""
 
     names = _NAMES
-
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        return replace(
-            super().read_config(Defaulted(config, _EPS), architecture),
-            has_input_norms=False,
-            has_branch_norms=True,
-            has_qk_norm=True,
-            is_qk_norm_whole=True,
-        )
+    keys = Llama.keys.but(
+        given={"rms_norm_eps": 1e-5}, fields=_BRANCH_NORMS | {"is_qk_norm_whole": True}
+    )
 
 
 class Olmo3(Olmo2):
     """Three layers with a window to one without, which alone has its rope stretched."""
 
+    keys = Olmo2.keys.but(given={"rope_theta": 5e5, "sliding_window": 4096})
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config = Defaulted(config, {"rope_theta": 5e5, "sliding_window": 4096})
-        spec = super().read_config(config, architecture)
-        windows = windows_of(config, spec.num_layers, 4)
-        given = config.get("rope_parameters")
-        local = given.get("sliding_attention") if isinstance(given, Mapping) else None
-        return replace(
-            spec,
-            windows=windows,
-            more_ropes=(read_rope(config, spec.head_dim, local or {"rope_type": "default"}),),
-            rope_of=tuple(int(window is not None) for window in windows),
-        )
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        windows = read_windows(config, spec.num_layers, last_of(4, spec.num_layers))
+        local = read_local_rope(config, spec.head_dim, {"rope_type": "default"})
+        spec = spec.with_rope(local, (window is not None for window in windows))
+        return replace(spec, windows=windows)
 
 
 class OlmoHybrid(Olmo2):
@@ -90,82 +68,78 @@ class OlmoHybrid(Olmo2):
             ("feedforward_layer_norm", "post_attention_layernorm"),
         ),
     )
+    keys = Olmo2.keys.but(
+        given={"rms_norm_eps": 1e-6, "linear_allow_neg_eigval": True},
+        only={"hidden_act": "silu"},  # of the convolutions too
+        unused={  # of how it is drawn
+            *("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max"),
+            "linear_dt_init_floor",
+        },
+    )
 
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "hidden_act", "silu")  # of the convolutions too
-        for key in ("a_log_min", "a_log_max", "dt_min", "dt_max", "dt_init_floor"):
-            config.get(f"linear_{key}")  # of how it is drawn
-        has_no_rope = "rope_theta" in config and config.get("rope_theta") is None
-        given = Defaulted(config, {"rms_norm_eps": 1e-6})
-        spec = super().read_config(given, architecture)
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
         num_keys = read_int(config, "linear_num_key_heads", spec.num_heads)
         k_dim = read_int(config, "linear_key_head_dim", int(0.75 * spec.width / num_keys))
         types = [FULL if layer % 4 == 3 else LINEAR for layer in range(spec.num_layers)]
         types = types if FULL in types else [*types[:-1], FULL]
-        delta = read_delta(
-            Defaulted({
-                "layer_types": config.get("layer_types") or types,
-                "linear_num_key_heads": num_keys,
-                "linear_num_value_heads": config.get("linear_num_value_heads") or spec.num_heads,
-                "linear_key_head_dim": k_dim,
-                "linear_value_head_dim": config.get("linear_value_head_dim") or 2 * k_dim,
-            }, config),
-            spec.num_layers,
-        )  # fmt: skip
-        beta_scale = 2.0 if config.get("linear_allow_neg_eigval", True) else 1.0
+        found = {
+            "layer_types": config.get("layer_types") or types,
+            "linear_num_key_heads": num_keys,
+            "linear_num_value_heads": config.get("linear_num_value_heads") or spec.num_heads,
+            "linear_key_head_dim": k_dim,
+            "linear_value_head_dim": config.get("linear_value_head_dim") or 2 * k_dim,
+        }
+        delta = read_delta(Defaulted(found, config), spec.num_layers)
+        beta_scale = 2.0 if config.get("linear_allow_neg_eigval") else 1.0
         delta["recurrence"] = replace(
             delta["recurrence"], beta_scale=beta_scale, read_eps=1e-5, is_apart=True
         )
-        rope = RopeSpec(rope_type="none") if has_no_rope else spec.rope
-        return replace(spec, **delta, rope=rope)
+        has_no_rope = "rope_theta" in config and config.get("rope_theta") is None
+        return replace(spec, **delta, rope=STILL if has_no_rope else spec.rope)
 
 
 class Olmoe(Llama):
     """Experts in every layer, behind norms that stand where Llama has them."""
 
+    keys = Llama.keys.but(
+        given={"rms_norm_eps": 1e-5},
+        named={"moe_intermediate_size": "intermediate_size", "num_experts": "num_local_experts"},
+        only={"clip_qkv": None},  # it would limit what was normed
+        fields={"has_qk_norm": True, "is_qk_norm_whole": True},
+    )
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "clip_qkv", None)  # it would limit what was normed
-        spec = super().read_config(Defaulted(config, _EPS), architecture)
-        inner = Defaulted(config, {"moe_intermediate_size": spec.ffn_width})
-        experts = read_experts(inner, spec.num_layers)
-        return replace(spec, experts=experts, has_qk_norm=True, is_qk_norm_whole=True)
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        return replace(spec, experts=read_qwen_experts(config, spec.num_layers))
 
 
-class FlexOlmo(Olmo2):
+class FlexOlmo(Olmoe):
     """OLMo 2's layers with experts."""
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config = Defaulted(config, {"rms_norm_eps": 1e-6, "rope_theta": 5e5})
-        spec = super().read_config(config, architecture)
-        inner = Defaulted(config, {"moe_intermediate_size": spec.ffn_width})
-        return replace(spec, experts=read_experts(inner, spec.num_layers))
+    names = _NAMES
+    keys = Olmoe.keys.but(
+        given={"rms_norm_eps": 1e-6, "rope_theta": 5e5},
+        fields=_BRANCH_NORMS,
+    )
 
 
 class Exaone4(Llama):
     """Where some layers have a window (32B), the others do not turn their heads."""
 
     names = _NAMES
+    keys = Llama.keys.but(
+        given={"rms_norm_eps": 1e-5, "sliding_window": 4096}, fields=_BRANCH_NORMS
+    )
 
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config = Defaulted(config, _EPS | {"sliding_window": 4096})
-        spec = super().read_config(config, architecture)
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
         pattern = config.get("sliding_window_pattern")
         every = len(pattern) if isinstance(pattern, str) else pattern  # "LLLG" is one of four
-        windows = windows_of(config, spec.num_layers, every or 4)
+        windows = read_windows(config, spec.num_layers, last_of(every or 4, spec.num_layers))
         is_mixed = config.get("sliding_window") is not None
-        return replace(
-            spec,
-            has_input_norms=False,
-            has_branch_norms=True,
-            has_qk_norm=True,
-            windows=windows,
-            more_ropes=(RopeSpec(rope_type="none"),),
-            rope_of=tuple(int(is_mixed and window is None) for window in windows),
-        )
+        spec = spec.with_rope(STILL, (is_mixed and window is None for window in windows))
+        return replace(spec, windows=windows)
 
 
 class ExaoneMoe(Exaone4):
@@ -175,16 +149,21 @@ class ExaoneMoe(Exaone4):
         experts=ExpertNames(shared="mlp.shared_experts."),
         aliases=(("mlp.e_score_correction_bias", "mlp.gate.e_score_correction_bias"),),
     )
+    keys = Exaone4.keys.but(
+        given={
+            "n_routed_experts": 64,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 2.5,
+        },
+        named={"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"},
+        fields={"has_input_norms": True, "has_branch_norms": False},
+    )
 
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        given = {"n_routed_experts": config.get("num_experts", 64), "first_k_dense_replace": 1}
-        given |= {"n_shared_experts": config.get("num_shared_experts", 1)}
-        config = Defaulted(config, given | {"routed_scaling_factor": 2.5})
-        spec = super().read_config(config, architecture)
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
         experts = read_deepseek_experts(config, spec.num_layers)
-        experts = replace(experts, layers=first_dense(config, spec.num_layers))
-        return replace(spec, has_input_norms=True, has_branch_norms=False, experts=experts)
+        return replace(super().read_more(spec, config), experts=experts)
 
 
 class Kolibri(Exaone4):
@@ -195,31 +174,31 @@ class Kolibri(Exaone4):
         mlp_out_norm="post_ffn_norm",
         experts=ExpertNames(shared="mlp.shared_experts.", choice_bias="moe.router.expert_bias"),
     )
+    keys = Exaone4.keys.but(
+        given={
+            "rms_norm_eps": 1e-6, "head_dim": 128, "sliding_window": 513,
+            "sliding_window_pattern": 5, "num_experts_per_tok": 6, "moe_intermediate_size": 512,
+            "intermediate_size": 1, "shared_expert_intermediate_size": 512,
+        },
+        named={"num_experts": "num_local_experts"},
+        only={"attention_bias": False},
+        fields={"has_input_norms": True},
+    )  # fmt: skip
 
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "attention_bias", False)
-        config = Defaulted(config, {
-            "rms_norm_eps": 1e-6, "head_dim": 128, "sliding_window": 513,
-            "sliding_window_pattern": 5, "num_experts_per_tok": 6,
-            "moe_intermediate_size": 512, "intermediate_size": 1, "mlp_bias": False,
-        })  # fmt: skip
-        spec = super().read_config(config, architecture)
-        experts = read_experts(config, spec.num_layers)
-        return replace(
-            spec,
-            has_input_norms=True,
-            experts=replace(
-                experts,
-                routing=replace(experts.routing, scores="chosen_sigmoid"),
-                layers=(True,) * spec.num_layers,
-                has_choice_bias=True,
-                shared_width=read_int(config, "shared_expert_intermediate_size", 512),
-            ),
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        experts = read_qwen_experts(config, spec.num_layers)
+        experts = replace(
+            experts,
+            routing=replace(experts.routing, scores="chosen_sigmoid"),
+            layers=(True,) * spec.num_layers,
+            has_choice_bias=True,
+            shared_width=read_int(config, "shared_expert_intermediate_size"),
         )
+        return replace(super().read_more(spec, config), experts=experts)
 
 
-class Afmoe(Exaone4):
+class Afmoe(ExaoneMoe):
     """Trinity: norms before the branches too, gates of what heads read, DeepSeek's experts."""
 
     names = Names(
@@ -231,27 +210,22 @@ class Afmoe(Exaone4):
             router="mlp.router.gate", choice_bias="mlp.expert_bias", shared="mlp.shared_experts."
         ),
     )
+    keys = ExaoneMoe.keys.but(
+        given={
+            "head_dim": 128, "sliding_window": 1024, "n_shared_experts": 2,
+            "routed_scaling_factor": 1.0,
+        },
+        named={
+            "sliding_window_pattern": "global_attn_every_n_layers",
+            "first_k_dense_replace": "num_dense_layers",
+            "routed_scaling_factor": "route_scale",
+        },
+        only={"score_func": ("sigmoid", None), "route_norm": (True, None), "attention_bias": False},
+        unused={"load_balance_coeff"},  # of its training
+        fields={"has_branch_norms": True, "has_attn_gate": True},
+    )  # fmt: skip
 
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "score_func", "sigmoid", None)
-        refuse(config, "route_norm", True, None)
-        refuse(config, "attention_bias", False)
-        config.get("load_balance_coeff")  # of its training
-        config = Defaulted(config, {
-            "head_dim": 128, "sliding_window": 1024,
-            "sliding_window_pattern": read_int(config, "global_attn_every_n_layers", 4),
-            "n_routed_experts": config.get("num_experts", 64),
-            "n_shared_experts": config.get("num_shared_experts", 2),
-            "first_k_dense_replace": read_int(config, "num_dense_layers", 1),
-            "routed_scaling_factor": config.get("route_scale", 1.0),
-        })  # fmt: skip
-        spec = super().read_config(config, architecture)
-        experts = read_deepseek_experts(config, spec.num_layers)
-        return replace(
-            spec,
-            has_input_norms=True,
-            has_attn_gate=True,
-            embed_scale=spec.width**0.5 if config.get("mup_enabled", False) else 1.0,
-            experts=replace(experts, layers=first_dense(config, spec.num_layers)),
-        )
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        scale = spec.width**0.5 if config.get("mup_enabled") else 1.0
+        return replace(super().read_more(spec, config), embed_scale=scale)

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.reading import Config, Defaulted, gpt_layers, read_int, refuse
-from hunch.models.spec import ModelSpec, read_sizes
+from hunch.models.keys import BIASES, PLAIN_LAYERS, Keys
+from hunch.models.reading import Config, read_int
+from hunch.models.spec import ModelSpec
 
 
 class Opt(Decoder):
@@ -28,27 +29,26 @@ class Opt(Decoder):
         project_out="model.decoder.project_out",
     )
 
+    keys = Keys(
+        given={"hidden_act": "relu", "enable_bias": True, "tie_word_embeddings": True},
+        named={"intermediate_size": "ffn_dim", "hidden_act": "activation_function"},
+        only={"layer_norm_elementwise_affine": True},
+        flags=dict.fromkeys(BIASES, "enable_bias"),
+        fields=PLAIN_LAYERS | {"norm_eps": 1e-5, "position_offset": 2},
+        has_rope=False,
+    )
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "layer_norm_elementwise_affine", True)
-        width, num_heads = read_int(config, "hidden_size"), read_int(config, "num_attention_heads")
-        num_layers = read_int(config, "num_hidden_layers")
-        sizes = read_sizes(config, architecture, width, num_layers, num_heads)
-        embed_width = read_int(config, "word_embed_proj_dim", width)
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        embed_width = read_int(config, "word_embed_proj_dim", spec.width)
         is_pre_norm = bool(config.get("do_layer_norm_before", True))
-        return ModelSpec(
-            **sizes,
-            ffn_width=read_int(config, "ffn_dim"),
-            max_len=read_int(config, "max_position_embeddings", 2048),
-            **gpt_layers(bool(config.get("enable_bias", True))),
-            norm_eps=1e-5,
+        return replace(
+            spec,
             is_post_norm=not is_pre_norm,
             has_final_norm=is_pre_norm and not config.get("_remove_final_layer_norm", False),
-            activation=str(config.get("activation_function", "relu")),
-            position_offset=2,
-            embed_width=embed_width if embed_width != width else 0,
+            embed_width=embed_width if embed_width != spec.width else 0,
             # Projected, embedding and output matrix are no longer the same.
-            is_tied=bool(config.get("tie_word_embeddings", True)) and embed_width == width,
+            is_tied=spec.is_tied and embed_width == spec.width,
         )
 
 
@@ -65,14 +65,20 @@ class BioGpt(Opt):
         head="output_projection.weight",
     )
 
+    keys = Keys(
+        given={
+            "intermediate_size": 4096,
+            "hidden_act": "gelu",
+            "max_position_embeddings": 1024,
+            "tie_word_embeddings": True,
+            "scale_embedding": True,
+        },
+        unused={"layer_norm_eps"},  # transformers has 1e-5, whatever it says
+        fields=Opt.keys.fields | dict.fromkeys(BIASES, True),
+        has_rope=False,
+    )
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config.get("layer_norm_eps")  # transformers has 1e-5, whatever it says
-        named = {
-            "ffn_dim": read_int(config, "intermediate_size", 4096),
-            "activation_function": config.get("hidden_act", "gelu"),
-            "max_position_embeddings": config.get("max_position_embeddings", 1024),
-        }
-        spec = super().read_config(Defaulted(named, config), architecture)
-        has_scale = bool(config.get("scale_embedding", True))
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        has_scale = config.get("scale_embedding")
         return replace(spec, embed_scale=spec.width**0.5 if has_scale else 1.0)

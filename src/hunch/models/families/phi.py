@@ -9,20 +9,10 @@ from dataclasses import replace
 from hunch.errors import ModelFormatError
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.families.mistral import Mixtral
-from hunch.models.reading import (
-    FROM_GGUF,
-    Config,
-    Defaulted,
-    gpt_layers,
-    read_attn_biases,
-    read_float,
-    read_windows,
-    refuse,
-)
-from hunch.models.spec import ModelSpec, read_common
-
-_DEFAULTS = {"partial_rotary_factor": 0.5, "hidden_act": "gelu_new"}
+from hunch.models.families.mistral import Mistral, Mixtral
+from hunch.models.keys import ATTN_BIASES, BIASES, PLAIN_LAYERS, Keys
+from hunch.models.reading import FROM_GGUF, Config, Defaulted, read_float
+from hunch.models.spec import ModelSpec
 
 
 class Phi(Decoder):
@@ -38,21 +28,16 @@ class Phi(Decoder):
         down="mlp.fc2",
     )
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        has_head_norms = bool(config.get("qk_layernorm", False))
-        common = read_common(Defaulted(config, _DEFAULTS), architecture)
-        common["norm_eps"] = read_float(config, "layer_norm_eps", 1e-5)
-        return ModelSpec(
-            **common,
-            **gpt_layers(),
-            has_qk_norm=has_head_norms,
-            is_qk_norm_centred=has_head_norms,
-            has_qk_norm_bias=has_head_norms,
-            is_parallel=True,
-            has_mlp_norm=False,
-            has_head_bias=True,
-        )
+    keys = Keys(
+        given={"partial_rotary_factor": 0.5, "hidden_act": "gelu_new", "layer_norm_eps": 1e-5},
+        numbers={"norm_eps": "layer_norm_eps"},
+        flags=dict.fromkeys(
+            ("has_qk_norm", "is_qk_norm_centred", "has_qk_norm_bias"), "qk_layernorm"
+        ),
+        fields=PLAIN_LAYERS
+        | dict.fromkeys((*BIASES, "is_parallel", "has_head_bias"), True)
+        | {"has_mlp_norm": False},
+    )
 
 
 class Persimmon(Phi):
@@ -65,24 +50,26 @@ class Persimmon(Phi):
         down="mlp.dense_4h_to_h",
     )
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config = Defaulted(config, {"hidden_act": "relu2", "qk_layernorm": True})
-        spec = super().read_config(config, architecture)
-        return replace(
-            spec,
-            is_parallel=False,
-            has_mlp_norm=True,
-            has_head_bias=False,
-            num_qkv_groups=spec.num_heads,
-        )
+    keys = Phi.keys.but(
+        given={"hidden_act": "relu2", "qk_layernorm": True},
+        fields={
+            "is_parallel": False,
+            "has_mlp_norm": True,
+            "has_head_bias": False,
+            "num_qkv_groups": 0,
+        },
+    )
 
 
-class Phi3(Decoder):
+class Phi3(Mistral):
     """Files for long contexts have two sets of rope factors. The set for the context that is served
     is used at every length: a row's text may not depend on how long it will become."""
 
     turns_part = True
+    keys = Keys(
+        given={"rms_norm_eps": 1e-5},
+        only={"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False},
+    )
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
@@ -90,14 +77,8 @@ class Phi3(Decoder):
         if given and beside is None and not config.get(FROM_GGUF):  # 4096 to transformers then
             raise ModelFormatError("config.json lacks original_max_position_embeddings")
         if isinstance(given, Mapping) and given.get("type") == "yarn":  # by its first files' name
-            named = {**given, "type": "longrope"}
-            config = Defaulted({"rope_scaling": named}, config)
-        for key, only in (("full_attn_mod", 1), ("interpolate_factor", 1), ("lm_head_bias", False)):
-            refuse(config, key, only)
-        common = read_common(config, architecture)
-        common["windows"] = read_windows(config, common["num_layers"])
-        common["norm_eps"] = float(config.get("rms_norm_eps") or 1e-5)
-        return ModelSpec(**common)
+            config = Defaulted({"rope_scaling": {**given, "type": "longrope"}}, config)
+        return super().read_config(config, architecture)
 
 
 class PhiMoe(Mixtral):
@@ -107,11 +88,16 @@ class PhiMoe(Mixtral):
     below, it is one. transformers always takes two experts, whatever the config says.
     """
 
+    keys = Mixtral.keys.but(
+        given={"num_experts": 16},
+        only={"num_experts_per_tok": 2},
+        unused={"input_jitter_noise", "original_max_position_embeddings"},  # of training; of ropes
+        flags=dict.fromkeys(ATTN_BIASES, "attention_bias") | {"has_head_bias": "lm_head_bias"},
+        fields={"norm": "layer"},
+    )
+
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "num_experts_per_tok", 2)
-        config.get("input_jitter_noise")  # of training
-        config.get("original_max_position_embeddings")  # read with the rope factors, if any
         given = config.get("rope_scaling") or config.get("rope_parameters")
         if isinstance(given, Mapping) and "long_mscale" in given:
             scales = ("short_mscale", "long_mscale")
@@ -119,14 +105,12 @@ class PhiMoe(Mixtral):
             is_short = given.get("short_factor") == given.get("long_factor")
             rope["attention_factor"] = given[scales[not is_short]]
             config = Defaulted({"rope_parameters": rope, "rope_scaling": None}, config)
-        spec = super().read_config(Defaulted(config, {"num_local_experts": 16}), architecture)
+        return super().read_config(config, architecture)
+
+    @classmethod
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        spec = super().read_more(spec, config)
         assert spec.experts is not None
         spread = 2 * read_float(config, "router_jitter_noise", 0.01)
         routing = replace(spec.experts.routing, scores="near", is_normed=False, spread=spread)
-        return replace(
-            spec,
-            **read_attn_biases(config),
-            norm="layer",
-            experts=replace(spec.experts, routing=routing),
-            has_head_bias=bool(config.get("lm_head_bias", False)),
-        )
+        return replace(spec, experts=replace(spec.experts, routing=routing))

@@ -3,157 +3,154 @@ others with their attention: dots.llm1, Hy3, Mellum, Flint."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hunch.errors import UnsupportedModelError
-from hunch.kernels.experts import Routing
-from hunch.layers.experts import ExpertSpec
-from hunch.layers.rope import RopeSpec
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.experts import (
     ExpertNames,
     first_dense,
-    read_count,
     read_deepseek_experts,
-    sparse_layers,
+    read_qwen_experts,
+    read_shared_experts,
 )
+from hunch.models.keys import ATTN_BIASES, Keys
 from hunch.models.reading import (
+    SLIDING,
+    STILL,
     Config,
-    Defaulted,
-    read_attn_biases,
     read_int,
-    read_rope,
+    read_local_rope,
     read_windows,
-    refuse,
     without_pictures,
 )
-from hunch.models.spec import ModelSpec, read_common
+from hunch.models.spec import ModelSpec
+
+_NO_WINDOWS = {"use_sliding_window": False}  # which transformers does not read for these
 
 
 class Qwen2(Decoder):
     """The upper layers may have a sliding window, where the config switches it on."""
 
+    keys = Keys(
+        # GGUF files say whether there are biases; Hugging Face's config.json has no word for it.
+        given={"sliding_window": 4096, "max_window_layers": 28, "attention_bias": True},
+        flags={"has_qkv_bias": "attention_bias"},
+    )
+
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        common = read_common(without_pictures(config), architecture)
+        return super().read_config(without_pictures(config), architecture)
+
+    @classmethod
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
         if config.get("dual_chunk_attention_config") is not None:
             # Chunks differ from plain attention beyond the first: texts up to there are served.
             chunks = {**config["dual_chunk_attention_config"]}
             size = read_int(chunks, "chunk_size") - read_int(chunks, "local_size")
-            common["max_len"] = min(common["max_len"], size)
-        common["windows"] = cls.windows(
-            Defaulted(config, {"sliding_window": 4096}),
-            common["num_layers"],
-            is_on=bool(config.get("use_sliding_window", False)),
-            first=int(config.get("max_window_layers", 80 if "VL" in architecture else 28)),
-        )
-        # GGUF files say it; Hugging Face's config.json has no word for it.
-        has_bias = bool(config.get("attention_bias", True))
-        return ModelSpec(**common, has_qkv_bias=has_bias)
+            spec = replace(spec, max_len=min(spec.max_len, size))
+        is_on = bool(config.get("use_sliding_window", False))
+        sees_all = cls.sees_all(config, spec.num_layers)
+        return replace(spec, windows=read_windows(config, spec.num_layers, sees_all, is_on))
 
-    @staticmethod
-    def windows(config: Config, num_layers: int, is_on: bool, first: int) -> tuple[int | None, ...]:
-        """`first`: of the layers with a window, where they are not listed."""
-        return read_windows(config, num_layers, is_on, first)
+    @classmethod
+    def sees_all(cls, config: Config, num_layers: int) -> Sequence[bool]:
+        """Layers without a window, where files do not list them."""
+        return [layer < int(config["max_window_layers"]) for layer in range(num_layers)]
+
+
+class Qwen2VL(Qwen2):
+    """What writes in those that see."""
+
+    keys = Qwen2.keys.but(given={"max_window_layers": 80})
 
 
 class Qwen3(Qwen2):
     """Qwen2's windows; biases only where the config asks for them."""
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "use_qk_norm", True)
-        return replace(
-            super().read_config(config, architecture),
-            **read_attn_biases(config),
-            has_qk_norm=True,
-        )
+    keys = Qwen2.keys.but(
+        given={"attention_bias": False},
+        only={"use_qk_norm": True},
+        flags=dict.fromkeys(ATTN_BIASES, "attention_bias"),
+        fields={"has_qk_norm": True},
+    )
 
 
-def read_experts(config: Config, num_layers: int) -> ExpertSpec:
-    """Softmax over all experts, whose weights add up to one where the config says so."""
-    routing = Routing(
-        num_experts=read_count(config, "num_experts", "num_local_experts"),
-        num_chosen=read_int(config, "num_experts_per_tok"),
-        is_normed=bool(config.get("norm_topk_prob", False)),
-    )
-    return ExpertSpec(
-        routing=routing,
-        width=read_int(config, "moe_intermediate_size"),
-        layers=sparse_layers(config, num_layers),
-    )
+class Qwen3VL(Qwen3):
+    """What writes in those that see."""
+
+    keys = Qwen3.keys.but(only=_NO_WINDOWS)
 
 
 class Qwen3Moe(Qwen3):
     """Layers without experts have Qwen3's MLP."""
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        spec = super().read_config(config, architecture)
-        return replace(spec, experts=read_experts(config, spec.num_layers))
+    keys = Qwen3.keys.but(
+        named={"num_experts": "num_local_experts"},
+        unused={"max_window_layers"},  # all have a window, if one has
+    )
 
-    @staticmethod
-    def windows(config: Config, num_layers: int, is_on: bool, first: int) -> tuple[int | None, ...]:
-        """All layers have one, whatever else the config says."""
-        return read_windows(config, num_layers, is_on)
+    @classmethod
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        experts = read_qwen_experts(config, spec.num_layers)
+        return replace(super().read_more(spec, config), experts=experts)
+
+    @classmethod
+    def sees_all(cls, config: Config, num_layers: int) -> Sequence[bool]:
+        return ()
 
 
 class Qwen3VLMoe(Qwen3Moe):
     """The weights of the chosen experts add up to one."""
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "norm_topk_prob", True)
-        return super().read_config(Defaulted({"norm_topk_prob": True}, config), architecture)
+    keys = Qwen3Moe.keys.but(only=_NO_WINDOWS | {"norm_topk_prob": True})
 
 
 class Qwen2Moe(Qwen2):
     """Beside the chosen experts a shared one, of which each token takes as much as it needs."""
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        spec = super().read_config(config, architecture)
-        experts = replace(
-            read_experts(config, spec.num_layers),
-            shared_width=read_int(config, "shared_expert_intermediate_size"),
-            is_shared_gated=True,
-        )
-        has_bias = bool(config.get("qkv_bias", True))
-        return replace(spec, experts=experts, has_qkv_bias=has_bias)
+    keys = Qwen2.keys.but(
+        given={"qkv_bias": True},
+        named={"num_experts": "num_local_experts"},
+        unused={"attention_bias"},  # of GGUF files
+        flags={"has_qkv_bias": "qkv_bias"},
+    )
 
-    @staticmethod
-    def windows(config: Config, num_layers: int, is_on: bool, first: int) -> tuple[int | None, ...]:
-        """Every second layer below `first`, where they are not listed."""
-        if not is_on and "sliding_attention" in (config.get("layer_types") or ()):
+    @classmethod
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        experts = read_shared_experts(config, spec.num_layers)
+        return replace(super().read_more(spec, config), experts=experts)
+
+    @classmethod
+    def sees_all(cls, config: Config, num_layers: int) -> Sequence[bool]:
+        """All but every second one below a number of layers."""
+        is_on = config.get("use_sliding_window", False)
+        if not is_on and SLIDING in (config.get("layer_types") or ()):
             raise UnsupportedModelError(  # transformers has windows of 0 there
                 "config.json: layer_types has windows, which use_sliding_window switches off"
             )
-        layer_types = ("full_attention", "sliding_attention")
-        types = [layer_types[i % 2 == 0 and i < first] for i in range(num_layers)]
-        types = config.get("layer_types") or types
-        return read_windows(Defaulted({"layer_types": types}, config), num_layers, is_on)
+        below = super().sees_all(config, num_layers)
+        return [layer % 2 != 0 or not is_below for layer, is_below in enumerate(below)]
 
 
 class Dots1(Qwen3):
     """dots.llm1: Qwen3's attention, DeepSeek's experts."""
 
     names = Names(experts=ExpertNames(shared="mlp.shared_experts."))
+    keys = Qwen3.keys.but(
+        given={"use_sliding_window": True, "max_window_layers": 62, "norm_topk_prob": False},
+        only={"scoring_func": ("sigmoid", "noaux_tc"), "topk_method": "noaux_tc"},
+    )
 
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "scoring_func", "sigmoid", "noaux_tc")
-        refuse(config, "topk_method", "noaux_tc")
-        given = {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 62}
-        spec = super().read_config(Defaulted(config, given), architecture)
-        inner = Defaulted(config, {"norm_topk_prob": False})
-        experts = read_deepseek_experts(inner, spec.num_layers)
-        layers = first_dense(config, spec.num_layers)
-        return replace(spec, experts=replace(experts, layers=layers))
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        experts = read_deepseek_experts(config, spec.num_layers)
+        return replace(super().read_more(spec, config), experts=experts)
 
 
-class Hy3(Qwen3):
+class Hy3(Dots1):
     """Hy3: DeepSeek's experts under names of its own."""
 
     names = Names(
@@ -170,70 +167,69 @@ class Hy3(Qwen3):
         ),
     )
 
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "mlp_bias", False)
-        config.get("enable_moe_fp32_combine")  # of sums, which are in float32 here anyway
-        given = {"rope_theta": 11_158_840.0, "rms_norm_eps": 1e-5, "head_dim": 128}
-        given |= {"n_routed_experts": config.get("num_experts", 192)}
-        given |= {"n_shared_experts": config.get("num_shared_experts", 1)}
-        given |= {"routed_scaling_factor": config.get("router_scaling_factor", 2.826)}
-        config = Defaulted(config, given)
-        spec = super().read_config(config, architecture)
-        layers = first_dense(Defaulted(config, {"first_k_dense_replace": 1}), spec.num_layers)
-        experts = read_deepseek_experts(config, spec.num_layers)
-        return replace(spec, experts=replace(experts, layers=layers))
+    keys = Qwen3.keys.but(
+        given={
+            "rope_theta": 11_158_840.0,
+            "rms_norm_eps": 1e-5,
+            "head_dim": 128,
+            "n_routed_experts": 192,
+            "n_shared_experts": 1,
+            "routed_scaling_factor": 2.826,
+            "first_k_dense_replace": 1,
+        },
+        named={
+            "n_routed_experts": "num_experts",
+            "n_shared_experts": "num_shared_experts",
+            "routed_scaling_factor": "router_scaling_factor",
+        },
+        only={"mlp_bias": False},
+        unused={"enable_moe_fp32_combine"},  # of sums, which are in float32 here anyway
+    )
 
 
 class Mellum(Qwen3Moe):
     """Layers with a window turn their heads by angles of their own."""
 
+    keys = Qwen3Moe.keys.but(
+        given={"norm_topk_prob": True, "sliding_window": 1024, "rope_theta": 5e5}
+    )
+
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        config = Defaulted(config, {"norm_topk_prob": True, "sliding_window": 1024})
-        if config.get("rope_parameters") is None:
-            config = Defaulted(config, {"rope_theta": 5e5})
-        spec = super().read_config(config, architecture)
-        whole = {"layer_types": ["full_attention"] * spec.num_layers}
-        windows = read_windows(Defaulted(config, whole), spec.num_layers)
-        given = config.get("rope_parameters")
-        local = given.get("sliding_attention") if isinstance(given, Mapping) else None
-        near = read_rope(config, spec.head_dim, local or {"rope_theta": 1e4})
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        spec = super().read_more(spec, config)
+        windows = read_windows(config, spec.num_layers, (True,) * spec.num_layers)
+        local = read_local_rope(config, spec.head_dim, {"rope_theta": 1e4})
         assert spec.experts is not None
-        return replace(
-            spec,
-            windows=windows,
-            more_ropes=(near,),
-            rope_of=tuple(int(window is not None) for window in windows),
-            experts=replace(spec.experts, layers=first_dense(config, spec.num_layers)),
-        )
+        experts = replace(spec.experts, layers=first_dense(config, spec.num_layers))
+        spec = spec.with_rope(local, (window is not None for window in windows))
+        return replace(spec, windows=windows, experts=experts)
 
 
 class Flint(Qwen3Moe):
     """Layers without a window do not turn their heads; sinks; experts chosen by sigmoids."""
 
     names = Names(aliases=(("self_attn.softmax_offset", "self_attn.sinks"),))
+    keys = Qwen3Moe.keys.but(
+        given={
+            "norm_topk_prob": True,
+            "sliding_window": 513,
+            "mlp_only_layers": [0, 1],
+            "shared_expert_intermediate_size": 1024,
+        },
+        fields={"has_sinks": True},
+    )
 
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        given = {"norm_topk_prob": True, "sliding_window": 513, "mlp_only_layers": [0, 1]}
-        config = Defaulted(config, given | {"shared_expert_intermediate_size": 1024})
-        spec = super().read_config(config, architecture)
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        spec = super().read_more(spec, config)
         last = spec.num_layers - 1
-        layer_types = ["full_attention", "sliding_attention"]
-        types = [layer_types[i >= 2 and i % 4 != 1 and i != last] for i in range(last + 1)]
-        windows = read_windows(Defaulted(config, {"layer_types": types}), spec.num_layers)
+        sees_all = [i < 2 or i % 4 == 1 or i == last for i in range(last + 1)]
+        windows = read_windows(config, spec.num_layers, sees_all)
         assert spec.experts is not None
         experts = replace(
             spec.experts,
             routing=replace(spec.experts.routing, scores="sigmoid"),
             shared_width=read_int(config, "shared_expert_intermediate_size"),
         )
-        return replace(
-            spec,
-            windows=windows,
-            more_ropes=(RopeSpec(rope_type="none"),),
-            rope_of=tuple(int(window is None) for window in windows),
-            has_sinks=True,
-            experts=experts,
-        )
+        spec = spec.with_rope(STILL, (window is None for window in windows))
+        return replace(spec, windows=windows, experts=experts)

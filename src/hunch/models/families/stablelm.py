@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.reading import Config, Defaulted, read_float, refuse
-from hunch.models.spec import ModelSpec, read_common
+from hunch.models.keys import Keys
+from hunch.models.reading import Config
+from hunch.models.spec import ModelSpec
+
+HEAD_NORMS = ("has_qk_norm", "is_qk_norm_centred", "is_qk_norm_own")
 
 
 class StableLM(Decoder):
@@ -13,22 +18,18 @@ class StableLM(Decoder):
 
     turns_part = True
     names = Names(q_norm="self_attn.q_layernorm.norms.{}", k_norm="self_attn.k_layernorm.norms.{}")
+    keys = Keys(
+        given={"partial_rotary_factor": 0.25, "layer_norm_eps": 1e-5},
+        numbers={"norm_eps": "layer_norm_eps"},
+        only={"rotary_scaling_factor": 1.0},
+        flags={
+            **dict.fromkeys(HEAD_NORMS, "qk_layernorm"),
+            "has_qkv_bias": "use_qkv_bias",
+            "is_parallel": "use_parallel_residual",
+        },
+        fields={"norm": "layer"},
+    )
 
     @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        refuse(config, "rotary_scaling_factor", 1.0)
-        config = Defaulted(config, {"partial_rotary_factor": 0.25})
-        common = read_common(config, architecture)
-        common["norm_eps"] = read_float(config, "layer_norm_eps", 1e-5)
-        is_parallel = bool(config.get("use_parallel_residual", False))
-        has_head_norms = bool(config.get("qk_layernorm", False))
-        return ModelSpec(
-            **common,
-            norm="layer",
-            has_qk_norm=has_head_norms,
-            is_qk_norm_centred=has_head_norms,
-            is_qk_norm_own=has_head_norms,
-            has_qkv_bias=bool(config.get("use_qkv_bias", False)),
-            is_parallel=is_parallel,
-            has_mlp_norm=not is_parallel,
-        )
+    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
+        return replace(spec, has_mlp_norm=not spec.is_parallel)

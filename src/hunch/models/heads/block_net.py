@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -26,9 +26,8 @@ from hunch.models.heads.files import Table
 from hunch.models.heads.step import MARGIN, TiledNet, num_positions
 from hunch.models.target import Target
 
-if TYPE_CHECKING:
-    from hunch.kernels.gpu_tiling import Tiling  # these need Triton, which a CPU may not have
-    from hunch.models.heads.fused_block import FusedBlocks, FusedGuess
+if TYPE_CHECKING:  # needs Triton
+    from hunch.kernels.gpu_tiling import Tiling
 
 
 def seen_from(pos_P: Tensor, pos_K: Tensor, window: int | None, is_causal: bool) -> Tensor | None:
@@ -127,6 +126,28 @@ def attend_dense(
 # --- beside a target ------------------------------------------------------------------------------
 
 
+class Guess(Protocol):
+    """The result of one pass, as a device reads it: place by place, as tokens are chosen."""
+
+    @property
+    def is_alike(self) -> bool:
+        """Whether places tell the same after all tokens."""
+
+    def level(self, depth: int, token_M: Tensor) -> Tensor:
+        """Logits of the token at `depth`, given the ones before it: as many for every row."""
+
+    def odds(self, depth: int, token_M: Tensor) -> Tensor | None:
+        """Log-odds that such a token is accepted; None: the files do not say."""
+
+
+class FusedBlocks(Protocol):
+    """`BlockNet.cover_tiled` and `told` by fused kernels."""
+
+    def cover(self, features: Sequence[Tensor], attn: AttnInputs, kv: KVCache) -> None: ...
+
+    def told(self, token_R: Tensor, blocks: TiledBlocks) -> Guess: ...
+
+
 class BlockNet(TiledNet):
     """A block drafter's body with the embedding and output matrix it uses beside its target."""
 
@@ -146,7 +167,7 @@ class BlockNet(TiledNet):
         self.body, self.shape, self.spec = body, shape, shape.spec
         self.embed = embed or target.embed
         self.lm_head, self.ids_C = lm_head, ids_C
-        self.output = target.backend.output(target, lm_head)
+        self.output = target.backend.shared_output(target, lm_head)
         self.feature_layers, self.num_kv_layers = shape.feature_layers, shape.spec.num_layers
         self.kv_dtype: torch.dtype = target.dtype
         spec = shape.spec
@@ -158,10 +179,7 @@ class BlockNet(TiledNet):
             mask_D = self.embed(mask_1)[0]
         self.mask_D = mask_D
         self.fused: FusedBlocks | None = None  # the same by a GPU's fused kernels
-        if target.backend.captures_steps:
-            from hunch.models.heads.fused_block import build_fused_blocks
-
-            self.fused = build_fused_blocks(self, target)
+        target.backend.accelerate_blocks(self, target)
 
     def cover(self, features: Sequence[Tensor], pos_T: Tensor, slot_T: Tensor, kv: KVCache) -> None:
         """Keep the keys and values of known positions, from the target's states of them."""
@@ -192,7 +210,7 @@ class BlockNet(TiledNet):
         pos_T = (pos_R[:, None] + torch.arange(size, device=pos_R.device)).flatten()
         return self.told(token_R, PagedBlocks(kv, slots, self.rope(pos_T), self.shape))
 
-    def told_tiled(self, token_R: Tensor, blocks: TiledBlocks) -> BlockGuess | FusedGuess:
+    def told_tiled(self, token_R: Tensor, blocks: TiledBlocks) -> Guess:
         """`told` by a GPU's kernels."""
         if self.fused is not None:
             return self.fused.told(token_R, blocks)

@@ -31,16 +31,16 @@ from hunch.errors import (
 from hunch.hub import resolve as find_files
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
-from hunch.kernels.native import FLOAT, INT8, ROUNDED, NativeMatrix, is_available
+from hunch.kernels.native_library import is_available
+from hunch.kernels.native_matrix import FLOAT, INT8, ROUNDED, NativeMatrix
 from hunch.layers.linear import Linear
-from hunch.models.backends import NATIVE, TORCH, TRITON, Backend
-from hunch.models.decoder import Decoder, Hidden
+from hunch.models.decoder import Decoder
 from hunch.models.heads.files import check_map
 from hunch.models.load import check_tensors, choose_dtype, choose_hold
 from hunch.models.native import ID_MAP, NativeDecoder
 from hunch.models.source import HOLDS, FileSource, Shape
 from hunch.models.spec import ModelSpec
-from hunch.models.target import Target
+from hunch.models.target import Backend, Hidden, Target, find_backend
 from hunch.models.weights import Weights, open_weights
 from hunch.models.weights.json_file import read_json
 from hunch.registry import MODELS, resolve
@@ -70,7 +70,8 @@ class TargetBeside:
         # On a CPU a draft model reads its weights for every token: in 8 bits it is there sooner.
         self.is_quantised = is_cpu or target.is_quantised
         self.dtype = torch.float32 if is_cpu else torch.bfloat16
-        self.backend: Backend = TRITON if not is_cpu else NATIVE if is_available() else TORCH
+        kernels = "triton" if not is_cpu else "native" if is_available() else "torch"
+        self.backend: Backend = find_backend(kernels)
 
 
 def load_draft_model(

@@ -55,7 +55,7 @@ class EagleNet(StepNet):
     ) -> None:
         super().__init__(spec, target, embed, num_kv_layers=1)
         self.fc, self.block = fc, block
-        self.output = target.backend.output(target)
+        self.output = target.backend.shared_output(target)
 
     def step_ref(self, token_T: Tensor, hidden_TD: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
         x_TD = self.fc(torch.cat((self.embed(token_T), hidden_TD), dim=-1))
@@ -112,7 +112,7 @@ class Eagle3Net(StepNet):
         self.embed_norm, self.hidden_norm = embed_norm, hidden_norm
         self.blocks, self.norm = blocks, norm
         self.lm_head = lm_head
-        self.output = target.backend.output(target, lm_head)
+        self.output = target.backend.shared_output(target, lm_head)
         self.is_residual_normed, self.is_output_normed = is_residual_normed, is_output_normed
 
     def fuse(self, hidden_TD: Tensor | None, features: tuple[Tensor, ...]) -> Tensor:

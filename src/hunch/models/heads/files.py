@@ -7,9 +7,9 @@ columns of a reduced vocabulary, N outputs, K inputs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -21,16 +21,16 @@ from hunch.errors import (
     UnsupportedModelError,
     VocabMismatchError,
 )
-from hunch.kernels.native import FLOAT, INT8, NativeMatrix
+from hunch.kernels.native_matrix import FLOAT, INT8, NativeMatrix
 from hunch.layers.linear import Linear
 from hunch.layers.part import Part
+from hunch.models.keys import read_common
 from hunch.models.load import DRAFTING_LAYERS
-from hunch.models.source import Shape, Source
-from hunch.models.spec import ModelSpec, read_common
+from hunch.models.source import AnyLinear, Shape, Source
+from hunch.models.spec import ModelSpec
 from hunch.models.target import Target
 from hunch.models.weights import Weights, open_weights
 from hunch.models.weights.json_file import read_json, refuse_unfinished
-from hunch.parallel.group import Share
 
 _ARCHITECTURES = {
     "MLPSpeculatorPreTrainedModel": "mlp",
@@ -219,44 +219,21 @@ class HeadSource(Source):
         self._check(name, (size,))
         return self._weights.tensor(self._find(name), torch.int64).to(self.device)
 
-    def linear(
-        self,
-        names: tuple[str, ...],
-        sizes: tuple[int, ...],
-        num_in: int,
-        *,
-        has_bias: bool = False,
-        is_split: bool = True,
-        parts: Sequence[Share | None] | None = None,
-    ) -> Linear:
-        return self._hold(
-            super().linear(names, sizes, num_in, has_bias=has_bias, is_split=is_split)
-        )
-
-    def row_linear(  # type: ignore[override]  # a head is never split over a group
-        self, name: str, num_out: int, num_in: int, *, has_bias: bool, part: Share | None = None
-    ) -> Linear:
-        return self._hold(super().row_linear(name, num_out, num_in, has_bias=has_bias))
-
     def output(self, name: str, rows: int, width: int, num_kept: int | None = None) -> Linear:
         """An output matrix, cut to its first rows where the rest is padding."""
         weight_CD = self.take(name, rows, width)
         if num_kept is not None and num_kept < rows:
             weight_CD = weight_CD[:num_kept].contiguous()
-        return self._hold(Linear(weight_CD))
+        return self.kept(Linear(weight_CD))
 
     def output_of(self, target: Target, ids_C: Tensor) -> Linear:
         """Rows of the target's own output matrix, for a head that brings none."""
-        return self.held(target.output_rows(ids_C))
+        return self.kept(Linear(target.output_rows(ids_C).contiguous()))
 
-    def _hold(self, layer: Linear) -> Linear:
-        held, num_bytes = self._target.backend.hold(layer, self._target)
+    def kept(self, layer: AnyLinear) -> AnyLinear:
+        held, num_bytes = self._target.backend.convert_layer(layer, self._target)
         self.matrix_bytes += num_bytes
-        return held
-
-    def held(self, weight_NK: Tensor, bias_N: Tensor | None = None) -> Linear:
-        """A layer of a matrix that was read already, as this target's drafters keep theirs."""
-        return self._hold(Linear(weight_NK.contiguous(), bias_N))
+        return cast("AnyLinear", held)  # a head is never split over a group
 
     def dense(self, name: str, num_out: int, num_in: int) -> Linear:
         """`name`.weight, with `name`.bias where there is one."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,10 +23,8 @@ from hunch.kernels.kv_store import KVCache
 from hunch.layers.block import Block
 from hunch.models.fused import READS, FusedLayers, unknown_to_kernels
 from hunch.models.heads.block import BlockBody
-
-if TYPE_CHECKING:
-    from hunch.models.heads.block_net import BlockNet, TiledBlocks
-    from hunch.models.target import Target
+from hunch.models.heads.block_net import BlockNet, TiledBlocks
+from hunch.models.target import Target
 
 Heads = tuple[Tensor, Tensor | None, tuple[Tensor, Tensor] | None]  # weight, bias, norms
 

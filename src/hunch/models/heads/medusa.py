@@ -49,7 +49,7 @@ class MedusaNet(Part):
 
     def __init__(self, heads: list[MedusaHead], target: Target, scale: float = 1.0) -> None:
         self.heads, self.scale = heads, scale
-        self.output = target.backend.output(target, *(head.lm_head for head in heads))
+        self.output = target.backend.shared_output(target, *(head.lm_head for head in heads))
 
     def logits(self, head: int, state_MD: Tensor) -> Tensor:
         """Scores of one head's token, a row per state."""

@@ -95,7 +95,7 @@ class MtpNet(StepNet):
     ) -> None:
         super().__init__(spec, target, embed, num_kv_layers=len(stages), rope_dim=rope_dim)
         self.stages = stages
-        self.output = target.backend.output(target, *(stage.lm_head for stage in stages))
+        self.output = target.backend.shared_output(target, *(stage.lm_head for stage in stages))
         self.is_staged = len(stages) > 1
         self.is_capturable = False  # until load_mtp finds kernels for it
         self.state_width = spec.width * len(stages)

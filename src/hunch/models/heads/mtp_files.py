@@ -18,9 +18,10 @@ from hunch.models.arrange import Arranged
 from hunch.models.build import LLAMA_NAMES, Names
 from hunch.models.experts import ExpertNames, read_deepseek_experts
 from hunch.models.heads.files import HeadSource
+from hunch.models.keys import read_common
 from hunch.models.latent import read_latent
 from hunch.models.load import DRAFTING_LAYERS
-from hunch.models.spec import ModelSpec, read_common
+from hunch.models.spec import ModelSpec
 from hunch.models.weights.base import Weights
 from hunch.registry import MODELS, resolve
 

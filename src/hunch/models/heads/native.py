@@ -11,13 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hunch.kernels.native import (
-    FLOAT,
-    INT8,
-    NativeMatrix,
-    NativeNetwork,
-    is_available,
-)
+from hunch.kernels.native import NativeNetwork
+from hunch.kernels.native_library import is_available
+from hunch.kernels.native_matrix import FLOAT, INT8, NativeMatrix
 from hunch.kernels.native_structs import LayerStruct, NativePart, activation_number
 from hunch.layers.block import Block
 from hunch.layers.experts import Experts

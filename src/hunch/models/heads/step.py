@@ -6,7 +6,7 @@ Shape letters: T packed tokens, D width of the network, C columns of logits.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -22,9 +22,8 @@ from hunch.models.heads.files import Table
 from hunch.models.spec import ModelSpec
 from hunch.models.target import Target
 
-if TYPE_CHECKING:
-    from hunch.kernels.gpu_tiling import Tiler  # these need Triton, which a CPU may not have
-    from hunch.models.heads.fused import FusedHead
+if TYPE_CHECKING:  # needs Triton
+    from hunch.kernels.gpu_tiling import Tiler, Tiling
 
 MARGIN = 64  # positions past the context that a draft may reach
 SHARED_BYTES = 64 * 2**20  # for partial results of rows whose positions a GPU's programs share
@@ -63,6 +62,16 @@ class TiledNet(Part):
         return self._tiler
 
 
+class FusedStep(Protocol):
+    """`StepNet.step_ref` and `logits_ref` by a GPU's fused kernels."""
+
+    def step(
+        self, token_T: Tensor, state_TD: Tensor, attn: AttnInputs, kv: KVCache, tiling: Tiling
+    ) -> Tensor: ...
+
+    def logits(self, state_TD: Tensor) -> Tensor: ...
+
+
 class StepNet(TiledNet):
     """At position t it sees the hidden state of t and token t + 1, and predicts token t + 2."""
 
@@ -72,7 +81,7 @@ class StepNet(TiledNet):
     num_tokens: int | None = None  # drafted per step, where the files say it
     is_staged = False  # a layer per drafted token: known positions go through `cover`
     network: NativeNetwork | None = None  # the same on the CPU's own kernels, where they can
-    fused: FusedHead | None = None  # and on the GPU's
+    fused: FusedStep | None = None  # and on the GPU's
 
     def __init__(
         self,

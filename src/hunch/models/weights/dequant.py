@@ -1,5 +1,6 @@
-"""Quantised blocks to numbers: by their codes (blocks.py) where a format has that form, those of 2
-and 3 bits here, the others by the gguf package.
+"""Quantised blocks to numbers: by their codes (blocks.py) where a format has that form, by tables
+(lookups.py) where its levels stand in one, others of 2 and 3 bits here, the rest by the gguf
+package.
 
 Shape letters: B blocks, S sub-blocks of a block, W weights of a (sub-)block.
 A format's comment is its layout in bytes; products are taken in the order ggml takes them, so the
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from hunch.hub.gguf_file import TYPES
+from hunch.models.weights import lookups
 from hunch.models.weights.blocks import codes_of
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
@@ -56,7 +58,7 @@ def _by_blocks(block_format: str, rows: Tensor) -> Tensor:
 
 
 def _by_gguf(block_format: str, blocks: Bytes) -> Floats:
-    """Formats whose levels are looked up in tables: the gguf package has those."""
+    """Formats of three levels."""
     import gguf  # not at the top: most files need it not, and it takes a while
 
     numbers: Floats = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[block_format])
@@ -101,4 +103,6 @@ def _q3_k(blocks: Bytes, out_BW: Floats) -> None:  # high bits:32 q:64 scales:12
 FORMATS = {  # name -> (weights per block, bytes per block)
     name: (block, block_bytes) for name, block, block_bytes in TYPES.values() if name not in PLAIN
 }
-_FUNCTIONS: dict[str, Callable[[Bytes, Floats], None]] = {"Q2_K": _q2_k, "Q3_K": _q3_k}
+_FUNCTIONS: dict[str, Callable[[Bytes, Floats], None]] = {
+    "Q2_K": _q2_k, "Q3_K": _q3_k, **lookups.FUNCTIONS,
+}  # fmt: skip

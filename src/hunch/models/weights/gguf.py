@@ -19,8 +19,9 @@ from hunch.hub.gguf_file import GgufHeader, TensorPlace, read_header
 from hunch.kernels.activation import XIELU_BETA
 from hunch.models.weights.base import Packed
 from hunch.models.weights.dequant import PLAIN, dequantise
-from hunch.models.weights.gguf_config import architecture, config_of, hf_name
+from hunch.models.weights.gguf_config import architecture, config_of
 from hunch.models.weights.gguf_known import INTERLEAVED
+from hunch.models.weights.gguf_names import hf_name
 
 
 def _shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -44,8 +45,10 @@ class GgufWeights:
         self.path = path
         self.metadata: Mapping[str, Any] = header.metadata
         self.nbytes = sum(place.nbytes for place in header.tensors.values())
-        is_interleaved = architecture(header) in INTERLEAVED
-        self._places = {hf_name(header, name): place for name, place in header.tensors.items()}
+        prefix = architecture(header)
+        self._places = {
+            hf_name(header, prefix, name): place for name, place in header.tensors.items()
+        }
         for name, place in self._places.items():
             self._places[name] = replace(place, shape=_shape(name, place.shape))
         # Copy-on-write: torch wants writable memory, and the file must never change.
@@ -57,9 +60,9 @@ class GgufWeights:
         self.config = config_of(
             header, {name.removesuffix(".weight"): self.tensor(name).tolist() for name in factors}
         )
-        if architecture(header) == "apertus":
+        if prefix == "apertus":
             self._told = _activation_numbers(header, self.config["num_hidden_layers"])
-        if is_interleaved:
+        if prefix in INTERLEAVED:
             self._num_heads = {
                 "q_proj": self.config["num_attention_heads"],
                 "k_proj": self.config["num_key_value_heads"],

@@ -3,65 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hunch.models.weights.gguf_layers import layer_types
-
-if TYPE_CHECKING:
-    from hunch.models.weights.gguf_config import Reader
+from hunch.models.weights.gguf_reader import Reader
 
 Found = dict[str, Any]
 
-LAYERS = {  # what stands before a layer's number, where it is not Llama's "model.layers"
-    "gpt2": "transformer.h",
-    "starcoder": "transformer.h",
-    "falcon": "transformer.h",
-    "gptneox": "gpt_neox.layers",
-    "bloom": "transformer.h",
-    "mpt": "transformer.blocks",
-}
-FALCON = {  # GGUF's names of tensors
-    "token_embd": "transformer.word_embeddings",
-    "output_norm": "transformer.ln_f",
-    "attn_qkv": "self_attention.query_key_value",
-    "attn_output": "self_attention.dense",
-    "ffn_up": "mlp.dense_h_to_4h",
-    "ffn_down": "mlp.dense_4h_to_h",
-}
-FALCON_40B = {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"}
-GPT_NEOX = {
-    "token_embd": "gpt_neox.embed_in",
-    "output_norm": "gpt_neox.final_layer_norm",
-    "output": "embed_out",
-    "attn_qkv": "attention.query_key_value",
-    "attn_output": "attention.dense",
-    "ffn_up": "mlp.dense_h_to_4h",
-    "ffn_down": "mlp.dense_4h_to_h",
-}
-GLM4 = {
-    "attn_qkv": "self_attn.qkv_proj",
-    "post_attention_norm": "post_self_attn_layernorm",
-    "post_ffw_norm": "post_mlp_layernorm",
-    "ffn_up": "mlp.gate_up_proj",
-}
-PHI2 = {
-    "output_norm": "model.final_layernorm",
-    "attn_qkv": "self_attn.qkv_proj",
-    "attn_output": "self_attn.dense",
-    "ffn_up": "mlp.fc1",
-    "ffn_down": "mlp.fc2",
-}
-BLOOM = FALCON | {"token_embd_norm": "transformer.word_embeddings_layernorm"}
-MPT = {
-    "token_embd": "transformer.wte",
-    "output_norm": "transformer.norm_f",
-    "attn_norm": "norm_1",
-    "attn_qkv": "attn.Wqkv",
-    "attn_output": "attn.out_proj",
-    "ffn_norm": "norm_2",
-    "ffn_up": "ffn.up_proj",
-    "ffn_down": "ffn.down_proj",
-}
 _NO_BIASES = {"attention_bias": None, "mlp_bias": None}  # keys that the family does not have
 
 

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from hunch.models.weights.gguf_config import Reader
+from hunch.models.weights.gguf_reader import Reader
 
 _SIGMOID = 2  # of expert_gating_func
-LLAMA4 = {  # its names of an MLP and of the shared expert
-    f"ffn_{part}{ending}": f"feed_forward.{where}{part}_proj"
-    for part in ("gate", "up", "down")
-    for ending, where in (("", ""), ("_shexp", "shared_expert."))
-}
 
 
 def local(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     """Mixtral's and Granite's words."""
-    return {
-        "num_local_experts": read.size("expert_count"),
-        "num_experts_per_tok": read.size("expert_used_count"),
-    }
+    return read.all(num_local_experts="expert_count", num_experts_per_tok="expert_used_count")
 
 
 def phi(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
@@ -31,10 +22,7 @@ def phi(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
 
 def counted(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     """Qwen's and OLMoE's words."""
-    return {
-        "num_experts": read.size("expert_count"),
-        "num_experts_per_tok": read.size("expert_used_count"),
-    }
+    return read.all(num_experts="expert_count", num_experts_per_tok="expert_used_count")
 
 
 def qwen(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +87,7 @@ def deepseek(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
         "qk_rope_head_dim": rope_dim,
         "qk_nope_head_dim": head - rope_dim,
         "v_head_dim": values,
-        **_routed(read),
+        **routed(read),
         "mlp_bias": None,
         "attention_bias": "blk.0.attn_kv_a_mqa.bias" in read.header.tensors,
         "rope_scaling": _scaled(read, config["rope_scaling"]),
@@ -114,14 +102,14 @@ def deepseek(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
 def glm(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     """Its files hold its MTP layers after the others; they are counted in block_count."""
     return {
-        **_routed(read),
+        **routed(read),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in read.header.tensors,
         "mlp_bias": None,
     }
 
 
 def dots(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
-    return {**_routed(read), "mlp_bias": None}
+    return {**routed(read), "mlp_bias": None}
 
 
 def minimax(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
@@ -130,8 +118,7 @@ def minimax(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
 
 def hunyuan(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     return {
-        "num_experts": read.size("expert_count"),
-        "moe_topk": read.size("expert_used_count"),
+        **read.all(num_experts="expert_count", moe_topk="expert_used_count"),
         "moe_intermediate_size": read.size(
             "expert_feed_forward_length", config["intermediate_size"]
         ),
@@ -141,9 +128,11 @@ def hunyuan(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
 
 def ernie(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     return {
-        "moe_num_experts": read.size("expert_count"),
-        "moe_k": read.size("expert_used_count"),
-        "moe_intermediate_size": read.size("expert_feed_forward_length"),
+        **read.all(
+            moe_num_experts="expert_count",
+            moe_k="expert_used_count",
+            moe_intermediate_size="expert_feed_forward_length",
+        ),
         "moe_num_shared_experts": int(read.number("expert_shared_count", 0)),
         "moe_layer_start_index": int(read.number("leading_dense_block_count", 0)),
         "moe_layer_interval": read.size("interleave_moe_layer_step", 1),
@@ -152,7 +141,8 @@ def ernie(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _routed(read: Reader) -> dict[str, Any]:
+def routed(read: Reader) -> dict[str, Any]:
+    """DeepSeek's words."""
     return {
         "first_k_dense_replace": int(read.number("leading_dense_block_count", 0)),
         "n_routed_experts": read.size("expert_count"),

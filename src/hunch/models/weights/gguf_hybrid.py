@@ -2,75 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hunch.errors import UnsupportedModelError
 from hunch.models.weights import gguf_dense, gguf_experts
+from hunch.models.weights.gguf_reader import Reader
 
-if TYPE_CHECKING:
-    from hunch.models.weights.gguf_config import Reader
 
-# Their layers that do not attend have 0 KV heads.
-PREFIXES = ("lfm2", "lfm2moe", "granitehybrid", "nemotron_h", "nemotron_h_moe")
-LFM2 = {  # GGUF's names of tensors
-    "token_embd_norm": "model.embedding_norm",  # of the last states, in spite of its name
-    "output_norm": "model.embedding_norm",
-    "attn_norm": "operator_norm",
-    "attn_output": "self_attn.out_proj",
-    "attn_q_norm": "self_attn.q_layernorm",
-    "attn_k_norm": "self_attn.k_layernorm",
-    "shortconv.conv": "conv.conv",
-    "shortconv.in_proj": "conv.in_proj",
-    "shortconv.out_proj": "conv.out_proj",
-    "ffn_norm": "ffn_norm",
-    "ffn_gate": "feed_forward.w1",
-    "ffn_up": "feed_forward.w3",
-    "ffn_down": "feed_forward.w2",
-    "exp_probs_b": "feed_forward.expert_bias",
-}
-_MAMBA = {
-    "ssm_in": "in_proj",
-    "ssm_a": "A_log",  # stored as what it stands for, -e^x
-    "ssm_d": "D",
-    "ssm_dt": "dt_bias",
-    "ssm_conv1d": "conv1d",
-    "ssm_norm": "norm",
-    "ssm_out": "out_proj",
-}
-GRANITE = {
-    **{theirs: f"mamba.{ours}" for theirs, ours in _MAMBA.items()},
-    **{
-        f"ffn_{part}{ending}": f"shared_mlp.{part}_proj"
-        for part in ("gate", "up", "down")
-        for ending in ("", "_shexp")
-    },
-}
-FALCON = {
-    **{theirs: f"mamba.{ours}" for theirs, ours in _MAMBA.items()},
-    **{f"ffn_{part}": f"feed_forward.{part}_proj" for part in ("gate", "up", "down")},
-    "ffn_norm": "pre_ff_layernorm",
-    "output_norm": "model.final_layernorm",
-}
-MAMBA_2 = {
-    **{theirs: f"mixer.{ours}" for theirs, ours in _MAMBA.items()},
-    "token_embd": "model.embeddings",
-    "output_norm": "model.norm_f",
-    "attn_norm": "norm",
-}
-MAMBA_1 = MAMBA_2 | {"ssm_x": "mixer.x_proj", "ssm_dt": "mixer.dt_proj"}
-NEMOTRON = {
-    **{theirs: f"mixer.{ours}" for theirs, ours in _MAMBA.items()},
-    **{f"attn_{part}": f"mixer.{part}_proj" for part in "qkv"},
-    "token_embd": "model.embeddings",
-    "output_norm": "model.norm_f",
-    "attn_norm": "norm",
-    "attn_output": "mixer.o_proj",
-    "ffn_up": "mixer.up_proj",
-    "ffn_down": "mixer.down_proj",
-    "ffn_up_shexp": "mixer.shared_experts.up_proj",
-    "ffn_down_shexp": "mixer.shared_experts.down_proj",
-    "exp_probs_b": "mixer.gate.e_score_correction_bias",
-}
+def _mamba_2(read: Reader) -> dict[str, Any]:
+    """Sizes of Mamba 2 layers."""
+    sizes = read.all(
+        mamba_n_heads="ssm.time_step_rank",
+        mamba_n_groups="ssm.group_count",
+        mamba_d_state="ssm.state_size",
+        mamba_d_conv="ssm.conv_kernel",
+    )
+    return sizes | {"mamba_conv_bias": read.has("ssm_conv1d.bias")}
 
 
 def lfm2(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
@@ -87,12 +34,11 @@ def lfm2(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     }
     if read.number("expert_count", 0):
         found |= {
-            "num_experts": read.size("expert_count"),
-            "num_experts_per_tok": read.size("expert_used_count"),
+            **gguf_experts.counted(read, config),
             "moe_intermediate_size": read.size("expert_feed_forward_length"),
             "num_dense_layers": int(read.number("leading_dense_block_count", 0)),
             "routed_scaling_factor": read.real("expert_weights_scale", 1.0),
-            "use_expert_bias": any("exp_probs_b" in name for name in tensors),
+            "use_expert_bias": read.has("exp_probs_b"),
         }
     return found
 
@@ -113,26 +59,17 @@ def granite(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
         "layer_types": ["mamba" if some else "attention" for some in is_mamba],
         "position_embedding_type": "nope",
         "shared_intermediate_size": 0 if shared is None else shared.shape[0],
-        "mamba_n_heads": read.size("ssm.time_step_rank"),
-        "mamba_n_groups": read.size("ssm.group_count"),
-        "mamba_d_state": read.size("ssm.state_size"),
-        "mamba_d_conv": read.size("ssm.conv_kernel"),
+        **_mamba_2(read),
         "mamba_expand": max(1, inner // config["hidden_size"]),
-        "mamba_conv_bias": any("ssm_conv1d.bias" in name for name in tensors),
     }
 
 
 def falcon(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     """The factors of its config are in the file's matrices already."""
-    tensors = read.header.tensors
     return {
-        "mamba_n_heads": read.size("ssm.time_step_rank"),
-        "mamba_n_groups": read.size("ssm.group_count"),
-        "mamba_d_state": read.size("ssm.state_size"),
-        "mamba_d_conv": read.size("ssm.conv_kernel"),
+        **_mamba_2(read),
         "mamba_d_ssm": read.size("ssm.inner_size"),
-        "mamba_conv_bias": any("ssm_conv1d.bias" in name for name in tensors),
-        "mamba_rms_norm": any("ssm_norm" in name for name in tensors),
+        "mamba_rms_norm": read.has("ssm_norm"),
         "mamba_norm_before_gate": False,  # as all of its published configs have it
     }
 
@@ -147,7 +84,7 @@ def mamba(read: Reader) -> dict[str, Any]:
         "state_size": read.size("ssm.state_size"),
         "conv_kernel": read.size("ssm.conv_kernel"),
         "layer_norm_epsilon": read.real("attention.layer_norm_rms_epsilon"),
-        "use_conv_bias": any("ssm_conv1d.bias" in name for name in tensors),
+        "use_conv_bias": read.has("ssm_conv1d.bias"),
         "tie_word_embeddings": "output.weight" not in tensors,
     }
     if read.prefix == "mamba2":
@@ -166,31 +103,19 @@ def nemotron(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     """What a layer is, its tensors tell."""
     tensors, num_layers = read.header.tensors, config["num_hidden_layers"]
     letters = {"ssm_in": "M", "attn_q": "*", "ffn_gate_inp": "E", "ffn_up": "-"}
-    heads = read.size("ssm.time_step_rank")
-    found = {
-        "hybrid_override_pattern": "".join(
-            letters[next(p for p in letters if f"blk.{at}.{p}.weight" in tensors)]
-            for at in range(num_layers)
-        ),
+    pattern = "".join(
+        letters[next(p for p in letters if f"blk.{at}.{p}.weight" in tensors)]
+        for at in range(num_layers)
+    )
+    mamba = _mamba_2(read)
+    found = mamba | {
+        "hybrid_override_pattern": pattern,
         "layer_norm_epsilon": config["rms_norm_eps"],
-        "mamba_num_heads": heads,
-        "mamba_head_dim": max(1, read.size("ssm.inner_size") // heads),
-        "n_groups": read.size("ssm.group_count"),
-        "ssm_state_size": read.size("ssm.state_size"),
-        "conv_kernel": read.size("ssm.conv_kernel"),
-        "use_conv_bias": any("ssm_conv1d.bias" in name for name in tensors),
-        "attention_bias": any("attn_q.bias" in name for name in tensors),
-        "mlp_bias": any("ffn_up.bias" in name for name in tensors),
+        "mamba_head_dim": max(1, read.size("ssm.inner_size") // mamba["mamba_n_heads"]),
+        "attention_bias": read.has("attn_q.bias"),
+        "mlp_bias": read.has("ffn_up.bias"),
     }
     if read.number("expert_count", 0):
-        found |= {
-            "n_routed_experts": read.size("expert_count"),
-            "num_experts_per_tok": read.size("expert_used_count"),
-            "moe_intermediate_size": read.size("expert_feed_forward_length"),
-            "moe_shared_expert_intermediate_size": read.size("expert_shared_feed_forward_length"),
-            "routed_scaling_factor": read.real("expert_weights_scale", 1.0),
-            "norm_topk_prob": bool(read.header.metadata.get(f"{read.prefix}.expert_weights_norm")),
-            "n_group": read.size("expert_group_count", 1),
-            "topk_group": read.size("expert_group_used_count", 1),
-        }
+        shared = read.size("expert_shared_feed_forward_length")
+        found |= gguf_experts.routed(read) | {"moe_shared_expert_intermediate_size": shared}
     return found

@@ -2,48 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.models.weights import gguf_experts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from hunch.models.weights.gguf_config import Reader
+from hunch.models.weights.gguf_reader import Reader
 
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 _UNTURNED = 1e29  # frequencies that are divided by more are none
-BY_LAYER = ("gemma4",)  # whose sizes may be lists, an entry per layer
-
-GEMMA4 = {  # GGUF's names of tensors
-    "layer_output_scale": "layer_scalar",
-    "per_layer_token_embd": "model.embed_tokens_per_layer",
-    "per_layer_model_proj": "model.per_layer_model_projection",
-    "per_layer_proj_norm": "model.per_layer_projection_norm",
-    "inp_gate": "per_layer_input_gate",
-    "proj": "per_layer_projection",
-    "post_norm": "post_per_layer_input_norm",
-    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
-    "post_ffw_norm_1": "post_feedforward_layernorm_1",
-    "post_ffw_norm_2": "post_feedforward_layernorm_2",
-    "ffn_gate_up_exps": "experts.gate_up_proj",
-}
-
-
-DELTA = {
-    "attn_qkv": "linear_attn.in_proj_qkv",
-    "attn_gate": "linear_attn.in_proj_z",
-    "ssm_ba": "linear_attn.in_proj_ba",
-    "ssm_beta": "linear_attn.in_proj_b",
-    "ssm_alpha": "linear_attn.in_proj_a",
-    "ssm_a": "linear_attn.A_log",  # stored as what it stands for, -e^x
-    "ssm_dt": "linear_attn.dt_bias",
-    "ssm_conv1d": "linear_attn.conv1d",
-    "ssm_norm": "linear_attn.norm",
-    "ssm_out": "linear_attn.out_proj",
-    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
-}
 
 
 def delta(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
@@ -111,9 +78,11 @@ def gemma4(
     if read.number("expert_count", 0):
         found |= {
             "enable_moe_block": True,
-            "num_experts": read.size("expert_count"),
-            "top_k_experts": read.size("expert_used_count"),
-            "moe_intermediate_size": read.size("expert_feed_forward_length"),
+            **read.all(
+                num_experts="expert_count",
+                top_k_experts="expert_used_count",
+                moe_intermediate_size="expert_feed_forward_length",
+            ),
         }
     return found
 

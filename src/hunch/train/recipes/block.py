@@ -236,7 +236,7 @@ class BlockStudent(Student):
             "confidence_head_with_markov": True,
             UNITS: self.options.units,
         }
-        tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
+        tensors = self.values()
         if self.shape.num_columns:
             ids_C, order_C = self.columns.ids_C.cpu().sort()
             tensors["d2t"] = ids_C - torch.arange(len(ids_C))

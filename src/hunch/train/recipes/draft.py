@@ -165,7 +165,7 @@ class DraftStudent(Student):
             config |= {INNER: spec.ffn_width, UNITS: self.units}
         if self.abreast > 1:
             config |= {ABREAST: self.abreast, **heads_config(spec)}
-        tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
+        tensors = self.values()
         num_known = min(spec.vocab_size, self.target.spec.vocab_size)
         if self.share_tables or len(self.columns) < num_known:
             config |= {CUT_FROM: "", "cut_layers": self.layers}

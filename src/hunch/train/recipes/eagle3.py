@@ -147,7 +147,7 @@ class Eagle3Student(Student):
             "draft_vocab_size": len(ids_C),
             "eagle_aux_hidden_state_layer_ids": list(self.feature_layers),
         }
-        tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
+        tensors = self.values()
         tensors["d2t"] = ids_C - torch.arange(len(ids_C))
         tensors["t2d"] = torch.zeros(spec.vocab_size, dtype=torch.bool).index_fill(0, ids_C, True)
         tensors["lm_head.weight"] = self.target.head.weight_NK[ids_C.to(self.target.device)]

@@ -90,8 +90,7 @@ class MedusaStudent(Student):
         }
         if self.options.share_tables:
             config["original_lm_head"] = True
-        tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
-        return config, {**tensors, "token_map": self.columns.ids_C.cpu()}
+        return config, {**self.values(), "token_map": self.columns.ids_C.cpu()}
 
 
 RECIPE = Recipe(options=MedusaOptions, student=MedusaStudent, draft_vocab=16384)

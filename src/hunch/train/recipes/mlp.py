@@ -102,7 +102,7 @@ class MlpStudent(Student):
             "tie_weights": True,
             "scale_input": True,
         }
-        tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
+        tensors = self.values()
         ids_C = self.columns.ids_C
         if len(ids_C) < spec.vocab_size:  # the published form has no map of tokens
             config["truncated_vocab_size"] = len(ids_C)

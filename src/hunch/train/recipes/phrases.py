@@ -6,13 +6,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from hunch.hub import resolve as find_files
-from hunch.kernels.phrases import FILE, PhraseTable
+from hunch.kernels.phrases import PhraseTable
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
-from hunch.train.files import write_json, write_whole
+from hunch.train.files import write_whole
+from hunch.train.phrase_job import write_table
 from hunch.train.phrases import Counting, make_table
 from hunch.train.select import Measured, measure
 from hunch.train.student import CountRecipe
@@ -34,9 +35,7 @@ def count_phrases(
     """Count, write, and see what suffix lookup does with it on held-out prompts, on the CPU."""
     vocab_size = ModelSpec.from_config(open_weights(find_files(target)).config).vocab_size
     table = make_table(texts, vocab_size, options)
-    config = {"model_type": "phrase_table", "vocab_size": vocab_size, "max_order": table.max_order}
-    write_json(out / "config.json", config)
-    write_whole(out / FILE, lambda part: save_file(table.files(), part))
+    write_table(out, save(table.files()), vocab_size)
     on_cpu = {**engine, "device": "cpu"}
     found, without = (
         measure(target, f"{ALWAYS}:phrases={phrases}", None, test_ids, arguments=on_cpu)

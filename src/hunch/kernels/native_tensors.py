@@ -13,8 +13,9 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import Scales, slots_at
-from hunch.kernels.native import _address, _floats, _lib, is_available, team
-from hunch.kernels.native_structs import Kept
+from hunch.kernels.native import _floats
+from hunch.kernels.native_library import is_available, library, team
+from hunch.kernels.native_structs import Kept, address_of
 
 STORED = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # weights that are read in place
 MAX_HEAD_DIM = 1024
@@ -31,7 +32,7 @@ def multiply_rows(x_TK: Tensor, weight_NK: Tensor) -> Tensor:
     x_TK, num_rows = _floats(x_TK), x_TK.shape[0]
     num_out, num_in = weight_NK.shape
     out_TN = torch.empty(num_rows, num_out)
-    _lib().hunch_multiply_rows(
+    library().hunch_multiply_rows(
         team(torch.get_num_threads()), x_TK.data_ptr(), num_rows, num_in, weight_NK.data_ptr(),
         STORED[weight_NK.dtype], num_out, out_TN.data_ptr(),
     )  # fmt: skip
@@ -42,7 +43,7 @@ def can_attend(head_dim: int, *, has_scales: bool = False) -> bool:
     """Whether heads are whole vectors on this CPU."""
     if not is_available() or head_dim > MAX_HEAD_DIM:
         return False
-    return head_dim % (_LANES if has_scales else _lib().hunch_panel()) == 0
+    return head_dim % (_LANES if has_scales else library().hunch_panel()) == 0
 
 
 def attend(
@@ -78,12 +79,12 @@ def attend(
     assert alibi_NL is None or (alibi_NL.dtype == torch.float32 and alibi_NL.stride(1) == 1)
     k_scales, v_scales = scales or (None, None)
     k, v = Kept.over(k_CMH, k_scales), Kept.over(v_CMH, v_scales)
-    _lib().hunch_attend(
+    library().hunch_attend(
         team(torch.get_num_threads()), q_TNH.data_ptr(), ctypes.addressof(k), ctypes.addressof(v),
-        *(column.data_ptr() for column in columns), _address(tree_TP), num_rows,
+        *(column.data_ptr() for column in columns), address_of(tree_TP), num_rows,
         table_SP.stride(0), 0 if tree_TP is None else tree_TP.stride(0), block_size,
-        num_heads, k_CMH.shape[1], head_dim, window or 0, cap * LOG2_E, _address(sinks_N),
-        _address(alibi_NL), 0 if alibi_NL is None else alibi_NL.stride(0), out_TNH.data_ptr(),
+        num_heads, k_CMH.shape[1], head_dim, window or 0, cap * LOG2_E, address_of(sinks_N),
+        address_of(alibi_NL), 0 if alibi_NL is None else alibi_NL.stride(0), out_TNH.data_ptr(),
     )  # fmt: skip
     return out_TNH
 
