@@ -86,7 +86,7 @@ def shown(outputs: list[RequestOutput]) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("method", [CHAIN, pytest.param("draft:tree", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", [CHAIN, "draft:tree"])
 def test_as_by_the_host(method: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL) as llm:
         lead_by_host(llm.engine.runner)

@@ -59,7 +59,7 @@ def test_text_and_acceptance(tree: str, world: World, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("tree", [pytest.param("mlp", marks=pytest.mark.slow), "dspark"])
 def test_few_blocks(tree: str, world: World) -> None:
-    few = {"num_blocks": 40, "kv_bytes": None, "max_num_seqs": 4}
+    few = {"num_blocks": 30, "kv_bytes": None, "max_num_seqs": 4}
     with start(world, f"{TREES[tree]}:adaptive=false", **few) as llm:
         for kind in ("greedy", "penalties"):
             assert tokens(llm, world.prompts, PARAMS[kind]) == world.plain[kind], kind

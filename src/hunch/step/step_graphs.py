@@ -156,13 +156,19 @@ class StepGraphs:
             num_best=kind.num_best,
         )
 
+    def _depth_of(self, kind: StepKind, drafter: DeviceDrafter | None) -> int:
+        """The depth of the trees that a step of this kind checks; 0: it checks chains."""
+        depth = 0 if drafter is None else drafter.depth(kind.source)
+        if depth and kind.extras & SOURCES:  # a prediction's chain may be deeper than the trees
+            return kind.num_nodes
+        return min(depth, kind.num_nodes)
+
     def _capture(self, kind: StepKind) -> StepGraph:
         self.inputs_3R.fill_(-1)  # no rows: running a body to compile it changes nothing
         drafter = self.drafter
         if drafter is None or not (self.drafts_at(kind.num_rows) and drafter.runs_in(kind.source)):
             drafter = None
-        depth = 0 if drafter is None else min(drafter.depth(kind.source), kind.num_nodes)
-        size = kind.num_rows, kind.num_nodes, depth
+        size = kind.num_rows, kind.num_nodes, self._depth_of(kind, drafter)
         buffers = self._buffers_of(size)
         forward, forward_seconds = self._forward_of(size, buffers)
         # As `forward`, which may not run here, leaves it without rows.
