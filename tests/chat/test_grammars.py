@@ -16,6 +16,7 @@ from hunch.chat.lark import closed
 from hunch.chat.pieces import read
 from hunch.chat.structural_tag import as_grammar
 from hunch.chat.tools import Tool
+from hunch.errors import RequestError
 from hunch.grammar.compile import GrammarCompiler
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
 from hunch.types import StructuredOutput
@@ -299,6 +300,16 @@ def test_a_budget_leaves_an_answer_without_reasoning_alone(compilers: Any) -> No
     assert takes(compiler, tokenizer, asked, "It is a warm day.")
     assert takes(compiler, tokenizer, asked, "<think>a</think>It is a warm day.") is False
     assert takes(compiler, tokenizer, asked, "<thin gs")
+
+
+@pytest.mark.parametrize("parser", ["hermes", "deepseek_v3", "glm45", "minimax_m3"])
+def test_a_schema_that_is_nested_too_deeply_is_refused(parser: str) -> None:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(600):
+        schema = {"type": "object", "properties": {"a": schema}}
+    chat = ChatFormat(None, {}, tool_parser=parser)
+    with pytest.raises(RequestError, match="nested too deeply"):
+        chat.structured([Tool("f", schema)], "", must_call=True)
 
 
 def test_silent_schemas_are_closed() -> None:

@@ -1,5 +1,6 @@
 """The command line, as a shell sees it: output, exit codes, messages."""
 
+import io
 import json
 import shutil
 import socket
@@ -302,6 +303,16 @@ def test_a_port_in_use(shell: Callable, model: str) -> None:
     assert err.strip().endswith("; give another --port")
 
 
+@pytest.mark.parametrize("flag", ["--tool-call-parser", "--reasoning-parser"])
+def test_a_wrong_parser_is_told_before_a_model_is_loaded(
+    shell: Callable, model: str, monkeypatch: pytest.MonkeyPatch, flag: str
+) -> None:
+    monkeypatch.setattr("hunch.server.run.new_engine", lambda *_: pytest.fail("it is loaded"))
+    code, _, err = shell("serve", model, "--port", "0", flag, "mistrale")
+    assert code == 2
+    assert "did you mean 'mistral'?" in err
+
+
 def test_ctrl_c_while_modules_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     from hunch.__main__ import main as hunch
 
@@ -328,6 +339,31 @@ def test_output_that_does_not_fit_the_disk_is_one_line(
             main(["plan", "--list-gpus"])
     assert left.value.code == 2
     assert capsys.readouterr().err == "error: no room left on the disk for the output\n"
+
+
+def test_a_terminal_without_a_character_shows_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = CompletionOutput(index=0, text="caf\u00e9", finish_reason="length")
+    llm = SimpleNamespace(
+        has_chat_template=False, stream=lambda *_: [SimpleNamespace(outputs=[said])]
+    )
+    monkeypatch.setattr("hunch.cli.options.open_llm", lambda *_, **__: llm)
+    monkeypatch.setattr("hunch.cli.trace.show_stats", lambda _: None)
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    with pytest.raises(SystemExit) as left:
+        main(["generate", "x", "--ignore-eos"])
+    assert not left.value.code
+    assert out.buffer.getvalue() == b"caf?\n"  # type: ignore[attr-defined]
+
+
+def test_a_prompt_that_is_not_utf_8_names_the_byte(
+    shell: Callable, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = io.TextIOWrapper(io.BytesIO(b"caf\xe9"), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdin", given)
+    code, _, err = shell("generate", "-", "--model", model)
+    assert code == 2
+    assert "the byte 0xe9 at character 3 could not be decoded; give UTF-8" in err
 
 
 def test_a_closed_output_is_no_fault(monkeypatch: pytest.MonkeyPatch, model: str) -> None:

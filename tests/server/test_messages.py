@@ -155,6 +155,8 @@ def test_errors_have_anthropics_form(
 
 def test_a_key_is_asked_for(thinker: LiveServer) -> None:
     body = {"model": "bytes", "max_tokens": 5, "messages": user("x")}
-    assert thinker.post("/v1/messages", body).status_code == 401
+    refused = thinker.post("/v1/messages", body)
+    assert (refused.status_code, refused.json()["type"]) == (401, "error")
+    assert refused.json()["error"]["type"] == "authentication_error"
     wrong = {"x-api-key": "wrong"}
     assert thinker.post("/v1/messages", body, headers=wrong).status_code == 401

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -51,6 +52,36 @@ def test_models_are_loaded_on_demand_and_make_room(start_server: Callable[..., L
     unknown = ask(server, "nobody")
     assert unknown.status_code == 404
     assert "bytes, alias, b, c, broken" in unknown.json()["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def pair(start_server: Callable[..., LiveServer]) -> LiveServer:
+    return start_server(models=[["b", "bytes"]])
+
+
+def test_who_asks_about_a_model_does_not_load_it(pair: LiveServer) -> None:
+    about = pair.get("/v1/models/b").json()
+    assert (about["id"], about["is_loaded"], about["max_model_len"]) == ("b", False, None)
+    assert pair.get("/v1/models/nobody").status_code == 404
+    assert loaded(pair) == {"bytes", "alias"}
+
+
+def test_anthropics_clients_get_its_form_of_error_for_an_unknown_model(pair: LiveServer) -> None:
+    body = {"model": "nobody", "max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
+    answer = pair.post("/v1/messages", body)
+    assert (answer.status_code, answer.json()["type"]) == (404, "error")
+    assert answer.json()["error"]["type"] == "not_found_error"
+
+
+def test_responses_of_every_model_are_kept_in_one_place(pair: LiveServer) -> None:
+    body = {"model": "b", "input": "x", "max_output_tokens": 9}
+    first = pair.post("/v1/responses", body).json()
+    path = f"/v1/responses/{first['id']}"
+    assert pair.get(path).json() == first
+    further = {**body, "model": "bytes", "previous_response_id": first["id"]}
+    assert pair.post("/v1/responses", further).status_code == 200
+    assert httpx.delete(pair.url + path).json()["deleted"]
+    assert pair.get(path).status_code == 404
 
 
 def test_a_model_nobody_asks_for_is_unloaded(start_server: Callable[..., LiveServer]) -> None:

@@ -213,6 +213,12 @@ def test_completion_as_llama_cpp_answers(server: LiveServer) -> None:
         assert server.post("/completion", {**body, **wrong}).status_code == 400
 
 
+def test_a_bias_of_a_text_says_where_ids_come_from(server: LiveServer) -> None:
+    answer = server.post("/completion", {"prompt": "x", "logit_bias": [[5, 1], ["Hello", 3]]})
+    assert answer.status_code == 400
+    assert "'Hello' is no token id; POST /tokenize" in answer.json()["error"]["message"]
+
+
 def test_slots_and_tokens_as_llama_cpp_tells_them(server: LiveServer) -> None:
     slots = server.get("/slots").json()
     assert [slot["id"] for slot in slots] == list(range(len(slots)))

@@ -161,7 +161,7 @@ def test_an_answer_that_is_cut_is_incomplete(client: openai.OpenAI) -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "cannot be used here"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "reads text"),
         ({"input": [{"role": "nobody", "content": "x"}]}, "role"),
-        ({"input": []}, "messages"),
+        ({"input": []}, "input: at least one item is needed"),
         ({"input": "x", "temperature": -1}, "temperature"),
         ({"input": "x", "tool_choice": {"type": "function", "name": "f"}}, "no tools"),
         ({"input": "x", "model": "nobody"}, "does not exist"),

@@ -18,7 +18,7 @@ from hunch.chat.pieces import Reader, Tidy
 from hunch.chat.reasoning import REASONING_FORMS, ReasoningReader, reasoning_of
 from hunch.chat.recipients import RecipientForm
 from hunch.chat.tools import MarkedReader, Tool, ToolForm
-from hunch.errors import ConfigError
+from hunch.errors import ConfigError, GrammarError
 from hunch.types import StructuredOutput
 
 AUTO = "auto"
@@ -159,7 +159,10 @@ class ChatFormat:
         must_call = must_call or asked is not None
         many = many and ONE_CALL not in self._template
         form = self._form_after(prompt_end)
-        calls = form.write(rules, tools, must_call=must_call, many=many)
+        try:
+            calls = form.write(rules, tools, must_call=must_call, many=many)
+        except RecursionError:
+            raise GrammarError("tools: a schema is nested too deeply") from None
         return f"{text} | {calls}" if asked is not None else calls
 
     def _before(self, rules: Rules, prompt_end: str) -> str:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
 import sys
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 import typer
 
@@ -58,6 +59,8 @@ def main(arguments: list[str] | None = None) -> None:
     for name in ("stdout", "stderr"):  # None where the shell closed it (>&-)
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    _forgive(sys.stdin, "surrogateescape")  # the tokenizer says which byte is no text
+    _forgive(sys.stdout, "replace")  # a terminal of another locale shows ? for what it lacks
     try:
         logging.basicConfig(format="hunch: %(message)s", level=_log_level())
         try:
@@ -74,6 +77,12 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         _drop_output()
         _leave(f"no room left on the disk for {error.filename or 'the output'}")
+
+
+def _forgive(stream: TextIO | None, errors: str) -> None:
+    """Go on past characters that the locale's encoding does not have."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors=errors)
 
 
 def _leave(reason: object) -> NoReturn:

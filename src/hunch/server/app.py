@@ -19,12 +19,11 @@ from hunch.server.embeddings import add_embeddings
 from hunch.server.events import checked
 from hunch.server.guard import App, Guard, Keys
 from hunch.server.llamacpp import add_llamacpp
-from hunch.server.message_shape import fault_of
 from hunch.server.messages import add_messages
 from hunch.server.ollama import add_ollama
 from hunch.server.other_names import instead_of
 from hunch.server.problems import ProblemError, from_error, from_validation
-from hunch.server.responses import add_responses
+from hunch.server.responses import Stored, add_responses
 from hunch.server.schemas import (
     ChatBody,
     CompletionBody,
@@ -81,13 +80,15 @@ FAULTS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def build_app(service: Service, over: Callable[[App], App] | None = None) -> Guard | CORSMiddleware:
+def build_app(
+    service: Service, stored: Stored, over: Callable[[App], App] | None = None
+) -> Guard | CORSMiddleware:
     """The whole ASGI application around one service; `over` stands between guard and routes."""
-    app = build_routes(service)
+    app = build_routes(service, stored)
     return _guarded(app, app if over is None else over(app), service)
 
 
-def build_routes(service: Service) -> FastAPI:
+def build_routes(service: Service, stored: Stored) -> FastAPI:
     """Every path of one service."""
     app = FastAPI(
         title="hunch",
@@ -98,7 +99,7 @@ def build_routes(service: Service) -> FastAPI:
     )
     _add_openai(app, service)
     _add_tokens(app, service)
-    add_responses(app, service)
+    add_responses(app, service, stored)
     add_messages(app, service)
     add_ollama(app, service)
     add_llamacpp(app, service)
@@ -275,12 +276,7 @@ async def _static(content: bytes, media_type: str, request: Request) -> Response
 
 def _add_faults(app: FastAPI, service: Service) -> None:
     def respond(request: Request, problem: ProblemError) -> JSONResponse:
-        path = request.url.path
-        if path.startswith("/v1/messages"):  # Anthropic's
-            return problem.response(fault_of(problem))
-        if path.startswith("/api/"):  # Ollama's: a sentence
-            return problem.response({"error": problem.message})
-        return problem.response()
+        return problem.response(request.url.path)
 
     async def on_hunch(request: Request, error: Exception) -> Response:
         assert isinstance(error, HunchError)

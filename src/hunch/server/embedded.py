@@ -11,6 +11,7 @@ from typing import Any
 from hunch.config import Config
 from hunch.server.app import build_app
 from hunch.server.guard import App
+from hunch.server.responses import Stored
 from hunch.server.run import (
     ENGINE_FACTORY,
     TEXT_FACTORY,
@@ -71,7 +72,7 @@ class Embedded(KeptEngine):
         """Load the model; returns an ASGI application."""
         text = await self.open()
         service = new_service(self.config, self.settings, self.engine, text)
-        return build_app(service, lambda app: app)
+        return build_app(service, Stored(), lambda app: app)
 
 
 class Reply:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hunch.server import logs
-from hunch.server.problems import ProblemError
+from hunch.server.problems import OLLAMA, ProblemError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -34,7 +34,6 @@ DISCARDED_BYTES = 32 << 20  # that are read of a body which is refused
 DISCARD_SECONDS = 5.0
 IS_READ = "hunch.body_is_read"
 CHUNK_BYTES = 1 << 16  # of a body that is looked through
-OLLAMA = "/api/"  # its paths, whose errors are sentences
 FROM_PAGES = frozenset({b"origin", b"sec-fetch-site"})  # what browsers send with a page's requests
 HEADERS = ((b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer"))
 QUIET = frozenset({"/health", "/ready", "/metrics", "/stats"})  # polled; not worth a line each
@@ -107,9 +106,7 @@ class Guard:
         except ProblemError as problem:
             if scope["method"] == "POST" and not state.get(IS_READ) and problem.status != 408:
                 await self._discard(headers, receive)
-            is_ollama = scope["path"].startswith(OLLAMA)
-            told = {"error": problem.message} if is_ollama else problem.body()
-            body = json.dumps(told).encode()
+            body = json.dumps(problem.body(scope["path"])).encode()
             extra = {"content-type": "application/json", "connection": "close"}
             pairs = {**extra, **problem.headers(), "content-length": str(len(body))}
             raw = [(name.lower().encode(), value.encode()) for name, value in pairs.items()]

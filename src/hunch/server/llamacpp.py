@@ -103,6 +103,9 @@ def _biases(pairs: list[Any]) -> dict[str, Any]:
     for pair in pairs:
         if not (isinstance(pair, list) and len(pair) == 2):
             raise ProblemError(400, "logit_bias: a list of [token, bias] is needed")
+        if isinstance(pair[0], str):
+            message = f"logit_bias: {pair[0]!r:.40} is no token id; POST /tokenize gives a text's"
+            raise ProblemError(400, message, param="logit_bias")
         found[str(pair[0])] = -100 if pair[1] is False else pair[1]
     return found
 

@@ -1,4 +1,4 @@
-"""A `message` of Anthropic's API, whole or as events, and its errors."""
+"""A `message` of Anthropic's API, whole or as events."""
 
 from __future__ import annotations
 
@@ -12,26 +12,11 @@ from hunch.chat.turn import Turn
 from hunch.server.calls import loads_arguments
 from hunch.server.cursor import Delta, ending_of
 from hunch.server.events import NamedEvents, answer_of, only, parts_of
-from hunch.server.problems import ProblemError
+from hunch.server.problems import ANTHROPIC, ProblemError
 from hunch.server.summary import Json
 from hunch.types import CompletionOutput, RequestOutput
 
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-ERROR_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
-
-
-def fault_of(problem: ProblemError) -> Json:
-    """Anthropic's error object."""
-    error_type = ERROR_TYPES.get(problem.status, "api_error")
-    return {"type": "error", "error": {"type": error_type, "message": problem.message}}
 
 
 @dataclass(kw_only=True)
@@ -128,7 +113,7 @@ class MessageShape(NamedEvents):
         return [*chunks, *self._end_block(), end, {"type": "message_stop"}]
 
     def fault(self, problem: ProblemError) -> bytes:
-        return self.encode(fault_of(problem))
+        return self.encode(problem.body(ANTHROPIC))
 
 
 def _ending(choice: CompletionOutput, finish_reason: str | None) -> Json:

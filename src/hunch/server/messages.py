@@ -12,13 +12,12 @@ from starlette.responses import Response
 
 from hunch.chat.turn import call_of
 from hunch.server.events import checked, of_schema
-from hunch.server.message_shape import ERROR_TYPES, MessageShape
-from hunch.server.problems import ProblemError
+from hunch.server.message_shape import MessageShape
+from hunch.server.problems import ANTHROPIC_TYPES, ProblemError
 from hunch.server.schemas import (
     MAX_COUNT,
     Body,
     ChatBody,
-    ErrorBody,
     KnownElsewhere,
     Many,
     Some,
@@ -126,9 +125,8 @@ class FaultBody(BaseModel):
     error: Fault
 
 
-# What is refused before it is looked at comes in OpenAI's form.
 FAULTS: dict[int | str, dict[str, Any]] = {
-    status: {"model": FaultBody | ErrorBody} for status in (*ERROR_TYPES, 408, 415, 500)
+    status: {"model": FaultBody} for status in (*ANTHROPIC_TYPES, 408, 500)
 }
 
 

@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from starlette.responses import JSONResponse, Response
 
@@ -105,8 +106,9 @@ class Switch:
         if is_post:
             message = await receive()
             model, receive = self._asked(message.get("body", b"")), replay(message, receive)
-        elif path.startswith("/v1/models/"):
-            model = self._named(path.removeprefix("/v1/models/"))
+        elif scope["method"] == "GET" and path.startswith("/v1/models/"):
+            name = path.removeprefix("/v1/models/")
+            return await JSONResponse(_entry(name, self._named(name)))(scope, receive, send)
         elif model.service is not None:  # a page, a probe: no reason to load anything
             assert model._app is not None
             return await model._app(scope, receive, send)
@@ -201,22 +203,7 @@ class Switch:
                 await model.service.engine.close()
 
     def _list(self) -> Response:
-        data = [
-            {
-                "id": name,
-                "object": "model",
-                "created": int(model.service.started) if model.service is not None else 0,
-                "owned_by": "hunch",
-                "root": model.names[0],
-                "parent": model.parent,
-                "max_model_len": None
-                if model.service is None
-                else model.service.engine.info.max_len,
-                "is_loaded": model.is_awake,
-            }
-            for model in self.models
-            for name in model.names
-        ]
+        data = [_entry(name, model) for model in self.models for name in model.names]
         return JSONResponse({"object": "list", "data": data})
 
     def _tags(self) -> Response:
@@ -236,3 +223,18 @@ class Switch:
         waiting = [model.names[0] for model in adapters if model.num_busy and not model.is_awake]
         room = self.settings.num_engines - 1
         return [adapters_family(loaded, waiting, min(room, len(adapters)))]
+
+
+def _entry(name: str, model: Model) -> dict[str, Any]:
+    """What a list of models says of one; who asks for no more need not have it loaded."""
+    service = model.service
+    return {
+        "id": name,
+        "object": "model",
+        "created": 0 if service is None else int(service.started),
+        "owned_by": "hunch",
+        "root": model.names[0],
+        "parent": model.parent,
+        "max_model_len": None if service is None else service.engine.info.max_len,
+        "is_loaded": model.is_awake,
+    }

@@ -1,4 +1,4 @@
-"""What went wrong, in the form OpenAI's clients expect. No paths, no stacks, no internals."""
+"""What went wrong, in the form an API's clients expect. No paths, no stacks, no internals."""
 
 from __future__ import annotations
 
@@ -31,6 +31,18 @@ ERROR_TYPES = {
     500: "server_error",
     503: "service_unavailable_error",
 }
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+ANTHROPIC, OLLAMA = "/v1/messages", "/api/"  # paths whose errors have a form of their own
 _TYPE_NAME = re.compile(
     r"body$|\[key\]$|(constrained-)?(str|int|float|bool)$|(list|dict|literal)\["
 )
@@ -62,8 +74,13 @@ class ProblemError(HunchError):
         self.param = param
         self.retry_after = retry_after
 
-    def body(self) -> dict[str, Any]:
-        """OpenAI's error object."""
+    def body(self, path: str = "") -> dict[str, Any]:
+        """The error object of the API that a path belongs to; OpenAI's for all but two."""
+        if path.startswith(ANTHROPIC):
+            error_type = ANTHROPIC_TYPES.get(self.status, "api_error")
+            return {"type": "error", "error": {"type": error_type, "message": self.message}}
+        if path.startswith(OLLAMA):
+            return {"error": self.message}
         return {
             "error": {
                 "message": self.message,
@@ -81,10 +98,8 @@ class ProblemError(HunchError):
             headers["WWW-Authenticate"] = "Bearer"
         return headers
 
-    def response(self, body: dict[str, Any] | None = None) -> JSONResponse:
-        """OpenAI's, or another API's `body`."""
-        content = self.body() if body is None else body
-        return JSONResponse(content, status_code=self.status, headers=self.headers())
+    def response(self, path: str) -> JSONResponse:
+        return JSONResponse(self.body(path), status_code=self.status, headers=self.headers())
 
 
 def no_model(name: str, known: Iterable[str]) -> ProblemError:

@@ -107,7 +107,10 @@ class ResponsesBody(ChoosingBody):
 
 
 class Stored:
-    """Responses that later ones can refer to: the newest, within limits, in memory alone."""
+    """Responses that later ones can refer to: the newest, within limits, in memory alone.
+
+    One for all models of a server, as the path of a response names no model.
+    """
 
     def __init__(self) -> None:
         self._kept: OrderedDict[str, tuple[Json, list[Json], int]] = OrderedDict()
@@ -144,9 +147,7 @@ class Stored:
         return found
 
 
-def add_responses(app: FastAPI, service: Service) -> None:
-    stored = Stored()
-
+def add_responses(app: FastAPI, service: Service, stored: Stored) -> None:
     def conversation(body: ResponsesBody) -> list[Json]:
         """What was said before, and what the body adds to it."""
         items, before = _items(body.input), body.previous_response_id
@@ -221,6 +222,8 @@ def _chat(body: ResponsesBody, items: Sequence[Json]) -> ChatBody:
     messages = list(_messages(items))
     if body.instructions:
         messages.insert(0, {"role": "system", "content": body.instructions})
+    if not messages:
+        raise ProblemError(400, "input: at least one item is needed", param="input")
     fields: Json = {
         "model": body.model,
         "messages": messages,

@@ -13,6 +13,7 @@ from typing import Any
 
 import uvicorn
 
+from hunch.chat.format import ChatFormat
 from hunch.config import Config, SpecConfig
 from hunch.errors import ConfigError, EngineError
 from hunch.server import logs
@@ -25,6 +26,7 @@ from hunch.server.models import Model, Switch
 from hunch.server.prompts import AnyEngine
 from hunch.server.remote import RemoteEngine
 from hunch.server.replicas import Replicas
+from hunch.server.responses import Stored
 from hunch.server.service import Service
 from hunch.server.settings import ServeConfig
 from hunch.server.status import StatusLines
@@ -50,6 +52,10 @@ def serve(
             f"speculate={config.spec.method!r} makes its drafts up, for benchmarks of the engine; "
             "to serve with it all the same give --allow-synthetic too"
         )
+    parsers = config.model
+    ChatFormat(  # a name that nobody knows is told before a model is loaded
+        None, {}, tool_parser=parsers.tool_call_parser, reasoning_parser=parsers.reasoning_parser
+    )
     settings = hiding(config, settings)
     logs.set_up(settings.log_format, settings.log_level)
     if settings.disable_log_requests:
@@ -101,7 +107,8 @@ async def _serve(
         logs.event(logging.INFO, "stopped before the model was loaded")
         return 0
     service = new_service(config, settings, engine, text)
-    others = _further(config, settings, (engine_factory, text_factory))
+    stored = Stored()
+    others = _further(config, settings, (engine_factory, text_factory), stored)
     switch = Switch(settings, [Model(settings.served_model_names, _never), *others])
     if not settings.api_keys and not settings.is_local:
         logs.event(
@@ -109,7 +116,7 @@ async def _serve(
             f"{settings.host} can be reached from other machines, and no --api-key is set: "
             "everybody who can reach it may use it",
         )
-    keeper = Keeper(service, _server(service, switch if others else None), workers, switch)
+    keeper = Keeper(service, _server(service, stored, switch if others else None), workers, switch)
     names = ", ".join(settings.served_model_names)
     place = settings.uds or "{}:{}".format(*sock.getsockname()[:2])
     address = (
@@ -169,7 +176,7 @@ async def _serve_beside(
     except (EngineError, asyncio.CancelledError):
         return 0  # the owner says why
     service = new_service(config, settings, engine, text)
-    keeper = Keeper(service, _server(service))
+    keeper = Keeper(service, _server(service, Stored()))
     await _run(keeper, bind(settings), keeper.follow())
     await engine.close()
     return keeper.exit_code
@@ -196,7 +203,9 @@ def new_service(config: Config, settings: ServeConfig, engine: AnyEngine, text: 
     )
 
 
-def _further(config: Config, settings: ServeConfig, factories: tuple[str, str]) -> list[Model]:
+def _further(
+    config: Config, settings: ServeConfig, factories: tuple[str, str], stored: Stored
+) -> list[Model]:
     """Models beside the first one, and adapters of it, each loaded when it is asked for."""
     # Routers are told of the first one's KV cache alone.
     config = replace(config, cache=replace(config.cache, kv_events_config=None))
@@ -208,16 +217,16 @@ def _further(config: Config, settings: ServeConfig, factories: tuple[str, str]) 
     found = []
     for name, path in settings.models:
         other = replace(config, model=replace(plain, model=path), spec=spec)
-        found.append(Model((name,), _opening(other, settings, name, factories)))
+        found.append(Model((name,), _opening(other, settings, name, factories, stored)))
     for name, path in settings.adapters:
         adapted = replace(config, model=replace(config.model, lora=path))
-        open_model = _opening(adapted, settings, name, factories)
+        open_model = _opening(adapted, settings, name, factories, stored)
         found.append(Model((name,), open_model, settings.served_model_names[0]))
     return found
 
 
 def _opening(
-    config: Config, settings: ServeConfig, name: str, factories: tuple[str, str]
+    config: Config, settings: ServeConfig, name: str, factories: tuple[str, str], stored: Stored
 ) -> Callable[[], Coroutine[Any, Any, tuple[Service, App]]]:
     settings = replace(settings, served_model_names=(name,), models=(), adapters=())
 
@@ -225,7 +234,7 @@ def _opening(
         engine = new_engine(config, settings, factories[0])
         text = await load(config, engine, factories[1])
         service = new_service(config, settings, engine, text)
-        return service, build_routes(service)
+        return service, build_routes(service, stored)
 
     return open_model
 
@@ -234,7 +243,7 @@ async def _never() -> tuple[Service, App]:
     raise AssertionError("the first model is loaded before anybody can ask for it")
 
 
-def _server(service: Service, switch: Switch | None = None) -> uvicorn.Server:
+def _server(service: Service, stored: Stored, switch: Switch | None = None) -> uvicorn.Server:
     def over(app: App) -> App:
         if switch is None:
             return app
@@ -243,7 +252,7 @@ def _server(service: Service, switch: Switch | None = None) -> uvicorn.Server:
 
     return _Server(
         uvicorn.Config(
-            build_app(service, over),
+            build_app(service, stored, over),
             log_config=None,
             lifespan="off",
             server_header=False,

@@ -67,4 +67,9 @@ def _why_not_text(text: Any) -> str | None:
     at = next((at for at, one in enumerate(text) if "\ud800" <= one <= "\udfff"), None)
     if at is None:
         return None
+    if "\udc80" <= text[at] <= "\udcff":  # as Python keeps a byte that it could not decode
+        return (
+            f"the text is no Unicode: the byte 0x{ord(text[at]) - 0xDC00:02x} at character {at} "
+            "could not be decoded; give UTF-8, in a locale of UTF-8 (LANG=C.UTF-8)"
+        )
     return f"the text is no Unicode: {text[at]!r} at character {at} is half of a character"
