@@ -176,6 +176,19 @@ def test_a_request_that_cannot_be_is_its_own_error_alone(llm):
     assert asyncio.run(ask())[-1].finished
 
 
+def test_a_second_request_of_an_id_leaves_the_first_alone(llm):
+    async def ask():
+        params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+        first = llm.generate("the model", params, request_id="mine")
+        await anext(first)
+        with pytest.raises(RequestError, match="in use"):
+            await _read(llm, "one two three", request_id="mine")
+        async with asyncio.timeout(60):
+            return [output async for output in first]
+
+    assert len(asyncio.run(ask())[-1].outputs[0].token_ids) == 200
+
+
 def test_after_a_shutdown_it_says_so(plain):
     other = AsyncLLM.from_llm(plain.sibling("off"))
     other.shutdown()

@@ -70,6 +70,20 @@ def test_aborted_requests_say_nothing_more_and_others_go_on(llm: LLM) -> None:
     assert engine.step() == []
 
 
+def test_an_id_may_be_used_again_once_its_request_has_ended(llm: LLM) -> None:
+    engine, others = llm.llm_engine, {"temperature": 0, "max_tokens": 3, "ignore_eos": True, "n": 2}
+    engine.add_request("a", PROMPTS[0], GREEDY)
+    engine.step()
+    engine.abort_request("a")
+    engine.add_request("a", PROMPTS[1], {**others, "output_kind": RequestOutputKind.FINAL_ONLY})
+    llm.generate(PROMPTS[2], GREEDY)  # its steps bring the other request to its end
+    with pytest.raises(RequestError, match="'a' is in use"):
+        engine.add_request("a", PROMPTS[2], GREEDY)
+    (output,) = engine.step()
+    assert (output.prompt, output.outputs[1].finish_reason) == (PROMPTS[1], "length")
+    assert not engine.has_unfinished_requests()
+
+
 def test_prefixes_are_forgotten_beside_a_request_that_goes_on(llm: LLM) -> None:
     engine, prompt = llm.llm_engine, {"prompt_token_ids": list(range(3, 43))}
     long = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)

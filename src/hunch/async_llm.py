@@ -116,7 +116,7 @@ class AsyncLLM(VllmCalls):
                     before = output
         finally:
             if not is_over:
-                self._orders.put(lambda: self._abort(request_id))
+                self._orders.put(lambda: self._abort(request_id, stream))
 
     async def abort(self, request_id: str) -> None:
         """End a request; its generator gives one more output, with finish reason "abort"."""
@@ -248,11 +248,13 @@ class AsyncLLM(VllmCalls):
             if output.finished:
                 del self._streams[output.request_id]
             if not stream.put(output):
-                self._abort(output.request_id)
+                self._abort(output.request_id, stream)
 
-    def _abort(self, request_id: str) -> None:
-        self._streams.pop(request_id, None)
-        self._llm.engine.abort(request_id)
+    def _abort(self, request_id: str, stream: _Stream) -> None:
+        """End a stream's request. Under its id there may be another one by now, which goes on."""
+        if self._streams.get(request_id) is stream:
+            del self._streams[request_id]
+            self._llm.engine.abort(request_id, is_told=False)
 
 
 class _Stream:

@@ -14,7 +14,7 @@ from itertools import count
 from types import FrameType
 
 from hunch.engine.engine import Engine
-from hunch.errors import EngineError, HunchError
+from hunch.errors import EngineError, HunchError, RequestError
 from hunch.prompts import Prompt, read_prompt
 from hunch.types import RequestOutput, SamplingParams, TextCodec
 
@@ -66,6 +66,8 @@ class OfflineRequests:
                 request_id = next(given)
                 asked = self._engine.check(request_id, token_ids, one, prompt=text, stream=stream)
                 with held_interrupts(), self._turn():
+                    if request_id in self._open:  # perhaps done, but its output is not fetched yet
+                        raise RequestError(f"request id {request_id!r} is in use")
                     self._engine.check_queue(0)
                     self._engine.admit(asked)
                     self._open.add(request_id)
@@ -133,7 +135,7 @@ class OfflineRequests:
                 self._open.discard(request_id)
                 self._kept.pop(request_id, None)
                 if self._is_whole:
-                    self._engine.abort(request_id)
+                    self._engine.abort(request_id, is_told=False)
 
     @property
     def is_own_process(self) -> bool:

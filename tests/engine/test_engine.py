@@ -224,6 +224,19 @@ def test_abort_before_during_and_after():
     assert not engine.has_work()
 
 
+def test_an_id_is_free_once_its_last_output_was_told_or_is_not_to_be_told():
+    engine = make()
+    for is_told in (True, False):
+        engine.add("a", [1, 2], SamplingParams(max_tokens=50, ignore_eos=True))
+        engine.step()
+        engine.abort("a", is_told=is_told)
+        if is_told:
+            with pytest.raises(RequestError, match="in use"):
+                engine.add("a", [3], SamplingParams())
+            assert [output.prompt_token_ids for output in engine.step()] == [[1, 2]]
+    assert generate(engine, [3], max_tokens=4, ignore_eos=True).prompt_token_ids == [3]
+
+
 def test_closing_closes_the_runner():
     engine = make()
     engine.close()

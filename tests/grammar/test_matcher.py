@@ -12,6 +12,8 @@ from hunch.grammar.compile import GrammarCompiler, _tokenizer_of
 from hunch.grammar.masks import Job, fill_all
 from hunch.grammar.matcher import Grammar, Matcher
 from hunch.grammar.spellings import Spellings
+from hunch.step.grammars import RowGrammars
+from hunch.step.rows import Nodes
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
 from hunch.types import StructuredOutput
 from tiny_models import write_tokenizer
@@ -187,6 +189,46 @@ def test_a_mask_that_cannot_be_told_fails_closed_and_harms_no_other_branch(gramm
     assert not broken[2].any()
     assert matcher.problem().startswith("the grammar became too complex: too many items")
     assert matcher.consume([a, b]) == 2  # the row itself can go on
+
+
+class FailingAt(Failing):
+    """One that meets its limits as it consumes the token after `depth` others."""
+
+    def try_consume_tokens(self, tokens):
+        self.is_broken = self.is_broken or self.depth == 0
+        return super().try_consume_tokens(tokens)
+
+
+def test_a_guess_at_which_the_engine_fails_leaves_no_trace(grammar, tokenizer):
+    text = tokenizer.encode('{"model": "')
+    a, b, c, d = (tokenizer.encode(one)[0] for one in "abcd")
+    matcher = grammar.matcher()
+    matcher.consume(text)
+    matcher._parser = FailingAt(matcher.parser, depth=2)
+    assert matcher.branch(a)
+    assert matcher.branch(b)
+    assert not matcher.branch(c)  # it would be allowed
+    matcher.back(1)
+    assert not matcher.branch(d)  # what follows is still asked after "a"
+    assert matcher.branch(b)
+    matcher.back(2)
+    mask_MV = np.zeros((1, tokenizer.vocab_size), dtype=np.bool_)
+    fill(matcher, [], [], mask_MV)
+    assert (mask_MV[0] == plain_mask(grammar, text, tokenizer.vocab_size)).all()
+    assert matcher.consume([a, b, c]) == 3
+
+
+def test_a_draft_may_be_longer_than_calls_may_be_deep(tokenizer):
+    matcher = GrammarCompiler(tokenizer)(StructuredOutput(regex="[ab]*")).matcher()
+    tokens, parents = tokenizer.encode("ab" * 700), list(range(-1, 1399))
+    grammars = RowGrammars()
+    grammars.matchers[0] = matcher
+    fitted = grammars.fit(0, Nodes(np.array(tokens), np.array(parents)), len(tokens))
+    assert fitted is not None
+    assert fitted.tokens_N.tolist() == tokens
+    mask_MV = np.zeros((1 + len(tokens), tokenizer.vocab_size), dtype=np.bool_)
+    fill(matcher, tokens, parents, mask_MV)
+    assert mask_MV[:, tokens[0]].all()
 
 
 def test_a_matcher_is_of_one_sequence(grammar, tokenizer):

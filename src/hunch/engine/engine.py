@@ -114,7 +114,7 @@ class Engine:
         return self._intake.check(request_id, prompt_ids, params, **options)
 
     def admit(self, asked: Asked) -> None:
-        if asked.id in self._jobs:
+        if asked.id in self._jobs or asked.id in self._changed:  # its last output is not told yet
             raise RequestError(f"request id {asked.id!r} is in use")
         job = Job(asked, num_open=len(asked.requests))
         self._jobs[asked.id] = job
@@ -158,19 +158,20 @@ class Engine:
         if len(self._scheduler.waiting) + num_coming >= limit + num_free_rows:
             raise QueueFullError(f"{limit} requests wait already; try again later")
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, *, is_told: bool = True) -> None:
         """End a request now. Its last output, with finish reason "abort", comes with the next step.
+        If it is not to be told, none comes, and the id may be used again at once.
 
         An unknown id is not an error: the request may just have finished.
         """
-        job = self._jobs.get(request_id)
-        if job is None:
-            return
-        now = self._clock()
-        for sequence in job.sequences:
-            if not sequence.is_over:
-                sequence.output.abort()
-                self._end(job, sequence, now)
+        if (job := self._jobs.get(request_id)) is not None:
+            now = self._clock()
+            for sequence in job.sequences:
+                if not sequence.is_over:
+                    sequence.output.abort()
+                    self._end(job, sequence, now)
+        if not is_told:
+            self._changed.pop(request_id, None)
 
     @property
     def capacity(self) -> Capacity:

@@ -151,7 +151,8 @@ class Matcher:
         self._forced: ForcedText | None = None  # after the tokens; None: not asked yet
         # Forced texts that this sequence has written; False: another choice was refused there.
         self._wrote: dict[ForcedText, bool] = {}
-        self._reasoning = [grammar.start_reasoning()]  # after the tokens, then after each branch
+        self._branch: list[int] = []  # consumed after them for a while
+        self._reasoning = [grammar.start_reasoning()]  # after the tokens, then after each of those
 
     @property
     def parser(self) -> LLMatcher:
@@ -257,45 +258,28 @@ class Matcher:
         The mask must be zero. It stays zero, and so allows nothing, for nodes that the grammar
         forbids, and where the grammar engine fails.
         """
+        if not self._is_over:
+            self._mask(mask_MW[0])
         children: list[list[int]] = [[] for _ in range(len(tokens) + 1)]
         for node, parent in enumerate(parents):
             children[parent + 1].append(node)
-        if not self._is_over:
-            self._fill(0, tokens, children, mask_MW, self._reasoning[-1])
-        if self.parser.is_error():
-            self._restore()
+        path: list[int] = []  # the nodes that the parser has consumed
+        todo = children[0][::-1]  # a stack: a draft may be longer than calls may be deep
+        while todo:
+            node = todo.pop()
+            depth = path.index(parents[node]) + 1 if parents[node] >= 0 else 0
+            self.back(len(path) - depth)
+            del path[depth:]
+            # Nothing follows an end, or a forbidden token.
+            if _is_allowed(mask_MW[parents[node] + 1], tokens[node]) and self.branch(tokens[node]):
+                path.append(node)
+                self._mask(mask_MW[node + 1])
+                todo += children[node + 1][::-1]
+        self.back(len(path))
 
-    def _fill(
-        self,
-        at: int,
-        tokens: Sequence[int],
-        children: list[list[int]],
-        mask_MW: Words,
-        reasoning: Reasoning | None,
-    ) -> None:
-        """Fill row `at` of the mask and all rows below it: 0 is the root's, `node + 1` a node's."""
-        self._mask(mask_MW[at], reasoning)
-        for node in children[at]:
-            token = tokens[node]
-            if token in self.grammar.eos_ids or not _is_allowed(mask_MW[at], token):
-                continue  # nothing follows an end, or a forbidden token
-            if self.parser.try_consume_tokens([token]) == 1:
-                after = self.grammar.reason(reasoning, token)
-                self._fill(node + 1, tokens, children, mask_MW, after)
-                self.parser.rollback(1)
-            if self.parser.is_error():
-                self._restore(self._path_to(at, children, tokens))
-
-    def _path_to(self, at: int, children: list[list[int]], tokens: Sequence[int]) -> list[int]:
-        """The drafted tokens from the root to the node of row `at`."""
-        path: list[int] = []
-        while at:
-            path.append(tokens[at - 1])
-            at = next(row for row, below in enumerate(children) if at - 1 in below)
-        return path[::-1]
-
-    def _mask(self, mask_W: Words, reasoning: Reasoning | None) -> None:
-        due = self.grammar.due(reasoning)
+    def _mask(self, mask_W: Words) -> None:
+        """Fill in what may follow the tokens that the parser has consumed."""
+        due = self.grammar.due(self._reasoning[-1])
         if due is not None:
             mask_W[due >> 5] = BITS[due & 31]
             return
@@ -309,12 +293,13 @@ class Matcher:
             mask_W[whole] &= (1 << rest) - 1
             mask_W[whole + 1 :] = 0
 
-    def _restore(self, path: Sequence[int] = ()) -> None:
-        """A new parser after the same tokens, without the error."""
+    def _restore(self) -> None:
+        """A new parser after the same tokens, those of branches too, without the error."""
         self._error = self._parser.get_error()
         self._parser, self._num_behind = self.grammar.new_parser(), 0
         ends = self.grammar.eos_ids
-        self._parser.consume_tokens([t for t in (*self._tokens, *path) if t not in ends])
+        so_far = *self._tokens, *self._branch
+        self._parser.consume_tokens([token for token in so_far if token not in ends])
 
     @property
     def is_free(self) -> bool:
@@ -351,7 +336,9 @@ class Matcher:
     def branch(self, token: int) -> bool:
         """Consume a token for a while, see `back`; False: it is forbidden, and nothing changed."""
         if self._is_over or token in self.grammar.eos_ids or not self._step(token):
+            self.recover()
             return False
+        self._branch.append(token)
         self._reasoning.append(self.grammar.reason(self._reasoning[-1], token))
         return True
 
@@ -359,9 +346,8 @@ class Matcher:
         """Take back the last `count` branch steps."""
         if count:
             self.parser.rollback(count)
-            del self._reasoning[-count:]
-        if self.parser.is_error():
-            self._restore()
+            del self._branch[-count:], self._reasoning[-count:]
+        self.recover()
 
     def may_end(self) -> bool:
         is_due = self.grammar.due(self._reasoning[-1]) is not None
@@ -386,8 +372,7 @@ class Matcher:
             tokens.append(self.grammar.end)
         if taken:
             self.parser.rollback(taken)
-        if self.parser.is_error():
-            self._restore()
+        self.recover()
         return tokens
 
     def problem(self) -> str:

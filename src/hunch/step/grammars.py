@@ -7,6 +7,7 @@ bytes of a mask.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -32,7 +33,8 @@ def _masks() -> ModuleType:
     return masks
 
 
-# Tokens for which a row's drafted nodes are not checked: at the start, and after that did not pay.
+# Tokens for which a row's drafted nodes are not checked: at the start, and after checking them did
+# not pay.
 PAUSE = 8
 HOPE = 0.25  # tokens per step that checking is assumed to gain until it was tried
 RATE = 0.25  # weight of the newest step in the mean
@@ -93,8 +95,8 @@ class RowGrammars:
 
     def max_checked(self, row: int, num_nodes: int) -> int:
         """How many of the row's drafted nodes are worth checking in the next step."""
-        worth = self._asked_later.get(row)
-        return num_nodes if worth is None or not worth.num_left else 0
+        gain = self._asked_later.get(row)
+        return num_nodes if gain is None or not gain.num_left else 0
 
     def masks(self, parts: list[RowPart], vocab_size: int) -> Tensor | None:
         """The tokens that may follow each root and node; None: no row has a grammar."""
@@ -199,6 +201,15 @@ class RowGrammars:
         return _Fit(matcher, nodes or NOTHING, max_nodes).nodes()
 
 
+@dataclass(slots=True)
+class _Place:
+    """A node on the way through a draft (-1: the root)."""
+
+    node: int
+    children: list[int]  # those that are still to be looked at
+    is_leaf: bool = True  # so far none of them was kept
+
+
 class _Fit:
     """A draft in the making: the drafter's nodes that fit, in their order, then forced ones."""
 
@@ -217,7 +228,7 @@ class _Fit:
         self.forced: list[tuple[int, list[int]]] = []  # kept nodes, and the tokens after each
 
     def nodes(self) -> Nodes | None:
-        self._visit(-1)
+        self._visit()
         self.kept.sort()  # parents stood before their children
         place = {node: number for number, node in enumerate(self.kept)} | {-1: -1}
         tokens = [self.tokens[node] for node in self.kept]
@@ -238,31 +249,41 @@ class _Fit:
             is_sampled_N=is_sampled_N,
         )
 
-    def _visit(self, node: int) -> None:
-        """Visit the children of a node; the matcher has consumed the path to it."""
-        is_leaf = True
-        for child in self.children[node + 1]:
+    def _visit(self) -> None:
+        """Go to every node that the grammar allows; the matcher consumes the path to it.
+
+        By a stack: a draft may be longer than calls may be deep.
+        """
+        path = [_Place(-1, self.children[0])]
+        while path:
+            at = path[-1]
+            if not at.children:
+                forced = self.matcher.forced(self.max_nodes) if at.is_leaf else []
+                if forced:
+                    self.forced.append((at.node, forced))
+                path.pop()
+                if path:
+                    self.matcher.back(1)
+                continue
+            child = at.children.pop(0)
             token = self.tokens[child]
             if self.matcher.branch(token):
                 self.kept.append(child)
-                self._visit(child)
-                self.matcher.back(1)
+                path.append(_Place(child, self.children[child + 1]))
             elif self.is_sampled[child] or (
                 token in self.matcher.grammar.eos_ids and self.matcher.may_end()
             ):
                 self._keep_all(child)
             else:
                 continue
-            is_leaf = False
-        if is_leaf:
-            forced = self.matcher.forced(self.max_nodes)
-            if forced:
-                self.forced.append((node, forced))
+            at.is_leaf = False
 
     def _keep_all(self, node: int) -> None:
-        self.kept.append(node)
-        for child in self.children[node + 1]:
-            self._keep_all(child)
+        """Keep a node and all below it."""
+        todo = [node]
+        while todo:
+            self.kept.append(node := todo.pop())
+            todo += self.children[node + 1]
 
     def _draws(self, count: int) -> tuple[Tensor | None, Tensor | None]:
         q_NV, is_sampled_N = self.old.q_NV, self.old.is_sampled_N
