@@ -299,6 +299,7 @@ def test_a_bad_request_is_named_and_breaks_nothing(
     [
         {"temperature": -0.1},
         {"temperature": float("nan")},
+        {"temperature": 1e39},  # more than float32 holds
         {"top_p": 0},
         {"top_p": 1.1},
         {"top_k": -2},

@@ -217,7 +217,7 @@ _IN_OUR_TYPES: dict[str, Callable[[Any], Any]] = {
 }
 _SAMPLING_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "n": (lambda v: is_whole(v, 1) and v <= MAX_ANSWERS, f"a whole number from 1 to {MAX_ANSWERS}"),
-    "temperature": (lambda v: is_number(v) and v >= 0, "0 or more (0 means greedy)"),
+    "temperature": (lambda v: is_number(v) and 0 <= v <= 100, "from 0 (greedy) to 100"),
     "top_p": (lambda v: is_number(v) and 0 < v <= 1, "above 0 and at most 1"),
     "top_k": (lambda v: is_whole(v, 0), "a whole number: -1, 0 (all tokens) or more"),
     "min_p": (lambda v: is_number(v) and 0 <= v <= 1, "from 0 to 1"),

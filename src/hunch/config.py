@@ -385,7 +385,7 @@ def load_drafter(method: str) -> Any:
 def _unknown_drafter(name: str) -> str:
     if not name:
         return "the method's name is empty; give one of " + ", ".join(sorted(known_drafters()))
-    own = "one of your own is written package.module:Class"
+    own = "one of your own is package.module:Class, with the package's folder on PYTHONPATH"
     return f"{unknown(name, known_drafters())} ({'several are A+B' if ',' in name else own})"
 
 

@@ -21,7 +21,7 @@ from hunch.bench.plan import Choice, Planner, Workload
 from hunch.bench.records import Answer, Report, Round, Run
 from hunch.bench.roofline import BYTES, Machine, Size
 from hunch.cli import main
-from hunch.errors import ConfigError, RequestError
+from hunch.errors import ConfigError, ModelFormatError, RequestError
 from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
 from tiny_families import write_family
@@ -313,6 +313,13 @@ def test_a_pass_reads_the_experts_its_tokens_ask():
     steps = [machine.step_seconds(size, 1, 1, 512) for size in (sparse, dense)]
     assert steps[0] < 0.3 * steps[1]
     assert machine.most_rows(sparse, 512) == machine.most_rows(dense, 512)  # all are in memory
+
+
+@pytest.mark.parametrize("config", [b"{", b"\xff", b"[]", b"[" * 100_000])
+def test_a_broken_config_is_told_of(tmp_path, config):
+    (tmp_path / "config.json").write_bytes(config)
+    with pytest.raises(ModelFormatError, match=r"config\.json"):
+        size_from(str(tmp_path), "bf16")
 
 
 def test_experts_are_counted_by_the_config(tmp_path):

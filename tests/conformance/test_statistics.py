@@ -6,13 +6,11 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
-import torch
 from scipy.stats import chisquare
 
 from hunch import LLM, SamplingParams
-from hunch.draft import Draft, Rows, Verdict
+from hunch.verify.base import RowDraft, TargetChoices, Verifier
 from hunch.verify.exact import exact
-from verdicts import verdict as decide
 
 PROMPT = "01230123012301230123"  # a lookup always has a guess here
 TEMPERATURE = 1.5
@@ -56,16 +54,13 @@ def p_value(llm: LLM, joint: dict[tuple[int, ...], float]) -> float:
     return float(chisquare(observed, [p * NUM_SAMPLES for p in joint.values()]).pvalue)
 
 
-def believes_the_draft(
-    draft: Draft, logits_MV: torch.Tensor, rows: Rows, sampling: object, mask_MV: object = None
-) -> Verdict:
+def believes_the_draft(draft: RowDraft, target: TargetChoices) -> tuple[list[int], list[int]]:
     """A planted fault: one guess in four is taken whatever the target says."""
-    verdict = decide(exact, draft, logits_MV, rows, sampling)
-    for place, row in enumerate(rows.ids_R.tolist()):
-        is_taken = int(sampling.sample_X[row]) % 4 == 0
-        if is_taken and draft.num_nodes_R[place] and verdict.path_RK[place, 0] < 0:
-            verdict.tokens_RK[place, 0] = draft.tokens_RN[place, 0]
-    return verdict
+    tokens, nodes = exact.walk(draft, target)
+    is_taken = int(target.sampling.sample_X[draft.row]) % 4 == 0
+    if is_taken and draft.tokens and nodes[0] < 0:
+        tokens[0] = draft.tokens[0]
+    return tokens, nodes
 
 
 @pytest.mark.parametrize("name", [pytest.param("ngram", marks=pytest.mark.slow), "suffix"])
@@ -82,6 +77,5 @@ def test_a_planted_bias_is_seen(
 ) -> None:
     llm = tiny_llm("ngram")
     joint = expected(tiny_llm("off"))
-    monkeypatch.setattr(believes_the_draft, "walk", None, raising=False)  # no form row by row
-    monkeypatch.setattr(llm.engine.runner.host, "verify", believes_the_draft)
+    monkeypatch.setattr(llm.engine.runner.host, "verify", Verifier(believes_the_draft))
     assert p_value(llm, joint) < 1e-6

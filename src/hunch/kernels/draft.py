@@ -354,7 +354,9 @@ def grow_level_ref(
     pos_T = state.known_X[row_T] + depth
     if step.has_rules:
         path_TP = row_T.new_full((len(row_T), depth), -1)
-        count_R = row_T.new_full((num_rows,), depth * width)
+        count_R = row_T.new_full((num_rows,), -1)
+        for r, _ in live_rows(state, step):  # nodes of other rows are old
+            count_R[r] = depth * width
         first_node = (depth - 1) * width if depth else -1
         nodes = step.ids_R, count_R, state.draft_XG, state.parents_XG
         draft_paths_ref(*nodes, first_node, path_TP)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from math import prod
@@ -14,6 +13,7 @@ from hunch.models.load import expert_params, tensor_shapes
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.models.weights.base import unified_config
+from hunch.models.weights.json_file import read_json
 
 _NUMBER = re.compile(r"\d+(\.\d*)?[mbt]?", re.IGNORECASE)
 KV_ITEM = 2  # bytes of a number in the cache
@@ -27,7 +27,7 @@ def size_from(text: str, dtype: str) -> Size:
         raise ConfigError(f"--dtype {dtype!r} is not one of {', '.join(BYTES)}")
     found, num_bytes = find_description(text), None
     if found.suffix == ".json":
-        config = unified_config(json.loads(found.read_text(encoding="utf-8")))
+        config = unified_config(read_json(found))
     else:
         weights = open_weights(found)
         config, num_bytes = weights.config, float(weights.nbytes)
