@@ -30,7 +30,7 @@ from hunch.drafting.with_lookups import TreeSize
 from hunch.kernels.step import CHECKED, REASON, TOKENS
 from hunch.step import captured_step
 from hunch.step.capture import Graph
-from hunch.step.captured_step import Group
+from hunch.step.captured_step import StepGroup
 from hunch.step.host_step import HostStep
 from hunch.step.runner import Runner
 from hunch.step.step_kinds import StepGraph, StepKind
@@ -108,7 +108,7 @@ def watch(runner: Runner, patch: pytest.MonkeyPatch) -> list[StepShape]:
     assert runner.captured is not None
     decide = runner.captured._shape
 
-    def note(group: Group, apply: Any) -> StepShape:
+    def note(group: StepGroup, apply: Any) -> StepShape:
         shapes.append(decide(group, apply))
         return shapes[-1]
 

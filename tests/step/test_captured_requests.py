@@ -325,7 +325,12 @@ def test_what_is_checked_of_rows_with_grammars_changes_every_few_steps() -> None
     extras = RowExtras.__new__(RowExtras)
     extras.grammars = SimpleNamespace(max_checked=lambda row, count: next(worth))  # type: ignore[assignment]
     group: Any = SimpleNamespace(
-        extras=MASKS, has_waiting=True, ids=[4, 2], max_checked=[3, 3], checked=[], num_held=0
+        extras=MASKS,
+        has_waiting=True,
+        ids=[4, 2],
+        max_checked=[3, 3],
+        worth_checking=[],
+        num_held=0,
     )
     assert [extras.max_checked(group) for _ in range(2 * HELD)] == [[0, 1]] * HELD + [[2, 3]] * HELD
     group.has_waiting = False

@@ -297,7 +297,7 @@ def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:
     if isinstance(method, LookupDrafter):
         return RoutedDrafter(spec.method, method, None, lookups, context)
     return RoutedDrafter(
-        spec.method, None, _asked_where_it_pays(spec.method, method, context), lookups, context
+        spec.method, None, _network_drafts(spec.method, method, context), lookups, context
     )
 
 
@@ -309,7 +309,7 @@ def _build(name: str, options: Options, path: str | None, context: DrafterContex
     return method
 
 
-def _asked_where_it_pays(
+def _network_drafts(
     name: str, method: Drafter, context: DrafterContext, *, is_adaptive: bool = True
 ) -> NetworkDrafts:
     share = method.needs.weight_bytes / max(context.target.weight_bytes, 1)
@@ -339,7 +339,7 @@ def _load_network(
         log.warning("speculative_device has no effect: %s reads what the target computes", name)
         context.draft_device = None
     method = _build(name, {}, path, context)
-    return _asked_where_it_pays(name, method, context, is_adaptive=is_adaptive)
+    return _network_drafts(name, method, context, is_adaptive=is_adaptive)
 
 
 def _load(name: str, options: Options, context: DrafterContext) -> LookupDrafter:

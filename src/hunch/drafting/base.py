@@ -49,13 +49,16 @@ class Drafter(Protocol):
     needs: Needs
 
     def observe(self, step: TargetStep) -> None:
-        """See what the target just committed: tokens, features, slots."""
+        """See what the target just processed and committed."""
 
     def propose(self, rows: Rows) -> Draft:
         """A tree per row of rows.ids_R, with 0 to rows.max_draft_X nodes each."""
 
     def forget(self, rows: list[int]) -> None:
-        """The requests of these rows have ended; other requests may get the rows."""
+        """Drop what is kept of these rows: their requests have left them, or go on without it.
+
+        Other requests may get the rows. A request that goes on may be observed again later.
+        """
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Several drafters, one tree: `suffix+draft:PATH` grafts what each would draft where they agree.
+"""Several drafters, one tree: `suffix+draft:PATH` merges what its parts would draft.
 
 After SpecInfer (arXiv 2305.09781): every part drafts as it would alone, equal nodes after the same
 path become one, and the likeliest nodes are checked. A lookup knows how likely its guesses are; for

@@ -41,7 +41,7 @@ class NetworkRows:
         # The source of each row's waiting draft, as of the last step launched.
         self.waiting = np.full(num_rows, DraftSource.NOBODY)
         self.dropped_steps = 0  # steps still to come without the dropped head
-        self._trees = [one for one in shapes.network_sources if drafter.depth(one)]
+        self._tree_sources = [one for one in shapes.network_sources if drafter.depth(one)]
         self._has_warned_of_max_len = self._has_warned_of_trained_len = False
 
     def start(self, ids: list[int]) -> None:
@@ -76,8 +76,9 @@ class NetworkRows:
         A waiting tree can only be checked by a step for trees; another one checks no nodes.
         """
         self._warn_of_trained_len(row_R)
-        source, is_tree = shape.source, shape.source in self._trees
-        if self._trees and not is_tree and np.isin(self.waiting[row_R], self._trees).any():
+        source, is_tree = shape.source, shape.source in self._tree_sources
+        trees = self._tree_sources
+        if trees and not is_tree and np.isin(self.waiting[row_R], trees).any():
             shape = StepShape(0, source)
         self.waiting[row_R] = source
         if source < 0 or (self.can_catch_up and not source):

@@ -205,9 +205,9 @@ class ShapeChoice:
         )
         self.lost = {False: 0.0, True: 0.0}  # plain steps lost: by lookups, by networks
         # A head's chains and lookups are one group: changing between them costs nothing.
-        trees = {one for one in networks if drafter.depth(one)}
+        tree_sources = {one for one in networks if drafter.depth(one)}
         sources = {shape.source for shape in shapes.all}
-        apart = {one for one in sources if one < 0 or rows.can_catch_up or one in trees}
+        apart = {s for s in sources if s < 0 or rows.can_catch_up or s in tree_sources}
         self.groups = {one: one if one in apart else DraftSource.LOOKUP for one in sources}
         # Means of the logarithms of recent expected rates, by power of two of rows and group.
         self._recent: dict[tuple[int, int], float] = {}

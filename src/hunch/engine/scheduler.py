@@ -87,7 +87,7 @@ class Scheduler:
         return plan, members
 
     def _check_load(self) -> None:
-        """Whether this step may draft and check, with the requests that it admits."""
+        """Find out whether this step may draft and check, with the requests that it admits."""
         limit = self._max_draft_rows
         num_rows = len(self.running) + min(len(self.waiting), len(self._free_rows))
         self._most_rows = -(-num_rows // self._max_under_way)

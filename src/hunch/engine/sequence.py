@@ -46,10 +46,10 @@ class Sequence:
     num_partial: int = 0  # of these, steps that catch up only in part, and so decide no token
     pending_more: int = 0  # known tokens they process, beyond one each
     pending_nodes: int = 0  # nodes they check
-    member: Member | None = None  # its part in the last step; mostly the next one is the same
-    # Its work in the next step is the same as in the last one, and is not planned again, while two
-    # numbers allow it: the fewest tokens that can be known after the pending steps are steady_until
-    # or less, and the most that can be known then are steady_slots or less.
+    member: Member | None = None  # its part in the last step, mostly the same as in the next one
+    # After the pending steps, at least f and at most m tokens are known. While f <= steady_until
+    # and m <= steady_slots, its work in the next step is that of the last one, and is not planned
+    # again.
     steady_until: int = 0
     steady_slots: int = 0
 
@@ -65,7 +65,7 @@ class Sequence:
 
     @property
     def num_lacking(self) -> int:
-        """Known tokens that no step has processed, pending ones included."""
+        """Known tokens that no step has processed; those of pending steps count as processed."""
         return len(self.tokens) - self.num_computed - self.num_pending - self.pending_more
 
     def count_pending(self, work: RowWork, one: int, *, is_deciding: bool) -> None:

@@ -29,7 +29,7 @@ from hunch.step.parts import RunnerParts, passes_to_capture
 from hunch.step.passes import CatchUp, max_prompt
 from hunch.step.pending import PendingStep, Received
 from hunch.step.results import NO_SCORES, apply_rows, take_back
-from hunch.step.row_extras import Group, RowExtras, with_extras
+from hunch.step.row_extras import RowExtras, StepGroup, with_extras
 from hunch.step.step_graphs import StepGraphs
 from hunch.step.step_kinds import SCORE_SIZES, StepGraph, StepKind, best_size, bucket
 from hunch.step.upload import DeviceRows
@@ -50,15 +50,15 @@ class CapturedSteps:
         device: torch.device = parts.target.device
         width = bucket(capacity.max_rows)
         self.device_rows = DeviceRows(self.rows, width, device)
-        found = form_on_device(host_drafter)
-        self.drafter: DeviceDrafter | None = found
-        self.policy = CapturedPolicy(found, self.rows, is_measured=parts.cost.is_measured)
+        drafter = form_on_device(host_drafter)
+        self.drafter: DeviceDrafter | None = drafter
+        self.policy = CapturedPolicy(drafter, self.rows, is_measured=parts.cost.is_measured)
         self.plain_shape = step_kinds.plain_shape(shapes := self.policy.shapes)
-        self.steps = StepGraphs(parts, found, self.device_rows, self.policy.drafts_at, pool)
+        self.steps = StepGraphs(parts, drafter, self.device_rows, self.policy.drafts_at, pool)
         self.catch_up: CatchUp | None = None
-        if found is not None and found.draft_model is not None:
-            assert isinstance(found.draft_model.model, FusedTarget)
-            model, kv = found.draft_model.model, found.draft_model.kv
+        if drafter is not None and drafter.draft_model is not None:
+            assert isinstance(drafter.draft_model.model, FusedTarget)
+            model, kv = drafter.draft_model.model, drafter.draft_model.kv
             self.catch_up = CatchUp(model, kv, self.rows, self.device_rows.state.tokens_XL, pool)
         # By row: captured steps can do all it asks for; the choice of its first token was launched.
         self.is_served, self.is_decoding = np.zeros((2, capacity.max_rows), dtype=np.bool_)
@@ -67,21 +67,21 @@ class CapturedSteps:
             parts.grammars,
             self.sampling,
             self.device_rows.mark_stale,
-            None if found is None else found.methods,
+            None if drafter is None else drafter.methods,
             self.steps.row_sources,
             can_take_back=not parts.scores_processed and not capacity.has_states,
         )
-        self._last: tuple[list[RowWork], Group] | None = None  # all work, and its captured part
+        self._last: tuple[list[RowWork], StepGroup] | None = None  # all work, and its captured part
         self._received_at: float | None = None  # the last result; None: the device was idle since
         self._host_seconds = self._prompt_seconds = 0.0  # since then: steps by the host, prompts
         self._num_pending = self.num_with_masks = 0  # steps not received; those that read masks
-        most = None if found is None else step_kinds.max_draft_rows(shapes, capacity.max_rows)
+        most = None if drafter is None else step_kinds.max_draft_rows(shapes, capacity.max_rows)
         self.capacity = replace(
             capacity,
             max_draft_rows=most,
             max_prompt=max_prompt(parts.target.weight_bytes),
-            drafts_in_step=found is not None and len(capacity.groups) > 1,
-            past_end=0 if found is None else found.past_end,
+            drafts_in_step=drafter is not None and len(capacity.groups) > 1,
+            past_end=0 if drafter is None else drafter.past_end,
         )
 
     def preparations(
@@ -235,15 +235,15 @@ class CapturedSteps:
         return self.launched(group, graph, num_masked, void)
 
     def launched(
-        self, group: Group, graph: StepGraph, num_masked: dict[int, int], void: set[int]
+        self, group: StepGroup, graph: StepGraph, num_masked: dict[int, int], void: set[int]
     ) -> PendingStep:
-        """Keep account of a step that was launched, until its result is applied."""
+        """Note that a step was launched; returns what is kept until its result is applied."""
         self._num_pending += 1
         self.num_with_masks += group.has_masks
         buffer = self.steps.download.next_buffer()
         return PendingStep(group, graph, buffer, num_masked, void)
 
-    def _group(self, work: list[RowWork]) -> Group | None:
+    def _group(self, work: list[RowWork]) -> StepGroup | None:
         """The rows that take part. In most steps they are those of the step before."""
         if self._last is not None and self._last[0] == work:
             return self._last[1]
@@ -252,10 +252,10 @@ class CapturedSteps:
         served = [item for item, is_served in zip(work, is_served_R, strict=True) if is_served]
         if not served:
             return None
-        self._last = work, Group(served, self.extras)
+        self._last = work, StepGroup(served, self.extras)
         return self._last[1]
 
-    def _ready(self, group: Group, drafter: DeviceDrafter) -> Group | None:
+    def _ready(self, group: StepGroup, drafter: DeviceDrafter) -> StepGroup | None:
         """The rows that the drafter is ready for; None: no row, or others have pending results."""
         is_ready_R = self._is_ready(group.ids, drafter)
         if is_ready_R is None or is_ready_R.all():
@@ -264,9 +264,9 @@ class CapturedSteps:
             return None
         pairs = zip(group.work, is_ready_R.tolist(), strict=True)
         ready = [work for work, is_ready in pairs if is_ready]
-        return Group(ready, self.extras) if ready else None
+        return StepGroup(ready, self.extras) if ready else None
 
-    def _shape(self, group: Group, apply: Callable[[], None]) -> StepShape:
+    def _shape(self, group: StepGroup, apply: Callable[[], None]) -> StepShape:
         """The shape of the next step.
 
         If a draft model will draft in it, and missed tokens, its passes over these are launched.
@@ -281,7 +281,7 @@ class CapturedSteps:
         is_ready = bool(rows) and self.policy.network_rows.is_ready(shape, np.array(rows))
         return shape if is_ready else self.plain_shape
 
-    def graph(self, group: Group, shape: StepShape) -> StepGraph | None:
+    def graph(self, group: StepGroup, shape: StepShape) -> StepGraph | None:
         """The captured step of this shape; None: there is no memory to capture it."""
         num_best = NO_SCORES if group.num_best == NO_SCORES else best_size(group.num_best)
         kind = StepKind(len(group.ids), *shape, group.draws, group.extras, num_best)
@@ -293,7 +293,7 @@ class CapturedSteps:
             return None
         return graph
 
-    def upload(self, group: Group, graph: StepGraph) -> None:
+    def upload(self, group: StepGroup, graph: StepGraph) -> None:
         """Bring the rows of a step up to date on the device, before it is launched."""
         if not self._num_pending:  # the device was idle: the time since the last result is no cost
             self._received_at, self._host_seconds, self._prompt_seconds = None, 0.0, 0.0
@@ -358,11 +358,11 @@ class CapturedSteps:
         assert pending.received is not None
         result_RC, lines, seconds, since, other_seconds, here, checked = pending.received
         graph, group, drafter = pending.graph, pending.group, self.drafter
-        named, sources = self.extras.take_sources(group, lines), None
+        named, methods = self.extras.take_sources(group, lines), None
         if drafter is not None:
-            sources = self.policy.learn(group.row_R, lines, graph)
-        if sources is not None and named:
-            sources = [named.get(place, name) for place, name in enumerate(sources)]
+            methods = self.policy.learn(group.row_R, lines, graph)
+        if methods is not None and named:
+            methods = [named.get(place, name) for place, name in enumerate(methods)]
         writes_kv = drafter is not None and drafter.writes_kv(graph.kind.source)
         network_rows = self.policy.network_rows
         is_dropped_R = network_rows.is_dropped(group.ids) if network_rows.can_drop else None
@@ -373,7 +373,7 @@ class CapturedSteps:
             result_RC,
             lines,
             group.requests,
-            sources,
+            methods,
             num_k=graph.kind.num_nodes + 1,
             writes_kv=writes_kv,
             is_dropped_R=is_dropped_R,

@@ -16,7 +16,7 @@ from hunch.types import DecodedRows, Request, RowResult, RowWork, StepResult
 if TYPE_CHECKING:  # needs Triton
     from hunch.step.capture import StepTimer
     from hunch.step.host_scores import PromptScores
-    from hunch.step.row_extras import CheckedResult, Group
+    from hunch.step.row_extras import CheckedResult, StepGroup
     from hunch.step.step_kinds import StepGraph
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class Received(NamedTuple):
     seconds: float
     since: float | None  # seconds since the last result; None: the device was idle meanwhile
     other_seconds: float  # of prompts, and of steps that the host ran, meanwhile
-    here: list[Request | None]
+    here: list[Request | None]  # by place: the request, or None if it has left its row
     checked: CheckedResult
 
 
@@ -38,7 +38,7 @@ class Received(NamedTuple):
 class PendingStep:
     """A captured step that was launched, and whose result was not applied yet."""
 
-    group: Group
+    group: StepGroup
     graph: StepGraph
     buffer: int  # of the download, where its result will be
     num_masked: dict[int, int]  # masks of each row whose choices its grammar checks later

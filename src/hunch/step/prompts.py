@@ -28,7 +28,7 @@ from hunch.step.captured_step import CapturedSteps
 from hunch.step.host_scores import PromptScores
 from hunch.step.host_step import HostStep
 from hunch.step.pending import PendingPrompts
-from hunch.step.row_extras import Group
+from hunch.step.row_extras import StepGroup
 from hunch.step.step_kinds import StepGraph
 from hunch.types import RowResult, RowWork, StepPlan, StepResult
 
@@ -59,9 +59,9 @@ class PromptSteps:
             return False
         if captured.drafter is None:
             return not self._is_host_drafting
-        return not captured.observes(rows) or self._can_cover(rows)
+        return not captured.observes(rows) or self._can_run_head(rows)
 
-    def _can_cover(self, rows: list[int]) -> bool:
+    def _can_run_head(self, rows: list[int]) -> bool:
         """Whether a head can compute its KV of these rows before their first tokens are known.
 
         If a row has a hole in the head's KV, the host drafts.
@@ -78,7 +78,7 @@ class PromptSteps:
         """
         began, rows = perf_counter(), self.rows
         batch = pack(rows, plan.work)
-        last = {part.row: part for part in batch.parts if part.is_caught_up}
+        ending = {part.row: part for part in batch.parts if part.is_caught_up}
         timer = StepTimer(self.host.device)
         scores = PromptScores()
         with torch.inference_mode():
@@ -86,16 +86,17 @@ class PromptSteps:
             if hidden is not None:
                 scores = self.host.scores.of_prompts(hidden.last_TD, batch.parts)
                 if self._has_head:
-                    self._cover(batch, hidden)
-        if hidden is not None and last:
-            group, graph = self._first_step([work for work in plan.work if work.row in last])
+                    self._run_head(batch, hidden)
+        if hidden is not None and ending:
+            group, graph = self._first_step([work for work in plan.work if work.row in ending])
             self.captured.upload(group, graph)
-            copy_last_states(hidden, [last[row] for row in group.ids], graph)
+            copy_last_states(hidden, [ending[row] for row in group.ids], graph)
             assert graph.pack is not None
             graph.pack.replay()
-        results = {part.row: self._partial(part) for part in batch.parts if part.row not in last}
-        pending = PendingPrompts(plan.id, plan.work, list(last.values()), results, scores)
-        if last:
+        partial_parts = [part for part in batch.parts if part.row not in ending]
+        results = {part.row: self._partial(part) for part in partial_parts}
+        pending = PendingPrompts(plan.id, plan.work, list(ending.values()), results, scores)
+        if ending:
             num_masked = self._fill_masks(group, graph, receive)
             graph.finish.replay()
             pending.step = self.captured.launched(group, graph, num_masked, set())
@@ -105,9 +106,9 @@ class PromptSteps:
             pending.draft_seconds = self._catch_up(group.ids)
         else:
             pending.target_seconds = perf_counter() - began
-        return pending if last or scores else self.apply(pending)
+        return pending if ending or scores else self.apply(pending)
 
-    def _cover(self, batch: Batch, hidden: Hidden) -> None:
+    def _run_head(self, batch: Batch, hidden: Hidden) -> None:
         """Let a head compute its KV of the prompts' tokens, except the last of each.
 
         For each token it reads the target's state and the next token. After the last one, that is
@@ -132,10 +133,10 @@ class PromptSteps:
             )
         )
 
-    def _first_step(self, work: list[RowWork]) -> tuple[Group, StepGraph]:
+    def _first_step(self, work: list[RowWork]) -> tuple[StepGroup, StepGraph]:
         """The rows that get their first token, and the step that chooses it."""
         captured = self.captured
-        group = Group(work, captured.extras)
+        group = StepGroup(work, captured.extras)
         group.is_traced = [True] * len(work)  # each row gets a whole result
         shape = captured.policy.note_launch(self._first_shape(group), group.row_R)
         graph = captured.graph(group, shape)
@@ -143,7 +144,7 @@ class PromptSteps:
             raise torch.OutOfMemoryError("no GPU memory to capture what follows prompts")
         return group, graph
 
-    def _first_shape(self, group: Group) -> StepShape:
+    def _first_shape(self, group: StepGroup) -> StepShape:
         """The shape of the step that chooses first tokens.
 
         A head drafts in it if it will draft in the next step, in which other rows may take part. A
@@ -168,7 +169,7 @@ class PromptSteps:
         return RowResult(row=part.row, num_processed=part.num_known, computed=computed)
 
     def _fill_masks(
-        self, group: Group, graph: StepGraph, receive: Callable[[], object]
+        self, group: StepGroup, graph: StepGraph, receive: Callable[[], object]
     ) -> dict[int, int]:
         """While the pass runs, fill in the tokens that grammars allow as first ones.
 

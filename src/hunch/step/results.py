@@ -183,7 +183,7 @@ def apply_rows(
     result_RC: np.ndarray,
     lines: list[list[int]],
     requests: list[Request | None],
-    sources: list[str] | None,
+    methods: list[str] | None,
     *,
     num_k: int,
     writes_kv: bool,
@@ -197,7 +197,8 @@ def apply_rows(
     `requests` were in the rows when the step began; the result of one that has left since then
     changes no row, as another request may be there now. With `writes_kv` the drafter wrote its own
     KV in the step, except for rows that its head was dropped for.
-    `sources` names who drafted what was checked; rows that are traced always get a whole result.
+    `methods` names the method that drafted each row's checked nodes. Traced rows always get a whole
+    result.
     """
     trios = zip(map(rows.requests.__getitem__, ids), requests, lines, strict=True)
     is_here = [held is request and line[TOKENS] > 0 for held, request, line in trios]
@@ -209,19 +210,19 @@ def apply_rows(
     if num_k > 1:
         num_left_R = rows.end[row_R] - result_RC[:, KNOWN] + result_RC[:, TOKENS]
         decoded.num_drafted = np.minimum(result_RC[:, CHECKED], num_left_R).tolist()
-        decoded.methods = sources
+        decoded.methods = methods
     results: list[RowResult] = []
     flags = zip(lines, is_here, is_traced or repeat(False), strict=False)
-    is_on = [here and not (line[REASON] or is_whole) for line, here, is_whole in flags]
-    for place in [place for place, is_in in enumerate(is_on) if not is_in]:
+    goes_on = [here and not (line[REASON] or is_whole) for line, here, is_whole in flags]
+    for place in [place for place, is_in in enumerate(goes_on) if not is_in]:
         decoded.leave_out(place)
         request, line = requests[place], lines[place]
         if not line[TOKENS] or request is None:
             results.append(RowResult(row=ids[place]))  # it had ended before this step
             continue
         result = _result(rows, ids[place], line, request, writes_kv)
-        if sources is not None and result.num_drafted:
-            result.method = sources[place]
+        if methods is not None and result.num_drafted:
+            result.method = methods[place]
         results.append(result)
     if writes_kv:
         decoded.computed = rows.computed[:, row_R].T.tolist()

@@ -54,7 +54,7 @@ def with_extras(kinds: list[StepKind]) -> list[StepKind]:
     ]
 
 
-class Group:
+class StepGroup:
     """The rows of a captured step, and what they ask for."""
 
     def __init__(self, work: list[RowWork], rows: RowExtras) -> None:
@@ -82,7 +82,7 @@ class Group:
             self.is_traced = rows.is_traced_X[row_R].tolist()
         self.draws = rows.sampling.draws(row_R)
         self.graphs: dict[StepShape, StepGraph] = {}  # by the shapes that its steps had
-        self.checked: list[int] = []  # nodes worth checking of each row, kept for a few steps
+        self.worth_checking: list[int] = []  # nodes of each row, kept for a few steps
         self.num_held = 0  # steps for which they are still kept
 
 
@@ -184,7 +184,7 @@ class RowExtras:
         self._drafts.pop(row, None)
         self._is_predicted[row] = False
 
-    def take_sources(self, group: Group, lines: list[list[int]]) -> dict[int, str]:
+    def take_sources(self, group: StepGroup, lines: list[list[int]]) -> dict[int, str]:
         """Who drafted what a step checked, by place, for rows whose requests name a method.
 
         Also notes which of the step's new drafts come from predictions.
@@ -203,7 +203,7 @@ class RowExtras:
             line[MATCHED] &= BY_PREDICTION - 1
         return names
 
-    def max_checked(self, group: Group) -> list[int]:
+    def max_checked(self, group: StepGroup) -> list[int]:
         """How many nodes of each row's draft the next step may check.
 
         With grammars it changes every few steps at most, as each change is an upload.
@@ -212,14 +212,14 @@ class RowExtras:
             return group.max_checked
         if not group.num_held:
             pairs = zip(group.ids, group.max_checked, strict=True)
-            group.checked = [self.grammars.max_checked(row, count) for row, count in pairs]
+            group.worth_checking = [self.grammars.max_checked(row, count) for row, count in pairs]
             group.num_held = HELD
         group.num_held -= 1
-        return group.checked
+        return group.worth_checking
 
     def fill_masks(
         self,
-        group: Group,
+        group: StepGroup,
         graph: StepGraph,
         masks: StepMasks,
         void: set[int],
@@ -233,7 +233,7 @@ class RowExtras:
 
     def check_result(
         self,
-        group: Group,
+        group: StepGroup,
         requests: list[Request | None],  # those that are still in their rows
         lines: list[list[int]],
         columns: Columns,
@@ -274,7 +274,7 @@ class RowExtras:
 
     def complete(
         self,
-        group: Group,
+        group: StepGroup,
         requests: list[Request | None],  # those that are still in their rows
         checked: CheckedResult,
         scores: Scores | None,

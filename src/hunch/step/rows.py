@@ -29,7 +29,7 @@ class Nodes(NamedTuple):
     parents_N: np.ndarray
     q_NV: Tensor | None = None
     is_sampled_N: Tensor | None = None
-    method: str = ""  # who drafted it
+    method: str = ""  # the method that drafted it
 
     def take(self, places: slice | list[int]) -> Nodes:
         """Some of the nodes; their parents stay what they are."""

@@ -27,7 +27,7 @@ class StepKind(NamedTuple):
 
     num_rows: int  # rows it has room for
     num_nodes: int  # nodes it checks of each row
-    source: int  # who drafts at its end
+    source: int  # what drafts at its end
     draws: Draws  # how its rows' tokens are drawn
     extras: int = 0  # what its rows ask for: RULES, MASKS and so on
     num_best: int = NO_SCORES  # tokens scored beside each committed one

@@ -102,9 +102,10 @@ class DeviceRows:
         return places
 
     def _fixed(self, rows: list[int], count: int) -> list[np.ndarray]:
-        """The first `count` fixed places of each row; without a request, that it has ended.
+        """The first `count` fixed places of each row.
 
-        The engine may not know yet that it did.
+        Of a row without a request, only the first, which says that it has ended: the engine may
+        not know yet that it did.
         """
         requests, fixed_XF = self.rows.requests, self._fixed_XF
         return [fixed_XF[row, : count if requests[row] is not None else 1] for row in rows]
