@@ -171,6 +171,25 @@ def plain_of(model: Path, prompts: list[str], params: list[SamplingParams], **ho
         return shown(llm.generate(prompts, params))
 
 
+def test_preempted_requests_keep_all_scores_and_traces(model: Path) -> None:
+    """Also those of a step that was launched before the request left its row."""
+    trace = Speculation(trace=True)
+    params = [
+        SamplingParams(temperature=0, max_tokens=20 + i, logprobs=2, speculation=trace)
+        for i in range(8)
+    ]
+    prompts = [f"{PROMPTS[i % 3]} {PROMPTS[i % 2]}" for i in range(len(params))]
+    plain = plain_of(model, prompts, params)
+    few = {"max_num_seqs": 6, "num_blocks": 30, "block_size": 4, "kv_bytes": None}
+    with LLM(str(model), speculate=CHAIN, **{**SMALL, **few}) as llm:
+        outputs = llm.generate(prompts, params)
+        assert llm.stats()["num_preemptions"] > 1
+        assert shown(outputs) == plain
+    for output in outputs:
+        (answer,) = output.outputs
+        assert answer.stats["accepted"] == sum(len(one.accepted) for one in answer.trace or [])
+
+
 def test_processed_scores_are_those_of_the_host(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

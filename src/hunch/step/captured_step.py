@@ -338,7 +338,7 @@ class CapturedSteps:
         if pending.void or checked.is_cut:
             result_RC[:, :FIRST] = [line[:FIRST] for line in lines]
         times = seconds, since if any(here) else None, other_seconds
-        pending.received = Received(result_RC, lines, *times, here, checked)
+        pending.received = Received(result_RC, lines, *times, checked)
         return checked.taken_back
 
     def _times(self, pending: PendingStep, seconds: float) -> tuple[float | None, float]:
@@ -356,7 +356,7 @@ class CapturedSteps:
         """Wait for a step and apply its result to the host's rows."""
         self.receive(pending)
         assert pending.received is not None
-        result_RC, lines, seconds, since, other_seconds, here, checked = pending.received
+        result_RC, lines, seconds, since, other_seconds, checked = pending.received
         graph, group, drafter = pending.graph, pending.group, self.drafter
         named, methods = self.extras.take_sources(group, lines), None
         if drafter is not None:
@@ -383,7 +383,7 @@ class CapturedSteps:
             self.device_rows.mark_cut(row)
         is_scored = group.num_best != NO_SCORES
         scores = graph.columns.scores(result_RC, group.num_best_R) if is_scored else None
-        results = self.extras.complete(group, here, checked, scores, decoded, results)
+        results = self.extras.complete(group, checked, scores, decoded, results)
         target_seconds = plain_seconds = seconds
         if not pending.follows_prompts:
             target_seconds, plain_seconds = self.policy.timed(graph, seconds, since, other_seconds)

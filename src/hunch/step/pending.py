@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 import numpy as np
 
 from hunch.step.batch import RowPart
-from hunch.types import DecodedRows, Request, RowResult, RowWork, StepResult
+from hunch.types import DecodedRows, RowResult, RowWork, StepResult
 
 if TYPE_CHECKING:  # needs Triton
     from hunch.step.capture import StepTimer
@@ -23,14 +23,13 @@ T = TypeVar("T")
 
 
 class Received(NamedTuple):
-    """The result of a step, and which of its requests are still in their rows."""
+    """The result of a step, before it is applied."""
 
     result_RC: np.ndarray  # valid until the buffer is used again
     lines: list[list[int]]  # the same without scores, and without tokens that were taken back
     seconds: float
     since: float | None  # seconds since the last result; None: the device was idle meanwhile
     other_seconds: float  # of prompts, and of steps that the host ran, meanwhile
-    here: list[Request | None]  # by place: the request, or None if it has left its row
     checked: CheckedResult
 
 

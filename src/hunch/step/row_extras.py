@@ -180,6 +180,11 @@ class RowExtras:
         source = self._source[row]
         return None if source is None else source.by_network
 
+    def watches(self, rows: list[int]) -> bool:
+        """Whether the host follows the tokens or drafts of a request in one of these rows."""
+        requests = self.rows.requests
+        return any(self.extras_X[row] & (MASKS | DRAFTS) and requests[row] for row in rows)
+
     def forget_draft(self, row: int) -> None:
         self._drafts.pop(row, None)
         self._is_predicted[row] = False
@@ -275,7 +280,6 @@ class RowExtras:
     def complete(
         self,
         group: StepGroup,
-        requests: list[Request | None],  # those that are still in their rows
         checked: CheckedResult,
         scores: Scores | None,
         decoded: DecodedRows,
@@ -290,7 +294,8 @@ class RowExtras:
             return results
         whole = iter(results)
         found = [None if tokens else next(whole) for tokens in decoded.tokens]
-        for place, (result, request) in enumerate(zip(found, requests, strict=True)):
+        # Its results count for a row that was preempted after the step was launched, too.
+        for place, (result, request) in enumerate(zip(found, group.requests, strict=True)):
             if result is None or request is None or not result.tokens:
                 continue
             if scores is not None and is_scored[place]:

@@ -186,9 +186,9 @@ class Runner:
 
     def _update_rows(self, plan: StepPlan) -> None:
         """What a plan asks for before its step: free rows, start requests in rows, add blocks."""
-        freed, requests = plan.freed_rows, self.rows.requests
-        if any(row in self.grammars.matchers and requests[row] for row in freed):
-            self._receive_pending()  # a preempted row's grammar must have seen all its tokens
+        freed = plan.freed_rows
+        if self.captured is not None and self.captured.extras.watches(freed):
+            self._receive_pending()  # a preempted row's grammar and trace must have all its tokens
         for row in freed:
             self.rows.leave(row)
             self.sampling.leave(row)
