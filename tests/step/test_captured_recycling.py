@@ -13,7 +13,9 @@ import pytest
 pytest.importorskip("triton")
 
 from hunch import LLM, SamplingParams
+from hunch.drafting.policy import ShapeChoice
 from hunch.drafting.step_shapes import DraftSource, StepShape
+from hunch.errors import ConfigError
 from stand_in import lead_noted, stand_in
 from tiny_models import write_llama
 
@@ -86,3 +88,33 @@ def test_what_was_learned_serves_later_requests_until_it_is_cleared(model: Path)
             steps.append(sum(out.outputs[0].stats["steps"] for out in outputs))
     assert steps[1] < steps[0] < 40 * len(PROMPTS)
     assert steps[2] == steps[0]
+
+
+def test_candidates_beside_lookups(
+    model: Path, plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the policy chooses, and however often it changes its mind."""
+    turns = 0
+
+    def in_turn(choice: ShapeChoice, row_R: object, num_rows: int, extras: int = 0) -> StepShape:
+        nonlocal turns
+        turns += 1
+        shapes = choice.shapes.at(num_rows)
+        return shapes[-1 - turns // 3 % len(shapes)]
+
+    monkeypatch.setattr(ShapeChoice, "best", in_turn)
+    with LLM(str(model), speculate="auto:draft=recycling", **SMALL) as llm:
+        drafter = llm.engine.runner.captured.drafter
+        assert [tuple(shape) for shape in drafter.shapes if shape.source > 0] == [
+            (15, DraftSource.MERGED), (31, DraftSource.MERGED),
+        ]  # fmt: skip
+        assert [drafter.sees_in(source) for source in (-1, 0, 3)] == [False, False, True]
+        for kind, params in PARAMS.items():
+            assert tokens(llm, params) == plain[kind], kind
+        drafters = llm.stats()["drafters"]
+        assert min(drafters[name]["accepted"] for name in ("recycling", "suffix")) > 0
+
+
+def test_sizes_of_candidates_are_not_asked_for(model: Path) -> None:
+    with pytest.raises(ConfigError, match="leave num_nodes out"):
+        LLM(str(model), speculate="auto:draft=recycling:num_nodes=4", **SMALL)

@@ -17,9 +17,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from hunch.config import MERGE, SpecConfig
+from hunch.config import MERGE, RECYCLING, SpecConfig
 from hunch.draft import Draft, Rows, TargetStep
-from hunch.drafting.auto_device import MAX_NODES, DeviceAuto, DeviceAutoHead
+from hunch.drafting.auto_device import (
+    MAX_NODES,
+    OF_CANDIDATES,
+    DeviceAuto,
+    DeviceAutoHead,
+    DeviceAutoRecycling,
+)
 from hunch.drafting.base import (
     PREDICTION,
     Clears,
@@ -39,7 +45,9 @@ from hunch.drafting.lookup import DeviceLookup, LookupDrafter
 from hunch.drafting.policy import share_nodes
 from hunch.drafting.preparing import METHODS as BESIDE
 from hunch.drafting.preparing import load_beside
+from hunch.drafting.recycling import DeviceRecycling, RecyclingDrafter
 from hunch.drafting.trees import Node, side_by_side, to_draft
+from hunch.errors import ConfigError
 from hunch.kernels.phrases import PhraseTable
 from hunch.kernels.step import NEVER
 from hunch.models.heads.draft_model import MAX_SHARE, byte_share
@@ -88,6 +96,8 @@ class RoutedDrafter:
         sizes = {default: method.needs.max_nodes, **sizes}
         self.needs = replace(method.needs, max_nodes=max(sizes.values()), methods=sizes)
         self.network_name = default if network is None else network.name
+        # Drafts beside the lookup in captured steps, and in no others.
+        self.recycling: RecyclingDrafter | None = None
         self._routes: dict[int, Route] = {}
 
     def observe(self, step: TargetStep) -> None:
@@ -214,6 +224,9 @@ class RoutedDrafter:
                 found = DeviceAutoHead(matches, network, room, only_chains=only_chains)
             else:
                 found = DeviceAuto(matches, network, room, only_chains=only_chains)
+        candidates = form_on_device(self.recycling)
+        if isinstance(matches, DeviceLookup) and isinstance(candidates, DeviceRecycling):
+            found = DeviceAutoRecycling(matches, candidates, self.needs.max_nodes)
         if found is not None:
             found.methods = self._row_methods(matches, network)
         return found
@@ -251,7 +264,7 @@ class RoutedDrafter:
 
     def clear(self) -> None:
         network = None if self.network is None else self.network.method
-        for method in (self.lookup, network, *self.lookups.values()):
+        for method in (self.lookup, network, self.recycling, *self.lookups.values()):
             if isinstance(method, Clears):
                 method.clear()
 
@@ -268,14 +281,19 @@ class AutoDrafter(RoutedDrafter):
         lookups = {name: _load(name, size, context) for name in (PREDICTION, "ngram")}
         margin = FUSED_MARGIN if context.is_fused else MARGIN
         suffix = _load("suffix", {"margin": str(margin), **options}, context)
-        model = None
-        if draft != "off":
+        model, recycling = None, None
+        if draft == RECYCLING:
+            recycling = _candidates(options, context)
+        elif draft != "off":
             max_share = inf if is_any_size else MAX_SHARE
             context.has_policy &= suffix.is_adaptive
             model = _load_network(draft, suffix.is_adaptive, context, max_share)
         super().__init__("suffix", suffix, model, lookups, context)
         sizes = {"auto": suffix.needs.max_nodes, **self.needs.methods}
         needs = self.needs
+        if recycling is not None:
+            self.recycling = recycling
+            sizes["auto"] = max(sizes["auto"], *(size.num_nodes for size in OF_CANDIDATES))
         if model is not None:
             needs = model.method.needs
             most = max(sizes["auto"], needs.max_nodes)
@@ -283,6 +301,18 @@ class AutoDrafter(RoutedDrafter):
                 most = max(most, MAX_NODES)
             sizes |= {model.name: needs.max_nodes, "auto": most}
         self.needs = replace(needs, max_nodes=max(sizes.values()), methods=sizes)
+
+
+def _candidates(options: Options, context: DrafterContext) -> RecyclingDrafter | None:
+    """What drafts trees of candidates in captured steps; None: no step is captured, or no tree."""
+    if "num_nodes" in options:
+        raise ConfigError("auto:draft=recycling chooses its numbers of nodes; leave num_nodes out")
+    if not context.is_fused or context.only_chains:
+        log.warning(
+            "auto:draft=recycling has no effect: it is for GPUs, and models that take trees"
+        )
+        return None
+    return RecyclingDrafter({}, None, context)
 
 
 def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:

@@ -11,6 +11,7 @@ from hunch.drafting.draft_model import DeviceDraftModel
 from hunch.drafting.following import DeviceFollower
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.options import BRANCH
+from hunch.drafting.recycling import DeviceRecycling
 from hunch.drafting.step_shapes import SURE_MATCH, DraftSource, StepShape, levels_after
 from hunch.drafting.with_lookups import DeviceWithLookups, TreeSize
 from hunch.kernels.step import RowState, StepRows
@@ -30,6 +31,8 @@ OF_MODELS = {
     DraftSource.TREE: (TreeSize(5, 3),),
     DraftSource.MERGED: (TreeSize(4, 4, 14), TreeSize(3, 7, 10)),
 }
+# Trees of candidates, with a lookup's guesses: with the last known token, they fill tiles.
+OF_CANDIDATES = TreeSize(3, 3, 6), TreeSize(6, 4, 7)
 MAX_NODES = max(size.num_nodes for sizes in OF_BLOCKS.values() for size in sizes)
 
 
@@ -177,3 +180,40 @@ class DeviceAutoHead(DeviceEither):
 
     def writes_kv(self, source: int) -> bool:
         return source >= 0
+
+
+class DeviceAutoRecycling(DeviceWithLookups):
+    """A lookup alone, or its guesses beside a tree of the target's best candidates.
+
+    The candidates after a token are kept in steps with such trees alone: to find the best of all
+    tokens takes longer than a lookup.
+    """
+
+    def __init__(self, matches: DeviceLookup, candidates: DeviceRecycling, room: int) -> None:
+        sizes = [size for size in OF_CANDIDATES if size.num_nodes <= room]
+        super().__init__("auto", matches, candidates, {DraftSource.MERGED: sizes})
+        self.trees = {
+            size: replace(
+                candidates, num_nodes=self.num_nodes, tree_nodes=size.width * size.num_levels
+            )
+            for size in sizes
+        }
+
+    @property
+    def shapes(self) -> tuple[StepShape, ...]:
+        merged = self.tree_sizes[DraftSource.MERGED]
+        return (*self.matches.shapes, *(StepShape(n, DraftSource.MERGED) for n in merged))
+
+    def sees_in(self, source: int) -> bool:
+        return source > 0
+
+    def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
+        if source <= 0:
+            self.matches.look(state, step, self.num_nodes)
+            return
+        size = self.tree_of(source, step.path_RK.shape[1] - 1)
+        self.trees[size].draft(state, step, hidden, source)
+        self.add_matches(state, step, source)
+
+    def drafted_by(self, source: int, matched: int) -> str:
+        return self.matches.name if source <= 0 or matched >= SURE_MATCH else self.model.name

@@ -246,6 +246,10 @@ class DeviceDrafter:
         """Whether its `draft` or its `see` does anything in a step of this source."""
         return source > 0 if self.num_levels else source != DraftSource.NOBODY
 
+    def sees_in(self, source: int) -> bool:
+        """Whether its `see` does anything in a step of this source."""
+        return self.runs_in(source)
+
     def drafts_in(self, source: int) -> bool:
         """Whether its `draft` does anything in a step of this source."""
         return self.runs_in(source)

@@ -190,7 +190,7 @@ class StepGraphs:
         def finish() -> None:
             hidden: Hidden = forward.outputs
             logits_MV = self.target.logits(hidden.last_TD)
-            if drafter is not None:
+            if drafter is not None and drafter.sees_in(kind.source):
                 drafter.see(buffers.ids_T, buffers.attn.slot_T, logits_MV)
             ruled_MV = self._ruled(logits_MV, rows, buffers.attn, kind)
             choice_M = self._choose(ruled_MV, buffers.attn, kind)
