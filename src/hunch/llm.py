@@ -14,12 +14,12 @@ from hunch.beams import BeamSearchOutput, BeamSearchParams, search_beams
 from hunch.chat.turn import Wish, add_messages, chat_format, open_turn
 from hunch.compat import VllmCalls, config_from_vllm, spec_from_vllm, wishes_of
 from hunch.config import DEFAULT_MODEL, Config, say_once
+from hunch.garbage import without_collector
 from hunch.llm_engine import LLMEngine
 from hunch.loading import LoadTarget, build_engine, load_target_of, load_text
 from hunch.offline import OfflineRequests
 from hunch.pooling import EmbeddingRequestOutput, embedding_of, pooling_params
 from hunch.prompts import Params, Prompt, list_chats, list_prompts, params_for, progress
-from hunch.step.collector import without_collector
 from hunch.text.tokenizer import Tokenizer
 from hunch.types import RequestOutput, SamplingParams, recommended
 

@@ -50,14 +50,14 @@ TABLE: dict[str, set[str]] = {
     "advice": set(),
     "adapt": {"config", "errors", "kernels"},
     "engine": {"types", "config", "errors", "advice", "pooling"},
-    "server": {"types", "config", "errors", "chat", "compat", "pooling", "step.collector"},
+    "server": {"types", "config", "errors", "chat", "compat", "pooling", "garbage"},
     "train": {
         "torch", "models", "layers", "kernels", "sampling", "config", "errors", "registry", "hunch",
         "hub", "step.capture",
     },
-    "step.collector": set(),
-    "step.capture": {"torch"},
-    "bench": {"torch", "hunch", "errors", "types", "step.collector"},
+    "garbage": set(),
+    "step.capture": {"torch", "garbage"},
+    "bench": {"torch", "hunch", "errors", "types", "garbage"},
     # What measures a part alone, or makes a target of another cost, reaches inside.
     "bench.device": {
         "torch", "hunch", "errors", "types", "hub", "models", "kernels", "layers", "step",
@@ -66,7 +66,7 @@ TABLE: dict[str, set[str]] = {
     "bench.parts": {
         "torch", "hunch", "errors", "types", "hub", "models", "kernels", "step", "layers",
         "registry", "config", "engine", "text", "server", "parallel", "parallel.group", "loading",
-        "step.collector", "step.capture", "train", "grammar", "drafting", "sampling",
+        "garbage", "step.capture", "train", "grammar", "drafting", "sampling",
     },
     "parallel": {
         "torch", "types", "draft", "errors", "config", "kernels", "models", "step",
@@ -89,7 +89,7 @@ TABLE: dict[str, set[str]] = {
     "engine_args": {"arguments", "compat", "config", "errors"},
     "llm": {
         "arguments", "beams", "chat", "compat", "config", "errors", "llm_engine", "loading",
-        "models", "offline", "pooling", "prompts", "step.collector", "text", "types",
+        "models", "offline", "pooling", "prompts", "garbage", "text", "types",
     },
     "llm_engine": {
         "compat", "config", "engine", "engine_args", "loading", "offline", "prompts", "text",
@@ -118,7 +118,6 @@ def room_of(module: str) -> str:
     name = ".".join(parts[1:])
     for room in (
         "parallel.group",
-        "step.collector",
         "step.capture",
         "bench.device",
         "bench.parts",
@@ -154,7 +153,7 @@ def test_a_room_imports_only_what_the_table_allows() -> None:
 def test_what_the_table_forbids_is_found() -> None:
     known = ["numpy", "hunch.engine.blocks", "hunch.types", "hunch.advice"]
     assert forbidden_in("engine", known) == []
-    others = ["torch", "hunch.step.runner", "hunch.step.collector", "hunch"]
+    others = ["torch", "hunch.step.runner", "hunch.garbage", "hunch"]
     assert forbidden_in("engine", [*known, *others]) == others
 
 

@@ -12,7 +12,7 @@ REASONS = {
     "__main__.py": "python -m hunch",
     "launch_server.py": "SGLang's name of the server's module",
     "entrypoints/openai/api_server.py": "vLLM's name of the server's module",
-    "step/collector.py": "rooms that know no steps use it too",
+    "garbage.py": "rooms that know no steps use it too",
     "sampling/stop.py": "both forms of a step ask it",
     "chat/ids.py": "server and chat share it, and nothing else of it",
     "train/count.py": "a process of its own",

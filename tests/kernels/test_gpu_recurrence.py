@@ -17,7 +17,7 @@ from hunch.kernels.delta import DeltaShape, DeltaWeights
 from hunch.kernels.gpu_fold import fold, gate
 from hunch.kernels.gpu_recurrence import keep, padded_taps, step_sequences
 from hunch.kernels.recur import recur
-from hunch.kernels.recurrence import Recurrence, RowStates, StatesShape
+from hunch.kernels.recurrence import Recurrence, RecurrentStates, StatesShape
 from hunch.kernels.short_conv import ConvShape, ConvWeights
 from hunch.kernels.ssm import SsmShape, SsmWeights
 from hunch.layers.linear import Linear
@@ -59,9 +59,9 @@ def padded(shape: Recurrence) -> Any:
     return type(WEIGHTS[shape])(**weights)
 
 
-def new_states(recurrence: Recurrence, device: str) -> RowStates:
+def new_states(recurrence: Recurrence, device: str) -> RecurrentStates:
     shape = StatesShape(recurrence, num_layers=2, num_rows=NUM_ROWS, max_nodes=MAX_NODES)
-    states = RowStates.create(shape, torch.bfloat16, torch.device(device))
+    states = RecurrentStates.create(shape, torch.bfloat16, torch.device(device))
     assert states is not None
     states.state_LXNHD.fill_(7.0)  # of whoever was in the rows before
     states.inputs_LXGI.fill_(5.0)
@@ -77,7 +77,7 @@ def on_device(attn: AttnInputs) -> AttnInputs:
 
 
 def run(
-    shape: Recurrence, states: RowStates, inputs_TI: torch.Tensor, attn: AttnInputs
+    shape: Recurrence, states: RecurrentStates, inputs_TI: torch.Tensor, attn: AttnInputs
 ) -> torch.Tensor:
     gate_TZ = inputs_TI.new_ones(len(inputs_TI), shape.value_width)
     y_TW = torch.cat((inputs_TI, gate_TZ), dim=1).to(DEVICE)

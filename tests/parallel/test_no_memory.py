@@ -20,7 +20,7 @@ from hunch import LLM, SamplingParams
 from hunch.compat import config_from_vllm
 from hunch.config import ModelConfig
 from hunch.kernels.kv_store import KVCache, zero_kv
-from hunch.kernels.recurrence import RowStates
+from hunch.kernels.recurrence import RecurrentStates
 from hunch.parallel import executor
 from hunch.parallel.executor import Ranks, start_ranks
 from hunch.parallel.follower import Follower
@@ -267,7 +267,7 @@ def test_moves_for_which_memory_lacks_are_made_before_the_next_pass(
 def test_rows_lose_the_states_that_other_ranks_have(num_layers: int) -> None:
     """Also if this rank's stage has no recurrent layers."""
     size = num_layers, 3
-    states = RowStates(*(torch.zeros(size, dtype=torch.int64) for _ in range(3)))
+    states = RecurrentStates(*(torch.zeros(size, dtype=torch.int64) for _ in range(3)))
     states.lose([1])
     assert [states.is_ahead(row, 5) for row in range(3)] == [False, True, False]
     assert not states.is_ahead(1, 0)  # it begins again

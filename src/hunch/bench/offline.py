@@ -13,7 +13,7 @@ from hunch import LLM, RequestOutput
 from hunch.bench.energy import EnergyMeter
 from hunch.bench.loads import Job, Load, next_turn
 from hunch.bench.records import Answer, Round, difference
-from hunch.step.collector import without_collector
+from hunch.garbage import without_collector
 
 WARM_TOKENS = 8
 OnAnswer = Callable[[str, RequestOutput], None]

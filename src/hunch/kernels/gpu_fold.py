@@ -26,7 +26,7 @@ from hunch.kernels.gpu_recurrence import (
     sequences,
     taps_of,
 )
-from hunch.kernels.recurrence import RowStates
+from hunch.kernels.recurrence import RecurrentStates
 from hunch.kernels.ssm import SsmShape, SsmWeights
 
 _MAX_VALUES = 32  # of a head that a program folds: one row then fills a GPU
@@ -123,7 +123,7 @@ def fold(
     y_PW: Tensor,
     shape: DeltaShape | SsmShape,
     weights: DeltaWeights | SsmWeights,
-    states: RowStates,
+    states: RecurrentStates,
     layer: int,
     attn: AttnInputs,
     read_TZ: Tensor,

@@ -19,7 +19,7 @@ from torch import Tensor
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_launch import cdiv, options, take_turns
 from hunch.kernels.recur import sequences_of
-from hunch.kernels.recurrence import RowStates
+from hunch.kernels.recurrence import RecurrentStates
 
 SEQUENCES = "sequences"  # of AttnInputs.memo
 MAX_TAPS = 4
@@ -120,7 +120,7 @@ def _keep_kernel(
         tl.store(folded_ptr + row, start + num_known)
 
 
-def keep(y_PW: Tensor, states: RowStates, layer: int, attn: AttnInputs) -> None:
+def keep(y_PW: Tensor, states: RecurrentStates, layer: int, attn: AttnInputs) -> None:
     """Store the last inputs in the ring; after `fold`, which still reads the old ones."""
     seqs_S4, (_, _, num_places, num_inputs) = sequences(attn), states.inputs_LXGI.shape
     if not len(seqs_S4):

@@ -16,7 +16,7 @@ from torch import Tensor
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.gpu_launch import cdiv, options, take_turns
 from hunch.kernels.gpu_recurrence import MAX_TAPS, sequence_of, sequences, taps_of
-from hunch.kernels.recurrence import RowStates
+from hunch.kernels.recurrence import RecurrentStates
 from hunch.kernels.short_conv import ConvShape, ConvWeights
 
 _BLOCK = 256  # channels of a program
@@ -69,7 +69,7 @@ def mix(
     y_PW: Tensor,
     shape: ConvShape,
     weights: ConvWeights,
-    states: RowStates,
+    states: RecurrentStates,
     layer: int,
     attn: AttnInputs,
     out_PD: Tensor,

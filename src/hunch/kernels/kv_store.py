@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hunch.kernels.recurrence import RowStates
+from hunch.kernels.recurrence import RecurrentStates
 
 
 def slots_at(table_SB: Any, seq: Any, positions: Any, block_size: int) -> Any:
@@ -89,7 +89,7 @@ class KVCache:
 
     k_LCMH: Tensor
     v_LCMH: Tensor
-    states: RowStates | None = None  # what recurrent layers remember of rows
+    states: RecurrentStates | None = None  # what recurrent layers remember of rows
     scales: KVCache | None = None  # of codes of 8 bits: a float32 per slot and head, [L, C, M, 1]
     others: KVCache | None = None  # the last layers, where their heads are of another shape
     # Called with each move: other ranks hold the other heads of the same slots.

@@ -30,7 +30,7 @@ from hunch.kernels.native_structs import (
     kv_places,
 )
 from hunch.kernels.recur import sequences_of
-from hunch.kernels.recurrence import RowStates
+from hunch.kernels.recurrence import RecurrentStates
 
 _MAX_KEPT = 64  # rows of a pass whose columns may come again
 _POSITIONS = 1024  # that tables are filled for at once
@@ -41,7 +41,7 @@ def _floats(x: Tensor) -> Tensor:
     return x if is_ready else x.to(torch.float32).contiguous()
 
 
-def states_of(states: RowStates, attn: AttnInputs) -> tuple[StatesStruct, Tensor]:
+def states_of(states: RecurrentStates, attn: AttnInputs) -> tuple[StatesStruct, Tensor]:
     """Rows' states as a pass takes them, and what it points at."""
     assert states.inputs_LXGI.dtype == torch.float32
     spans_S4 = torch.tensor(sequences_of(attn), dtype=torch.int64).view(-1, 4)

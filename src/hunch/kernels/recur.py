@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, Span, spans_of
-from hunch.kernels.recurrence import Recurrence, RowStates
+from hunch.kernels.recurrence import Recurrence, RecurrentStates
 
 
 def recur(
     inputs_TI: Tensor,
     shape: Recurrence,
     weights: Any,
-    states: RowStates,
+    states: RecurrentStates,
     layer: int,
     attn: AttnInputs,
 ) -> Tensor:
@@ -45,7 +45,7 @@ def recur(
         state_NHD = states.state_LXNHD[layer, row].clone()
         if not span.start:
             state_NHD.zero_()
-        states.folded_LX[layer, row] = known  # before the state: see `RowStates.is_ahead`
+        states.folded_LX[layer, row] = known  # before the state: see `RecurrentStates.is_ahead`
         for place in range(span.last - span.first + span.start - folded):
             window_JI = x_WI[place : place + shape.num_taps].clone()  # begins where others do
             state_NHD, read_ND = shape.fold(weights, window_JI, state_NHD)

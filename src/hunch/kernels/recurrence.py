@@ -79,7 +79,7 @@ class StatesShape:
 
 
 @dataclass(slots=True)
-class RowStates:
+class RecurrentStates:
     """What recurrent layers remember of each row; a row that begins at position 0 begins anew."""
 
     state_LXNHD: Tensor  # float32
@@ -118,12 +118,12 @@ class RowStates:
         dtype: torch.dtype,
         device: torch.device,
         zeros: Callable[..., Tensor] = torch.zeros,
-    ) -> RowStates | None:
+    ) -> RecurrentStates | None:
         """Inputs are of the model's precision."""
         if shape is None:
             return None
         num_rows = shape.num_layers, shape.num_rows
-        return RowStates(
+        return RecurrentStates(
             (zeros if prod(shape.states) else torch.zeros)(
                 shape.states, dtype=torch.float32, device=device
             ),

@@ -17,7 +17,7 @@ from hunch.errors import UnsupportedModelError
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache, zero_kv
 from hunch.kernels.quant import Weight
-from hunch.kernels.recurrence import RowStates, StatesShape
+from hunch.kernels.recurrence import RecurrentStates, StatesShape
 from hunch.layers.attention import Attend, ExactPaged, Paged
 from hunch.layers.block import Block
 from hunch.layers.experts import Experts
@@ -82,7 +82,7 @@ def new_kv(model: KeepsKV, num_slots: int, num_rows: int) -> KVCache:
     """An empty cache of this many slots, with states of this many rows."""
     is_shared = model.spec.latent is not None
     kv = zero_kv(model.kv_shapes(), num_slots, model.kv_dtype, model.device, is_shared)
-    kv.states = RowStates.create(model.states_of(num_rows), model.dtype, model.device)
+    kv.states = RecurrentStates.create(model.states_of(num_rows), model.dtype, model.device)
     return kv
 
 

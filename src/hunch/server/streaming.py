@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 
 from hunch.errors import HunchError
+from hunch.garbage import without_collector
 from hunch.server.answers import Shape
 from hunch.server.connections import BodyWriter
 from hunch.server.cursor import Cursor, Delta
@@ -20,7 +21,6 @@ from hunch.server.problems import ProblemError, from_error
 from hunch.server.remote_stream import RemoteStream
 from hunch.server.schemas import StreamOptions
 from hunch.server.summary import Json, check_ends, usage
-from hunch.step.collector import without_collector
 from hunch.types import RequestOutput
 
 COMMENT = b": keep-alive\n\n"

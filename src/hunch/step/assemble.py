@@ -13,7 +13,7 @@ from hunch.drafting.auto import load_drafter
 from hunch.drafting.base import DrafterContext
 from hunch.drafting.costs import CostCurve
 from hunch.errors import ConfigError
-from hunch.kernels.recurrence import RowStates
+from hunch.kernels.recurrence import RecurrentStates
 from hunch.models.load_target import exactness
 from hunch.models.target import OverProcesses, Target
 from hunch.registry import VERIFIERS, resolve
@@ -187,7 +187,9 @@ def _num_snapshots(config: Config) -> int:
     return max(LEAST_SNAPSHOTS, config.schedule.num_rows // 4)
 
 
-def _states(target: Target, num_rows: int, num_snapshots: int, max_nodes: int) -> RowStates | None:
+def _states(
+    target: Target, num_rows: int, num_snapshots: int, max_nodes: int
+) -> RecurrentStates | None:
     """Recurrent states: those of the rows, then the snapshots."""
     shape = target.states_of(num_rows + num_snapshots, max_nodes)
     if shape is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hunch.step.collector import without_collector
+from hunch.garbage import without_collector
 
 TIMED = 5  # replays by which a graph is timed
 

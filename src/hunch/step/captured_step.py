@@ -314,7 +314,7 @@ class CapturedSteps:
         Returns the rows that chose a token without a mask and whose grammar refused it.
         """
         if pending.received is not None:
-            return pending.received.checked.taken_back
+            return pending.received.adjusted.taken_back
         group, columns = pending.group, pending.graph.columns
         result_RC, seconds = self.steps.download.receive(
             pending.buffer, len(group.ids), columns.end, pending.graph.num_numbers
@@ -334,12 +334,12 @@ class CapturedSteps:
         for row, line in zip(group.ids if pending.void else (), lines, strict=False):
             if row in pending.void:
                 take_back(line, 0)
-        checked = self.extras.check_result(group, here, lines, columns, pending.num_masked)
-        if pending.void or checked.is_cut:
+        adjusted = self.extras.adjust_result(group, here, lines, columns, pending.num_masked)
+        if pending.void or adjusted.is_cut:
             result_RC[:, :FIRST] = [line[:FIRST] for line in lines]
         times = seconds, since if any(here) else None, other_seconds
-        pending.received = Received(result_RC, lines, *times, checked)
-        return checked.taken_back
+        pending.received = Received(result_RC, lines, *times, adjusted)
+        return adjusted.taken_back
 
     def _times(self, pending: PendingStep, seconds: float) -> tuple[float | None, float]:
         """Seconds since the last result, and those of prompts and the host's steps among them."""
@@ -356,7 +356,7 @@ class CapturedSteps:
         """Wait for a step and apply its result to the host's rows."""
         self.receive(pending)
         assert pending.received is not None
-        result_RC, lines, seconds, since, other_seconds, checked = pending.received
+        result_RC, lines, seconds, since, other_seconds, adjusted = pending.received
         graph, group, drafter = pending.graph, pending.group, self.drafter
         named, methods = self.extras.take_sources(group, lines), None
         if drafter is not None:
@@ -379,11 +379,11 @@ class CapturedSteps:
             is_dropped_R=is_dropped_R,
             is_traced=group.is_traced,
         )
-        for row in checked.taken_back:
+        for row in adjusted.taken_back:
             self.device_rows.mark_cut(row)
         is_scored = group.num_best != NO_SCORES
         scores = graph.columns.scores(result_RC, group.num_best_R) if is_scored else None
-        results = self.extras.complete(group, checked, scores, decoded, results)
+        results = self.extras.complete(group, adjusted, scores, decoded, results)
         target_seconds = plain_seconds = seconds
         if not pending.follows_prompts:
             target_seconds, plain_seconds = self.policy.timed(graph, seconds, since, other_seconds)

@@ -19,7 +19,7 @@ from hunch.draft import KVShape
 from hunch.errors import CapacityError
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache, has_scales
-from hunch.kernels.recurrence import RowStates, StatesShape
+from hunch.kernels.recurrence import RecurrentStates, StatesShape
 from hunch.models.target import Target
 
 GRAPHS = 2**28  # bytes for captured steps: their logits and inputs
@@ -91,10 +91,10 @@ def _pair(
 
 def allocate_states(
     shape: StatesShape | None, dtype: torch.dtype, device: torch.device
-) -> RowStates | None:
+) -> RecurrentStates | None:
     """Recurrent states of rows; on a CPU memory is taken only as it is used."""
     try:
-        return RowStates.create(shape, dtype, device, _zeros)
+        return RecurrentStates.create(shape, dtype, device, _zeros)
     except (RuntimeError, MemoryError, OSError) as error:
         assert shape is not None
         raise CapacityError(

@@ -16,7 +16,7 @@ from hunch.types import DecodedRows, RowResult, RowWork, StepResult
 if TYPE_CHECKING:  # needs Triton
     from hunch.step.capture import StepTimer
     from hunch.step.host_scores import PromptScores
-    from hunch.step.row_extras import CheckedResult, StepGroup
+    from hunch.step.row_extras import Adjustments, StepGroup
     from hunch.step.step_kinds import StepGraph
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class Received(NamedTuple):
     seconds: float
     since: float | None  # seconds since the last result; None: the device was idle meanwhile
     other_seconds: float  # of prompts, and of steps that the host ran, meanwhile
-    checked: CheckedResult
+    adjusted: Adjustments
 
 
 @dataclass(slots=True)

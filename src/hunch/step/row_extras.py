@@ -89,8 +89,8 @@ class StepGroup:
 WaitingDraft = tuple[list[int], list[int]]  # tokens and parents
 
 
-class CheckedResult(NamedTuple):
-    """What the grammars found in a step's result, before it is applied."""
+class Adjustments(NamedTuple):
+    """How a step's result was changed before it is applied, and which drafts the step checked."""
 
     drafts: dict[int, WaitingDraft]  # drafts that the step checked, by row
     taken_back: set[int]  # rows that chose without a mask what their grammar refused
@@ -236,14 +236,14 @@ class RowExtras:
         write = partial(self.grammars.fill, group.ids, *drafts, num_k, void, is_first=is_first)
         return masks.fill(graph.kind.num_rows * num_k, write)
 
-    def check_result(
+    def adjust_result(
         self,
         group: StepGroup,
         requests: list[Request | None],  # those that are still in their rows
         lines: list[list[int]],
         columns: Columns,
         num_masked: dict[int, int],
-    ) -> CheckedResult:
+    ) -> Adjustments:
         """Keep the new drafts, and let grammars consume the committed tokens.
 
         Tokens chosen without a mask that a grammar refuses are taken out of the result.
@@ -275,12 +275,12 @@ class RowExtras:
             for row, request, line in zip(group.ids, requests, lines, strict=True):
                 if request is not None and row in self._with_more_stops:
                     end_at_stop(line, request)
-        return CheckedResult(checked_drafts, taken_back, refused, is_cut)
+        return Adjustments(checked_drafts, taken_back, refused, is_cut)
 
     def complete(
         self,
         group: StepGroup,
-        checked: CheckedResult,
+        adjusted: Adjustments,
         scores: Scores | None,
         decoded: DecodedRows,
         results: list[RowResult],
@@ -290,7 +290,7 @@ class RowExtras:
         if scores is not None:
             is_scored = (group.num_best_R != NO_SCORES).tolist()
             decoded.logprobs = scores.of_rows(decoded.tokens, is_scored)
-        if not results and not checked.refused:
+        if not results and not adjusted.refused:
             return results
         whole = iter(results)
         found = [None if tokens else next(whole) for tokens in decoded.tokens]
@@ -302,9 +302,9 @@ class RowExtras:
                 first = scores.begins[place]
                 result.logprobs = scores.entries[first : first + len(result.tokens)]
             if request.params.speculation.trace:
-                draft = checked.drafts.get(group.ids[place], ([], []))
+                draft = adjusted.drafts.get(group.ids[place], ([], []))
                 result.trace = _trace(draft, result)
-        for place, (kept, problem) in checked.refused.items():
+        for place, (kept, problem) in adjusted.refused.items():
             found[place] = self._end(group.ids[place], found[place], kept, problem)
             decoded.leave_out(place)
         return [result for result in found if result is not None]

@@ -35,6 +35,7 @@ from hunch import SamplingParams
 from hunch.bench.parts import PartOptions
 from hunch.config import CacheConfig, Config, ModelConfig, ScheduleConfig, SpecConfig
 from hunch.engine.engine import Engine
+from hunch.garbage import without_collector
 from hunch.kernels.attention import AttnInputs, Span
 from hunch.kernels.gpu_tiling import Tiler, Tiling, Workspace
 from hunch.kernels.kv_store import KVCache
@@ -58,7 +59,6 @@ from hunch.server import wire
 from hunch.server.engine_process import Channel, Lines, Loop
 from hunch.step import upload
 from hunch.step.assemble import assemble
-from hunch.step.collector import without_collector
 from hunch.step.results import Columns
 from hunch.step.step_graphs import StepGraphs
 from hunch.step.step_kinds import StepGraph

@@ -27,8 +27,8 @@ from hunch.bench.readers import read_workloads
 from hunch.bench.workloads import cycle
 from hunch.engine.engine import Engine
 from hunch.engine.scheduler import Scheduler
+from hunch.garbage import without_collector
 from hunch.step.captured_step import CapturedSteps
-from hunch.step.collector import without_collector
 from hunch.step.results import Download
 from hunch.step.row_extras import RowExtras
 

@@ -97,7 +97,7 @@ struct Pass {
     float* const* features;   // [row][width] each
     float* hidden;            // [row][width], after the final norm
     const float* state;       // [row][width], where the network joins
-    const RowStates* states;  // null where no layer is recurrent
+    const RecurrentStates* states;  // null where no layer is recurrent
     Kept k_other, v_other;      // of layers whose heads are of the other shape
     int64_t other_stride;
 };

@@ -175,7 +175,7 @@ void Recurrent::project(Worker& worker, const RecurrentSpec& spec, const Input& 
     });
 }
 
-void Recurrent::fold(Thread& mine, const RecurrentSpec& spec, const RowStates& states,
+void Recurrent::fold(Thread& mine, const RecurrentSpec& spec, const RecurrentStates& states,
                      const int64_t* span, int head, const int64_t* pos) {
     const int64_t first = span[0], last = span[1], at = spec.place * states.num_rows + span[3];
     const int64_t start = pos[first], known = start + span[2], end = start + last - first;
@@ -228,7 +228,7 @@ void Recurrent::fold(Thread& mine, const RecurrentSpec& spec, const RowStates& s
 }
 
 // The last inputs go to the ring, once every head has read what stood there.
-void Recurrent::keep(const RecurrentSpec& spec, const RowStates& states, const int64_t* span,
+void Recurrent::keep(const RecurrentSpec& spec, const RecurrentStates& states, const int64_t* span,
                      const int64_t* pos) const {
     const int64_t first = span[0], last = span[1], at = spec.place * states.num_rows + span[3];
     float* ring = states.inputs + at * states.num_places * num_inputs_;
@@ -266,7 +266,7 @@ void Recurrent::finish_row(Thread& mine, const RecurrentSpec& spec, int row, boo
     output_.put_row(row, out);
 }
 
-void Recurrent::run(Worker& worker, const RecurrentSpec& spec, const RowStates& states,
+void Recurrent::run(Worker& worker, const RecurrentSpec& spec, const RecurrentStates& states,
                     const Input& input, const int64_t* pos, const int64_t* slot, int num_rows) {
     project(worker, spec, input, num_rows);
     const int num_heads = spec.num_v_heads, num_spans = (int)states.num_spans;

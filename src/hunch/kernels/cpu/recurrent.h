@@ -41,7 +41,7 @@ struct RecurrentSpec {
 };
 
 // What the layers remember of rows; `inputs` of position p stands in place p % num_places.
-struct RowStates {
+struct RecurrentStates {
     float* state;     // [layer][row][v head][k_dim][v_dim]
     float* inputs;    // [layer][row][place][num_inputs]
     int64_t* folded;  // [layer][row]: tokens that the state holds
@@ -57,7 +57,7 @@ public:
               int width, bool is_fine);
     void reserve(int num_rows, int num_threads);
     // What the layer's last product takes is then in `output`.
-    void run(Worker& worker, const RecurrentSpec& spec, const RowStates& states, const Input& input,
+    void run(Worker& worker, const RecurrentSpec& spec, const RecurrentStates& states, const Input& input,
              const int64_t* pos, const int64_t* slot, int num_rows);
     const Input& output() const { return output_; }
 
@@ -67,9 +67,9 @@ private:
         std::vector<float> out, row, state;
     };
     void project(Worker& worker, const RecurrentSpec& spec, const Input& input, int num_rows);
-    void fold(Thread& mine, const RecurrentSpec& spec, const RowStates& states, const int64_t* span,
+    void fold(Thread& mine, const RecurrentSpec& spec, const RecurrentStates& states, const int64_t* span,
               int head, const int64_t* pos);
-    void keep(const RecurrentSpec& spec, const RowStates& states, const int64_t* span,
+    void keep(const RecurrentSpec& spec, const RecurrentStates& states, const int64_t* span,
               const int64_t* pos) const;
     void finish_row(Thread& mine, const RecurrentSpec& spec, int row, bool is_live);
 
