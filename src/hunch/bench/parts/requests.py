@@ -57,7 +57,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 # What the host does in a step; each without what stands above it.
 WORK: dict[str, tuple[type, str]] = {
     "waiting": (Download, "receive"),
-    "grammars": (RowExtras, "check_result"),
+    "grammars": (RowExtras, "adjust_result"),
     "masks": (RowExtras, "fill_masks"),
     "receiving": (CapturedSteps, "receive"),
     "launching": (CapturedSteps, "launch"),
