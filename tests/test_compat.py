@@ -291,7 +291,7 @@ def test_sampling_parameters_change_under_the_checks_of_their_construction() -> 
     )  # fmt: skip
     assert params == made
     wrong: list[tuple[str, Any, str]] = [
-        ("temperature", -1, "0 or more"),
+        ("temperature", -1, "from 0 .greedy. to 100"),
         ("seed", 1.5, "whole number"),
         ("logit_bias", {5: 1000}, "from -100 to 100"),
         ("structured_outputs", 3, "a dict of its fields"),
