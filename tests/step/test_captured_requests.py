@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 pytest.importorskip("triton")
 
 from hunch import LLM, RequestOutput, SamplingParams, Speculation
+from hunch.engine.scheduler import Scheduler
 from hunch.grammar.matcher import Grammar
 from hunch.pooling import pooling_params
 from hunch.step import grammars
@@ -188,6 +190,29 @@ def test_preempted_requests_keep_all_scores_and_traces(model: Path) -> None:
     for output in outputs:
         (answer,) = output.outputs
         assert answer.stats["accepted"] == sum(len(one.accepted) for one in answer.trace or [])
+
+
+def test_preempted_requests_stop_at_any_of_many_ids(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also at those that the device does not know, in a step that was launched before."""
+    asked = {"temperature": 1.2, "max_tokens": 9, "stop_token_ids": range(5, 285)}
+    params = [SamplingParams(seed=i, min_tokens=i % 4, **asked) for i in range(24)]
+    prompts = [PROMPTS[i % 3] for i in range(len(params))]
+    plain = plain_of(model, prompts, params)
+    assert {reason for _, _, reason, _ in plain} == {"stop"}
+    plan, chance = Scheduler.plan, Random(1)
+
+    def preempting(scheduler: Scheduler) -> Any:
+        if scheduler.running and chance.random() < 0.4:
+            scheduler.num_preemptions += 1
+            scheduler._leave(scheduler.running[-1])
+        return plan(scheduler)
+
+    monkeypatch.setattr(Scheduler, "plan", preempting)
+    with LLM(str(model), speculate=CHAIN, max_num_seqs=3, **SMALL) as llm:
+        assert shown(llm.generate(prompts, params)) == plain
+        assert llm.stats()["num_preemptions"] > 9
 
 
 def test_processed_scores_are_those_of_the_host(

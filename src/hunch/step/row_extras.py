@@ -81,6 +81,7 @@ class StepGroup:
         if self.extras & DRAFTS:
             self.is_traced = rows.is_traced_X[row_R].tolist()
         self.draws = rows.sampling.draws(row_R)
+        self.has_more_stops = not rows.with_more_stops.isdisjoint(self.ids)
         self.graphs: dict[StepShape, StepGraph] = {}  # by the shapes that its steps had
         self.worth_checking: list[int] = []  # nodes of each row, kept for a few steps
         self.num_held = 0  # steps for which they are still kept
@@ -125,15 +126,15 @@ class RowExtras:
         self._drafts: dict[int, WaitingDraft] = {}
         self._source: list[RowMethod | None] = [None] * num_rows  # named by the row's request
         self._is_predicted = np.zeros(num_rows, dtype=np.bool_)  # the waiting draft
-        self._with_more_stops: set[int] = set()  # rows with more stop ids than the device knows
+        self.with_more_stops: set[int] = set()  # rows with more stop ids than the device knows
 
     def start(self, row: int, request: Request, fits_network: bool = True) -> None:
         """fits_network: the drafter's network drafts for texts as long as this one may get."""
         params = request.params
         self.forget_draft(row)
-        self._with_more_stops.discard(row)
+        self.with_more_stops.discard(row)
         if len(request.stop_ids) > MAX_STOPS:
-            self._with_more_stops.add(row)
+            self.with_more_stops.add(row)
         self._start_source(row, request, fits_network)
         extras = int(self.extras_X[row]) & SOURCES
         if self.sampling.flags_X[row] & HISTORY:
@@ -248,6 +249,10 @@ class RowExtras:
 
         Tokens chosen without a mask that a grammar refuses are taken out of the result.
         """
+        if group.has_more_stops:  # of preempted rows too: their tokens count
+            for request, line in zip(group.requests, lines, strict=True):
+                if request is not None and len(request.stop_ids) > MAX_STOPS:
+                    end_at_stop(line, request)
         checked_drafts: dict[int, WaitingDraft] = {}
         if group.extras & DRAFTS and columns.num_guesses:
             for row, request, line in zip(group.ids, requests, lines, strict=True):
@@ -269,12 +274,7 @@ class RowExtras:
                 elif num_taken < len(tokens):
                     taken_back.add(row)
                     take_back(line, num_taken)
-        is_cut = bool(taken_back)
-        if self._with_more_stops:
-            is_cut = True
-            for row, request, line in zip(group.ids, requests, lines, strict=True):
-                if request is not None and row in self._with_more_stops:
-                    end_at_stop(line, request)
+        is_cut = bool(taken_back) or group.has_more_stops
         return Adjustments(checked_drafts, taken_back, refused, is_cut)
 
     def complete(
