@@ -5,6 +5,7 @@ The device's kernels are replaced by plain Python here; tests/kernels compares t
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 pytest.importorskip("triton")
 
-from hunch import LLM, SamplingParams
+from hunch import LLM, SamplingParams, Speculation
 from hunch.drafting.policy import ShapeChoice
 from hunch.drafting.step_shapes import DraftSource, StepShape
 from hunch.errors import ConfigError
@@ -90,10 +91,8 @@ def test_what_was_learned_serves_later_requests_until_it_is_cleared(model: Path)
     assert steps[2] == steps[0]
 
 
-def test_candidates_beside_lookups(
-    model: Path, plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whatever the policy chooses, and however often it changes its mind."""
+def take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps have one shape after the other, the largest first, each for three steps."""
     turns = 0
 
     def in_turn(choice: ShapeChoice, row_R: object, num_rows: int, extras: int = 0) -> StepShape:
@@ -103,6 +102,13 @@ def test_candidates_beside_lookups(
         return shapes[-1 - turns // 3 % len(shapes)]
 
     monkeypatch.setattr(ShapeChoice, "best", in_turn)
+
+
+def test_candidates_beside_lookups(
+    model: Path, plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the policy chooses, and however often it changes its mind."""
+    take_turns(monkeypatch)
     with LLM(str(model), speculate="auto:draft=recycling", **SMALL) as llm:
         drafter = llm.engine.runner.captured.drafter
         assert [tuple(shape) for shape in drafter.shapes if shape.source > 0] == [
@@ -113,6 +119,25 @@ def test_candidates_beside_lookups(
             assert tokens(llm, params) == plain[kind], kind
         drafters = llm.stats()["drafters"]
         assert min(drafters[name]["accepted"] for name in ("recycling", "suffix")) > 0
+
+
+def test_a_row_that_names_the_lookup_has_no_candidates(
+    model: Path, plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its steps are captured, beside others that have them."""
+    take_turns(monkeypatch)
+    params = [
+        replace(PARAMS["greedy"], speculation=Speculation(mode=mode, trace=True))
+        for mode in ("suffix", "auto", "suffix", "auto")
+    ]
+    with LLM(str(model), speculate="auto:draft=recycling", **SMALL) as llm:
+        by_host = lead_noted(monkeypatch)
+        outputs = llm.generate(PROMPTS, params)
+        assert sum(len(plan.work) for plan in by_host) == len(PROMPTS)
+    assert [out.outputs[0].token_ids for out in outputs] == plain["greedy"]
+    methods = [{one.method for one in out.outputs[0].trace if one.tokens} for out in outputs]
+    assert methods[0] == methods[2] == {"suffix"}
+    assert "recycling" in methods[1] | methods[3]
 
 
 def test_sizes_of_candidates_are_not_asked_for(model: Path) -> None:

@@ -228,11 +228,11 @@ class RoutedDrafter:
         if isinstance(matches, DeviceLookup) and isinstance(candidates, DeviceRecycling):
             found = DeviceAutoRecycling(matches, candidates, self.needs.max_nodes)
         if found is not None:
-            found.methods = self._row_methods(matches, network)
+            found.methods = self._row_methods(found, matches, network)
         return found
 
     def _row_methods(
-        self, matches: DeviceDrafter | None, network: DeviceDrafter | None
+        self, whole: DeviceDrafter, matches: DeviceDrafter | None, network: DeviceDrafter | None
     ) -> dict[str, RowMethod]:
         """How a device drafts for rows whose requests name one of the methods."""
         found: dict[str, RowMethod] = {}
@@ -251,9 +251,9 @@ class RoutedDrafter:
                     by_network=False,
                     with_prediction=one is matches,
                 )
-        if network is None:
+        if whole is matches:
             del found[matches.name]  # it drafts for all rows
-        else:
+        if network is not None:
             name = self.network_name
             found[name] = RowMethod(name=name, sure_match=NEVER, by_network=True)
         return found
