@@ -265,3 +265,21 @@ def test_a_merged_tree_is_not_checked_without_its_lookup_for_a_moment() -> None:
     assert choose(2.0) == DraftSource.MERGED
     assert {choose(tree) for _ in range(20) for tree in (3.3, 2.6)} == {DraftSource.MERGED}
     assert [choose(3.4) for _ in range(40)][-1] == DraftSource.TREE
+
+
+@pytest.mark.parametrize("num_rows", [1, 128])
+@pytest.mark.parametrize("is_network", [True, False])
+def test_there_is_a_shape_where_what_rows_name_cannot_draft(
+    num_rows: int, is_network: bool
+) -> None:
+    """A drafter that is not adaptive has no plain steps, and its lookup's do not fit many rows."""
+    rows = buffers(num_rows)
+    drafter = Drafter(StepShape(7, DraftSource.LOOKUP), *CHAINS[:2])
+    policy, row_R = CapturedPolicy(drafter, rows), np.arange(num_rows)
+    policy.start(row_R.tolist())
+    policy.network_rows.by_network[:num_rows] = [is_network] * num_rows
+    rows.known[:], rows.computed[:], rows.end[:] = 400, 0, 402
+    assert not policy.network_rows.can_draft(row_R)
+    shape = policy.choose(row_R)
+    assert shape in policy.shapes.at(num_rows)
+    assert shape.source == (DraftSource.LOOKUP if num_rows == 1 else DraftSource.CHAIN)

@@ -233,7 +233,7 @@ class ShapeChoice:
         can_draft = rows.has_network and rows.can_draft(row_R)
         named = {rows.by_network[row] for row in ids} if rows.has_network else {None}
         for source, (sizes, shapes) in self.shapes.by_source(num_rows).items():
-            if named == {source <= 0} or (source > 0 and not can_draft):
+            if named == {False} or not can_draft if source > 0 else named == {True} and can_draft:
                 for shape in shapes:
                     del tokens[shape]
                 continue
@@ -245,7 +245,8 @@ class ShapeChoice:
                 if shape.num_nodes or self._uses_network(shape):
                     lost = max(self.lost[self._uses_network(shape)], 0.0)
                     tokens[shape] /= 1.0 + PER_STEP_LOST * lost
-        return tokens
+        # Without plain steps there may be none of what the rows name: so many rows need small ones.
+        return tokens or {self.shapes.at(num_rows)[0]: 1.0}
 
     def _uses_network(self, shape: StepShape) -> bool:
         """Whether the network does anything in such steps; a head does so until it is dropped."""
