@@ -403,7 +403,7 @@ def test_a_row_whose_grammar_leaves_no_token_ends_alone(model: Path) -> None:
     letter = load_tokenizer(model).encode("a", add_special_tokens=False)[-1]
     stuck = SamplingParams(
         temperature=0, max_tokens=12, structured_outputs={"regex": "a{4}7"},
-        allowed_token_ids=[letter],
+        allowed_token_ids=[letter], logprobs=2,
     )  # fmt: skip
     params = [PARAMS["schema"], stuck, PARAMS["schema"]]
     plain = plain_of(model, PROMPTS, params)

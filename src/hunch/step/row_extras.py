@@ -298,15 +298,16 @@ class RowExtras:
         for place, (result, request) in enumerate(zip(found, group.requests, strict=True)):
             if result is None or request is None or not result.tokens:
                 continue
-            if scores is not None and is_scored[place]:
-                first = scores.begins[place]
-                result.logprobs = scores.entries[first : first + len(result.tokens)]
             if request.params.speculation.trace:
                 draft = adjusted.drafts.get(group.ids[place], ([], []))
                 result.trace = _trace(draft, result)
         for place, (kept, problem) in adjusted.refused.items():
             found[place] = self._end(group.ids[place], found[place], kept, problem)
             decoded.leave_out(place)
+        for place, result in enumerate(found):
+            if scores is not None and result is not None and result.tokens and is_scored[place]:
+                first = scores.begins[place]
+                result.logprobs = scores.entries[first : first + len(result.tokens)]
         return [result for result in found if result is not None]
 
     def _end(
