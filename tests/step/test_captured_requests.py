@@ -412,3 +412,31 @@ def test_a_row_whose_grammar_leaves_no_token_ends_alone(model: Path) -> None:
         with LLM(str(model), speculate=speculate, **SMALL) as llm:
             for _ in range(2):  # its row is used again
                 assert shown(llm.generate(PROMPTS, params)) == plain
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_a_request_takes_the_row_of_one_that_was_aborted_before_its_grammar_refused_a_token(
+    is_stuck: bool, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its length nor its end is what the other one's result says."""
+    tokenizer = load_tokenizer(model)
+    letter = tokenizer.encode("a", add_special_tokens=False)[-1]
+    rules: dict[str, Any] = {"structured_outputs": {"regex": "[a-f0-9 ]{6,16}[xyz]"}}
+    if is_stuck:
+        rules = {"structured_outputs": {"regex": "a{2}7"}, "allowed_token_ids": [letter]}
+    with_grammar = SamplingParams(temperature=0, max_tokens=12, **rules)
+    free = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    (plain,) = plain_of(model, PROMPTS[:1], [free])
+    monkeypatch.setattr(grammars, "PAUSE", 0)
+    chance, found, ids = Random(1), dict[str, list[int]](), tokenizer.encode(PROMPTS[0])
+    with LLM(str(model), speculate="off", max_num_seqs=2, **SMALL) as llm:
+        engine = llm.engine
+        for i in range(40):
+            engine.add(str(i), ids, free if i % 2 else with_grammar, stream=False)
+        for _ in range(400):
+            held = [one for one in engine._scheduler.running if one.request.grammar is not None]
+            if held and chance.random() < 0.4:
+                engine.abort(held[0].job_id)
+            found |= {out.request_id: out.outputs[0].token_ids for out in engine.step()}
+    assert len(found) == 40
+    assert all(found[str(i)] == plain[0] for i in range(1, 40, 2))

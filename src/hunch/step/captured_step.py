@@ -380,7 +380,8 @@ class CapturedSteps:
             is_traced=group.is_traced,
         )
         for row in adjusted.taken_back:
-            self.device_rows.mark_cut(row)
+            if self.rows.requests[row] is group.requests[group.ids.index(row)]:
+                self.device_rows.mark_cut(row)  # else another request may be there now
         is_scored = group.num_best != NO_SCORES
         scores = graph.columns.scores(result_RC, group.num_best_R) if is_scored else None
         results = self.extras.complete(group, adjusted, scores, decoded, results)

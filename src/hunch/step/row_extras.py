@@ -302,15 +302,16 @@ class RowExtras:
                 draft = adjusted.drafts.get(group.ids[place], ([], []))
                 result.trace = _trace(draft, result)
         for place, (kept, problem) in adjusted.refused.items():
-            found[place] = self._end(group.ids[place], found[place], kept, problem)
+            found[place] = self._ended(group.ids[place], found[place], kept, problem)
             decoded.leave_out(place)
+            self._end(group, place)
         for place, result in enumerate(found):
             if scores is not None and result is not None and result.tokens and is_scored[place]:
                 first = scores.begins[place]
                 result.logprobs = scores.entries[first : first + len(result.tokens)]
         return [result for result in found if result is not None]
 
-    def _end(
+    def _ended(
         self, row: int, result: RowResult | None, tokens: list[int], problem: str
     ) -> RowResult:
         """The result of a row that its grammar ends: the tokens it keeps, and the problem."""
@@ -318,9 +319,14 @@ class RowExtras:
             computed = tuple(self.rows.computed[:, row].tolist())
             result = RowResult(row=row, num_processed=1, computed=computed)
         result.tokens, result.finish, result.problem = tokens, "abort", problem
-        self.rows.leave(row)
-        self.mark_stale(row)
         return result
+
+    def _end(self, group: StepGroup, place: int) -> None:
+        """End a row, unless its request has left it: another one may be there now."""
+        row = group.ids[place]
+        if self.rows.requests[row] is group.requests[place]:
+            self.rows.leave(row)
+            self.mark_stale(row)
 
 
 def _trace(checked: WaitingDraft, result: RowResult) -> DraftTrace:
