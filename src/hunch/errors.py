@@ -19,6 +19,7 @@ HunchError
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
+from pathlib import Path
 
 
 class HunchError(Exception):
@@ -75,6 +76,14 @@ class QueueFullError(HunchError):
 
 class EngineError(HunchError):
     """The engine stopped; open requests are lost."""
+
+
+def check_file(path: Path, hint: str = "") -> None:
+    """A user's path that leads to no file is an error of ours that says what is there."""
+    if path.is_file():
+        return
+    there = "is a directory" if path.is_dir() else "is no file, but a pipe or a device"
+    raise RequestError(f"{path}: {there if path.exists() else 'no such file'}{hint}")
 
 
 @contextmanager

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
+import os
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +153,15 @@ def test_a_packed_file_and_one_with_a_mark_at_its_start(tmp_path: Path) -> None:
         path.write_bytes(broken)
         with pytest.raises(RequestError, match=r"damaged|gzip"):
             read_workloads(str(path))
+    path = path.with_suffix(".xz")
+    path.write_bytes(lzma.compress(text.encode()))
+    assert read_workloads(str(path))[0].id == "HumanEval/0"
+    path.write_bytes(b"plain text")
+    with pytest.raises(RequestError, match="damaged"):
+        read_workloads(str(path))
+    rows = tmp_path / "questions.csv.gz"
+    rows.write_bytes(gzip.compress(b'prompt\r\n"two\r\nlines"\r\n'))
+    assert [prompt.text for prompt in read_workloads(str(rows))] == ["two\r\nlines"]
     marked = tmp_path / "list.json"
     marked.write_text(" \n[" + text + "]", encoding="utf-8-sig")
     assert read_workloads(str(marked))[0].id == "HumanEval/0"
@@ -204,3 +215,13 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     for read in (read_file, read_prompts):
         with pytest.raises(RequestError, match="not UTF-8 text"):
             read(path, limit=1)
+
+
+def test_a_path_that_leads_to_no_file_is_told_apart(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, why in ((tmp_path, "is a directory"), (pipe, "pipe"), (tmp_path / "x", "no such")):
+        with pytest.raises(RequestError, match=why):
+            read_file(path)
+        with pytest.raises(RequestError, match=why):
+            read_prompts(path, None)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from hunch.bench.records import FORMAT
 from hunch.cli import main
 from tiny_models import write_llama
 
@@ -155,6 +156,8 @@ def test_compare_two_reports(run: Call, model: str, prompts: str, tmp_path: Path
         (("compare", "none.json", "none.json"), "no such file"),
         (("--html", "no/such/dir/x.html"), "no directory"),
         (("sweep", "--out", "no/such/dir/x.json"), "no directory"),
+        (("sweep", "--out", "."), "is a directory"),
+        (("--csv", "/"), "is a directory"),
     ],
 )
 def test_mistakes_get_one_line(run: Call, words: tuple[str, ...], message: str) -> None:
@@ -162,6 +165,16 @@ def test_mistakes_get_one_line(run: Call, words: tuple[str, ...], message: str) 
     assert code == 2
     assert message in err.replace("\n", " ")
     assert "Traceback" not in err
+
+
+def test_plots_where_a_file_is(run: Call, tmp_path: Path) -> None:
+    """What the system refuses is one line that names the file, not a stack trace."""
+    report, taken = tmp_path / "report.json", tmp_path / "taken"
+    kept = {"settings": {}, "environment": {}, "runs": []}
+    report.write_text(json.dumps({"format": FORMAT, "kind": "bench", **kept}))
+    taken.touch()
+    code, _, err = run("show", str(report), "--plots", str(taken))
+    assert (code, err) == (2, f"error: {taken}: File exists\n")
 
 
 def test_a_model_in_place_of_a_command(run: Call) -> None:

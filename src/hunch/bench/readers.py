@@ -10,7 +10,7 @@
 | `cnn-dm` | `article`, `highlights` |
 | `vllm` | `prompt`, optional `output_tokens` |
 
-A .txt file has a question in every line.
+A .txt file has a question in every line. All but parquet may be packed, as .gz or .xz.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import lzma
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -27,12 +28,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from hunch.bench.workloads import WORKLOADS, Prompt, built_in
-from hunch.errors import RequestError, readable
+from hunch.errors import RequestError, check_file, readable
 
 Record = dict[str, Any]
 Reader = Callable[[Record, str], Prompt]
 MAX_BYTES = 2**30  # of a prompt file
-SUFFIXES = (".json", ".jsonl", ".txt", ".csv", ".parquet")  # the first three also with .gz
+SUFFIXES = (".json", ".jsonl", ".txt", ".csv", ".parquet")
+_OPENERS: dict[str, Callable[..., IO[Any]]] = {".gz": gzip.open, ".xz": lzma.open}
 
 
 def _hunch(record: Record, number: str) -> Prompt:
@@ -125,14 +127,13 @@ def read_file(path: Path, form: str | None = None, limit: int | None = None) -> 
     """Prompts of a file; a record that does not fit is named with its number."""
     if form is not None and form not in READERS:
         raise RequestError(f"prompt form {form!r} is not one of {', '.join(READERS)}")
-    if not path.is_file():
-        raise RequestError(f"{path}: no such file")
+    check_file(path)
     if path.stat().st_size > MAX_BYTES:
         raise RequestError(f"{path}: larger than {MAX_BYTES >> 30} GiB; give a part of it")
     try:
         with readable(path):
             prompts = _read(path, form)
-    except (csv.Error, EOFError, zlib.error) as error:
+    except (csv.Error, EOFError, zlib.error, lzma.LZMAError) as error:
         raise RequestError(f"{path}: damaged ({error})") from None
     if not prompts:
         raise RequestError(f"{path}: no prompts in it")
@@ -174,18 +175,19 @@ def _read(path: Path, form: str | None) -> list[Prompt]:
 
 
 def _records(path: Path) -> Iterator[Any]:
-    """JSON lines, one JSON list, lines of text (any with gzip), CSV, or parquet with pyarrow."""
+    """JSON lines, one JSON list, lines of text, CSV (each may be packed), or parquet."""
     if path.suffix == ".parquet":
         yield from _parquet(path)
         return
-    if path.suffix == ".csv":
-        with path.open(newline="", encoding="utf-8-sig") as file:
+    suffix = _unpacked(path).suffix
+    if suffix == ".csv":
+        with _opened(path, newline="") as file:
             yield from csv.DictReader(file)
         return
     with _opened(path) as file:
         start = next(filter(None, (line.lstrip() for line in file)), "")
         file.seek(0)
-        if Path(path.name.removesuffix(".gz")).suffix == ".txt" and start[:1] not in "[{":
+        if suffix == ".txt" and start[:1] not in "[{":
             yield from ({"turns": [line.strip()]} for line in file if line.strip())
             return
         try:
@@ -206,9 +208,13 @@ def _records(path: Path) -> Iterator[Any]:
                 yield record
 
 
-def _opened(path: Path) -> IO[str]:
-    opener = gzip.open if path.suffix == ".gz" else open
-    return opener(path, "rt", encoding="utf-8-sig")
+def _unpacked(path: Path) -> Path:
+    """Its name without .gz or .xz."""
+    return path.with_suffix("") if path.suffix in _OPENERS else path
+
+
+def _opened(path: Path, newline: str | None = None) -> IO[str]:
+    return _OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", newline=newline)
 
 
 def _parquet(path: Path) -> Iterator[Any]:
@@ -244,7 +250,7 @@ def read_workloads(names: str, limit: int | None = None) -> list[Prompt]:
 
 def _is_file(name: str) -> bool:
     """Whether a name that is no built-in workload's means a file, there or not."""
-    is_path = "/" in name or Path(name.removesuffix(".gz")).suffix in SUFFIXES
+    is_path = "/" in name or _unpacked(Path(name)).suffix in SUFFIXES
     return is_path or (name not in WORKLOADS and Path(name).is_file())
 
 

@@ -73,10 +73,12 @@ def main(arguments: list[str] | None = None) -> None:
         _drop_output()
         raise SystemExit(1) from None
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _drop_output()
+            _leave(f"no room left on the disk for {error.filename or 'the output'}")
+        if error.filename is None:
             raise
-        _drop_output()
-        _leave(f"no room left on the disk for {error.filename or 'the output'}")
+        _leave(f"{error.filename}: {error.strerror}")
 
 
 def _forgive(stream: TextIO | None, errors: str) -> None:

@@ -76,7 +76,7 @@ class OutputOptions:
 
             check_installed()
         for path in (self.html, self.csv, self.markdown):
-            check_folder(path)
+            check_output(path)
 
     def finish(self, report: Report) -> None:
         """Write the files, print the table, and leave with 1 where a text was changed."""
@@ -205,8 +205,13 @@ class MeasuredOptions(GoodputOptions, o.EngineOptions):
         )
 
 
-def check_folder(path: Path | None) -> None:
-    if path is not None and not path.parent.is_dir():
+def check_output(path: Path | None) -> None:
+    """Raise where no file can be written."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise ConfigError(f"{path}: is a directory; name a file in it")
+    if not path.parent.is_dir():
         raise ConfigError(f"{path}: there is no directory {path.parent}")
 
 
@@ -280,7 +285,7 @@ def measure(
         from hunch.bench.measure import open_report
         from hunch.bench.records import Report
 
-        check_folder(save)
+        check_output(save)
         open_report(save, Report(command, asked.settings(), {}))  # a wrong file is said at once
     with status.status(f"loading {asked.model}" if not asked.urls else "asking the server"):
         session = Session(asked, lambda text: status.print(text, highlight=False), pids)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hunch.errors import ConfigError, RequestError
+from hunch.errors import ConfigError, RequestError, check_file
 from hunch.models.decoder import Decoder
 from hunch.train.files import write_whole
 from hunch.train.kept import OwnTokens
@@ -90,8 +90,7 @@ def store_text(llm: LLM, options: PretrainOptions, work: Path, context: int) -> 
 
 def _pieces(path: Path) -> list[str]:
     """The documents of a file, long ones cut at the ends of lines."""
-    if not path.is_file():
-        raise RequestError(f"{path}: no such file; give plain text, or JSON lines with 'text'")
+    check_file(path, "; give plain text, or JSON lines with 'text'")
     whole, suffix = read_text(path)
     documents = [whole]
     if suffix == ".jsonl":

@@ -13,7 +13,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from hunch.errors import RequestError, readable
+from hunch.errors import RequestError, check_file, readable
 
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 
@@ -32,8 +32,7 @@ def read_text(path: Path) -> tuple[str, str]:
 
 def prompts_in(path: Path) -> Iterator[Found]:
     """The records of a file, each with where it is; broken ones with what is wrong."""
-    if not path.is_file():
-        raise RequestError(f"{path}: no such file; give JSON lines with 'turns' or 'prompt'")
+    check_file(path, "; give JSON lines with 'turns' or 'prompt'")
     for place, why, record in _records(path):
         yield place, why or _fault(record), record
 
