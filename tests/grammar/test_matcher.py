@@ -231,6 +231,22 @@ def test_a_draft_may_be_longer_than_calls_may_be_deep(tokenizer):
     assert mask_MV[:, tokens[0]].all()
 
 
+def test_a_draft_of_forced_tokens_alone_is_told_as_the_grammars(grammar):
+    """In figures by method its name would be empty, or that of a drafter that guessed wrong."""
+    grammars = RowGrammars()
+    grammars.matchers[0] = grammar.matcher()
+    forced = grammars.fit(0, None, 8)
+    assert forced is not None
+    assert forced.method == "grammar"
+    tokens = forced.tokens_N[:1]
+    kept = grammars.fit(0, Nodes(tokens, np.array([-1]), method="ngram"), 8)
+    assert kept is not None
+    assert kept.method == "ngram"
+    refused = grammars.fit(0, Nodes(tokens + 1, np.array([-1]), method="ngram"), 8)
+    assert refused is not None
+    assert refused.method == "grammar"
+
+
 def test_a_matcher_is_of_one_sequence(grammar, tokenizer):
     one, other = grammar.matcher(), grammar.matcher()
     assert isinstance(one, Matcher)

@@ -33,6 +33,8 @@ def _masks() -> ModuleType:
     return masks
 
 
+GRAMMAR = "grammar"  # who guessed, where a draft holds forced tokens alone
+
 # Tokens for which a row's drafted nodes are not checked: at the start, and after checking them did
 # not pay.
 PAUSE = 8
@@ -247,6 +249,7 @@ class _Fit:
             parents_N=np.array(parents, dtype=np.int64),
             q_NV=q_NV,
             is_sampled_N=is_sampled_N,
+            method=self.old.method if self.kept else GRAMMAR,
         )
 
     def _visit(self) -> None:
