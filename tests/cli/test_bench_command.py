@@ -81,6 +81,11 @@ def test_a_sweep_goes_on_where_it_stopped(
 
     with monkeypatch.context() as patch:
         patch.setattr(EngineSubject, "drive", stop_after_four)
+        calls += 4 * [""]
+        code, _, err = run(*words)
+        assert code == 130
+        assert "goes on" not in err, "nothing was measured"
+        calls.clear()
         code, _, err = run(*words)
     assert code == 130
     assert "goes on" in err

@@ -309,7 +309,7 @@ def measure(
                 command, save=save, on_turn=on_turn, on_answer=on_answer if show else None
             )
     except KeyboardInterrupt:
-        if save is not None:
+        if save is not None and save.is_file():  # there is none before the first points
             status.print(f"stopped; what was measured is in {save}: the same command goes on")
         raise typer.Exit(130) from None
     finally:
