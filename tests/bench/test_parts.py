@@ -32,6 +32,12 @@ def test_a_part_says_what_it_takes(name: str) -> None:
     assert f"hunch bench part {name}" in found.output
 
 
+def test_streams_of_an_address_that_is_none() -> None:
+    found = CliRunner().invoke(app, ["bench", "part", "streams", "--url", "nope"])
+    assert found.exit_code == 2
+    assert "say http://host:8000" in found.output
+
+
 def test_a_parts_help_has_its_defaults_and_keeps_commands_on_lines_of_their_own() -> None:
     lines = CliRunner().invoke(app, ["bench", "part", "streams", "--help"]).output.splitlines()
     assert "    hunch serve --workers 4 --max-num-seqs 512 &" in lines

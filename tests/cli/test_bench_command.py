@@ -154,6 +154,8 @@ def test_compare_two_reports(run: Call, model: str, prompts: str, tmp_path: Path
         (("--goodput", "speed:1"), "ttft"),
         (("--goodput", "itl:30"), "give --url"),
         (("--url", "nowhere"), "http://"),
+        (("--url", "http://host:port"), "say http://host:8000"),
+        (("--url", "http://[::1"), "say http://host:8000"),
         (("sweep", "--rates", "1,x"), "numbers"),
         (("sweep", "--rates", "1", "--concurrency", "2"), "not both"),
         (("sweep", "--until-decided", "--repeats", "4"), "more than 4"),

@@ -214,7 +214,9 @@ def _unpacked(path: Path) -> Path:
 
 
 def _opened(path: Path, newline: str | None = None) -> IO[str]:
-    return _OPENERS.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", newline=newline)
+    opener = _OPENERS.get(path.suffix, open)
+    file: IO[str] = opener(path, "rt", encoding="utf-8-sig", newline=newline)
+    return file
 
 
 def _parquet(path: Path) -> Iterator[Any]:

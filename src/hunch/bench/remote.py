@@ -171,11 +171,15 @@ class _Server:
     """An address, and HTTP/1.1 as far as streaming an answer needs it."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        try:
+            parts = urlsplit(url)
+            host, port = parts.hostname, parts.port
+        except ValueError:  # a port that is none, a bracket left open
+            host = None
+        if not host or parts.scheme not in ("http", "https"):
             raise RequestError(f"--url {url!r}: give the server's address, say http://host:8000")
-        self.host, self.is_tls = parts.hostname, parts.scheme == "https"
-        self.port = parts.port or (443 if self.is_tls else 80)
+        self.host, self.is_tls = host, parts.scheme == "https"
+        self.port = port or (443 if self.is_tls else 80)
         self.path = parts.path.rstrip("/").removesuffix("/v1")
         self.url = url
 

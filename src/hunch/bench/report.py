@@ -270,7 +270,8 @@ def findings(report: Report) -> list[str]:
         )
     errors = [answer for run in report.runs for answer in run.errors()]
     if errors:
-        sentences.append(f"{len(errors)} requests failed; the first: {errors[0].error}")
+        many = "request" if len(errors) == 1 else "requests"
+        sentences.append(f"{len(errors)} {many} failed; the first: {errors[0].error}")
     if any(len(run.rounds) == 1 for run in report.runs) and len(report.methods()) > 1:
         sentences.append(
             "one round does not show how rounds differ, so it decides nothing; --repeats 4 may"

@@ -256,6 +256,9 @@ def _servers(asked: Asked, pids: Mapping[str, int]) -> list[Subject]:
             label = method if len(asked.urls) == 1 else f"{name} {method}"
             wish = {"mode": method}
             subjects.append(UrlSubject(label, url, asked.served_model, speculation=wish))
+    names = [subject.name for subject in subjects]
+    if len(set(names)) < len(names):  # their answers would count as one server's
+        raise ConfigError("--url: two servers have the same name; give each one of its own")
     return subjects
 
 

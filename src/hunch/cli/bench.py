@@ -48,8 +48,8 @@ def bench(context: typer.Context, given: BenchOptions) -> None:
     """Measure methods and servers against plain decoding.
 
     Methods share one copy of the weights and take turns prompt by prompt, so that a busy moment
-    hits all alike. Exit code 1 if a method changes the text. `hunch bench sweep` varies load,
-    lengths and temperatures.
+    hits all alike. Exit code 1 if a method changes the text, or a server answers no request.
+    `hunch bench sweep` varies load, lengths and temperatures.
     """
     if context.invoked_subcommand is not None:
         o.refuse(context, list(context.params), f"write it after {context.invoked_subcommand}")

@@ -79,7 +79,7 @@ class OutputOptions:
             check_output(path)
 
     def finish(self, report: Report) -> None:
-        """Write the files, print the table, and leave with 1 where a text was changed."""
+        """Write the files, print the table, and leave with 1 if a text changed or none came."""
         from rich.console import Console
 
         from hunch.bench import report as reports
@@ -102,7 +102,8 @@ class OutputOptions:
             for line in reports.findings(report):
                 console.print(line, highlight=False)
         is_ours = not report.settings["urls"]
-        if is_ours and not is_all_equal(report):
+        is_mute = any(run.errors() and not run.answers() for run in report.runs)
+        if is_mute or (is_ours and not is_all_equal(report)):
             raise typer.Exit(1)
 
 

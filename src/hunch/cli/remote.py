@@ -7,6 +7,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from http.client import HTTPException
 from typing import Any
 
 from hunch.errors import RequestError
@@ -48,8 +49,15 @@ def _events(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
                     yield json.loads(line[6:])
     except urllib.error.HTTPError as error:
         with error:
-            message = json.loads(error.read())["error"]["message"]
-        raise RequestError(f"the server says: {message}") from None
-    except (urllib.error.URLError, ValueError, ConnectionError) as error:
+            raise RequestError(f"the server says: {_problem(error)}") from None
+    except (urllib.error.URLError, HTTPException, ValueError, ConnectionError) as error:
         reason = getattr(error, "reason", error)
         raise RequestError(f"no answer from {url}: {reason}") from None
+
+
+def _problem(error: urllib.error.HTTPError) -> str:
+    """What an answer says is wrong; its status alone, where it is not of OpenAI's form."""
+    try:
+        return str(json.loads(error.read())["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"{error.code} {error.reason}; is it one that speaks OpenAI's API?"

@@ -151,6 +151,8 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args(words)
     place = urlsplit(args.url)
+    if place.scheme != "http" or not place.hostname:
+        parser.error(f"--url {args.url!r}: give the server's address, say http://host:8000")
     where = place.hostname or "127.0.0.1", place.port or 80
     wait_ready(args.url.rstrip("/"), args.wait)
     idle = open_idle(*where, args.idle)
