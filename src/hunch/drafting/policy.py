@@ -232,8 +232,10 @@ class ShapeChoice:
         tokens = dict.fromkeys(self.shapes.at(num_rows), 1.0 + self.drafter.margin)
         can_draft = rows.has_network and rows.can_draft(row_R)
         named = {rows.by_network[row] for row in ids} if rows.has_network else {None}
+        no_network = not can_draft or named == {False}
+        no_lookup = can_draft and named == {True}
         for source, (sizes, shapes) in self.shapes.by_source(num_rows).items():
-            if named == {False} or not can_draft if source > 0 else named == {True} and can_draft:
+            if no_network if source > 0 else no_lookup:
                 for shape in shapes:
                     del tokens[shape]
                 continue
@@ -245,7 +247,7 @@ class ShapeChoice:
                 if shape.num_nodes or self._uses_network(shape):
                     lost = max(self.lost[self._uses_network(shape)], 0.0)
                     tokens[shape] /= 1.0 + PER_STEP_LOST * lost
-        # Without plain steps there may be none of what the rows name: so many rows need small ones.
+        # A drafter that is not adaptive has no plain steps, so all shapes may be ruled out.
         return tokens or {self.shapes.at(num_rows)[0]: 1.0}
 
     def _uses_network(self, shape: StepShape) -> bool:
