@@ -219,7 +219,7 @@ class Capacity:
     drafter_bytes: int = 0  # memory of the drafter's weights; on a GPU of its KV too
     drafter_share: float = 0.0  # bytes of the drafter's weights per byte of the target's
     max_under_way: int = 1  # steps that may be under way at once, of different rows
-    has_states: bool = False  # rows have recurrent states: drafts are chains
+    has_recurrent_states: bool = False  # rows have recurrent states: drafts are chains
     num_snapshots: int = 0  # such states that can be kept for prompts that begin alike
     kernels: str = "torch"  # what computes a pass, for reports
     exact: str = ""  # in words: whether a row's bits depend on the row alone, by which kernels
@@ -252,7 +252,7 @@ class RowWork:
     num_nodes: int  # nodes of the waiting draft to verify, from the first on; others are dropped
     max_draft: int  # at most this many nodes are drafted for the next step
     snapshot: int = -1  # where the row's recurrent state after these tokens is kept; -1: nowhere
-    is_apart: bool = False  # the host computes it by itself, as it once ran out of memory
+    runs_alone: bool = False  # the host computes it by itself, as it once ran out of memory
 
 
 @dataclass(kw_only=True, slots=True)

@@ -107,7 +107,7 @@ class FakeRunner:
             drafts_in_step=True,
             groups=GROUPS[:num_groups],
             window=window,
-            has_states=num_snapshots is not None,
+            has_recurrent_states=num_snapshots is not None,
             num_snapshots=num_snapshots or 0,
         )
         self.states: dict[int, int] = {}  # those that were kept: what the last position held
@@ -192,7 +192,7 @@ class FakeRunner:
         assert num_hit % size == 0
         self._check_new(start.blocks[num_hit // size :])
         self.num_shared += num_hit
-        if self.capacity.has_states:
+        if self.capacity.has_recurrent_states:
             assert (num_hit > 0) is (start.snapshot >= 0)
             assert not num_hit or self.states[start.snapshot] == kv_of(start.tokens)[num_hit - 1]
         self.rows[start.row] = row = Row(
@@ -242,7 +242,7 @@ class FakeRunner:
         self._check_history(row)
         self.num_works += 1
         is_due = self.loses > 0 and self.num_works % self.loses == 0
-        if is_due and row.computed[0] and not work.is_apart:
+        if is_due and row.computed[0] and not work.runs_alone:
             self.num_lost, row.finish = self.num_lost + 1, "lost"
             return RowResult(row=work.row, is_lost=True)
         first, num_known = row.computed[0], len(row.tokens)

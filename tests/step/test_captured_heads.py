@@ -173,10 +173,10 @@ def test_rows_that_leave_captured_steps_and_come_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Those in every other row, or all but one."""
-    turns, is_ready = iter([1, 1, 1, 2, 2, 1, 1, 1, 99] * 100), CapturedSteps._is_ready
+    turns, is_ready = iter([1, 1, 1, 2, 2, 1, 1, 1, 99] * 100), CapturedSteps._are_ready
     monkeypatch.setattr(
         CapturedSteps,
-        "_is_ready",
+        "_are_ready",
         lambda self, rows, *given: (
             is_ready(self, rows, *given) & (np.array(rows) % next(turns) == 0)
         ),

@@ -82,7 +82,7 @@ def test_runs_without_rows_neither_count_nor_deliver(kernels: Kernels) -> None:
 
 
 @pytest.mark.parametrize("speculate", ["off", "ngram"])
-def test_graphs_captured_while_a_step_flies_change_no_text(
+def test_graphs_captured_while_a_step_runs_change_no_text(
     speculate: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stand_in.stand_in(monkeypatch)
@@ -103,7 +103,7 @@ def test_graphs_captured_while_a_step_flies_change_no_text(
         monkeypatch.setattr(steps, "_capture", again)
         # Every step is of rows that were never seen, and of a kind that was never captured.
         monkeypatch.setattr(
-            captured, "_group", lambda work: setattr(captured, "_last", None) or group(work)
+            captured, "_group", lambda work: setattr(captured, "_last_group", None) or group(work)
         )
         step = steps.step
         monkeypatch.setattr(steps, "step", lambda *size: steps._steps.clear() or step(*size))

@@ -55,7 +55,7 @@ class Hit:
 def max_slots(capacity: Capacity) -> int:
     """The most slots of a sequence that has all blocks to itself."""
     num_slots = capacity.num_blocks * capacity.block_size
-    if capacity.window is None or len(capacity.groups) > 1 or capacity.has_states:
+    if capacity.window is None or len(capacity.groups) > 1 or capacity.has_recurrent_states:
         return num_slots
     # Its window, the tokens of pending steps, a block to continue in, and blocks partly used.
     held = capacity.window + 4 + 3 * capacity.block_size

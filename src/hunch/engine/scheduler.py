@@ -43,21 +43,21 @@ class Scheduler:
         self.max_rows = min(config.num_rows, capacity.max_rows)
         self.num_preemptions = 0
         sizes = (capacity.num_blocks, capacity.block_size, capacity.groups)
-        states = Snapshots(capacity.num_snapshots) if capacity.has_states else None
+        states = Snapshots(capacity.num_snapshots) if capacity.has_recurrent_states else None
         is_caching = is_caching and (states is None or capacity.num_snapshots > 0)
         self.pool = BlockPool(
             *sizes, is_caching=is_caching, window=capacity.window, snapshots=states, events=events
         )
         self._max_tokens, self._max_under_way = config.num_tokens, capacity.max_under_way
         self._max_prompt = capacity.max_prompt or config.num_tokens
-        self._prompt_room = self._max_prompt  # tokens of prompts that the next step may still read
+        self._prompt_budget = self._max_prompt  # tokens of prompts that the next step may read
         self._drafts_in_step, self._past_end = capacity.drafts_in_step, capacity.past_end
         limits = (max_draft_batch, capacity.max_draft_rows)
         self._max_draft_rows: int | None = min((n for n in limits if n is not None), default=None)
-        self._is_drafting, self._most_rows = True, self.max_rows  # in the next step
+        self._is_drafting, self._max_members = True, self.max_rows  # in the next step
         self._free_rows = list(range(self.max_rows))[::-1]
         self._freed_rows: list[int] = []  # rows to report in the next plan that has work
-        self._taken: dict[int, tuple[int, ...]] = {}  # blocks that rows take in it
+        self._new_blocks: dict[int, tuple[int, ...]] = {}  # blocks that rows take in it
         self._leaving: list[Sequence] = []  # their blocks are freed after pending steps
         self._next_id = 0
 
@@ -73,24 +73,24 @@ class Scheduler:
         """The next step. Without work there is nothing to submit."""
         plan = StepPlan(id=self._next_id)
         members: list[Member] = []
-        self._check_load()
-        self._prompt_room = self._max_prompt
+        self._set_limits()
+        self._prompt_budget = self._max_prompt
         budget = self._plan_running(members, self._max_tokens)
-        is_returning = any(not sequence.is_over for sequence in self._leaving)
-        if self.waiting and not is_returning:  # else: a preempted one is first in the queue
+        is_preempting = any(not sequence.is_over for sequence in self._leaving)
+        if self.waiting and not is_preempting:  # else: a preempted one is first in the queue
             self._plan_waiting(plan, members, budget)
         if members:
             plan.work = [member.work for member in members]
             plan.freed_rows, self._freed_rows = self._freed_rows, []
-            plan.blocks, self._taken = self._taken, {}
+            plan.blocks, self._new_blocks = self._new_blocks, {}
             self._next_id += 1
         return plan, members
 
-    def _check_load(self) -> None:
-        """Find out whether this step may draft and check, with the requests that it admits."""
+    def _set_limits(self) -> None:
+        """Set how many rows this step may have, and whether they may draft and check drafts."""
         limit = self._max_draft_rows
         num_rows = len(self.running) + min(len(self.waiting), len(self._free_rows))
-        self._most_rows = -(-num_rows // self._max_under_way)
+        self._max_members = -(-num_rows // self._max_under_way)
         was_drafting, self._is_drafting = self._is_drafting, limit is None or num_rows <= limit
         if self._is_drafting is not was_drafting:
             for sequence in self.running:
@@ -100,7 +100,7 @@ class Scheduler:
         num_later = len(self.running)
         for sequence in tuple(self.running):
             num_later -= 1
-            if budget <= 0 or len(members) >= self._most_rows:
+            if budget <= 0 or len(members) >= self._max_members:
                 break
             if self._max_under_way > 1 and sequence.pending_least:
                 continue  # its next input is what the pending step decides
@@ -122,7 +122,7 @@ class Scheduler:
                 continue  # pending steps will finish it
             share = budget - num_later if budget > num_later else 1
             is_reading = sequence.num_lacking > 1
-            share = min(share, self._prompt_room) if is_reading else share
+            share = min(share, self._prompt_budget) if is_reading else share
             if share <= 0:
                 continue  # other prompts go first
             member = self._fit(sequence, share, num_later)
@@ -131,13 +131,13 @@ class Scheduler:
             if member is not None:
                 members.append(member)
                 budget -= member.work.num_tokens + member.work.num_nodes
-                self._prompt_room -= member.work.num_tokens if is_reading else 0
+                self._prompt_budget -= member.work.num_tokens if is_reading else 0
         return budget
 
     def _plan_waiting(self, plan: StepPlan, members: list[Member], budget: int) -> None:
         pool = self.pool
-        while self.waiting and self._free_rows and len(members) < self._most_rows:
-            room = min(budget, self._prompt_room)
+        while self.waiting and self._free_rows and len(members) < self._max_members:
+            room = min(budget, self._prompt_budget)
             if room <= 0:
                 return
             sequence = self.waiting[0]
@@ -177,7 +177,7 @@ class Scheduler:
             assert member is not None  # there are blocks for all it needs
             members.append(member)
             budget -= member.work.num_tokens + member.work.num_nodes
-            self._prompt_room -= member.work.num_tokens
+            self._prompt_budget -= member.work.num_tokens
 
     def _can_share_soon(self, sequence: Sequence) -> bool:
         """Whether to wait because the request's first sample is computing the same prompt."""
@@ -211,7 +211,7 @@ class Scheduler:
                 return None
             if num_lacking > budget:
                 num_new = pool.num_missing(sequence.table, position + budget)
-                self._taken[sequence.row] = pool.take(sequence.table, num_new)
+                self._new_blocks[sequence.row] = pool.take(sequence.table, num_new)
         if num_lacking > budget:
             return self._add_work(sequence, budget, 0, 0, is_deciding=False)
         # At 0, a pending step decides the token that this one processes.
@@ -251,7 +251,7 @@ class Scheduler:
             max_draft = max(min(max_draft, spare - num_nodes - 1), 0)
         if num_new:
             num_new += self._num_spare(sequence, num_new)
-            self._taken[sequence.row] = pool.take(table, num_new)
+            self._new_blocks[sequence.row] = pool.take(table, num_new)
         return self._add_work(sequence, num_tokens, num_nodes, max_draft)
 
     def _room_to_read(
@@ -292,7 +292,7 @@ class Scheduler:
         member = sequence.member
         work = RowWork(
             row=sequence.row, num_tokens=num_tokens, num_nodes=num_nodes, max_draft=max_draft,
-            snapshot=snapshot, is_apart=sequence.is_apart,
+            snapshot=snapshot, runs_alone=sequence.runs_alone,
         )  # fmt: skip
         sequence.count_pending(work, 1, is_deciding=is_deciding)
         sequence.num_nodes = max_draft
@@ -332,7 +332,7 @@ class Scheduler:
         sequence.count_pending(work, -1, is_deciding=member.is_deciding)
         if not result.computed:  # its state was lost, or it had ended before this step
             self.pool.keep_state(sequence.table, 0, work.snapshot)
-            sequence.is_apart |= result.is_lost
+            sequence.runs_alone |= result.is_lost
             if result.is_lost and sequence.state is State.RUNNING:
                 self.num_preemptions += 1
                 self._leave(sequence)

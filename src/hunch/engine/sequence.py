@@ -35,7 +35,7 @@ class Sequence:
     handle: int = -1  # by which its tokens are reported, see Engine.take_tokens
     table: BlockTable = field(default_factory=BlockTable)
     state: State = State.WAITING
-    is_apart: bool = False  # it lost its recurrent state in a step that ran out of memory
+    runs_alone: bool = False  # it lost its recurrent state in a step that ran out of memory
     is_over: bool = False  # it has its finish reason; results of pending steps are dropped
     row: int = -1
     cuts: list[int] = field(default_factory=list)  # where its recurrent state is to be kept

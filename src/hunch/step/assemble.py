@@ -59,7 +59,7 @@ def assemble(
     capacity = replace(
         _capacity(config, context, drafter.needs, shapes),
         groups=tuple(groups),
-        has_states=states is not None,
+        has_recurrent_states=states is not None,
         num_snapshots=num_snapshots if states is not None else 0,
     )
     places = zip(shapes, (device, context.draft_device or device), strict=False)

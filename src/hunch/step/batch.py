@@ -156,7 +156,7 @@ def _pack(rows: RowBuffers, parts: list[RowPart], num_tokens: int) -> Batch:
         tree_TP=_tree_slots(slot_T, paths),
         block_size=rows.block_size,
         spans=tuple(spans),
-        row_S=torch.tensor([part.row for part in parts]) if rows.has_states else None,
+        row_S=torch.tensor([part.row for part in parts]) if rows.has_recurrent_states else None,
     )
     return Batch(ids, attn, parts, stage.packed_5T)
 
@@ -176,7 +176,7 @@ def _pack_chain(rows: RowBuffers, parts: list[RowPart], stage: Stage) -> Batch:
     ids, pos, slot, seq, base = stage.tensors
     spans = (Span(0, len(ids_T), 0, start, num_known, False),)
     table_1B = rows.tables_1B[row]
-    row_1 = rows.rows_1[row] if rows.has_states else None
+    row_1 = rows.rows_1[row] if rows.has_recurrent_states else None
     attn = AttnInputs(pos, slot, seq, table_1B, base, None, rows.block_size, spans, row_1)
     return Batch(ids, attn, parts, stage.packed_5T)
 

@@ -61,7 +61,7 @@ class CapturedSteps:
             model, kv = drafter.draft_model.model, drafter.draft_model.kv
             self.catch_up = CatchUp(model, kv, self.rows, self.device_rows.state.tokens_XL, pool)
         # By row: captured steps can do all it asks for; the choice of its first token was launched.
-        self.is_served, self.is_decoding = np.zeros((2, capacity.max_rows), dtype=np.bool_)
+        self.can_be_captured, self.is_decoding = np.zeros((2, capacity.max_rows), dtype=np.bool_)
         self.extras = RowExtras(
             self.rows,
             parts.grammars,
@@ -69,9 +69,10 @@ class CapturedSteps:
             self.device_rows.mark_stale,
             None if drafter is None else drafter.methods,
             self.steps.row_sources,
-            can_take_back=not parts.scores_processed and not capacity.has_states,
+            can_take_back=not parts.scores_processed and not capacity.has_recurrent_states,
         )
-        self._last: tuple[list[RowWork], StepGroup] | None = None  # all work, and its captured part
+        # All work of the last step, and the part of it that was captured.
+        self._last_group: tuple[list[RowWork], StepGroup] | None = None
         self._received_at: float | None = None  # the last result; None: the device was idle since
         self._host_seconds = self._prompt_seconds = 0.0  # since then: steps by the host, prompts
         self._num_pending = self.num_with_masks = 0  # steps not received; those that read masks
@@ -120,18 +121,18 @@ class CapturedSteps:
 
     def start(self, starts: list[RowStart]) -> None:
         """New requests have rows."""
-        self._last = None
+        self._last_group = None
         self.policy.start([start.row for start in starts])
         for start in starts:
             self.device_rows.mark_stale(start.row)
             self.is_decoding[start.row] = False
-            self.is_served[start.row] = self._can_serve(start.request)
+            self.can_be_captured[start.row] = self._can_be_captured(start.request)
             self.extras.start(
                 start.row, start.request, bool(self.policy.network_rows.fits_network[start.row])
             )
             self.policy.network_rows.by_network[start.row] = self.extras.by_network(start.row)
 
-    def _can_serve(self, request: Request) -> bool:
+    def _can_be_captured(self, request: Request) -> bool:
         """Whether captured steps can do all that the request asks for."""
         params = request.params
         if params.logprobs is not None and params.logprobs > SCORE_SIZES[-1]:
@@ -148,7 +149,7 @@ class CapturedSteps:
 
         Most device forms have all they need on the device. A head that was dropped needs nothing.
         """
-        if self.drafter is None or not self.is_served[rows].all():
+        if self.drafter is None or not self.can_be_captured[rows].all():
             return True
         network_rows = self.policy.network_rows
         if network_rows.can_drop and network_rows.is_dropped(rows).all():
@@ -158,11 +159,11 @@ class CapturedSteps:
     def drafts_for(self, rows: list[int]) -> np.ndarray:
         """Which of the rows get their drafts in captured steps."""
         if self.drafter is None:
-            return self.is_served[rows]
-        is_ready_R = self._is_ready(rows, self.drafter)
-        return self.is_served[rows] & (True if is_ready_R is None else is_ready_R)
+            return self.can_be_captured[rows]
+        is_ready_R = self._are_ready(rows, self.drafter)
+        return self.can_be_captured[rows] & (True if is_ready_R is None else is_ready_R)
 
-    def _is_ready(self, rows: list[int], drafter: DeviceDrafter) -> np.ndarray | None:
+    def _are_ready(self, rows: list[int], drafter: DeviceDrafter) -> np.ndarray | None:
         """For each row, whether the drafter is ready or was dropped; None: ready for all."""
         if (group := drafter.needed_group) is None:
             return None
@@ -171,17 +172,17 @@ class CapturedSteps:
 
     def begin_decoding(self, rows: list[int]) -> None:
         """The choice of these rows' first tokens was launched; captured steps come next."""
-        self._last = None
+        self._last_group = None
         self.is_decoding[rows] = True
 
     def running(self) -> set[int]:
         """The rows that take captured steps."""
-        served, requests = np.flatnonzero(self.is_decoding & self.is_served), self.rows.requests
-        return {row for row in served.tolist() if requests[row] is not None}
+        rows = np.flatnonzero(self.is_decoding & self.can_be_captured).tolist()
+        return {row for row in rows if self.rows.requests[row] is not None}
 
     def after_host_step(self, result: StepResult) -> None:
         """The host ran a step: note its rows, and let a draft model read their new tokens."""
-        self._last = None
+        self._last_group = None
         self._host_seconds += result.target_seconds + result.draft_seconds
         for row in result.rows:
             self.device_rows.mark_stale(row.row)
@@ -214,7 +215,7 @@ class CapturedSteps:
         """
         group = self._group(work)
         if group is not None and self.drafter is not None:
-            group = self._ready(group, self.drafter)
+            group = self._ready_rows(group, self.drafter)
         if group is None:
             return None
         shape = self._shape(group, apply)
@@ -226,38 +227,38 @@ class CapturedSteps:
             return None
         self.upload(group, graph)
         graph.forward.replay()
-        num_masked, void = dict[int, int](), set[int]()
+        num_masked, taken_back = dict[int, int](), set[int]()
         if group.has_masks:
-            void = receive()
+            taken_back = receive()
             masks = self.steps.step_masks()
-            num_masked = self.extras.fill_masks(group, graph, masks, void)
+            num_masked = self.extras.fill_masks(group, graph, masks, taken_back)
         graph.finish.replay()
-        return self.launched(group, graph, num_masked, void)
+        return self.note_launch(group, graph, num_masked, taken_back)
 
-    def launched(
-        self, group: StepGroup, graph: StepGraph, num_masked: dict[int, int], void: set[int]
+    def note_launch(
+        self, group: StepGroup, graph: StepGraph, num_masked: dict[int, int], taken_back: set[int]
     ) -> PendingStep:
         """Note that a step was launched; returns what is kept until its result is applied."""
         self._num_pending += 1
         self.num_with_masks += group.has_masks
         buffer = self.steps.download.next_buffer()
-        return PendingStep(group, graph, buffer, num_masked, void)
+        return PendingStep(group, graph, buffer, num_masked, taken_back)
 
     def _group(self, work: list[RowWork]) -> StepGroup | None:
         """The rows that take part. In most steps they are those of the step before."""
-        if self._last is not None and self._last[0] == work:
-            return self._last[1]
+        if self._last_group is not None and self._last_group[0] == work:
+            return self._last_group[1]
         row_R = np.array([item.row for item in work])
-        is_served_R = (self.is_decoding[row_R] & self.is_served[row_R]).tolist()
-        served = [item for item, is_served in zip(work, is_served_R, strict=True) if is_served]
-        if not served:
+        takes_part_R = (self.is_decoding[row_R] & self.can_be_captured[row_R]).tolist()
+        part = [item for item, takes_part in zip(work, takes_part_R, strict=True) if takes_part]
+        if not part:
             return None
-        self._last = work, StepGroup(served, self.extras)
-        return self._last[1]
+        self._last_group = work, StepGroup(part, self.extras)
+        return self._last_group[1]
 
-    def _ready(self, group: StepGroup, drafter: DeviceDrafter) -> StepGroup | None:
+    def _ready_rows(self, group: StepGroup, drafter: DeviceDrafter) -> StepGroup | None:
         """The rows that the drafter is ready for; None: no row, or others have pending results."""
-        is_ready_R = self._is_ready(group.ids, drafter)
+        is_ready_R = self._are_ready(group.ids, drafter)
         if is_ready_R is None or is_ready_R.all():
             return group
         if not all(map(self.device_rows.is_known, group.row_R[~is_ready_R].tolist())):
@@ -331,11 +332,11 @@ class CapturedSteps:
         ]
         since, other_seconds = self._times(pending, seconds)
         lines = result_RC[:, : columns.scores_at].tolist()
-        for row, line in zip(group.ids if pending.void else (), lines, strict=False):
-            if row in pending.void:
+        for row, line in zip(group.ids if pending.taken_back else (), lines, strict=False):
+            if row in pending.taken_back:
                 take_back(line, 0)
         adjusted = self.extras.adjust_result(group, here, lines, columns, pending.num_masked)
-        if pending.void or adjusted.is_cut:
+        if pending.taken_back or adjusted.is_cut:
             result_RC[:, :FIRST] = [line[:FIRST] for line in lines]
         times = seconds, since if any(here) else None, other_seconds
         pending.received = Received(result_RC, lines, *times, adjusted)

@@ -41,7 +41,7 @@ class PendingStep:
     graph: StepGraph
     buffer: int  # of the download, where its result will be
     num_masked: dict[int, int]  # masks of each row whose choices its grammar checks later
-    void: set[int]  # rows that began it after a token that was taken back
+    taken_back: set[int]  # rows that began it after a token that was taken back
     timer: StepTimer | None = None  # of the pass over prompts, if it chose their first tokens
     plan_id: int = 0
     received: Received | None = None  # its result, once grammars have consumed its tokens

@@ -53,9 +53,9 @@ class PromptSteps:
         if self._can_fail:
             return False
         rows = [item.row for item in work]
-        if any(item.is_apart for item in work) or captured.is_decoding[rows].any():
+        if any(item.runs_alone for item in work) or captured.is_decoding[rows].any():
             return False
-        if not captured.is_served[rows].all():
+        if not captured.can_be_captured[rows].all():
             return False
         if captured.drafter is None:
             return not self._is_host_drafting
@@ -99,7 +99,7 @@ class PromptSteps:
         if ending:
             num_masked = self._fill_masks(group, graph, receive)
             graph.finish.replay()
-            pending.step = self.captured.launched(group, graph, num_masked, set())
+            pending.step = self.captured.note_launch(group, graph, num_masked, set())
             timer.end()
             pending.step.timer = timer
             self.captured.begin_decoding(group.ids)

@@ -228,13 +228,14 @@ class RowExtras:
         group: StepGroup,
         graph: StepGraph,
         masks: StepMasks,
-        void: set[int],
+        taken_back: set[int],
         *,
         is_first: bool = False,
     ) -> dict[int, int]:
         """Fill in the masks of a step's roots and nodes; see `RowGrammars.fill`."""
-        num_k, drafts = graph.kind.num_nodes + 1, (self._drafts, group.max_checked)
-        write = partial(self.grammars.fill, group.ids, *drafts, num_k, void, is_first=is_first)
+        num_k, fill = graph.kind.num_nodes + 1, self.grammars.fill
+        drafts = self._drafts, group.max_checked
+        write = partial(fill, group.ids, *drafts, num_k, taken_back, is_first=is_first)
         return masks.fill(graph.kind.num_rows * num_k, write)
 
     def adjust_result(

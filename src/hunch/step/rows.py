@@ -74,7 +74,7 @@ class RowBuffers:
         num_rows, room = capacity.max_rows, capacity.max_len + capacity.max_nodes + 1
         max_blocks = -(-room // capacity.block_size) + 1
         self.block_size = capacity.block_size
-        self.has_states = capacity.has_states
+        self.has_recurrent_states = capacity.has_recurrent_states
         self._only_method = next(iter(capacity.methods), "")
         max_nodes = max(capacity.max_nodes, 1)
         self.state = state = RowState.create(
@@ -92,7 +92,7 @@ class RowBuffers:
         self.requests: list[Request | None] = [None] * num_rows  # None: free, or finished
         self.drafts: list[Nodes | None] = [None] * num_rows
         self.tables_1B = list(state.table_XB[:, None])  # one per row
-        self.rows_1 = list(torch.arange(num_rows)[:, None]) if self.has_states else []
+        self.rows_1 = list(torch.arange(num_rows)[:, None]) if self.has_recurrent_states else []
         self.positions = np.arange(room)
         self._views: dict[int, tuple[list[int], Rows]] = {}  # the last of each number of rows
         self._stages: dict[int, Stage] = {}
@@ -192,7 +192,7 @@ class RowBuffers:
         assert len(nodes.tokens_N) <= self.max_draft[row], "a draft over its limit"
         method = draft.methods[place] if draft.methods is not None else self._only_method
         nodes = nodes._replace(method=method)
-        self.drafts[row] = nodes = nodes.chain() if self.has_states else nodes
+        self.drafts[row] = nodes = nodes.chain() if self.has_recurrent_states else nodes
         return len(nodes.tokens_N)
 
     def take_draft(self, row: int, max_nodes: int) -> Nodes:

@@ -172,11 +172,11 @@ class Runner:
         changed = {*plan.freed_rows, *(start.row for start in plan.starts)}
         if any(isinstance(item, BegunStep) and item.rows & changed for item in self._queue):
             self._apply_pending()  # a request in it was aborted or preempted
-        is_apart = any(work.is_apart for work in plan.work)
-        if is_apart:
+        some_alone = any(work.runs_alone for work in plan.work)
+        if some_alone:
             self._apply_pending()
         self._update_rows(plan)
-        if not is_apart:
+        if not some_alone:
             try:
                 self._queue.append(self.host.begin(plan))
                 return
@@ -235,7 +235,7 @@ class Runner:
         A step that failed can be repeated: nothing is committed until all that takes memory is
         done, and KV is written to the same slots again. Only recurrent states cannot be restored.
         """
-        together = [work for work in plan.work if not work.is_apart]
+        together = [work for work in plan.work if not work.runs_alone]
         if len(together) == len(plan.work):
             try:
                 return self.host.run(plan)
@@ -325,10 +325,10 @@ class Runner:
             if isinstance(item, BegunStep):
                 self.host.go_back(item)
         result = self._run_on_host(_row_by_row(failed.plan))
-        # Each by itself, too, where a row may have lost its state.
-        is_apart = self.capacity.has_states
+        # Where a row may have lost its state, later steps run row by row, too.
+        one_by_one = self.capacity.has_recurrent_states
         self._queue = deque(
-            self._run_on_host(_row_by_row(item.plan) if is_apart else item.plan)
+            self._run_on_host(_row_by_row(item.plan) if one_by_one else item.plan)
             if isinstance(item, BegunStep)
             else item
             for item in later
@@ -376,4 +376,4 @@ class Runner:
 
 def _row_by_row(plan: StepPlan) -> StepPlan:
     """The same plan, in which the host runs each row by itself."""
-    return replace(plan, work=[replace(work, is_apart=True) for work in plan.work])
+    return replace(plan, work=[replace(work, runs_alone=True) for work in plan.work])
