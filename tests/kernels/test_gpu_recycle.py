@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -48,6 +50,28 @@ def test_trees_have_no_nodes_after_tokens_without_successors(num_slots: int) -> 
     assert counts[3] <= 2
     assert max(counts) > 3
     assert num_slots == 40 or min(counts[:5]) < max(counts[:5])
+
+
+@pytest.mark.parametrize("kernel", [gpu_recycle.recycled, successors.recycled_ref])
+def test_no_node_stands_past_the_last_token_of_its_row(kernel: Any) -> None:
+    """There the model may have no positions any more."""
+    texts = [[3, 1, 4]] * 4
+    state = cells_of(texts, ends=[4, 5, 6, 80])
+    step = step_of([0, 1, 2, 3], 0, max_draft=[8] * 4, num_checked=[0] * 4)
+    table = Successors.create(10, 3, DEVICE)
+    ids_T = torch.arange(10, device=DEVICE)
+    gen = torch.Generator().manual_seed(0)
+    logits_TV = torch.randn(10, 10, generator=gen).to(DEVICE)
+    table.keep(ids_T, ids_T >= 0, logits_TV)
+    kernel(state, step, table, RankTree.of(RANKS, PARENTS, DEVICE))
+    depths = []
+    for row, count in enumerate(state.num_nodes_X.tolist()):
+        parents = state.parents_XG[row, :count].tolist()
+        levels: list[int] = []
+        for parent in parents:
+            levels.append(1 + (levels[parent] if parent >= 0 else 0))
+        depths.append(max(levels, default=0))
+    assert depths == [0, 1, 2, 4]
 
 
 def test_of_equal_tokens_the_last_counts_and_padding_does_not() -> None:

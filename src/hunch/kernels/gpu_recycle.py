@@ -25,6 +25,7 @@ def _recycle_kernel(
     r, row, is_row = live_row(ids_ptr, count_in_ptr, done_ptr)
     if is_row:
         known = tl.load(known_ptr + row)
+        left = tl.load(end_ptr + row) - known - 1  # levels that can still be committed
         last = tl.load(history_ptr + row * history_stride + known - 1)
         n = tl.arange(0, BLOCK).to(tl.int64)
         is_node = n < num_nodes
@@ -33,7 +34,7 @@ def _recycle_kernel(
             rank = tl.load(rank_ptr + n * DEPTH + depth, mask=is_node, other=-1)
             slot = token % num_slots
             held = tl.load(token_ptr + slot, mask=has_path, other=-1).to(tl.int64)
-            has_path &= (rank < 0) | (held == token)
+            has_path &= (rank < 0) | ((held == token) & (depth < left))
             is_on = has_path & (rank >= 0)
             follower = tl.load(next_ptr + slot * width + rank, mask=is_on, other=0).to(tl.int64)
             token = tl.where(is_on, follower, token)
@@ -49,7 +50,6 @@ def _recycle_kernel(
         tl.store(draft_ptr + number, token, mask=has_path)
         tl.store(parents_ptr + number, above, mask=has_path)
         count = tl.minimum(tl.sum(has_path.to(tl.int64), axis=0), tl.load(room_ptr + r))
-        count = tl.where(tl.load(end_ptr + row) - known <= 1, 0, count)
         result_ptr += r * result_stride
         tl.store(result_ptr + C_MATCHED, 1)
         tl.store(result_ptr + C_DRAFTED, count)

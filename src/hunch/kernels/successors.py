@@ -79,22 +79,22 @@ class RankTree:
 
 
 def recycled_ref(state: RowState, step: StepRows, successors: Successors, tree: RankTree) -> None:
-    """Draft a tree of successors, without nodes after tokens that have none in the table."""
+    """Draft a tree of successors, without nodes after tokens that have none in the table, and
+    without those of positions past the row's last token."""
     depth_N = (tree.rank_NP >= 0).sum(1).tolist()
     for r, row in live_rows(state, step):
         known = int(state.known_X[row])
+        left = int(state.end_X[row]) - known - 1  # levels that can still be committed
         tokens = {-1: int(state.tokens_XL[row, known - 1])}
         numbers = {-1: -1}
         for node, parent in enumerate(tree.parent_N.tolist()):
             found = successors.find(tokens[parent]) if parent in tokens else []
-            if found:
+            if found and depth_N[node] <= left:
                 tokens[node] = found[int(tree.rank_NP[node, depth_N[node] - 1])]
                 numbers[node] = len(numbers) - 1
                 state.draft_XG[row, numbers[node]] = tokens[node]
                 state.parents_XG[row, numbers[node]] = numbers[parent]
         count = min(len(numbers) - 1, int(step.max_draft_R[r]))
-        if int(state.end_X[row]) - known <= 1:
-            count = 0
         state.num_nodes_X[row], step.result_RC[r, DRAFTED], step.result_RC[r, MATCHED] = (
             count, count, 1,
         )  # fmt: skip
