@@ -68,6 +68,21 @@ def test_choices_and_weights(name: str) -> None:
         assert got[0].tolist() == list(range(routing.num_chosen))
 
 
+@pytest.mark.parametrize("scores", ["softmax", "sigmoid", "chosen"])
+def test_a_token_whose_logits_are_no_numbers_has_experts_too(scores: str) -> None:
+    """A row whose states have overflowed must not read other memory as experts' numbers."""
+    routing = Routing(num_experts=12, num_chosen=5, scores=scores)
+    logits = rand(1, 3, 12)
+    logits[:, 1], logits[:, 2, 7] = float("nan"), float("nan")
+    answer = torch.zeros(5, 3, 8, device=DEVICE)
+    chosen, weight = gpu_route.route(logits, routing, None, None, None, answer)
+    for experts_of_token in chosen.tolist():
+        assert len(set(experts_of_token)) == 5
+        assert 0 <= min(experts_of_token) <= max(experts_of_token) < 12
+    assert weight[0].isfinite().all()
+    assert weight[1].isnan().all()
+
+
 def test_steps_are_timed_with_experts_at_random() -> None:
     routing = Routing(num_experts=16, num_chosen=2)
     slot, answer = torch.full((12,), -1, device=DEVICE), torch.zeros(2, 12, 8, device=DEVICE)

@@ -50,13 +50,14 @@ def _route_kernel(
     choice = score
     if choice_ptr is not None:
         choice += tl.load(choice_ptr + expert, mask=is_in, other=0.0)
-    choice = tl.where(is_in, choice, float("-inf"))
+    choice = tl.where(is_in & (choice == choice), choice, float("-inf"))  # NaN equals nothing
     if NUM_KEPT < NUM_GROUPS:
         choice = _in_best_groups(choice, group, member, NUM_KEPT, NUM_BEST, PAD_G, PAD_E)
     is_chosen = expert < 0
     for _ in tl.static_range(NUM_CHOSEN):
         best = tl.max(tl.max(choice, 1), 0)
-        first = tl.min(tl.min(tl.where(choice == best, expert, NUM_EXPERTS - 1), 1), 0)
+        is_best = (choice == best) & is_in & ~is_chosen  # all different, even if none is a number
+        first = tl.min(tl.min(tl.where(is_best, expert, NUM_EXPERTS - 1), 1), 0)
         is_chosen = is_chosen | (expert == first) & is_in
         if SCORES == "near":
             score = tl.where(expert == first, _share(choice, best, spread), score)
