@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -209,6 +211,39 @@ def test_add_norm(num_parts: int, is_indexed: bool) -> None:
     want_total, want = gpu_fused.add_norm_ref(x, weight, 1e-5, parts, index)
     close(total, want_total)
     close(y, want)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="it takes no memory on a CPU alone")
+def test_slices_of_very_many_tokens(tmp_path: Path) -> None:
+    """Slices that are so far apart that 32 bits do not count the numbers between the first and the
+    last; in a file that is nearly all holes."""
+    num_parts, stride = 5, 2**30
+    num_bytes = 4 * ((num_parts - 1) * stride + 100)
+    memory = torch.UntypedStorage.from_file(str(tmp_path / "slices"), shared=True, nbytes=num_bytes)
+    size, strides = (num_parts, 1, 100), (stride, 100, 1)
+    far = torch.empty(0).set_(memory, 0, size, strides)
+    parts = rand(num_parts, 1, 100, seed=2)
+    far.copy_(parts)
+    x, weight = rand(1, 100), rand(100)
+    y, total = (torch.full((1, 100), float("nan")) for _ in range(2))
+    gpu_fused.add_norm(x, weight, 1e-5, y, sum_TD=total, parts_SVD=far)
+    want_total, want = gpu_fused.add_norm_ref(x, weight, 1e-5, parts)
+    close(total, want_total)
+    close(y, want)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="it takes no memory on a CPU alone")
+def test_rows_of_very_many_numbers(tmp_path: Path) -> None:
+    """The same for the rows of a product."""
+    m, stride = 5, 2**30
+    num_bytes = 4 * (stride * m + 64)
+    memory = torch.UntypedStorage.from_file(str(tmp_path / "rows"), shared=True, nbytes=num_bytes)
+    far = torch.empty(0).set_(memory, 0, (m, 64), (stride, 1))
+    x, w = rand(m, 64), rand(16, 64)
+    far.copy_(x)
+    y = torch.full((m, 16), float("nan"))
+    gpu_gemm.gemm(far, w, y)
+    close(y, gpu_gemm.gemm_ref(x, w))
 
 
 @pytest.mark.parametrize("is_state_first", [False, True])

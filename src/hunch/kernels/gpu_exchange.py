@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hunch.kernels.gpu_launch import IS_INTERPRETED, cdiv
+from hunch.kernels.gpu_launch import IS_INTERPRETED, cdiv, slice_at
 
 MAX_PROGRAMS = 64  # must all run at once, as each waits for its counterpart on other GPUs
 REGION = 1 << 16  # words that a program exchanges in one launch
@@ -109,7 +109,8 @@ def _exchange_kernel(
         if IS_SUM:
             total = tl.load(part_ptr + first + offs, mask=is_in, other=0.0)
             for s in range(1, num_slices):
-                total += tl.load(part_ptr + s * slice_stride + first + offs, mask=is_in, other=0.0)
+                at_ptr = part_ptr + slice_at(s, slice_stride) + first
+                total += tl.load(at_ptr + offs, mask=is_in, other=0.0)
             word = total.to(tl.int32, bitcast=True)
         else:
             word = tl.load(part_ptr + first + offs, mask=is_in, other=0)

@@ -22,7 +22,7 @@ from torch import Tensor
 from hunch.kernels.gpu_codes import form_of, pointers_of, scales_at
 from hunch.kernels.gpu_endings import Tile, gated
 from hunch.kernels.gpu_gemm import walk
-from hunch.kernels.gpu_launch import cdiv, next_power_of_2, options, take_turns
+from hunch.kernels.gpu_launch import cdiv, next_power_of_2, options, slice_at, take_turns
 from hunch.kernels.gpu_quant import _span
 from hunch.kernels.quant import Quantised, Weight
 
@@ -194,7 +194,7 @@ def _combine_kernel(
     if NUM_SHARED > 0:
         total = tl.load(shared_ptr + at, mask=is_in, other=0.0)
         for s in tl.static_range(1, NUM_SHARED):
-            total += tl.load(shared_ptr + s * shared_stride + at, mask=is_in, other=0.0)
+            total += tl.load(shared_ptr + slice_at(s, shared_stride) + at, mask=is_in, other=0.0)
         total += tl.load(answer_ptr + at, mask=is_in, other=0.0)
     else:
         total = tl.load(answer_ptr + at, mask=is_in, other=0.0)

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hunch.kernels.gpu_gemm import rope_ref
-from hunch.kernels.gpu_launch import cdiv, next_power_of_2, options, take_turns
+from hunch.kernels.gpu_launch import cdiv, next_power_of_2, options, slice_at, take_turns
 from hunch.kernels.kv_store import codes_ref
 
 
@@ -135,7 +135,8 @@ def _add_norm_kernel(
     if NUM_SPLITS > 0:
         total = tl.load(parts_ptr + source * D + offs, mask=is_in, other=0.0)
         for s in tl.static_range(1, NUM_SPLITS):
-            total += tl.load(parts_ptr + s * part_stride + source * D + offs, mask=is_in, other=0.0)
+            at_ptr = parts_ptr + slice_at(s, part_stride) + source * D
+            total += tl.load(at_ptr + offs, mask=is_in, other=0.0)
         if branch_ptr is not None:
             share = tl.load(branch_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
             total = _row_norm(total, share, branch_bias_ptr, offs, is_in, D, eps, IS_CENTRED)
@@ -157,7 +158,7 @@ def _summed(ptrs, is_in, part_stride, NUM_PARTS: tl.constexpr, dtype: tl.constex
     """A product's numbers: slices are added in order, then rounded like a stored product."""
     total = tl.load(ptrs, mask=is_in, other=0.0).to(tl.float32)
     for s in tl.static_range(1, NUM_PARTS):
-        total += tl.load(ptrs + s * part_stride, mask=is_in, other=0.0)
+        total += tl.load(ptrs + slice_at(s, part_stride), mask=is_in, other=0.0)
     return total.to(dtype).to(tl.float32)
 
 

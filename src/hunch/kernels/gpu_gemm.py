@@ -127,7 +127,7 @@ def _gemm_kernel(
     k_last = K if HAS_SLICES else tl.minimum(k_first + SLICE_K, K)
     x_ptrs, wa_ptrs, wb_ptrs = None, None, None
     if not IS_BULK:
-        x_ptrs = x_ptr + offs_m[:, None] * x_stride + tl.arange(0, BLOCK_K)[None, :]
+        x_ptrs = x_ptr + offs_m[:, None].to(tl.int64) * x_stride + tl.arange(0, BLOCK_K)[None, :]
         wa_ptrs = w_ptr + offs_a[None, :].to(tl.int64) * K + tl.arange(0, BLOCK_K)[:, None]
         wb_ptrs = w_ptr + offs_b[None, :].to(tl.int64) * K + tl.arange(0, BLOCK_K)[:, None]
     if PREFETCH > 0:  # weights do not depend on the previous kernel: start reading them

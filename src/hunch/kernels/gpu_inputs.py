@@ -17,7 +17,7 @@ from torch import Tensor
 from hunch.kernels.activation import gated_ref
 from hunch.kernels.gpu_activation import gated
 from hunch.kernels.gpu_fused import norm_ref
-from hunch.kernels.gpu_launch import next_power_of_2, options, take_turns
+from hunch.kernels.gpu_launch import next_power_of_2, options, slice_at, take_turns
 
 
 def make_inputs_ref(
@@ -89,7 +89,7 @@ def _normed_sum(ptrs, stride, weight_ptr, offs, is_in, D, eps, NUM: tl.constexpr
     """Slices added in order, then normed."""
     x = tl.load(ptrs, mask=is_in, other=0.0)
     for s in tl.static_range(1, NUM):
-        x += tl.load(ptrs + s * stride, mask=is_in, other=0.0)
+        x += tl.load(ptrs + slice_at(s, stride), mask=is_in, other=0.0)
     weight = tl.load(weight_ptr + offs, mask=is_in, other=0.0).to(tl.float32)
     return x * tl.math.rsqrt(tl.sum(x * x, axis=0) / D + eps) * weight
 

@@ -95,6 +95,12 @@ def prefetch_l2(ptrs):
         )
 
 
+@triton.jit
+def slice_at(s, stride):
+    """Where slice s begins: those of very many tokens are further apart than 32 bits can count."""
+    return tl.full((), s, tl.int64) * stride
+
+
 def cdiv(a: int, b: int) -> int:
     """Rounded up. Triton's own is made for kernels, and slow on the host."""
     return -(-a // b)

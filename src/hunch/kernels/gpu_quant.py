@@ -81,7 +81,7 @@ def _quant_kernel(
     offs_m = pid_m * BLOCK_M + tl.arange(0, BLOCK_M)
     is_row = offs_m < M
     offs_n, is_col, offs_a, offs_b, head, offs_h = outputs(pid_n, N, ENDING, HEAD, BLOCK_N)
-    x_ptrs = x_ptr + offs_m[None, :] * x_stride + tl.arange(0, WORDS)[:, None]
+    x_ptrs = x_ptr + offs_m[None, :].to(tl.int64) * x_stride + tl.arange(0, WORDS)[:, None]
     first = pid_s * SLICE_K
     last = K
     if IS_GRID_SPLIT or NUM_SPLITS == 1:
