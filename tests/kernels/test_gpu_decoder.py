@@ -16,6 +16,7 @@ from hunch.kernels.short_conv import ConvShape
 from hunch.kernels.ssm import SsmShape
 from hunch.layers.experts import ExpertSpec
 from hunch.layers.rope import RopeSpec
+from hunch.models import cuda
 from hunch.models.cuda import CudaDecoder
 from hunch.models.load_target import with_kv
 from hunch.models.spec import OtherHeads, TokenInputs
@@ -202,3 +203,29 @@ def test_keys_and_values_in_8_bits_are_written_once_and_read_alike(
     slots = torch.tensor([0]), torch.tensor([40])
     kv.move(*slots)  # a path that was accepted takes its scales along
     assert torch.equal(kv.scales.k_LCMH[:, 40], kv.scales.k_LCMH[:, 0])
+
+
+def test_shorter_texts_leave_memory_to_share_more_tokens_attention(monkeypatch) -> None:
+    monkeypatch.setattr(cuda, "SHARED_BYTES", 2**20)
+    decoder = build("LlamaForCausalLM", torch.float16, max_len=2**16)
+    tilers = [CudaDecoder(decoder, length).tiler for length in (None, 2**20, 2000)]
+    assert [tiler.max_len for tiler in tilers] == [2**16, 2**16, 2000]
+    few, same, many = (tiler.workspace.max_tokens for tiler in tilers)
+    assert few == same
+    assert many > 16 * few
+
+
+def test_a_large_gpu_has_memory_to_share_more_tokens_attention(monkeypatch) -> None:
+    """A model of 131,072 positions and 64 heads takes 34 MB of it for each token."""
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Memory(150 * 10**9))
+    gpu = torch.device("cuda")
+    assert cuda.shared_bytes(gpu) // 34_000_000 > 32
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: Memory(24 * 10**9))
+    assert cuda.shared_bytes(gpu) == cuda.SHARED_BYTES == cuda.shared_bytes(torch.device("cpu"))
+
+
+class Memory:
+    """Properties of a GPU of this much memory."""
+
+    def __init__(self, total_memory: int) -> None:
+        self.total_memory = total_memory

@@ -26,7 +26,9 @@ from hunch.models.fused_layer import Layer, row_norm
 from hunch.models.target import Backend, Hidden, find_backend
 from hunch.parallel.group import Exchange
 
-SHARED_BYTES = 320 * 2**20  # for partial results of rows whose positions programs share
+# For partial results of rows whose positions programs share: so many bytes, or this part of a GPU's
+# memory if it is more. A model of 131,072 positions and 64 heads takes 34 MB per token.
+SHARED_BYTES, SHARED_PART = 320 * 2**20, 128
 
 log = logging.getLogger("hunch")
 
@@ -37,7 +39,8 @@ class CudaDecoder:
     is_quantised = False
     activation_bits: int | None = None
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, max_len: int | None = None) -> None:
+        """`max_len`: no text gets longer than this; None: than the model's context."""
         check_supported(decoder)
         self.decoder = decoder
         self.spec = decoder.spec
@@ -68,9 +71,9 @@ class CudaDecoder:
             heads.num_heads,
             num_kv,
             head_dim,
-            decoder.spec.max_len,
+            min(decoder.spec.max_len, max_len or decoder.spec.max_len),
             decoder.device,
-            max_bytes=SHARED_BYTES,
+            max_bytes=shared_bytes(decoder.device),
         )
         self.workspace, self.tiling = self.tiler.workspace, self.tiler.tiling
 
@@ -180,6 +183,14 @@ class CudaDecoder:
         logits_MV = float_logits(hidden_MD, self.decoder.head.weight, self.decoder.head.bias_N)
         logits_MV = self.decoder.group.gather(logits_MV, self.decoder.head_sizes)
         return finish_logits(logits_MV, self.spec)
+
+
+def shared_bytes(device: torch.device) -> int:
+    """Memory for what programs share of attention."""
+    if device.type != "cuda":
+        return SHARED_BYTES
+    total: int = torch.cuda.get_device_properties(device).total_memory
+    return max(SHARED_BYTES, total // SHARED_PART)
 
 
 def _is_same(layer: Layer) -> bool:

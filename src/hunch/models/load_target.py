@@ -77,7 +77,7 @@ def load_target(
         from hunch.models.cuda import CudaDecoder  # needs Triton
 
         try:
-            return with_kv(CudaDecoder(decoder), model.kv_cache_dtype)
+            return with_kv(CudaDecoder(decoder, model.max_model_len), model.kv_cache_dtype)
         except UnsupportedModelError as error:
             log.warning("%s: using torch's own kernels, slowly, so that text stays exact", error)
             decoder.expand()
