@@ -257,6 +257,11 @@ def children_of(
     return rank_TKB, top_TK, mass_TK
 
 
+def _warps_for(num_candidates: int) -> int:
+    """Warps of one program that has so many in registers: more than 16,384 do not fit four."""
+    return 1 if num_candidates <= 1024 else 4 if num_candidates <= 16384 else 32
+
+
 def grow_level(
     state: RowState, step: StepRows, logits_TC: Tensor, chances_RW: Tensor, asked: Asked, *,
     depth: int, num_nodes: int, draws: Draws, row_T: Tensor, ids_C: Tensor | None,
@@ -305,5 +310,5 @@ def grow_level(
         HAS_CHANCES=has_chances, HAS_LEAST=least is not None, HAS_NEXT=attn is not None,
         IS_TREE=tree_TP is not None, SEES_NEXT=sees_next, BLOCK_SIZE=state.block_size,
         BLOCK_N=block_n, BLOCK_B=block_b, BLOCK_K=block_k,
-        **options(1 if block_n * block_b * block_k <= 1024 else 4),
+        **options(_warps_for(block_n * block_b * block_k)),
     )  # fmt: skip
