@@ -70,6 +70,7 @@ def _expect_kernel(
         num_answer = known - prompt
         expected_ptr += row * expected_stride
         ahead = num_answer + tl.load(settings_ptr + R_SHIFT).to(tl.int32)
+        has_draft = tl.load(count_ptr + row) > 0  # read by all warps before one of them writes it
         matched, place = _longest_expected(
             history_ptr + row * history_stride + prompt, num_answer, expected_ptr, num_expected,
             ahead, MAX_MATCH, NEAR, BLOCK,
@@ -77,7 +78,7 @@ def _expect_kernel(
         tl.store(settings_ptr + R_SHIFT, (place - num_answer).to(tl.int64))
         num_guesses = tl.minimum(tl.maximum(num_expected - place, 0), num_nodes)
         is_kept = (num_guesses > 0) & ((matched > 1) | ((matched == 1) & (place == ahead)))
-        if is_kept | is_alone | (tl.load(count_ptr + row) == 0):
+        if is_kept | is_alone | ~has_draft:
             node = tl.arange(0, BLOCK_N)
             tokens = tl.load(expected_ptr + place + node, mask=node < num_guesses, other=-1)
             heard = tl.where(is_kept, tl.minimum(4 + 4 * matched, MAX_MATCH), 0) + BY_PREDICTION
