@@ -119,6 +119,23 @@ def test_a_pause_that_ends_requests_takes_no_others(llm, mode, reason):
     asyncio.run(ask())
 
 
+def test_a_pause_that_nobody_waits_for_any_more_harms_no_request(llm):
+    long = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+
+    async def ask():
+        running = llm.generate(PROMPTS[0], long)
+        await anext(running)
+        pause = asyncio.create_task(llm.pause_generation(mode="wait"))
+        await asyncio.sleep(0)
+        pause.cancel()
+        last = [output async for output in running][-1]
+        assert last.outputs[0].finish_reason == "length"
+        await llm.resume_generation()
+        assert (await _read(llm, PROMPTS[1]))[-1].finished
+
+    asyncio.run(asyncio.wait_for(ask(), 20))
+
+
 def test_outputs_hold_what_is_new_or_come_at_the_end(llm):
     asked = {"temperature": 0, "max_tokens": 12, "ignore_eos": True, "logprobs": 1, "n": 2}
     kinds = RequestOutputKind
@@ -195,6 +212,19 @@ def test_after_a_shutdown_it_says_so(plain):
     assert other.errored
     with pytest.raises(EngineError, match="shut down"):
         asyncio.run(_read(other, "the model"))
+
+
+def test_a_request_that_comes_with_a_shutdown_hears_of_it(plain):
+    other = AsyncLLM.from_llm(plain.sibling("off"))
+
+    async def ask():
+        reading = asyncio.create_task(_read(other, "the model"))
+        await asyncio.sleep(0)  # its prompt is read in another thread
+        other.shutdown()
+        with pytest.raises(EngineError, match="shut down"):
+            await asyncio.wait_for(reading, 20)
+
+    asyncio.run(ask())
 
 
 def test_vllms_ways_to_ask(plain):

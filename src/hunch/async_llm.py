@@ -104,9 +104,9 @@ class AsyncLLM(VllmCalls):
                 return
             self._streams[request_id] = stream
 
-        self._orders.put(start)
         is_over, before = False, None
         try:
+            self._order(start)
             while not is_over:
                 output = await stream.get()
                 is_over = output.finished
@@ -152,7 +152,7 @@ class AsyncLLM(VllmCalls):
                 self._llm.engine.abort(request_id)
             self._pauses.append((done, clear_cache))
 
-        self._orders.put(pause)
+        self._order(pause)
         await asyncio.wrap_future(done)
 
     async def resume_generation(self) -> None:
@@ -191,8 +191,13 @@ class AsyncLLM(VllmCalls):
         """What an order gives, once the engine's thread has taken it."""
         self._check()
         done: Future[T] = Future()
-        self._orders.put(lambda: done.set_result(order()))
+        self._order(lambda: _tell(done, order()))
         return await asyncio.wrap_future(done)
+
+    def _order(self, order: Callable[[], None]) -> None:
+        """Have the engine's thread do this, or raise where it has stopped."""
+        self._orders.put(order)
+        self._check()
 
     def _check(self) -> None:
         check_process(self._process)
@@ -210,11 +215,15 @@ class AsyncLLM(VllmCalls):
         except Exception as error:  # whatever it is, those who wait must hear of it
             log.exception("the engine stopped")
             self._trouble = error
+        while not self._orders.empty():  # of those who have not seen that there is trouble
+            if (order := self._orders.get()) is not None:
+                order()
         for stream in self._streams.values():
             stream.put(EngineError(f"the engine stopped: {self._trouble}"))
         self._streams.clear()
         for done, _ in self._pauses:
-            done.set_exception(EngineError(f"the engine stopped: {self._trouble}"))
+            if done.set_running_or_notify_cancel():
+                done.set_exception(EngineError(f"the engine stopped: {self._trouble}"))
         self._llm.close()
 
     def _take_orders(self) -> bool:
@@ -237,7 +246,7 @@ class AsyncLLM(VllmCalls):
         for done, clears in self._pauses:
             if clears:
                 self._llm.reset_cache(is_held_too=True)
-            done.set_result(None)
+            _tell(done, None)
         self._pauses.clear()
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
@@ -255,6 +264,12 @@ class AsyncLLM(VllmCalls):
         if self._streams.get(request_id) is stream:
             del self._streams[request_id]
             self._llm.engine.abort(request_id, is_told=False)
+
+
+def _tell(done: Future[T], result: T) -> None:
+    """Give a result to who waits for it, unless nobody does any more."""
+    if done.set_running_or_notify_cancel():
+        done.set_result(result)
 
 
 class _Stream:
