@@ -10,9 +10,9 @@ import pytest
 import head_files
 from hunch import LLM, SamplingParams
 from hunch.drafting.text_draft import Followed, TextDrafter
-from hunch.errors import ConfigError
+from hunch.errors import ConfigError, UnsupportedModelError
 from hunch.hub import ModelFiles
-from tiny_models import write_llama
+from tiny_models import write_llama, write_recurrent
 
 SMALL = {
     "always_draft": True,
@@ -80,6 +80,11 @@ def test_a_model_that_drafts_for_itself_by_text_is_nearly_always_right(
         answers.append([o.outputs[0].token_ids for o in llm.generate(prompts, params)])
         assert llm.stats()["tokens_per_pass"] > 3
     assert answers[0] == answers[1]
+
+
+def test_a_recurrent_model_cannot_draft(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModelError, match="recurrent layers cannot draft"):
+        load(model, f"text:{write_recurrent(tmp_path / 'recurrent')}")
 
 
 def test_without_it_the_vocabularies_do_not_fit(model: Path, renamed: Path) -> None:

@@ -25,6 +25,7 @@ from hunch.drafting.options import at_least_one, need_path
 from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, Span
 from hunch.kernels.kv_store import KVCache
+from hunch.models.heads.files import check_drafts
 from hunch.models.target import Target
 from hunch.models.weights import open_weights
 from hunch.types import TextCodec
@@ -70,6 +71,7 @@ class TextDrafter:
         self.shape = None  # its chains are not grown level by level
         self.own: TextCodec = context.load_codec(path)
         weights = open_weights(path)
+        check_drafts(weights)
         self.model: Target = context.target.backend.load_draft(
             weights, context.target, self.options.dtype
         )

@@ -25,7 +25,6 @@ from torch import Tensor
 from hunch.errors import (
     ModelFormatError,
     ModelNotFoundError,
-    UnsupportedModelError,
     VocabMismatchError,
 )
 from hunch.hub import resolve as find_files
@@ -35,7 +34,7 @@ from hunch.kernels.native_library import is_available
 from hunch.kernels.native_matrix import FLOAT, INT8, ROUNDED, NativeMatrix
 from hunch.layers.linear import Linear
 from hunch.models.decoder import Decoder
-from hunch.models.heads.files import check_map
+from hunch.models.heads.files import check_drafts, check_map
 from hunch.models.load import check_tensors, choose_dtype, choose_hold
 from hunch.models.native import ID_MAP, NativeDecoder
 from hunch.models.source import HOLDS, FileSource, Shape
@@ -84,8 +83,7 @@ def load_draft_model(
 ) -> tuple[Target, Columns]:
     """The model on its target's kind of kernels, and how its logits become the target's."""
     path, target_size = str(weights.path), target.spec.vocab_size
-    if ModelSpec.from_config(weights.config).recurrence is not None:
-        raise UnsupportedModelError(f"{path}: a model with recurrent layers cannot draft yet")
+    check_drafts(weights)
     if CUT_FROM in weights.config:
         spec = ModelSpec.from_config(weights.config)
         own = read_vocab(_origin(weights)) if DRAFTS_FOR in weights.config else None

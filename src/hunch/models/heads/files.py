@@ -285,6 +285,13 @@ def read_geometry(config: Mapping[str, Any], where: str, **more: Any) -> ModelSp
     return spec
 
 
+def check_drafts(weights: Weights) -> None:
+    """Raise where a whole model cannot draft."""
+    if ModelSpec.from_config(weights.config).recurrence is not None:
+        where = str(weights.path)
+        raise UnsupportedModelError(f"{where}: a model with recurrent layers cannot draft yet")
+
+
 def check_hidden(where: str, found: int, target: Target) -> None:
     """The head was made for a target of this width."""
     expected = int(target.spec.width)
