@@ -230,6 +230,16 @@ class Capacity:
     window: int | None = None  # most positions that a layer sees, its own included; None: all
     model: Mapping[str, Any] = field(default_factory=dict)  # "architecture" and "bytes" of weights
 
+    @property
+    def max_slots(self) -> int:
+        """The most slots of a sequence that has all blocks to itself."""
+        num_slots = self.num_blocks * self.block_size
+        if self.window is None or len(self.groups) > 1 or self.has_recurrent_states:
+            return num_slots
+        # Its window, the tokens of pending steps, a block to continue in, and blocks partly used.
+        held = self.window + 4 + 3 * self.block_size
+        return self.max_len if held <= num_slots else num_slots
+
 
 @dataclass(kw_only=True, slots=True)
 class RowStart:

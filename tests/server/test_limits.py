@@ -14,10 +14,11 @@ import httpx
 import pytest
 
 from hunch.server.answers import _ranked
+from hunch.server.engine_process import _info
 from hunch.server.params import completion_params
 from hunch.server.schemas import CompletionBody
 from hunch.server.settings import Limits
-from hunch.types import Logprob
+from hunch.types import Capacity, Logprob
 from server.live_server import PATIENCE, LiveServer
 
 COMPLETE = "/v1/completions"
@@ -362,6 +363,16 @@ def test_tokenize_and_detokenize(server: LiveServer) -> None:
     assert bytes(chat["tokens"]).decode() == "user: x\nassistant: "
     assert server.post("/tokenize", {}).status_code == 400
     assert server.post("/detokenize", {"tokens": [9999]}).status_code == 400
+
+
+@pytest.mark.parametrize(("window", "most"), [(None, 64), (60, 64), (24, 512)])
+def test_the_longest_text_is_the_engines(window: int | None, most: int) -> None:
+    """If all layers have a window, a text may be longer than its KV that is kept."""
+    sizes = {"num_blocks": 16, "block_size": 4, "max_rows": 1, "max_nodes": 0}
+    capacity = Capacity(**sizes, max_len=512, window=window)
+    for given in (200, None):
+        found = _info(capacity, {"model": {"max_model_len": given}})
+        assert found["max_len"] == min(most, given or 512)
 
 
 def test_every_limit_is_made_small_here() -> None:

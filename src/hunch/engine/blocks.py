@@ -22,7 +22,7 @@ from hashlib import blake2b
 
 from hunch.engine.kv_events import KVEventLog
 from hunch.engine.snapshots import NO_SNAPSHOT, Snapshots
-from hunch.types import Capacity, GroupInfo
+from hunch.types import GroupInfo
 
 _NO_TOKEN = -1
 _TARGET_BIT = 1
@@ -50,16 +50,6 @@ class Hit:
     num_alike: int = 0  # leading tokens whose blocks are known, with or without a state
     snapshot: int = NO_SNAPSHOT  # the recurrent state after the last of the blocks
     num_past: int = 0  # leading blocks that no window reaches; they may hold other text
-
-
-def max_slots(capacity: Capacity) -> int:
-    """The most slots of a sequence that has all blocks to itself."""
-    num_slots = capacity.num_blocks * capacity.block_size
-    if capacity.window is None or len(capacity.groups) > 1 or capacity.has_recurrent_states:
-        return num_slots
-    # Its window, the tokens of pending steps, a block to continue in, and blocks partly used.
-    held = capacity.window + 4 + 3 * capacity.block_size
-    return capacity.max_len if held <= num_slots else num_slots
 
 
 class BlockPool:

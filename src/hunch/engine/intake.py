@@ -8,7 +8,6 @@ from itertools import count
 from typing import Any
 
 from hunch.config import Config
-from hunch.engine.blocks import max_slots
 from hunch.errors import CapacityError, RequestError
 from hunch.types import (
     Capacity,
@@ -51,7 +50,7 @@ class Intake:
         self._methods = ("auto", "off", *(m for m in capacity.methods if m not in ("auto", "off")))
         self._base_seed = config.model.seed
         self._max_len = min(config.model.max_model_len or capacity.max_len, capacity.max_len)
-        self._max_slots = max_slots(capacity)
+        self._max_slots = capacity.max_slots
         self._numbers = count()
 
     def check(

@@ -328,9 +328,8 @@ def _info(capacity: Capacity, config: wire.Message) -> wire.Message:
     info: wire.Message = {
         name: getattr(capacity, name) for name in ("num_blocks", "block_size", "max_rows")
     }
-    num_slots = capacity.num_blocks * capacity.block_size
     max_len = min(config["model"]["max_model_len"] or capacity.max_len, capacity.max_len)
-    info |= {"max_len": min(max_len, num_slots), "methods": list(capacity.methods)}
+    info |= {"max_len": min(max_len, capacity.max_slots), "methods": list(capacity.methods)}
     info["model"] = dict(capacity.model)
     return info | {"pid": os.getpid()}
 
