@@ -10,7 +10,7 @@ from hunch.config import Config, ScheduleConfig
 from hunch.engine.engine import Engine
 from hunch.engine.stats import EngineStats, Histogram, Share, Tally, percentiles_ms
 from hunch.train.diagnose import Seen
-from hunch.types import Capacity, DraftTrace, RowResult, SamplingParams
+from hunch.types import Capacity, DraftTrace, RowResult, SamplingParams, Speculation
 
 KEYS = [
     "tokens_per_second", "steps", "drafted", "accepted", "acceptance_rate", "tokens_per_pass",
@@ -139,6 +139,29 @@ def test_totals_are_the_sum_of_the_requests(depth, is_brief):
     assert total["busy_seconds"] > 0
     assert list(total)[: len(KEYS)] == KEYS
     assert list(done["0"].outputs[0].stats)[: len(KEYS)] == KEYS
+
+
+@pytest.mark.parametrize("is_brief", [False, True])
+def test_tokens_after_a_stop_string_are_counted_nowhere(is_brief):
+    engine = Engine(Config(), FakeRunner(max_nodes=4, is_brief=is_brief), FakeCodec())
+    trace, texts, done = Speculation(trace=not is_brief), [""] * 12, []
+    for _ in range(2):  # the second time, each stops at what it said in its middle
+        for number, text in enumerate(texts):
+            asked = {"max_tokens": 30, "ignore_eos": True, "seed": number, "speculation": trace}
+            asked["stop"] = text[11:13] or None
+            engine.add(str(number), [number + 1] * 3, SamplingParams(**asked))
+        while engine.has_work():
+            done += [output for output in engine.step() if output.finished]
+        texts = [output.outputs[0].text for output in done]
+    assert any(output.outputs[0].finish_reason == "stop" for output in done)
+    for output in done:
+        (answer,) = output.outputs
+        assert answer.stats["steps"] + answer.stats["accepted"] == len(answer.token_ids)
+        assert output.metrics.num_generation_tokens == len(answer.token_ids)
+        if trace.trace:
+            assert sum(len(one.accepted) for one in answer.trace) == answer.stats["accepted"]
+    total = engine.stats()["generation_tokens"]
+    assert total == sum(len(output.outputs[0].token_ids) for output in done)
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2])

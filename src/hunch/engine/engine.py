@@ -247,11 +247,12 @@ class Engine:
             sequence = member.sequence
             apply_tokens(member, tokens, num_nodes, computed)
             if not sequence.is_over:
-                output, num_tokens = sequence.output, len(tokens)
+                output = sequence.output
+                is_ended, num_tokens = output.push_tokens(tokens, scores), len(tokens)
                 check = method, num_drafted, num_drafted, num_tokens - 1
                 gap = output.tally.add_tokens(num_tokens, check, share, now)
                 gaps[gap] = gaps.get(gap, 0) + num_tokens
-                if output.push_tokens(tokens, scores):
+                if is_ended:
                     self._end(self._jobs[sequence.job_id], sequence, now)
                 elif (handle := sequence.handle) >= 0:
                     new_tokens += (handle, tokens)
@@ -269,9 +270,10 @@ class Engine:
         self._scheduler.apply(member, row)
         if not sequence.is_over:
             output = sequence.output
+            is_ended = output.push(row, first_processed)
             if self._stats.add(output.tally, row, share, now):
                 self._begin(self._jobs[sequence.job_id], output.tally)
-            if output.push(row, first_processed):
+            if is_ended:
                 self._end(self._jobs[sequence.job_id], sequence, now)
             elif row.tokens and sequence.handle >= 0:
                 self._new_tokens += (sequence.handle, row.tokens)

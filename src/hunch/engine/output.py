@@ -74,7 +74,7 @@ class SequenceOutput:
         return [total / POOL_SCALE / count for total in pooled]
 
     def push(self, row: RowResult, first_processed: int) -> bool:
-        """Apply a step's result; True: the sequence is over."""
+        """Apply a step's result; True: the sequence is over, and the row's tokens end with it."""
         if row.pooled is not None:
             so_far = self._pooled if first_processed and self._pooled else [0] * len(row.pooled)
             self._pooled = [a + b for a, b in zip(so_far, row.pooled, strict=True)]
@@ -84,14 +84,19 @@ class SequenceOutput:
             return False
         if self.trace is not None and row.trace is not None:
             self.trace.append(row.trace)
+        is_over = row.finish is not None
         if row.finish is None:
-            return self.push_tokens(row.tokens, row.logprobs)
-        self._completion = None
-        self._read()
-        if not self._read_each(row.tokens, row.logprobs, is_stopped=row.finish == "stop"):
-            self._end(row.finish)
-            self.stop_reason = row.problem or self.stop_reason
-        return True
+            is_over = self.push_tokens(row.tokens, row.logprobs)
+        else:
+            self._completion = None
+            self._read()
+            if not self._read_each(row.tokens, row.logprobs, is_stopped=row.finish == "stop"):
+                self._end(row.finish)
+                self.stop_reason = row.problem or self.stop_reason
+        row.num_accepted = min(row.num_accepted, max(len(row.tokens) - 1, 0))
+        if row.trace is not None:
+            del row.trace.accepted[row.num_accepted :]
+        return is_over
 
     def push_tokens(
         self, tokens: list[int], logprobs: list[dict[int, Logprob]] | None = None
@@ -113,7 +118,10 @@ class SequenceOutput:
         *,
         is_stopped: bool = False,  # by the last of the tokens
     ) -> bool:
-        """Add tokens one by one, as any of them may end the answer; True: it is over."""
+        """Add tokens one by one, as any of them may end the answer; True: it is over.
+
+        Tokens after the one that ends it are taken out of the list.
+        """
         last = len(tokens) - 1
         for place, token in enumerate(tokens):
             self.token_ids.append(token)
@@ -124,6 +132,7 @@ class SequenceOutput:
                 return True
             piece = self._detokenizer.push(token)
             if piece and self._add_text(piece):
+                del tokens[place + 1 :]
                 return True
         return False
 
