@@ -255,6 +255,8 @@ def _add_operations(app: FastAPI, service: Service) -> None:
     @app.get("/metrics", response_class=Response)
     async def metrics() -> Response:
         media_type = "text/plain; version=0.0.4; charset=utf-8"
+        if service.settings.workers > 1:  # else counts would fall where another process answers
+            await service.engine.share_counts(service.metrics.families())
         return Response(service.metrics.exposition(), media_type=media_type)
 
     @app.get("/stats")

@@ -224,6 +224,7 @@ class Loop:
                 channel.send({"op": "reset", "is_done": is_done})
             case "counts":
                 self._counts[self.lines.channels.index(channel)] = message["families"]
+                channel.send({"op": "counts", "by_process": self._counts})
             case "gone":
                 for request_id in [i for i, one in self.open.items() if one.channel is channel]:
                     self._abort(request_id)
@@ -310,8 +311,6 @@ class Loop:
         if is_idle or now >= self._next_stats:
             self._next_stats = now + STATS_SECONDS
             self.lines.send({"op": "stats", "stats": self.engine.stats()})
-            if self._counts:
-                self.lines.send({"op": "counts", "by_process": self._counts})
 
 
 def _shared(new_tokens: list[Any], count: int) -> list[list[Any]]:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ KILL_SECONDS = 5.0  # how long a process that was asked to leave may take
 SILENT_SECONDS = 3.5  # without a sign of life after which it counts as hung
 LOOK_SECONDS = 0.5  # between two looks for a sign of life
 STEP_SECONDS = 300.0  # that one step may take
+COUNT_SECONDS = 2.0  # that /metrics waits for what other processes have counted
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +76,7 @@ class RemoteEngine:
         self._told: dict[RemoteStream, None] = {}  # an ordered set: streams with news
         self._stats: dict[str, Any] = {}
         self._resets: deque[asyncio.Future[bool]] = deque()  # that were asked for, in order
+        self._shares: deque[asyncio.Future[None]] = deque()  # of counts, that were asked for
         self._fatal: str | None = None
         self._is_closing = False
         self._line: asyncio.Transport | None = None
@@ -282,9 +285,15 @@ class RemoteEngine:
                 f"{self.num_open} sequences are running or waiting; try again later"
             )
 
-    def send_counts(self, families: Any) -> None:
-        """Let the others know what this process has counted."""
+    async def share_counts(self, families: Any) -> None:
+        """Tell the others what this process has counted, and learn what they have told."""
+        if self.death is not None:
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._shares.append(done)
         self._send({"op": "counts", "families": families})
+        with suppress(TimeoutError, EngineError):  # then the last ones must do
+            await asyncio.wait_for(done, COUNT_SECONDS)
 
     def _send(self, message: wire.Message) -> None:
         if self._line is not None and not self._line.is_closing():
@@ -303,7 +312,9 @@ class RemoteEngine:
             case "stats":
                 self._stats = message["stats"]
             case "counts":
-                self.counts = message["by_process"]
+                self.counts |= message["by_process"]
+                if not (share := self._shares.popleft()).done():
+                    share.set_result(None)
             case "accepted":
                 if stream := self._streams.get(message["id"]):
                     stream.accept()
@@ -379,9 +390,10 @@ class RemoteEngine:
             if self.watcher is not None:
                 self.watcher.finished(stream, "error")
             stream.fail(EngineError(self.death))
-        waiting: list[asyncio.Future[Any]] = [self._ready, *self._resets]
+        waiting: list[asyncio.Future[Any]] = [self._ready, *self._resets, *self._shares]
         for one in waiting:
             if not one.done():
                 one.set_exception(EngineError(self.death))
         self._resets.clear()
+        self._shares.clear()
         self.died.set()

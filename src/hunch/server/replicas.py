@@ -160,7 +160,7 @@ class Replicas:
         self.is_asleep = True
         await self.close()
 
-    def send_counts(self, families: Any) -> None:
+    async def share_counts(self, families: Any) -> None:
         """There are no other HTTP processes."""
 
     # --- as several -------------------------------------------------------------------------------

@@ -375,7 +375,7 @@ class Keeper:
         """Each process answers /metrics for all of them."""
         while self.service.settings.workers > 1:
             await asyncio.sleep(WATCH_SECONDS)
-            self.service.engine.send_counts(self.service.metrics.families())
+            await self.service.engine.share_counts(self.service.metrics.families())
 
     async def _wait_dead(self, engine: RemoteEngine) -> None:
         """Until the engine has died; one that shows no life is helped."""
