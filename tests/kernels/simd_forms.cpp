@@ -23,7 +23,8 @@ void fill(Matrix& w) {
                        : w.format == Format::K6 ? 6
                        : w.format == Format::K4 ? 4
                                                 : 5;
-    const bool is_unsigned = w.format == Format::INT4 || w.format == Format::K4;
+    const bool is_unsigned = group_bytes(w.format) - head_bytes(w.format) == 16 * P;
+    for (int8_t& level : w.levels) level = (int8_t)((int)(generator() % 255) - 127);
     for (int n = 0; n < w.num_out; n++) {
         for (int g = 0; g < w.num_groups; g++) {
             int8_t q[GROUP];
@@ -37,9 +38,9 @@ void fill(Matrix& w) {
         for (int s = 0; has_supers(w.format) && s < w.num_groups / SUPER; s++) {
             uint16_t d = to_half((float)normal()), m = to_half((float)normal());
             uint8_t scales[2 * SUPER], minima[SUPER];
-            for (uint8_t& x : scales) x = (uint8_t)(generator() & (w.format == Format::K6 ? 255 : 63));
+            for (uint8_t& x : scales) x = (uint8_t)(generator() & (has_halves(w.format) ? 255 : 63));
             for (uint8_t& x : minima) x = (uint8_t)(generator() & 63);
-            bool has_minima = w.format != Format::K6;
+            bool has_minima = !has_halves(w.format);
             w.put_super(n, s, (uint8_t*)&d, has_minima ? (uint8_t*)&m : nullptr, scales,
                         has_minima ? minima : nullptr);
         }
@@ -117,10 +118,11 @@ double largest_error(Format format, int num_rows, bool is_fine) {
 }  // namespace
 
 int main() {
-    const char* names[] = {"INT4", "INT8", "FLOAT", "INT5", "K4", "K5", "K6"};
+    const char* names[] = {"INT4", "INT8", "FLOAT", "INT5", "K4", "K5", "K6", "TABLE"};
     bool is_good = true;
     std::printf("%d channels, %d rows\n", P, RT);
-    for (Format format : {Format::INT4, Format::INT8, Format::INT5, Format::K4, Format::K5, Format::K6})
+    for (Format format : {Format::INT4, Format::INT8, Format::INT5, Format::K4, Format::K5, Format::K6,
+                          Format::TABLE})
         for (bool is_fine : {false, true}) {
             double worst = 0;
             hash = 0xCBF29CE484222325;

@@ -10,6 +10,7 @@ import torch
 
 from hunch.kernels import native_library, native_matrix, native_sampling
 from hunch.kernels.noise import TARGET, gumbel
+from hunch.models.weights.coded import CODED, coded, coded_levels
 from hunch.models.weights.dequant import dequantise
 from hunch.sampling.filters import filter_ref
 
@@ -26,6 +27,15 @@ BLOCKS = {
     "Q4_K": (256, 144, (0, 2)),
     "Q5_K": (256, 176, (0, 2)),
     "Q6_K": (256, 210, (208,)),
+    "Q3_K": (256, 110, (108,)),
+    "IQ1_M": (256, 56, ()),
+    "IQ1_S": (256, 50, (0,)),
+    "IQ2_S": (256, 82, (0,)),
+    "IQ2_XS": (256, 74, (0,)),
+    "IQ2_XXS": (256, 66, (0,)),
+    "IQ3_S": (256, 110, (0,)),
+    "IQ3_XXS": (256, 98, (0,)),
+    "IQ4_XS": (256, 136, (0,)),
 }
 BLOCK_SHAPES = [
     (weight_format, (num_out, num_in if size == 32 else (num_in + 255) // 256 * 256))
@@ -38,6 +48,11 @@ def random(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def with_finite_scales(weight_format, data):
+    if weight_format == "IQ1_M":  # its half float is in pieces; here its sign and exponent
+        data[..., 55] = data[..., 55] & 15 | 32
+
+
 def blocks(weight_format, num_out, num_in, seed=0):
     """Random GGUF blocks with sane scales: uint8 [out, bytes of a row]."""
     generator = torch.Generator().manual_seed(seed)
@@ -47,6 +62,7 @@ def blocks(weight_format, num_out, num_in, seed=0):
     for first in halves:
         scales = torch.randn(*shape[:2], 1, generator=generator) * 0.01
         data[..., first : first + 2] = scales.half().view(torch.uint8)
+    with_finite_scales(weight_format, data)
     return data.reshape(num_out, -1)
 
 
@@ -59,6 +75,11 @@ def rounded(x_MK, top):
 
 
 def of_blocks(weight_format, shape, data, num_threads=None):
+    if weight_format in CODED:
+        matrix = native_matrix.NativeMatrix(native_matrix.TABLE, *shape, num_threads)
+        matrix.set_levels(*coded_levels(weight_format))
+        matrix.put_coded(0, coded(weight_format, data))
+        return matrix
     matrix = native_matrix.NativeMatrix(
         native_matrix.EXACT_FORMAT[weight_format], *shape, num_threads
     )
@@ -135,6 +156,7 @@ def test_the_largest_sums_of_a_group_do_not_overflow(weight_format, data):
     packed = torch.full((8, 512 // size, num_bytes), data, dtype=torch.uint8)
     for first in halves:
         packed[..., first : first + 2] = torch.ones(1).half().view(torch.uint8)
+    with_finite_scales(weight_format, packed)
     packed = packed.view(8, -1)
     weight = dequantise(weight_format, packed, 512)
     matrix = of_blocks(weight_format, (8, 512), packed)

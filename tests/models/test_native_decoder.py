@@ -317,6 +317,26 @@ def test_only_small_models_take_fourteen_bits_of_themselves(width, bits):
     assert [activation_bits(spec, asked) for asked in (8, 14)] == [8, 14]
 
 
+def test_levels_of_a_table_are_kept_in_four_bits(caplog: pytest.LogCaptureFixture) -> None:
+    """A file of 2 bits had 8 in memory, and other numbers."""
+
+    class Blocks(DictWeights):
+        def packed(self, name: str) -> Packed | None:
+            return packed if name.endswith("down_proj.weight") else None
+
+    say_once.cache_clear()
+    blocks = torch.randint(0, 256, (16, 2, 66), dtype=torch.uint8)
+    blocks[:, :, :2] = torch.rand(16, 2, 1).half().view(torch.uint8)
+    packed = Packed("IQ2_XXS", (16, 512), blocks.flatten(1), lambda: None)
+    name = "model.layers.0.mlp.down_proj.weight"
+    weights = Blocks({}, {name: packed.numbers(0, 16)})
+    reader = Reader(FileSource(weights, torch.float32), "auto", 1)
+    matrix = reader.matrix(name)
+    assert matrix.rows(torch.arange(16)).equal(weights.tensors[name])
+    assert matrix.nbytes < 4.6 / 8 * 16 * 512
+    assert "do not hold" not in caplog.text
+
+
 def test_a_format_that_is_not_kept_is_rounded_and_told_of_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

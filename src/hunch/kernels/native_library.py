@@ -21,6 +21,7 @@ def _found_library() -> ctypes.CDLL | None:
         "hunch_team_new": (POINTER, I32),
         "hunch_matrix_new": (POINTER, I32, I32, I32),
         "hunch_matrix_bytes": (I64, POINTER),
+        "hunch_matrix_levels": (None, POINTER, POINTER, F32),
         "hunch_matrix_fill": (None, POINTER, POINTER, I32, POINTER, I64, I64, I64),
         "hunch_matrix_rows": (None, POINTER, POINTER, I64, POINTER),
         "hunch_matrix_free": (None, POINTER),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hunch.kernels.native_library import library, team
 
-INT4, INT8, FLOAT, INT5, K4, K5, K6 = range(7)  # formats of a matrix
+INT4, INT8, FLOAT, INT5, K4, K5, K6, TABLE = range(8)  # formats of a matrix
 ROUNDED = (INT4, INT8, FLOAT)  # those that floats can become; the others hold a file's blocks
 # GGUF blocks that are kept as they are: their number in the kernels, and the matrix format that
 # holds them.
@@ -18,7 +18,7 @@ FORMATS = {"Q4_0": 1, "Q4_1": 2, "Q8_0": 3, "Q5_0": 4, "Q4_K": 5, "Q5_K": 6, "Q6
 EXACT_FORMAT = {
     "Q4_0": INT4, "Q4_1": INT4, "Q5_0": INT5, "Q8_0": INT8, "Q4_K": K4, "Q5_K": K5, "Q6_K": K6,
 }  # fmt: skip
-_FLOATS = 0
+_FLOATS, _CODED = 0, 8
 
 
 class NativeMatrix:
@@ -49,6 +49,18 @@ class NativeMatrix:
     def put_blocks(self, name: str, first: int, data: Tensor) -> None:
         """Rows from `first` on, a multiple of 16, of GGUF blocks."""
         self._fill(FORMATS[name], data.contiguous(), first)
+
+    def set_levels(self, levels_16: Tensor, unit: float) -> None:
+        """What the codes of a TABLE mean: whole numbers of -127 to 127, and what 1 is worth."""
+        assert self.format == TABLE
+        levels = levels_16.to(torch.int8).contiguous()
+        library().hunch_matrix_levels(self.handle, levels.data_ptr(), unit)
+
+    def put_coded(self, first: int, data: Tensor) -> None:
+        """Rows of a TABLE from `first` on, a multiple of 16: for every 256 inputs d as float16, 16
+        scales as int8, and codes in the order of Q4_0."""
+        assert self.format == TABLE
+        self._fill(_CODED, data.contiguous(), first)
 
     def _fill(self, form: int, rows: Tensor, first: int = 0) -> None:
         row_bytes = rows[0].numel() * rows.element_size()

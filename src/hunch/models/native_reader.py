@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -10,10 +11,11 @@ from torch import Tensor
 
 from hunch.config import say_once
 from hunch.kernels.build import num_cores
-from hunch.kernels.native_matrix import EXACT_FORMAT, FLOAT, INT4, INT8, NativeMatrix
+from hunch.kernels.native_matrix import EXACT_FORMAT, FLOAT, INT4, INT8, TABLE, NativeMatrix
 from hunch.models.source import FileSource
 from hunch.models.spec import ModelSpec
 from hunch.models.weights.base import Packed
+from hunch.models.weights.coded import CODED, coded, coded_levels
 
 _EXPANDED = 1 << 20  # weights that a thread holds as floats while they are packed
 
@@ -66,7 +68,7 @@ class Reader:
         assert len(found) == len(names)
         packed = [weights.packed(name) for name in found]
         formats = {None if pack is None else pack.format for pack in packed}
-        exact = EXACT_FORMAT.get(next(iter(formats)) or "") if len(formats) == 1 else None
+        exact = _exact_format(next(iter(formats))) if len(formats) == 1 else None
         matrix_format = self._format(any(packed), exact, is_table)
         sizes = [math.prod(weights.shape(name)[:-1]) for name in found]
         matrix = NativeMatrix(
@@ -76,6 +78,8 @@ class Reader:
         for name, pack, size in zip(names, packed, sizes, strict=True):
             if pack is None:
                 matrix.put_floats(first, self._floats(name).flatten(0, -2))
+            elif matrix_format == exact == TABLE:
+                self._code(matrix, first, pack)
             elif matrix_format == exact:
                 matrix.put_blocks(pack.format, first, pack.data)
                 pack.release()
@@ -91,12 +95,29 @@ class Reader:
                 f"the CPU's kernels do not hold {packed.format} as it is: its matrices become "
                 "8-bit numbers, each at most 1/254 of its group's largest away"
             )
+        self._in_parts(
+            packed, lambda at, part: matrix.put_floats(first + at, part.numbers(0, len(part.data)))
+        )
+
+    def _code(self, matrix: NativeMatrix, first: int, packed: Packed) -> None:
+        """Blocks of few levels as codes of 4 bits, number for number."""
+        matrix.set_levels(*coded_levels(packed.format))
+        self._in_parts(
+            packed, lambda at, part: matrix.put_coded(first + at, coded(part.format, part.data))
+        )
+
+    def _in_parts(self, packed: Packed, put: Callable[[int, Packed], None]) -> None:
         num_out, num_in = packed.shape
         step = max(16, _EXPANDED // num_in // 16 * 16)
 
-        def put(row: int) -> None:
-            matrix.put_floats(first + row, packed.numbers(row, min(row + step, num_out)))
+        def put_part(row: int) -> None:
+            put(row, packed.take(slice(row, min(row + step, num_out))))
 
         with ThreadPoolExecutor(self.num_threads or num_cores()) as pool:
-            list(pool.map(put, range(0, num_out, step)))
+            list(pool.map(put_part, range(0, num_out, step)))
         packed.release()
+
+
+def _exact_format(block_format: str | None) -> int | None:
+    """The matrix format that holds a file's blocks number for number."""
+    return TABLE if block_format in CODED else EXACT_FORMAT.get(block_format or "")

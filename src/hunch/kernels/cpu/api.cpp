@@ -24,6 +24,11 @@ Matrix* hunch_matrix_new(int format, int num_out, int num_in) {
     return new Matrix((Format)format, num_out, num_in);
 }
 void hunch_matrix_free(Matrix* w) { delete w; }
+// Of a matrix of Format::TABLE, before it is filled.
+void hunch_matrix_levels(Matrix* w, const int8_t* levels, float unit) {
+    for (int i = 0; i < 16; i++) w->levels[i] = levels[i];
+    w->unit = unit;
+}
 int64_t hunch_matrix_bytes(const Matrix* w) { return (int64_t)w->num_bytes(); }
 
 // Rows [first, first + count) of the matrix, first a multiple of P; block_format: see BlockFormat.

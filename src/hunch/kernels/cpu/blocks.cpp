@@ -94,6 +94,16 @@ struct Filler {
         }
         return block + 210;
     }
+    const uint8_t* coded(int i, const uint8_t* block) const {
+        w.put_super(channel, i, block, nullptr, block + 2, nullptr);
+        block += 18;
+        for (int g = 0; g < SUPER; g++, block += 16) {
+            int8_t q[GROUP];
+            nibbles(block, q);
+            w.put_levels(channel, i * SUPER + g, q);
+        }
+        return block;
+    }
 };
 
 }  // namespace
@@ -112,6 +122,7 @@ void Matrix::fill(BlockFormat block_format, const uint8_t* rows, int first, int 
                 case BlockFormat::Q4_K: rows = filler.q45_k(i, rows, false); break;
                 case BlockFormat::Q5_K: rows = filler.q45_k(i, rows, true); break;
                 case BlockFormat::Q6_K: rows = filler.q6_k(i, rows); break;
+                case BlockFormat::CODED: rows = filler.coded(i, rows); break;
             }
     }
 }

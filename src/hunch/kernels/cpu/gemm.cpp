@@ -44,6 +44,7 @@ HUNCH_PANELS(tile_int5, group_bytes(Format::INT5))
 HUNCH_TABLE(ScaledTile, tile_k4_table, tile_k4_panel)
 HUNCH_TABLE(ScaledTile, tile_k5_table, tile_k5_panel)
 HUNCH_TABLE(ScaledTile, tile_k6_table, tile_k6_panel)
+HUNCH_TABLE(ScaledTile, tile_levels_table, tile_levels_panel)
 
 void unpack_panel(const uint8_t* w, int num_groups, uint8_t* out) {
     for (int g = 0; g < num_groups; g++, w += group_bytes(Format::INT4), out += UNPACKED_GROUP) {
@@ -109,22 +110,28 @@ int sum16(const int8_t* q) {
 // See scales_floats.
 template <Format FORMAT>
 void expand_scales(const Matrix& w, int panel, float* out) {
+    constexpr bool HAS_HALVES = has_halves(FORMAT);
     const uint8_t* at = w.panel(panel);
     const vf minus_magic = set1(-12582912.0f);
     for (int s = 0; s < w.num_groups / SUPER; s++) {
         vf d = load_half((const uint16_t*)at), minus_m = zero();
-        if (FORMAT == Format::K6) d = mul(d, set1(0.25f));
-        if (FORMAT != Format::K6) minus_m = sub(zero(), load_half((const uint16_t*)at + P));
+        if (HAS_HALVES) d = mul(d, set1(FORMAT == Format::K6 ? 0.25f : w.unit));
+        if (!HAS_HALVES) minus_m = sub(zero(), load_half((const uint16_t*)at + P));
         const vf offset = mul(d, minus_magic);
-        at += FORMAT == Format::K6 ? 2 * P : 4 * P;
+        at += HAS_HALVES ? 2 * P : 4 * P;
         HUNCH_UNROLL for (int i = 0; i < SUPER; i++, at += 2 * P, out += scales_floats(FORMAT)) {
             vf first, second;
-            if (FORMAT == Format::K6) {
+            if (HAS_HALVES) {
+                float* then = out + scales_floats(FORMAT) / 2;
                 load_int8(at, first, second);
                 store(out, mul(offset, first));
                 store(out + P, mul(d, first));
-                store(out + 2 * P, mul(offset, second));
-                store(out + 3 * P, mul(d, second));
+                store(then, mul(offset, second));
+                store(then + P, mul(d, second));
+                if (FORMAT == Format::TABLE) {
+                    std::memcpy(out + 2 * P, w.levels, sizeof w.levels);
+                    std::memcpy(then + 2 * P, w.levels, sizeof w.levels);
+                }
             } else {
                 load_uint8(at, first, second);
                 vf scale = mul(d, first), m = mul(minus_m, second);
@@ -142,9 +149,11 @@ void multiply_scaled(const Matrix& w, int panel, const Input& input, const uint8
     if (w.format == Format::K4) expand_scales<Format::K4>(w, panel, scales);
     if (w.format == Format::K5) expand_scales<Format::K5>(w, panel, scales);
     if (w.format == Format::K6) expand_scales<Format::K6>(w, panel, scales);
+    if (w.format == Format::TABLE) expand_scales<Format::TABLE>(w, panel, scales);
     ScaledTile* const* table = w.format == Format::K4   ? tile_k4_table[input.is_fine]
                                : w.format == Format::K5 ? tile_k5_table[input.is_fine]
-                                                        : tile_k6_table[input.is_fine];
+                               : w.format == Format::K6 ? tile_k6_table[input.is_fine]
+                                                        : tile_levels_table[input.is_fine];
     const uint8_t* groups = w.panel(panel) + w.scales_bytes();
     for (int r = 0; r < count; r += RT)
         table[count - r < RT ? count - r : RT](groups, scales, w.num_groups,

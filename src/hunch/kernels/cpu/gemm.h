@@ -43,8 +43,11 @@ struct Input {
 constexpr size_t UNPACKED_GROUP = 32 * P + 3 * P * sizeof(float);
 
 // The scales of a K panel as floats, group by group. K4, K5: -MAGIC * d (for NEON), d, m, with
-// weight = d * q + m. K6: -MAGIC * d and d for each half, with weight = d * 4q.
-constexpr int scales_floats(Format format) { return (format == Format::K6 ? 4 : 3) * P; }
+// weight = d * q + m. K6: -MAGIC * d and d for each half, with weight = d * 4q. TABLE: -MAGIC * d, d and
+// the 16 levels as bytes for each half, with weight = d * level.
+constexpr int scales_floats(Format format) {
+    return format == Format::TABLE ? 4 * P + 8 : (format == Format::K6 ? 4 : 3) * P;
+}
 
 // Scratch of one thread.
 struct Scratch {

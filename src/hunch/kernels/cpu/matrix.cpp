@@ -119,7 +119,7 @@ void Matrix::put_levels(int channel, int g, const int8_t* q) {
     }
     for (int i = 0; i < 16; i++)
         at[byte_of(lane, i)] = (uint8_t)((q[i] & 15) | (q[i + 16] & 15) << 4);
-    if (format == Format::INT4 || format == Format::K4) return;
+    if (group_bytes(format) - head_bytes(format) == 16 * P) return;
     for (int i = 0; i < GROUP; i++) {
         const int byte = byte_of(lane, i), vector = byte / (4 * P);
         set_bits(at[16 * P + byte % (4 * P)], 1 << vector, (q[i] < 0) << vector);
@@ -149,7 +149,7 @@ void Matrix::get_levels(int channel, int g, int8_t* q) const {
         q[i] = byte & 15;
         q[i + 16] = byte >> 4;
     }
-    if (format == Format::INT4 || format == Format::K4) return;
+    if (group_bytes(format) - head_bytes(format) == 16 * P) return;
     for (int i = 0; i < GROUP; i++) {
         const int byte = byte_of(lane, i);
         if (at[16 * P + byte % (4 * P)] >> byte / (4 * P) & 1) q[i] = (int8_t)(q[i] - 16);
@@ -222,8 +222,8 @@ void Matrix::read_row(int channel, float* out) const {
         } else {
             const uint8_t* scales = super(channel, g / SUPER);
             const uint8_t* mine = scales + super_bytes(format) - (SUPER - g % SUPER) * 2 * P + lane;
-            float whole = half_at(scales, lane);
-            if (format == Format::K6) {
+            float whole = half_at(scales, lane) * unit;
+            if (has_halves(format)) {
                 d[0] = whole * (int8_t)mine[0];
                 d[1] = whole * (int8_t)mine[P];
             } else {
@@ -231,6 +231,8 @@ void Matrix::read_row(int channel, float* out) const {
                 m = -(half_at(scales + 2 * P, lane) * mine[P]);
             }
         }
+        if (format == Format::TABLE)
+            for (int8_t& x : q) x = levels[x];
         const int shift = format == Format::K5 ? 16 : 0;
         for (int j = 0; j < size; j++) out[j] = d[j / 16] * (float)(q[j] + shift) + m;
     }

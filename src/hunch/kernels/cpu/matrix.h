@@ -12,10 +12,13 @@
 //   K5     the nibbles and signs of INT5.
 //   K6     for each half of 16 inputs 3 x [P][4] bytes: the high 6 bits are inputs 4i..4i+3; the low 2
 //          are bits 5-4, 3-2 and 1-0 of the last four inputs. weight = scale * q, q in -32..31.
+//   TABLE  the nibbles of INT4. weight = scale * levels[q] for the matrix's 16 levels, each a small
+//          whole number.
 // Before the groups of a K panel stand its scales, for each 8 groups:
 //   K4 K5  d[P] m[P] as half floats, then for each group scale[P] minimum[P] as uint8:
 //          weight = d * scale * q - m * minimum, q in 0..15 and 0..31 (kept as q - 16).
 //   K6     d[P] as half floats, then for each half group scale[P] as int8: weight = d * scale * q.
+//   TABLE  the same: weight = unit * d * scale * levels[q], where the matrix has a unit too.
 // IN_PAIRS, vectors of 16 numbers hold inputs 8i..8i+7 of channels 0 and 1, then of 2 and 3, where [P][4]
 // holds inputs 4i..4i+3 of all; nibbles, signs and K6's low bits belong to vectors in the same way.
 // Channels are padded with zeros to a full panel, inputs to a full group.
@@ -28,7 +31,7 @@
 
 namespace hunch {
 
-enum class Format : int { INT4 = 0, INT8 = 1, FLOAT = 2, INT5 = 3, K4 = 4, K5 = 5, K6 = 6 };
+enum class Format : int { INT4 = 0, INT8 = 1, FLOAT = 2, INT5 = 3, K4 = 4, K5 = 5, K6 = 6, TABLE = 7 };
 
 constexpr int group_bytes(Format format) {
     switch (format) {
@@ -37,6 +40,7 @@ constexpr int group_bytes(Format format) {
         case Format::INT8: return 2 * P + 32 * P;
         case Format::FLOAT: return 4 * 32 * P;
         case Format::K4: return 16 * P;
+        case Format::TABLE: return 16 * P;
         case Format::K5: return 20 * P;
         case Format::K6: return 24 * P;
     }
@@ -50,17 +54,21 @@ constexpr int head_bytes(Format format) {
 
 constexpr int SUPER = 8;  // groups of a K matrix that share d
 
+// Whether each half of a group has a scale of its own.
+constexpr bool has_halves(Format format) { return format == Format::K6 || format == Format::TABLE; }
+
 // Bytes of the scales of SUPER groups.
 constexpr int super_bytes(Format format) {
     return format == Format::K4 || format == Format::K5 ? 4 * P + SUPER * 2 * P
-           : format == Format::K6                       ? 2 * P + SUPER * 2 * P
+           : has_halves(format)                         ? 2 * P + SUPER * 2 * P
                                                         : 0;
 }
 constexpr bool has_supers(Format format) { return super_bytes(format) > 0; }
 
 // GGUF's blocks, by the numbers that Python has for them.
 enum class BlockFormat : int {
-    FLOATS = 0, Q4_0 = 1, Q4_1 = 2, Q8_0 = 3, Q5_0 = 4, Q4_K = 5, Q5_K = 6, Q6_K = 7
+    FLOATS = 0, Q4_0 = 1, Q4_1 = 2, Q8_0 = 3, Q5_0 = 4, Q4_K = 5, Q5_K = 6, Q6_K = 7,
+    CODED = 8  // not GGUF's: d, 16 scales as int8, then for each group the nibbles of Q4_0
 };
 
 struct Pages;  // memory that matrices share
@@ -69,6 +77,8 @@ struct Matrix {
     Format format;
     int num_out, num_in, num_panels, num_groups;
     uint8_t* data = nullptr;
+    int8_t levels[16] = {};  // of TABLE, -127..127
+    float unit = 1;
 
     Matrix(Format format, int num_out, int num_in);
     ~Matrix();
@@ -91,11 +101,11 @@ struct Matrix {
     // One row as floats: the embedding of a token. In the order of ggml's operations: equal bits.
     void read_row(int channel, float* out) const;
 
-    // A group of one channel: its 32 numbers, and its scale (not of K formats).
+    // A group of one channel: its 32 numbers (of TABLE their codes), and its scale (not of K formats).
     void put_levels(int channel, int g, const int8_t* q);
     void get_levels(int channel, int g, int8_t* q) const;
     void put_scale(int channel, int g, float d, float m);
-    // The scales of 8 groups of one channel; d and m point at half floats. K6 has no minima.
+    // The scales of 8 groups of one channel; d and m point at half floats. K6 and TABLE have no minima.
     void put_super(int channel, int s, const uint8_t* d, const uint8_t* m, const uint8_t* scales,
                    const uint8_t* minima);
 

@@ -148,6 +148,29 @@ inline Weights unpack6(const uint8_t* p) {
     return w;
 }
 
+// 16 levels, and the levels of half a group's nibbles: quads 0 to 3.
+struct LevelTable {
+    __m256i of;
+    explicit LevelTable(const int8_t* p)
+        : of(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)p))) {}
+};
+inline Weights low_levels(const uint8_t* p, const LevelTable& table) {
+    Weights w;
+    for (int i = 0; i < 4; i++) {
+        __m256i q = _mm256_loadu_si256((const __m256i*)(p + 32 * i));
+        w.quad[i] = _mm256_shuffle_epi8(table.of, _mm256_and_si256(q, _mm256_set1_epi8(15)));
+    }
+    return w;
+}
+inline Weights high_levels(const uint8_t* p, const LevelTable& table) {
+    Weights w;
+    for (int i = 0; i < 4; i++) {
+        __m256i q = _mm256_srli_epi16(_mm256_loadu_si256((const __m256i*)(p + 32 * i)), 4);
+        w.quad[i] = _mm256_shuffle_epi8(table.of, _mm256_and_si256(q, _mm256_set1_epi8(15)));
+    }
+    return w;
+}
+
 inline Weights load8(const int8_t* p) {
     Weights w;
     for (int i = 0; i < 8; i++) w.quad[i] = _mm256_loadu_si256((const __m256i*)(p + 32 * i));

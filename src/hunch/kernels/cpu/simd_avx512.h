@@ -151,6 +151,30 @@ inline Weights unpack6(const uint8_t* p) {
     return w;
 }
 
+// 16 levels, and the levels of half a group's nibbles: quads 0 to 3.
+struct LevelTable {
+    __m512i of;
+    explicit LevelTable(const int8_t* p)
+        : of(_mm512_xor_si512(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)p)),
+                              _mm512_set1_epi8((char)0x80))) {}
+};
+inline Weights low_levels(const uint8_t* p, const LevelTable& table) {
+    Weights w;
+    HUNCH_UNROLL for (int i = 0; i < 4; i++) {
+        __m512i q = _mm512_loadu_si512(p + 64 * i);
+        w.quad[i] = _mm512_shuffle_epi8(table.of, _mm512_and_si512(q, _mm512_set1_epi8(15)));
+    }
+    return w;
+}
+inline Weights high_levels(const uint8_t* p, const LevelTable& table) {
+    Weights w;
+    HUNCH_UNROLL for (int i = 0; i < 4; i++) {
+        __m512i q = _mm512_srli_epi16(_mm512_loadu_si512(p + 64 * i), 4);
+        w.quad[i] = _mm512_shuffle_epi8(table.of, _mm512_and_si512(q, _mm512_set1_epi8(15)));
+    }
+    return w;
+}
+
 inline Weights load8(const int8_t* p) {
     Weights w;
     const __m512i offset = _mm512_set1_epi8((char)0x80);

@@ -146,6 +146,24 @@ inline Weights unpack6(const uint8_t* p) {
     return w;
 }
 
+// 16 levels, and the levels of half a group's nibbles: the first 16 inputs.
+struct LevelTable {
+    int8_t of[16];
+    explicit LevelTable(const int8_t* p) { std::memcpy(of, p, sizeof of); }
+};
+inline Weights low_levels(const uint8_t* p, const LevelTable& table) {
+    Weights w = unpack4(p);
+    for (int n = 0; n < P; n++)
+        for (int j = 0; j < 16; j++) w.of[n][j] = table.of[w.of[n][j]];
+    return w;
+}
+inline Weights high_levels(const uint8_t* p, const LevelTable& table) {
+    Weights w = unpack4(p);
+    for (int n = 0; n < P; n++)
+        for (int j = 0; j < 16; j++) w.of[n][j] = table.of[w.of[n][j + 16]];
+    return w;
+}
+
 inline Weights load8(const int8_t* p) {
     Weights w;
     for (int part = 0; part < 8; part++)

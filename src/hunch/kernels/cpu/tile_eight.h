@@ -129,6 +129,11 @@
                   "", "")                                                                     \
     "add %[w], %[w], #96\n add %[offset], %[offset], #32\n"
 
+// TABLE, whose halves have scales of their own too: one half of all rows, then the other.
+#define HUNCH_EIGHT_LOW_LEVELS                                                                \
+    HUNCH_ROWS_BODY(8, LOW_LEVELS, FIRST, NONE) HUNCH_ROWS_BODY(8, HIGH_LEVELS, SECOND, NONE)
+#define HUNCH_EIGHT_HIGH_LEVELS
+
 #define HUNCH_EIGHT_WHOLE(LOAD, MINIMA) HUNCH_EIGHT_##LOAD HUNCH_EIGHT_SUMS HUNCH_EIGHT_##MINIMA
 #define HUNCH_EIGHT_FIRST(LOAD, MINIMA) HUNCH_EIGHT_##LOAD  // both halves
 #define HUNCH_EIGHT_SECOND(LOAD, MINIMA)

@@ -36,6 +36,12 @@ inline void tile_panel(const uint8_t* w, const float* scales, int num_groups, co
             Scale first(load(scales + P)), second(load(scales + 3 * P));
             add_group<R, false, FINE, Span::FIRST>(acc, unpack6(w), first, q, d_a);
             add_group<R, false, FINE, Span::SECOND>(acc, unpack6(w + 12 * P), second, q, d_a);
+        } else if constexpr (FORMAT == Format::TABLE) {
+            const float* then = scales + scales_floats(FORMAT) / 2;
+            const LevelTable table((const int8_t*)(scales + 2 * P));
+            Scale first(load(scales + P)), second(load(then + P));
+            add_group<R, false, FINE, Span::FIRST>(acc, low_levels(w, table), first, q, d_a);
+            add_group<R, false, FINE, Span::SECOND>(acc, high_levels(w, table), second, q, d_a);
         } else {
             const float* apart = IS_UNPACKED ? (const float*)(w + 32 * P) : scales + P;
             constexpr bool IS_APART = IS_UNPACKED || has_supers(FORMAT);
@@ -68,5 +74,6 @@ HUNCH_TILE(tile_int5_panel, Format::INT5)
 HUNCH_K_TILE(tile_k4_panel, Format::K4)
 HUNCH_K_TILE(tile_k5_panel, Format::K5)
 HUNCH_K_TILE(tile_k6_panel, Format::K6)
+HUNCH_K_TILE(tile_levels_panel, Format::TABLE)
 
 }  // namespace hunch

@@ -111,6 +111,26 @@ alignas(16) constexpr TileConstants TILE_CONSTANTS = {
     "shl v19.16b, v19.16b, #2\n and v18.16b, v26.16b, v31.16b\n" \
     "prfm pldl1keep, [%[w], #1280]\n add %[w], %[w], #48\n"
 
+// Half a group of TABLE: a table's numbers by the low nibbles of four vectors, then by the high ones.
+// The table stands behind the half's -MAGIC * d and d.
+#define HUNCH_LOAD_TABLE                                    \
+    "add %[offset], %[offset], #48\n ldp q24, q25, [%[w]]\n" \
+    "ldp q26, q27, [%[w], #32]\n ldr q30, [%[offset], #32]\n"
+#define HUNCH_LOOK_UP                                       \
+    "ldr q28, [%[offset], #16]\n"                          \
+    "tbl v16.16b, {v30.16b}, v16.16b\n tbl v17.16b, {v30.16b}, v17.16b\n" \
+    "tbl v18.16b, {v30.16b}, v18.16b\n tbl v19.16b, {v30.16b}, v19.16b\n"
+#define HUNCH_LOAD_LOW_LEVELS                               \
+    "ldr q31, [%[constants], #48]\n" HUNCH_LOAD_TABLE      \
+    "and v16.16b, v24.16b, v31.16b\n and v17.16b, v25.16b, v31.16b\n" \
+    "and v18.16b, v26.16b, v31.16b\n and v19.16b, v27.16b, v31.16b\n" \
+    HUNCH_LOOK_UP
+#define HUNCH_LOAD_HIGH_LEVELS                              \
+    HUNCH_LOAD_TABLE                                        \
+    "ushr v16.16b, v24.16b, #4\n ushr v17.16b, v25.16b, #4\n" \
+    "ushr v18.16b, v26.16b, #4\n ushr v19.16b, v27.16b, #4\n" \
+    HUNCH_LOOK_UP "prfm pldl1keep, [%[w], #1280]\n add %[w], %[w], #64\n"
+
 // A tile: clears the sums, then BODY for every group. SCALES is where a group's scales begin.
 #define HUNCH_TILE(R, BODY, SCALES)                                                           \
     HUNCH_TILE_SPACE                                                                          \
@@ -164,6 +184,12 @@ static_assert(tile_group_bytes(true) == (IN_PAIRS ? 640 : 576), "the offsets abo
                 HUNCH_COARSE_BODY(R, K6, SECOND, NONE),                                       \
                 HUNCH_LARGE_BODY(R, K6, FIRST, NONE)                                          \
                 HUNCH_LARGE_BODY(R, K6, SECOND, NONE))
+#define HUNCH_LEVELS(R)                                                                       \
+    HUNCH_PANEL(tile_levels_panel, HUNCH_K_ARGUMENTS, R, HUNCH_K_OFFSET,                      \
+                HUNCH_COARSE_BODY(R, LOW_LEVELS, FIRST, NONE)                                 \
+                HUNCH_COARSE_BODY(R, HIGH_LEVELS, SECOND, NONE),                              \
+                HUNCH_LARGE_BODY(R, LOW_LEVELS, FIRST, NONE)                                  \
+                HUNCH_LARGE_BODY(R, HIGH_LEVELS, SECOND, NONE))
 
 template <int R, bool FINE> void tile_int4_panel(HUNCH_ARGUMENTS);
 template <int R, bool FINE> void tile_unpacked_panel(HUNCH_ARGUMENTS);
@@ -172,6 +198,7 @@ template <int R, bool FINE> void tile_int8_panel(HUNCH_ARGUMENTS);
 template <int R, bool FINE> void tile_k4_panel(HUNCH_K_ARGUMENTS);
 template <int R, bool FINE> void tile_k5_panel(HUNCH_K_ARGUMENTS);
 template <int R, bool FINE> void tile_k6_panel(HUNCH_K_ARGUMENTS);
+template <int R, bool FINE> void tile_levels_panel(HUNCH_K_ARGUMENTS);
 
 #define HUNCH_TILES(R)                                                                        \
     HUNCH_PLAIN(tile_int4_panel, R, HUNCH_OWN_OFFSET, INT4, FINE, MINIMA)                     \
@@ -180,7 +207,8 @@ template <int R, bool FINE> void tile_k6_panel(HUNCH_K_ARGUMENTS);
     HUNCH_PLAIN(tile_int8_panel, R, HUNCH_OWN_OFFSET, INT8, LARGE, NONE)                      \
     HUNCH_K(tile_k4_panel, R, K4)                                                             \
     HUNCH_K(tile_k5_panel, R, K5)                                                             \
-    HUNCH_K6(R)
+    HUNCH_K6(R)                                                                               \
+    HUNCH_LEVELS(R)
 
 HUNCH_TILES(1) HUNCH_TILES(2) HUNCH_TILES(3) HUNCH_TILES(4)
 HUNCH_TILES(5) HUNCH_TILES(6) HUNCH_TILES(7) HUNCH_TILES(8)

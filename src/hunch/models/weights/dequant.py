@@ -10,7 +10,6 @@ numbers are the same to the last bit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,9 +18,7 @@ from torch import Tensor
 from hunch.hub.gguf_file import TYPES
 from hunch.models.weights import lookups
 from hunch.models.weights.blocks import codes_of
-
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-Floats = np.ndarray[Any, np.dtype[np.float32]]
+from hunch.models.weights.lookups import Bytes, Floats, Scales, half
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _CHUNK = 1 << 21  # weights turned into numbers at once
@@ -49,9 +46,13 @@ def _by_blocks(block_format: str, rows: Tensor) -> Tensor:
     block, block_bytes = FORMATS[block_format]
     blocks_B = rows.numpy().reshape(-1, block_bytes)
     with np.errstate(invalid="ignore", over="ignore"):  # a damaged file may hold infinities
-        if block_format in _FUNCTIONS:
+        if block_format == "Q2_K":
             numbers_BW = np.empty((len(blocks_B), block), np.float32)
-            _FUNCTIONS[block_format](blocks_B, numbers_BW)
+            _q2_k(blocks_B, numbers_BW)
+        elif block_format in LEVELLED:
+            numbers_BW, d_B1, count_BS = levels_of(block_format, blocks_B)
+            scale_BS = d_B1 * (count_BS * np.float32(lookups.UNITS.get(block_format, 1)))
+            numbers_BW.reshape(*scale_BS.shape, -1)[...] *= scale_BS[:, :, None]
         else:
             numbers_BW = _by_gguf(block_format, blocks_B)
     return torch.from_numpy(numbers_BW)
@@ -65,9 +66,10 @@ def _by_gguf(block_format: str, blocks: Bytes) -> Floats:
     return numbers
 
 
-def _half(blocks: Bytes, first: int) -> Floats:
-    """The fp16 number at byte `first` of each block, [B, 1]."""
-    return np.ascontiguousarray(blocks[:, first : first + 2]).view(np.float16).astype(np.float32)
+def levels_of(block_format: str, blocks_B: Bytes) -> tuple[Floats, Floats, Floats]:
+    """Weights without their scales, [B, W]; d, [B, 1]; how many times a sub-block takes it."""
+    levels_BW = np.empty((len(blocks_B), FORMATS[block_format][0]), np.float32)
+    return levels_BW, *LEVELLED[block_format](blocks_B, levels_BW)
 
 
 _PAIRS = np.array([0, 2, 4, 6], np.uint8).reshape(4, 1)
@@ -83,26 +85,23 @@ def _q2_k(blocks: Bytes, out_BW: Floats) -> None:  # scales:16 (low: d, high: m)
     scales_BS = blocks[:, :16]
     out_BSW = out_BW.reshape(-1, 16, 16)
     out_BSW[...] = _unpack_pairs(blocks[:, 16:80]).reshape(-1, 16, 16)
-    out_BSW *= (_half(blocks, 80) * (scales_BS & 15))[:, :, None]
-    out_BSW -= (_half(blocks, 82) * (scales_BS >> 4))[:, :, None]
+    out_BSW *= (half(blocks, 80) * (scales_BS & 15))[:, :, None]
+    out_BSW -= (half(blocks, 82) * (scales_BS >> 4))[:, :, None]
 
 
-def _q3_k(blocks: Bytes, out_BW: Floats) -> None:  # high bits:32 q:64 scales:12 (6 bits) d:2
+def _q3_k(blocks: Bytes, out_BW: Floats) -> Scales:  # high bits:32 q:64 scales:12 (6 bits) d:2
     packed = blocks[:, 96:108]
     low_BS = np.concatenate((packed[:, :8] & 15, packed[:, :8] >> 4), axis=1)
     high_BS = ((packed[:, None, 8:] >> _PAIRS) & 3).reshape(-1, 16)
-    scales_BS = (low_BS | high_BS << 4).astype(np.float32) - 32
+    count_BS = (low_BS | high_BS << 4).astype(np.float32) - 32
     # A weight whose high bit is *clear* is 4 less; bit i of byte w is for weight 32 i + w.
     high_BW = (((blocks[:, None, :32] >> _BITS) & 1) << 2).reshape(-1, 256)
     out_BW[...] = _unpack_pairs(blocks[:, 32:96]) | high_BW
     out_BW -= 4
-    out_BSW = out_BW.reshape(-1, 16, 16)
-    out_BSW *= (_half(blocks, 108) * scales_BS)[:, :, None]
+    return half(blocks, 108), count_BS
 
 
 FORMATS = {  # name -> (weights per block, bytes per block)
     name: (block, block_bytes) for name, block, block_bytes in TYPES.values() if name not in PLAIN
 }
-_FUNCTIONS: dict[str, Callable[[Bytes, Floats], None]] = {
-    "Q2_K": _q2_k, "Q3_K": _q3_k, **lookups.FUNCTIONS,
-}  # fmt: skip
+LEVELLED: dict[str, Callable[[Bytes, Floats], Scales]] = {"Q3_K": _q3_k, **lookups.FUNCTIONS}
