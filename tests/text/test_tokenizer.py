@@ -416,6 +416,15 @@ def test_texts_are_cut_as_transformers_cuts_them() -> None:
     assert ours.decode(ids, clean_up_tokenization_spaces=False) == ours.decode(ids)
 
 
+def test_a_chats_text_is_what_the_template_writes() -> None:
+    """Not its tokens' text, which has a space behind a special token of SentencePiece's."""
+    tokenizer = sentence_piece()
+    chat = [{"role": "user", "content": "hello </s>"}]
+    template = "{{ messages[0].content }}{{ eos_token }}\n<|user|>"
+    text = tokenizer.apply_chat_template(chat, chat_template=template, tokenize=False)
+    assert text == "hello </s></s>\n<|user|>"
+
+
 def test_chats_by_the_names_of_transformers() -> None:
     tokenizer = byte_level()
     chat, template = [{"role": "user", "content": "hello"}], "{{ messages[0].content }}"

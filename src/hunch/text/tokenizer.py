@@ -167,6 +167,17 @@ class Tokenizer(TransformersNames):
         # The template writes its own special tokens.
         return self.encode(text, add_special_tokens=False, max_tokens=max_tokens)
 
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        template: str | None = None,
+        **values: Any,
+    ) -> str:
+        """The conversation's prompt as the template writes it; `render_chat`'s arguments."""
+        text, hidden = self._rendered(messages, template=template, **values)
+        return hidden.shown(text)
+
     def render_chats(
         self, chats: Sequence[Sequence[Mapping[str, Any]]], *, template: str | None = None
     ) -> list[list[int]]:

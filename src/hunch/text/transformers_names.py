@@ -44,6 +44,9 @@ class TransformersNames:
     def render_chat(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> list[int]:
         raise NotImplementedError
 
+    def chat_text(self, messages: Sequence[Mapping[str, Any]], **values: Any) -> str:
+        raise NotImplementedError
+
     def vocab(self) -> dict[str, int]:
         raise NotImplementedError
 
@@ -113,15 +116,11 @@ class TransformersNames:
     ) -> list[int] | str | Encoded:
         """`render_chat` by the name and defaults of transformers' tokenizers; text or tokens."""
         asked = {n: values.pop(n) for n in (*_ASKED, "truncation", "max_length") if n in values}
-        ids = self.render_chat(
-            conversation,
-            template=chat_template,
-            add_generation_prompt=add_generation_prompt,
-            **values,
-        )
-        ids = as_asked("apply_chat_template", ids, asked)
+        values |= {"template": chat_template, "add_generation_prompt": add_generation_prompt}
         if not tokenize:
-            return self.decode(ids, skip_special_tokens=False)
+            as_asked("apply_chat_template", [], asked)
+            return self.chat_text(conversation, **values)
+        ids = as_asked("apply_chat_template", self.render_chat(conversation, **values), asked)
         return Encoded(input_ids=ids, attention_mask=[1] * len(ids)) if return_dict else ids
 
 
