@@ -20,6 +20,7 @@ TABLE: dict[str, set[str]] = {
     "outputs": set(),
     "vllm_modules": set(),
     "prompts": {"errors", "types"},
+    "prompt_files": {"errors"},
     "pooling": {"types"},
     "beams": {"errors", "prompts", "types"},
     "registry": set(),
@@ -53,11 +54,11 @@ TABLE: dict[str, set[str]] = {
     "server": {"types", "config", "errors", "chat", "compat", "pooling", "garbage"},
     "train": {
         "torch", "models", "layers", "kernels", "sampling", "config", "errors", "registry", "hunch",
-        "hub", "step.capture",
+        "hub", "prompt_files", "step.capture",
     },
     "garbage": set(),
     "step.capture": {"torch", "garbage"},
-    "bench": {"torch", "hunch", "errors", "types", "garbage"},
+    "bench": {"torch", "hunch", "errors", "types", "garbage", "prompt_files"},
     # What measures a part alone, or makes a target of another cost, reaches inside.
     "bench.device": {
         "torch", "hunch", "errors", "types", "hub", "models", "kernels", "layers", "step",

@@ -103,14 +103,14 @@ def test_csv(tmp_path: Path) -> None:
         ('{"text": "a"}', "none of the known forms"),
         ("", "no prompts"),
         ("[1]", "must be an object"),
-        ('{"turns": []}', "record 1"),
+        ('{"turns": []}', "line 1"),
         (
             '{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
             "of the type text",
         ),
         ('{"messages": [{"role": "user", "content": 3}]}', "of the type text"),
-        ('{"prompt": "a"}\n{"prompt": ""}', "record 2.*its prompt is empty"),
-        ('{"task_id": 1, "prompt": "a"}\n{"task_id": 2}', "record 2.*it has no 'prompt'"),
+        ('{"prompt": "a"}\n{"prompt": ""}', "line 2.*its prompt is empty"),
+        ('{"task_id": 1, "prompt": "a"}\n{"task_id": 2}', "line 2.*it has no 'prompt'"),
     ],
 )
 def test_a_broken_file_is_named(text: str, message: str, tmp_path: Path) -> None:

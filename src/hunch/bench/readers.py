@@ -15,26 +15,21 @@ A .txt file has a question in every line. All but parquet may be packed, as .gz 
 
 from __future__ import annotations
 
-import csv
-import gzip
-import json
-import lzma
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from hunch.bench.workloads import WORKLOADS, Prompt, built_in
-from hunch.errors import RequestError, check_file, readable
+from hunch.errors import RequestError, check_file
+from hunch.prompt_files import records_in, unpacked
 
 Record = dict[str, Any]
 Reader = Callable[[Record, str], Prompt]
 MAX_BYTES = 2**30  # of a prompt file
 SUFFIXES = (".json", ".jsonl", ".txt", ".csv", ".parquet")
-_OPENERS: dict[str, Callable[..., IO[Any]]] = {".gz": gzip.open, ".xz": lzma.open}
 
 
 def _hunch(record: Record, number: str) -> Prompt:
@@ -130,11 +125,7 @@ def read_file(path: Path, form: str | None = None, limit: int | None = None) -> 
     check_file(path)
     if path.stat().st_size > MAX_BYTES:
         raise RequestError(f"{path}: larger than {MAX_BYTES >> 30} GiB; give a part of it")
-    try:
-        with readable(path):
-            prompts = _read(path, form)
-    except (csv.Error, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise RequestError(f"{path}: damaged ({error})") from None
+    prompts = _read(path, form)
     if not prompts:
         raise RequestError(f"{path}: no prompts in it")
     return prompts if limit is None else _some(prompts, limit)
@@ -151,8 +142,10 @@ def _some(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
 
 def _read(path: Path, form: str | None) -> list[Prompt]:
     prompts: list[Prompt] = []
-    for number, record in enumerate(_records(path), 1):
-        where = f"{path}, record {number}"
+    for number, (place, why, record) in enumerate(records_in(path), 1):
+        where = f"{path}, {place}"
+        if why:
+            raise RequestError(f"{where}: {why}")
         if not isinstance(record, dict):
             raise RequestError(f"{where}: must be an object")
         form = form or detect(record)
@@ -169,64 +162,9 @@ def _read(path: Path, form: str | None) -> list[Prompt]:
         except (KeyError, IndexError, TypeError, ValueError, StopIteration) as error:
             if form == "sharegpt":  # real files hold conversations in which nobody asks
                 continue
-            why = f"it has no {error}" if isinstance(error, KeyError) else error
+            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise RequestError(f"{where}: not of the form {form!r} ({why})") from None
     return prompts
-
-
-def _records(path: Path) -> Iterator[Any]:
-    """JSON lines, one JSON list, lines of text, CSV (each may be packed), or parquet."""
-    if path.suffix == ".parquet":
-        yield from _parquet(path)
-        return
-    suffix = _unpacked(path).suffix
-    if suffix == ".csv":
-        with _opened(path, newline="") as file:
-            yield from csv.DictReader(file)
-        return
-    with _opened(path) as file:
-        start = next(filter(None, (line.lstrip() for line in file)), "")
-        file.seek(0)
-        if suffix == ".txt" and start[:1] not in "[{":
-            yield from ({"turns": [line.strip()]} for line in file if line.strip())
-            return
-        try:
-            if start.startswith("["):
-                yield from json.load(file)
-                return
-        except json.JSONDecodeError as error:
-            raise RequestError(f"{path}: not JSON ({error})") from None
-        for number, line in enumerate(file, 1):
-            try:
-                record = json.loads(line) if line.strip() else None
-            except json.JSONDecodeError as error:
-                raise RequestError(
-                    f"{path}, line {number}: not JSON ({error}); a file of questions, one in "
-                    "every line, is called NAME.txt"
-                ) from None
-            if record is not None:
-                yield record
-
-
-def _unpacked(path: Path) -> Path:
-    """Its name without .gz or .xz."""
-    return path.with_suffix("") if path.suffix in _OPENERS else path
-
-
-def _opened(path: Path, newline: str | None = None) -> IO[str]:
-    opener = _OPENERS.get(path.suffix, open)
-    file: IO[str] = opener(path, "rt", encoding="utf-8-sig", newline=newline)
-    return file
-
-
-def _parquet(path: Path) -> Iterator[Any]:
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise RequestError(
-            f"{path}: reading parquet needs pyarrow (pip install pyarrow), or convert it to JSONL"
-        ) from None
-    yield from parquet.read_table(path).to_pylist()
 
 
 def read_workloads(names: str, limit: int | None = None) -> list[Prompt]:
@@ -252,7 +190,7 @@ def read_workloads(names: str, limit: int | None = None) -> list[Prompt]:
 
 def _is_file(name: str) -> bool:
     """Whether a name that is no built-in workload's means a file, there or not."""
-    is_path = "/" in name or _unpacked(Path(name)).suffix in SUFFIXES
+    is_path = "/" in name or unpacked(Path(name)).suffix in SUFFIXES
     return is_path or (name not in WORKLOADS and Path(name).is_file())
 
 

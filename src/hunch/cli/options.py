@@ -205,12 +205,11 @@ def open_llm(model: str, speculate: str, *, quiet: bool = False, **arguments: An
 
 def read_prompts(path: Path, limit: int | None) -> list[dict[str, Any]]:
     """The prompts of a file, each with an id; a broken one is named."""
-    from hunch.train.prompt_files import prompts_in
+    from hunch.train.prompts import prompts_in, text_fault
 
     records: list[dict[str, Any]] = []
     for place, why, record in prompts_in(path):
-        if why or not _has_text(record):
-            why = why or "needs 'turns' or 'prompt' with text in it"
+        if why := why or text_fault(record):
             raise RequestError(f"{path}, {place}: {why}")
         records.append({"id": place.split()[-1], **record})
         if limit is not None and len(records) >= limit:
@@ -218,13 +217,6 @@ def read_prompts(path: Path, limit: int | None) -> list[dict[str, Any]]:
     if not records:
         raise RequestError(f"{path}: no prompts in it")
     return records
-
-
-def _has_text(record: Any) -> bool:
-    if not isinstance(record, dict):
-        return False
-    turns = record.get("turns", [record.get("prompt")])
-    return isinstance(turns, list) and bool(turns) and isinstance(turns[0], str) and bool(turns[0])
 
 
 def prompt_ids(llm: LLM, record: dict[str, Any]) -> list[int]:

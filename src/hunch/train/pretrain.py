@@ -11,11 +11,11 @@ import numpy as np
 
 from hunch.errors import ConfigError, RequestError, check_file
 from hunch.models.decoder import Decoder
+from hunch.prompt_files import read_text, unpacked
 from hunch.train.files import write_whole
 from hunch.train.kept import OwnTokens
 from hunch.train.loop import Loop, LoopOptions
 from hunch.train.progress import Progress
-from hunch.train.prompt_files import read_text
 from hunch.train.student import Student
 from hunch.train.texts import Texts
 
@@ -91,9 +91,9 @@ def store_text(llm: LLM, options: PretrainOptions, work: Path, context: int) -> 
 def _pieces(path: Path) -> list[str]:
     """The documents of a file, long ones cut at the ends of lines."""
     check_file(path, "; give plain text, or JSON lines with 'text'")
-    whole, suffix = read_text(path)
+    whole = read_text(path)
     documents = [whole]
-    if suffix == ".jsonl":
+    if unpacked(path).suffix == ".jsonl":
         try:
             documents = [str(json.loads(line)["text"]) for line in whole.split("\n") if line]
         except (json.JSONDecodeError, KeyError, TypeError):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hunch.errors import ConfigError, RequestError
+from hunch.errors import ConfigError, RequestError, check_file
+from hunch.prompt_files import Found, records_in
 from hunch.train.builtin import builtin_prompts
 from hunch.train.held_prompts import held_prompts
-from hunch.train.prompt_files import prompts_in
 
 if TYPE_CHECKING:
     from hunch import LLM
@@ -55,6 +55,41 @@ def encode_turns(llm: LLM, texts: Sequence[str]) -> list[list[int]]:
         return [llm.encode_turn(text) for text in texts]
     chats = [[{"role": "user", "content": text}] for text in texts]
     return llm.get_tokenizer().render_chats(chats, template=llm.config.model.chat_template)
+
+
+def prompts_in(path: Path) -> Iterator[Found]:
+    """The records of a file, each with where it is; broken ones with what is wrong."""
+    check_file(path, "; give JSON lines with 'turns' or 'prompt'")
+
+    def check(names: Iterable[str]) -> None:
+        if not {"turns", "prompt"}.intersection(names):
+            raise RequestError(
+                f"{path}: needs a column 'turns' (questions, to which the chat template is "
+                "applied) or 'prompt' (text as it is); it has "
+                f"{', '.join(map(repr, names)) or 'none'}"
+            )
+
+    for place, why, record in records_in(path, check):
+        yield place, why or _fault(record), record
+
+
+def _fault(record: Any) -> str:
+    if not isinstance(record, dict):
+        return "not an object"
+    if "prompt_ids" in record:
+        ids = record["prompt_ids"]
+        is_good = isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)
+        return "" if is_good else "prompt_ids must be token ids"
+    return text_fault(record)
+
+
+def text_fault(record: dict[str, Any]) -> str:
+    """What is wrong with a record that must have a text."""
+    turns, prompt = record.get("turns"), record.get("prompt")
+    if isinstance(turns, list) and turns and isinstance(turns[0], str) and turns[0].strip():
+        return ""
+    has_text = isinstance(prompt, str) and prompt
+    return "" if has_text else "needs 'turns' or 'prompt' with text in it"
 
 
 def read_prompts(file: str | Path) -> Prompts:

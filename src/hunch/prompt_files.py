@@ -8,42 +8,42 @@ import gzip
 import json
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from hunch.errors import RequestError, check_file, readable
+from hunch.errors import RequestError, readable
 
 _OPENERS: dict[str, Any] = {".gz": gzip.open, ".xz": lzma.open}
 
 Found = tuple[str, str, Any]  # "line 3", what is wrong with it, and what it holds
+Check = Callable[[Iterable[str]], None]  # raises for a table that lacks a column
 
 
-def read_text(path: Path) -> tuple[str, str]:
-    """What a file holds, unpacked, and its suffix: the end of its name, without .gz or .xz."""
+def unpacked(path: Path) -> Path:
+    """Its name without .gz or .xz."""
+    return path.with_suffix("") if path.suffix in _OPENERS else path
+
+
+def read_text(path: Path) -> str:
+    """What a file holds, unpacked."""
     try:
         with readable(path), _OPENERS.get(path.suffix, open)(path, "rb") as file:
             text: str = file.read().decode("utf-8-sig")
     except (EOFError, zlib.error, lzma.LZMAError) as error:
         raise RequestError(f"{path}: damaged, or no {path.suffix} file ({error})") from None
-    return text, (path.with_suffix("") if path.suffix in _OPENERS else path).suffix
+    return text
 
 
-def prompts_in(path: Path) -> Iterator[Found]:
-    """The records of a file, each with where it is; broken ones with what is wrong."""
-    check_file(path, "; give JSON lines with 'turns' or 'prompt'")
-    for place, why, record in _records(path):
-        yield place, why or _fault(record), record
-
-
-def _records(path: Path) -> Iterator[Found]:
+def records_in(path: Path, check: Check = lambda names: None) -> Iterator[Found]:
+    """The records of a file, each with where it is; what is wrong with it is told, not raised."""
     if path.suffix == ".parquet":
-        yield from ((f"row {n}", "", row) for n, row in enumerate(_read_parquet(path), 1))
+        yield from ((f"row {n}", "", row) for n, row in enumerate(_read_parquet(path, check), 1))
         return
-    text, suffix = read_text(path)
+    text, suffix = read_text(path), unpacked(path).suffix
     if suffix == ".csv":
-        yield from _csv_rows(path, text)
+        yield from _csv_rows(path, text, check)
         return
     first, whole = text.lstrip()[:1], None
     is_text = suffix == ".txt" and first not in ("[", "{")
@@ -65,24 +65,10 @@ def _json(text: str) -> tuple[str, Any]:
         return f"not JSON ({error.msg}); a file of questions is called NAME.txt", None
 
 
-def _fault(record: Any) -> str:
-    if not isinstance(record, dict):
-        return "not an object"
-    if "prompt_ids" in record:
-        ids = record["prompt_ids"]
-        is_good = isinstance(ids, list) and ids and all(type(i) is int and i >= 0 for i in ids)
-        return "" if is_good else "prompt_ids must be token ids"
-    turns, prompt = record.get("turns"), record.get("prompt")
-    if isinstance(turns, list) and turns and isinstance(turns[0], str) and turns[0].strip():
-        return ""
-    has_text = isinstance(prompt, str) and prompt
-    return "" if has_text else "needs 'turns' or 'prompt' with text in it"
-
-
-def _csv_rows(path: Path, text: str) -> Iterator[Found]:
+def _csv_rows(path: Path, text: str, check: Check) -> Iterator[Found]:
     rows = csv.DictReader(StringIO(text, newline=""), strict=True)
     try:
-        _check_columns(path, rows.fieldnames or ())
+        check(rows.fieldnames or ())
         for row in rows:
             why = "more fields than columns" if None in row else ""
             yield f"line {rows.line_num}", why, _filled(row)
@@ -90,7 +76,7 @@ def _csv_rows(path: Path, text: str) -> Iterator[Found]:
         raise RequestError(f"{path}, after line {rows.line_num}: not CSV ({error})") from None
 
 
-def _read_parquet(path: Path) -> list[dict[str, Any]]:
+def _read_parquet(path: Path, check: Check) -> list[dict[str, Any]]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -103,16 +89,8 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
             table = parquet.read_table(path)
     except pyarrow.ArrowException as error:
         raise RequestError(f"{path}: not a parquet file ({error})") from None
-    _check_columns(path, table.column_names)
+    check(table.column_names)
     return [_filled(row) for row in table.to_pylist()]
-
-
-def _check_columns(path: Path, names: Any) -> None:
-    if not {"turns", "prompt"}.intersection(names):
-        raise RequestError(
-            f"{path}: needs a column 'turns' (questions, to which the chat template is applied) or "
-            f"'prompt' (text as it is); it has {', '.join(map(repr, names)) or 'none'}"
-        )
 
 
 def _filled(row: dict[str, Any]) -> dict[str, Any]:
