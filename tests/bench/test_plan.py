@@ -151,7 +151,7 @@ def test_a_report_calibrates() -> None:
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_a_report_of_open_loads_calibrates(scale: float) -> None:
     """Played step by step on a machine of known speed, which is found again."""
-    machine = H200.calibrated(scale)
+    machine = replace(H200, scale=scale)
     runs = []
     for rate in (8.0, 24.0, 48.0):
         planner = Planner(machine, SEVEN, None, 0.5, Workload(160, 64, rate / scale, 4.0 * scale))
@@ -179,7 +179,7 @@ def run_on(machine: Machine, method: str, length: int, per_pass: float, rows: in
 
 
 def test_what_a_further_token_costs_is_read_from_a_report() -> None:
-    slow = H200.calibrated(20.0, 200.0)
+    slow = replace(H200, scale=20.0, token_cost=200.0)
     plain = [run_on(slow, "off", 0, 1.0, rows) for rows in (1, 4)]
     checked = [run_on(slow, "suffix:num_nodes=3", 3, 2.0, rows) for rows in (1, 4)]
     drafted = run_on(slow, "draft", 4, 3.2, 1)

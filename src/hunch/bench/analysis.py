@@ -185,6 +185,11 @@ def describe_point(point: Point, axes: Sequence[str]) -> str:
     return ", ".join(f"{name} {point[name]}" for name in axes if name in point) or "all"
 
 
+def in_brackets(point: Point, axes: Sequence[str]) -> str:
+    """The same behind a word; nothing where no axis tells points apart."""
+    return f" ({describe_point(point, axes)})" if axes else ""
+
+
 def varied_axes(points: Iterable[Point]) -> list[str]:
     """Axes with more than one value."""
     values: dict[str, set[str]] = defaultdict(set)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from hunch.bench.metrics import expected_tokens, figures
@@ -78,26 +78,14 @@ def _passes(run: Run) -> list[_Pass]:
     if "concurrency" in run.point:
         rows, seconds = float(run.point["concurrency"]), found["per_token"]["p50"]
         return [_Pass(rows, tokens, context, seconds * per_pass / (1 + overhead))]
-    load = _load(run)
-    return [
-        _Pass(
-            load.rows, tokens, context, load.seconds * per_pass / (1 + overhead),
-            load.num_reads * per_pass, load.read_tokens,
-        )
-    ]  # fmt: skip
+    met = _met_with(run)
+    seconds = met.seconds * per_pass / (1 + overhead)
+    reads = met.num_reads * per_pass
+    return [replace(met, tokens=tokens, context=context, seconds=seconds, num_reads=reads)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Load:
-    """What an answer met with, per token after its first: the mean over all of them."""
-
-    rows: float  # requests under way, itself among them
-    seconds: float
-    num_reads: float  # times that prompts of others were read
-    read_tokens: float  # tokens of those prompts, each time
-
-
-def _load(run: Run) -> _Load:
+def _met_with(run: Run) -> _Pass:
+    """What an answer met with in a pass of one token: the mean over all tokens after the first."""
     counted = [
         (answer, span, [(one, _span(one)) for one in turn.answers if one.first_token is not None])
         for turn in run.rounds
@@ -117,12 +105,8 @@ def _load(run: Run) -> _Load:
         for begin, _ in came:  # those of one pass have their first tokens at the same time
             if begin - before > (answer.per_token or 0.0) / 2:
                 reads, before = reads + 1, begin
-    return _Load(
-        rows=shared / seconds,
-        seconds=seconds / num_tokens,
-        num_reads=reads / num_tokens,
-        read_tokens=prompts / max(reads, 1),
-    )
+    reading = reads / num_tokens, prompts / max(reads, 1)
+    return _Pass(shared / seconds, 1.0, 0.0, seconds / num_tokens, *reading)
 
 
 def _span(answer: Answer) -> tuple[float, float]:
@@ -132,9 +116,9 @@ def _span(answer: Answer) -> tuple[float, float]:
 
 def _scaled(machine: Machine, target: Size, passes: Sequence[_Pass], cost: float) -> Machine:
     """With tokens that cost so many times the roofline's, and plain passes as they were."""
-    machine = machine.calibrated(1.0, cost)
+    machine = replace(machine, scale=1.0, token_cost=cost)
     plain = [one for one in passes if one.tokens == 1]
-    return machine.calibrated(median(_ratio(machine, target, one) for one in plain), cost)
+    return replace(machine, scale=median(_ratio(machine, target, one) for one in plain))
 
 
 def _ratio(machine: Machine, target: Size, one: _Pass) -> float:

@@ -88,6 +88,12 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def machine_of(described: Mapping[str, Any]) -> str:
+    """What a measurement ran on, as people call it: its GPU, else its CPU."""
+    cpu = f"{described.get('cpu')}, {described.get('num_cpus')} CPUs"
+    return str(described.get("gpu") or cpu)
+
+
 def memory_bytes() -> int | None:
     """How much this machine has; None where it does not say."""
     try:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from hunch import LLM, RequestOutput, SamplingParams
 
@@ -30,7 +29,6 @@ class MethodReport:
     steps: int = 0
     num_different: int = 0
     first_difference: Difference | None = None
-    stats: dict[str, Any] = field(default_factory=dict)
 
     @property
     def is_equal(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from hunch.bench.environment import machine_of
 from hunch.bench.plots import Chart, charts
 from hunch.bench.records import Report
 from hunch.bench.report import findings, table_cells
@@ -38,7 +39,6 @@ BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (0, "bytes"))
 
 def as_html(report: Report, limits: Mapping[str, float] | None = None) -> str:
     where = report.environment
-    machine = where.get("gpu") or f"{where.get('cpu')}, {where.get('num_cpus')} CPUs"
     model = where.get("model") or ", ".join(where.get("servers", []))
     points = "".join(f"<li>{escape(line)}</li>" for line in findings(report))
     plots = "".join(_figure(chart) for chart in charts(report, limits))
@@ -47,7 +47,7 @@ def as_html(report: Report, limits: Mapping[str, float] | None = None) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>hunch bench: {escape(str(model))}</title><style>{STYLE}</style></head><body>"
         f"<h1>{escape(str(model))}</h1>"
-        f'<p class="soft">{escape(str(machine))}, {escape(str(where.get("date")))}</p>'
+        f'<p class="soft">{escape(machine_of(where))}, {escape(str(where.get("date")))}</p>'
         f"{f'<ul>{points}</ul>' if points else ''}"
         f'<div class="plots">{plots}</div>'
         f"<h2>Figures</h2>{_table(report, limits)}"

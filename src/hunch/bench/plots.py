@@ -6,9 +6,11 @@ import io
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from hunch.bench import analysis
+from hunch.bench.intervals import Interval
 from hunch.bench.metrics import figures
 from hunch.bench.records import Report, Run
 from hunch.errors import ConfigError
@@ -22,7 +24,7 @@ THEMES = {
 }
 AXIS_NAMES = {**analysis.LOAD_AXES, "context": "tokens of context"}
 WIDE = 48  # letters of all names under an axis from which they are turned
-Line = Sequence[tuple[float, float, float, float]]  # x, value, low, high
+Line = Sequence[tuple[float, Interval]]  # each with its x
 
 
 def check_installed() -> None:
@@ -34,11 +36,12 @@ def check_installed() -> None:
         ) from None
 
 
+@dataclass(frozen=True, slots=True)
 class Chart:
     """One figure: a question as its title, axes in plain words."""
 
-    def __init__(self, question: str, draw: Callable[[Any, Mapping[str, str]], None]) -> None:
-        self.question, self._draw = question, draw
+    question: str
+    draw: Callable[[Any, Mapping[str, str]], None]
 
     def render(self, theme: str = "light", form: str = "svg") -> bytes:
         from matplotlib.figure import Figure
@@ -47,7 +50,7 @@ class Chart:
         with _style(ink):
             figure = Figure(figsize=(7.2, 3.9), layout="constrained")
             axes = figure.add_subplot()
-            self._draw(axes, ink)
+            self.draw(axes, ink)
             axes.set_title(self.question, loc="left", fontsize=12, fontweight="bold", pad=12)
             out = io.BytesIO()
             metadata = {"Date": None} if form == "svg" else None
@@ -87,11 +90,9 @@ def charts(report: Report, limits: Mapping[str, float] | None = None) -> list[Ch
     for other in ("temperature", "context"):
         if other in analysis.varied_axes(report.points()):
             found.append(_speedup_by(report, other))
-            question, label = (
-                f"How good are the guesses, by {other}?",
-                "tokens per pass of the target",
-            )
-            found.append(_by_load(report, other, question, label, _figure("tokens_per_pass")))
+            question = f"How good are the guesses, by {other}?"
+            label, value = "tokens per pass of the target", _figure("tokens_per_pass")
+            found.append(_by_load(report, other, question, label, value))
     if axis is None and not found:
         found += [_speedup_bars(report), _by_category(report), _waiting(report)]
     positions = _positions(report)
@@ -114,26 +115,25 @@ def _number(value: Any) -> float:
     return float(value)
 
 
-def _lines(
-    report: Report, axis: str, value: Callable[[Run], tuple[float, float, float] | None]
-) -> dict[str, Line]:
+def _lines(report: Report, axis: str, value: Callable[[Run], Interval | None]) -> dict[str, Line]:
     """By method, along one axis; of the other axes the first value."""
     points = report.points()
     fixed = {name: points[0][name] for name in points[0] if name != axis}
-    lines: dict[str, list[tuple[float, float, float, float]]] = defaultdict(list)
+    lines: dict[str, list[tuple[float, Interval]]] = defaultdict(list)
     for run in report.runs:
         if any(run.point.get(name) != one for name, one in fixed.items()) or axis not in run.point:
             continue
         found = value(run) if run.answers() else None
         if found is not None:
-            lines[run.method].append((_number(run.point[axis]), *found))
-    return {method: sorted(line) for method, line in lines.items()}
+            lines[run.method].append((_number(run.point[axis]), found))
+    return {method: sorted(line, key=lambda pair: pair[0]) for method, line in lines.items()}
 
 
 def _draw_lines(axes: Any, ink: Mapping[str, str], report: Report, lines: dict[str, Line]) -> None:
     for method, line in lines.items():
         colour, marker = _colour(report, method, ink)
-        x, value, low, high = zip(*line, strict=True)
+        x = [place for place, _ in line]
+        value, low, high = zip(*((one.value, one.low, one.high) for _, one in line), strict=True)
         axes.plot(x, value, color=colour, marker=marker, markersize=5, label=analysis.label(method))
         if low != high:
             axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
@@ -141,24 +141,22 @@ def _draw_lines(axes: Any, ink: Mapping[str, str], report: Report, lines: dict[s
 
 
 def _load_axis(axes: Any, axis: str, lines: dict[str, Line], report: Report) -> None:
-    values = sorted({x for line in lines.values() for x, *_ in line})
+    values = sorted({x for line in lines.values() for x, _ in line})
     if axis in analysis.LOAD_AXES and len(values) > 2 and values[0] > 0:
         axes.set_xscale("log")
     axes.set_xticks(values, [f"{x:g}" for x in values])
     axes.minorticks_off()
     points = report.points()
     others = [name for name in analysis.varied_axes(points) if name != axis]
-    where = f" ({analysis.describe_point(points[0], others)})" if others else ""
-    axes.set_xlabel(AXIS_NAMES.get(axis, axis) + where)
+    axes.set_xlabel(AXIS_NAMES.get(axis, axis) + analysis.in_brackets(points[0], others))
 
 
 def _speedup_by(report: Report, axis: str) -> Chart:
     plain = analysis.plain_of(report)
 
-    def value(run: Run) -> tuple[float, float, float] | None:
+    def value(run: Run) -> Interval | None:
         base = analysis.base_of(report, run)
-        interval = analysis.speedup(base, run) if base is not None and base is not run else None
-        return None if interval is None else (interval.value, interval.low, interval.high)
+        return analysis.speedup(base, run) if base is not None and base is not run else None
 
     def draw(axes: Any, ink: Mapping[str, str]) -> None:
         lines = _lines(report, axis, value)
@@ -188,12 +186,12 @@ def _speedup_by(report: Report, axis: str) -> Chart:
     return Chart(words.get(axis, "With how many requests at once does drafting pay?"), draw)
 
 
-def _figure(name: str, percent: str | None = None) -> Callable[[Run], Any]:
-    def value(run: Run) -> tuple[float, float, float] | None:
+def _figure(name: str, percent: str | None = None) -> Callable[[Run], Interval | None]:
+    def value(run: Run) -> Interval | None:
         found = figures(run)[name]
         if percent is not None:
             found = found[percent]
-        return None if found is None else (found, found, found)
+        return None if found is None else Interval(found, found, found)
 
     return value
 
@@ -203,7 +201,7 @@ def _by_load(
     axis: str,
     question: str,
     label: str,
-    value: Callable[[Run], Any],
+    value: Callable[[Run], Interval | None],
     more: Callable[[Any, Mapping[str, str]], None] | None = None,
     **bounds: float,
 ) -> Chart:
@@ -229,8 +227,8 @@ def _latency(report: Report, axis: str) -> Chart:
         slow = _lines(report, axis, _figure("end_to_end", "p99"))
         for method, line in slow.items():
             colour, _ = _colour(report, method, ink)
-            x, value, *_ = zip(*line, strict=True)
-            axes.plot(x, value, color=colour, linewidth=1.0, linestyle=":")
+            x, values = zip(*((x, one.value) for x, one in line), strict=True)
+            axes.plot(x, values, color=colour, linewidth=1.0, linestyle=":")
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_formatter(NullFormatter())
@@ -245,9 +243,9 @@ def _latency(report: Report, axis: str) -> Chart:
 
 
 def _goodput(report: Report, axis: str, limits: Mapping[str, float]) -> Chart:
-    def value(run: Run) -> tuple[float, float, float]:
+    def value(run: Run) -> Interval:
         found = 100 * figures(run, limits)["goodput_share"]
-        return found, found, found
+        return Interval(found, found, found)
 
     words = ", ".join(f"{n.replace('_', ' ')} {1e3 * s:g} ms" for n, s in limits.items())
     question, label = "How many requests are served in time?", f"% of requests within\n{words}"

@@ -123,10 +123,8 @@ class Report:
         return found
 
     def find(self, method: str, point: Point) -> Run | None:
-        for run in self.runs:
-            if run.method == method and run.point == point:
-                return run
-        return None
+        alike = (run for run in self.runs if run.method == method and run.point == point)
+        return next(alike, None)
 
     def to_json(self) -> dict[str, Any]:
         runs = [asdict(run) for run in self.runs]

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from hunch.bench import analysis
 from hunch.bench.envelope import OPEN, Envelope, envelope
-from hunch.bench.environment import busy_words
+from hunch.bench.environment import busy_words, machine_of
 from hunch.bench.intervals import spread
 from hunch.bench.metrics import figures, token_rate_ratio
 from hunch.bench.records import Report, Run
@@ -174,8 +174,7 @@ def as_markdown(report: Report, limits: Mapping[str, float] | None = None) -> st
         text += ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
         text += ["| " + " | ".join(line) + " |" for line in lines] + [""]
     where = report.environment
-    machine = where.get("gpu") or f"{where.get('cpu')}, {where.get('num_cpus')} CPUs"
-    text += [f"{machine}; hunch {where.get('hunch')}, commit {where.get('commit')}:", ""]
+    text += [f"{machine_of(where)}; hunch {where.get('hunch')}, commit {where.get('commit')}:", ""]
     text += [f"    {where.get('command')}", ""]
     text += [f"- {line}" for line in findings(report)]
     return "\n".join(text).rstrip() + "\n"
@@ -284,8 +283,7 @@ def _inversions(report: Report) -> list[str]:
     sentences = []
     for one in analysis.inversions(report):
         others = [axis for axis in analysis.varied_axes(report.points()) if axis != one.axis]
-        where = f" ({analysis.describe_point(one.others, others)})" if others else ""
-        sentences.append(f"{one}{where}")
+        sentences.append(f"{one}{analysis.in_brackets(one.others, others)}")
     return sentences
 
 
@@ -308,7 +306,7 @@ def _auto(report: Report) -> list[str]:
     axes = analysis.varied_axes(report.points())
     sentences = []
     for one in found:
-        where = f" ({analysis.describe_point(one.point, axes)})" if axes else ""
+        where = analysis.in_brackets(one.point, axes)
         speed = f"auto{where}: {one.words} of the speed of {analysis.label(one.best)}"
         if one.num_rounds == 1:
             sentences.append(f"{speed} in one round")

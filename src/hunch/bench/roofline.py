@@ -15,7 +15,7 @@ to passes of a 7B and a 135M geometry on an H200, and to drafts of 3 and 7 under
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hunch.bench.gpus import Gpu
 from hunch.errors import ConfigError
@@ -118,9 +118,6 @@ class Machine:
             num_gpus,
         )
 
-    def calibrated(self, scale: float, token_cost: float = 1.0) -> Machine:
-        return replace(self, scale=scale, token_cost=token_cost)
-
     def step_seconds(self, size: Size, rows: float, tokens: float, context: float) -> float:
         """A pass over `tokens` tokens of each of `rows` sequences."""
         kv_bytes = rows * context * size.kv_bytes / self.kv_rate
@@ -133,16 +130,16 @@ class Machine:
 
     def prefill_seconds(self, size: Size, tokens: float) -> float:
         """Reading this many tokens of prompts; never faster than a pass."""
-        computed = self.token_cost * 2 * size.active * tokens / self.prefill_flops
-        return self.scale * max(
-            computed, size.weight_bytes * size.seen(tokens) / self.bytes_per_second
-        )
+        return self.scale * max(self._prompt_parts(size, tokens))
 
     def reading_seconds(self, size: Size, tokens: float) -> float:
         """A pass over a few prompts beside steps: weights are read, and tokens computed."""
+        return self.scale * sum(self._prompt_parts(size, tokens))
+
+    def _prompt_parts(self, size: Size, tokens: float) -> tuple[float, float]:
+        """What computing so many tokens of prompts takes, and reading the weights."""
         computed = self.token_cost * 2 * size.active * tokens / self.prefill_flops
-        read = size.weight_bytes * size.seen(tokens) / self.bytes_per_second
-        return self.scale * (computed + read)
+        return computed, size.weight_bytes * size.seen(tokens) / self.bytes_per_second
 
     def most_rows(self, size: Size, context: float) -> int:
         """Sequences whose KV fits beside the weights, with a tenth of the memory left over."""

@@ -168,10 +168,10 @@ def _multi_turn() -> list[Prompt]:
     return prompts
 
 
-def long_context(num_tokens: int, count: int = 4) -> list[Prompt]:
+def long_context(num_tokens: int) -> list[Prompt]:
     """Reports of a trading company up to about this many tokens, and a question about one line."""
     prompts = []
-    for number in range(count):
+    for number in range(4):
         chooser = random.Random(number)
         lines: list[str] = []
         size, most = 0, num_tokens * 3.4  # characters; digits make it fewer per token than prose
@@ -252,12 +252,8 @@ def length_of(text: str) -> int:
 
 def cycle(prompts: list[Prompt], count: int) -> list[Prompt]:
     """As many prompts as a load needs; repeated ones get an id of their own."""
+    turns = (divmod(place, len(prompts)) for place in range(count))
     return [
-        prompts[place % len(prompts)]
-        if place < len(prompts)
-        else replace(
-            prompts[place % len(prompts)],
-            id=f"{prompts[place % len(prompts)].id}#{place // len(prompts)}",
-        )
-        for place in range(count)
+        replace(prompts[at], id=f"{prompts[at].id}#{turn}") if turn else prompts[at]
+        for turn, at in turns
     ]
