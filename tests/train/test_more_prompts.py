@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from train_setup import ENGINE, write_prompts, write_target
 
+from builders import tiny_config
 from hunch import LLM
+from hunch.models.spec import ModelSpec
 from hunch.train.builtin import builtin_prompts
 from hunch.train.costs import Costs
 from hunch.train.expect import METHODS, best_draft
@@ -30,6 +32,7 @@ from hunch.train.more_prompts import (
 from hunch.train.progress import Progress
 from hunch.train.prompts import BUILTIN, read_prompts, split_prompts
 from hunch.train.regenerate import AnswerOptions, read_answers, regenerate
+from hunch.train.sizes import Ground
 from hunch.train.tasks import FOLLOW_UPS, OF_DOCUMENTS, OF_TEXTS, OF_WORDS
 from hunch.train.texts import Texts
 from hunch.train.vocab import count_columns, coverage_of, enough_columns
@@ -219,7 +222,8 @@ def test_the_width_of_a_tree_finds_no_token_that_cannot_be_guessed() -> None:
     costs = Costs(
         passes=((1, 1e-3), (32, 1.1e-3)), node=0.0, per_layer=1e-5, per_column=0.0, products=1e12
     )
+    ground = Ground(costs, ModelSpec.from_config(tiny_config()), "cuda")
     whole, part = (
-        best_draft(costs, 0.5, 1e-5, METHODS["draft"], "cuda", covered) for covered in (1.0, 0.6)
+        best_draft(ground, 0.5, 1e-5, METHODS["draft"], covered) for covered in (1.0, 0.6)
     )
     assert part.tokens_per_pass < whole.tokens_per_pass

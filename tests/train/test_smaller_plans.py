@@ -27,7 +27,7 @@ from hunch.train.expect import expect, rank, wholeness
 from hunch.train.job import read_settings
 from hunch.train.origin import agreement, open_origin
 from hunch.train.plan import Asked, Plan
-from hunch.train.sizes import Size, Smaller, sizes_for, sizes_from
+from hunch.train.sizes import Ground, Size, Smaller, sizes_for, sizes_from
 from hunch.train.trials import _candidates, job_for
 
 __all__ = ["cache"]  # a fixture
@@ -43,7 +43,7 @@ def smaller(agrees: float, **changes: Any) -> Smaller:
 
 def best_of(one: Smaller, seconds: float = LONG) -> Size:
     sizes = [*sizes_for(SPEC), *sizes_from(one)]
-    return rank(COSTS, SPEC, seconds=seconds, device="cuda", sizes=sizes, smaller=one)[0].size
+    return rank(Ground(COSTS, SPEC, "cuda", one), seconds=seconds, sizes=sizes)[0].size
 
 
 def test_a_smaller_model_is_taken_where_it_knows_the_target() -> None:
@@ -59,9 +59,9 @@ def test_what_holds_all_layers_begins_as_the_smaller_model() -> None:
     one, whole = smaller(0.6), Size(method="draft", layers=12, columns=49_152, cut_from="small")
     assert [wholeness(replace(whole, layers=n), 12) for n in (6, 9, 12)] == [0.0, 0.5, 1.0]
     assert wholeness(replace(whole, layers=4, abreast=3), 12) < 0.5
-    words: dict[str, Any] = {"device": "cuda", "answered": 1e12, "smaller": one}
+    ground = Ground(COSTS, SPEC, "cuda", one)
     chances = [
-        expect(COSTS, SPEC, replace(whole, layers=layers), seconds=seconds, **words).chance
+        expect(ground, replace(whole, layers=layers), seconds=seconds, answered=1e12).chance
         for layers in (12, 6)
         for seconds in (1e-6, LONG)
     ]
@@ -74,9 +74,9 @@ def test_what_holds_all_layers_begins_as_the_smaller_model() -> None:
 def test_learning_takes_what_the_smaller_model_takes() -> None:
     """A target's own layers learn from fewer tokens in the same time."""
     size = Size(method="draft", layers=4, columns=8192)
-    words: dict[str, Any] = {"seconds": 1.0, "device": "cuda", "answered": 1e12}
+    ground = Ground(COSTS, SPEC, "cuda", smaller(1.0))
     found = [
-        expect(COSTS, SPEC, replace(size, cut_from=name), smaller=smaller(1.0), **words)
+        expect(ground, replace(size, cut_from=name), seconds=1.0, answered=1e12)
         for name in ("", "small")
     ]
     assert found[0].chance < found[1].chance
@@ -86,8 +86,9 @@ def test_learning_takes_what_the_smaller_model_takes() -> None:
 def test_a_smaller_model_is_a_kind_of_its_own_in_trials() -> None:
     one = smaller(0.9)
     sizes = [*sizes_for(SPEC, ["draft"]), *sizes_from(one)]
-    ranked = rank(COSTS, SPEC, seconds=LONG, device="cuda", sizes=sizes, smaller=one)
-    plan = Plan(COSTS, 1.0, [replace(each, speedup=2.0) for each in ranked], smaller=one)
+    ground = Ground(COSTS, SPEC, "cuda", one)
+    ranked = rank(ground, seconds=LONG, sizes=sizes)
+    plan = Plan(ground, 1.0, [replace(each, speedup=2.0) for each in ranked])
     kinds = _candidates(plan)
     assert set(kinds) == {"draft", "draft-smaller", "draft-smaller-abreast"}
     asked = Asked("target", Path("out"), "", options={"from": "small", "lr": "0.1"})

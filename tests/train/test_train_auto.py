@@ -55,7 +55,7 @@ from hunch.train.plan import Asked, Plan
 from hunch.train.regenerate import SHARD, write_shard
 from hunch.train.replay import Curve
 from hunch.train.serving import Serving
-from hunch.train.sizes import METHODS, Size, sizes_for
+from hunch.train.sizes import METHODS, Ground, Size, sizes_for
 from hunch.train.speeds import Speeds
 from hunch.train.texts import Texts
 from hunch.train.trials import Run, with_columns
@@ -68,6 +68,12 @@ COSTS = Costs(
     per_column=1e-8,
     products=1e14,
 )
+
+
+def ground(spec: ModelSpec, device: str = "cuda", **changes: Any) -> Ground:
+    return Ground(replace(COSTS, **changes), spec, device)
+
+
 FAMILIES = [("LlamaForCausalLM", 49_152), ("Qwen2ForCausalLM", 151_936)]
 
 
@@ -81,8 +87,7 @@ def test_the_choice_follows_the_costs(architecture: str, vocab_size: int) -> Non
     spec = wide_spec(architecture, vocab_size)
 
     def best(**changes: Any) -> Size:
-        costs = replace(COSTS, **changes)
-        return rank(costs, spec, seconds=LONG, device="cuda")[0].size
+        return rank(ground(spec, **changes), seconds=LONG)[0].size
 
     usual = best()
     assert best(per_column=3e-7).columns < usual.columns < vocab_size + 1
@@ -95,7 +100,7 @@ def test_a_drafter_that_has_no_time_to_learn_is_expected_to_guess_badly() -> Non
     spec = wide_spec(*FAMILIES[0])
     size = Size(method="draft", layers=4, columns=8192)
     chances = [
-        expect(COSTS, spec, size, seconds=seconds, device="cuda", answered=1e12).chance
+        expect(ground(spec), size, seconds=seconds, answered=1e12).chance
         for seconds in (1e-3, 1.0, LONG)
     ]
     assert chances[0] < 0.1 < chances[1] < chances[2] < 0.7
@@ -105,21 +110,20 @@ def test_a_wide_target_gives_layers_with_fewer_units() -> None:
     """Where units are most of what a layer costs, and only there."""
     spec = ModelSpec.from_config(tiny_config(num_hidden_layers=24, intermediate_size=4096))
     for per_units, is_fewer in ((0.0, False), (2.5e-4, True)):
-        costs = replace(COSTS, per_units=per_units)
         sizes = sizes_for(spec, ["draft"], can_lose_units=True)
-        best = rank(costs, spec, seconds=LONG, device="cuda", sizes=sizes)[0]
+        best = rank(ground(spec, per_units=per_units), seconds=LONG, sizes=sizes)[0]
         assert (best.size.units < 1) == is_fewer
         assert ("units" in best.size.text()) == is_fewer
 
 
 def test_few_answers_teach_less_however_long() -> None:
     spec, size = wide_spec(*FAMILIES[0]), Size(method="draft", layers=4, columns=8192)
-    seen = [tokens_seen(COSTS, spec, size, n, LONG, "cuda") for n in (1e5, 1e6)]
+    seen = [tokens_seen(ground(spec), size, n, LONG) for n in (1e5, 1e6)]
     assert 1e5 < seen[0] < 17e5
     assert seen[1] == pytest.approx(10 * seen[0])
-    full = replace(COSTS, room=1e9)
     block = replace(size, method="block")
-    kept, anew = (tokens_seen(c, spec, block, 1e7, 100.0, "cuda") for c in (COSTS, full))
+    grounds = ground(spec), ground(spec, room=1e9)
+    kept, anew = (tokens_seen(one, block, 1e7, 100.0) for one in grounds)
     assert anew < kept  # what has no room is computed at every visit
 
 
@@ -128,10 +132,10 @@ def test_answers_get_more_of_the_time_the_faster_learning_is() -> None:
     spec, size = wide_spec(*FAMILIES[0]), Size(method="draft", layers=2, columns=8192)
     shares = []
     for products in (1e11, 1e13, 1e15):
-        costs = replace(COSTS, products=products)
-        share = answering_share(costs, spec, size, 300.0, "cuda")
-        answered = tokens_answered(costs, spec, 300.0 * share, "cuda")
-        seen = 300.0 * (1 - share) / learning_seconds(costs, spec, size, "cuda")
+        here = ground(spec, products=products)
+        share = answering_share(here, size, 300.0)
+        answered = tokens_answered(here, 300.0 * share)
+        seen = 300.0 * (1 - share) / learning_seconds(here, size)
         assert 3 < seen / answered < 20 or share == 0.75
         shares.append(share)
     assert shares[0] < shares[1] < shares[2]  # a host keeps up with so many answers, not more
@@ -149,8 +153,12 @@ def test_trees_are_those_that_the_engine_grows() -> None:
     grown = {one for sizes in OF_MODELS.values() for one in sizes}
     engine = {(one.width, one.num_levels, one.num_nodes) for one in grown}
     assert {(one.width, one.num_levels, one.num_nodes) for one in TREES} == engine
-    costs = replace(COSTS, passes=((1, 1.5e-3), (6, 1.52e-3), (45, 1.7e-3)))
-    chain, tree = (best_draft(costs, 0.7, 1e-4, METHODS["draft"], on) for on in ("cpu", "cuda"))
+    passes = ((1, 1.5e-3), (6, 1.52e-3), (45, 1.7e-3))
+    spec = wide_spec(*FAMILIES[0])
+    chain, tree = (
+        best_draft(ground(spec, on, passes=passes), 0.7, 1e-4, METHODS["draft"])
+        for on in ("cpu", "cuda")
+    )
     assert chain.num_nodes == chain.num_levels
     assert tree.num_nodes > tree.num_levels
     assert 1.05 < tree.speedup / chain.speedup < 1.2
@@ -158,10 +166,10 @@ def test_trees_are_those_that_the_engine_grows() -> None:
 
 
 def test_no_guesses_where_rows_cost_as_much_as_passes() -> None:
-    costs = replace(COSTS, passes=((1, 1.0), (12, 12.0)))
-    found = best_draft(costs, 0.7, 0.01, METHODS["draft"], "cuda")
+    here = ground(wide_spec(*FAMILIES[0]), passes=((1, 1.0), (12, 12.0)))
+    found = best_draft(here, 0.7, 0.01, METHODS["draft"])
     assert (found.num_nodes, found.speedup) == (0, 1.0)
-    ranked = rank(costs, wide_spec(*FAMILIES[0]), seconds=LONG, device="cuda")
+    ranked = rank(here, seconds=LONG)
     assert ranked[0].speedup == 1.0
     assert ranked[0].size.method == "draft"  # whoever forces one gets the best guesses for a cost
 
@@ -199,9 +207,8 @@ def test_layers_stand_side_by_side_where_that_costs_little() -> None:
     """A draft whose layers cost what launching them takes gets more in each."""
     spec = wide_spec(*FAMILIES[0])
     for per_abreast, is_wide in ((1e-6, True), (3e-4, False)):
-        costs = replace(COSTS, per_abreast=per_abreast)
         sizes = sizes_for(spec, ["draft"], can_stand_abreast=True)
-        best = rank(costs, spec, seconds=LONG, device="cuda", sizes=sizes)[0]
+        best = rank(ground(spec, per_abreast=per_abreast), seconds=LONG, sizes=sizes)[0]
         assert (best.size.abreast > 1) == is_wide
         assert ("side by side" in best.size.text()) == is_wide
 
@@ -210,12 +217,11 @@ def test_one_layer_of_two_is_weighed_with_fewer_units() -> None:
     """Where a layer costs its launches, two of the target's in one are nearly as good as one after
     the other, and half as dear."""
     spec = wide_spec(*FAMILIES[0])
-    costs = replace(COSTS, per_units=3e-6, per_abreast=2e-6, abreast_units=1.5e-6)
+    here = ground(spec, per_units=3e-6, per_abreast=2e-6, abreast_units=1.5e-6)
     sizes = sizes_for(spec, ["draft"], can_lose_units=True, can_stand_abreast=True)
     few = [one for one in sizes if one.units == 0.25 and one.columns == sizes[0].columns]
-    words: dict[str, Any] = {"seconds": LONG, "device": "cuda", "answered": 1e9}
     found = {
-        (one.layers, one.abreast): expect(costs, spec, one, **words)
+        (one.layers, one.abreast): expect(here, one, seconds=LONG, answered=1e9)
         for one in few
         if one.layers * one.abreast <= 2
     }
@@ -445,8 +451,8 @@ def test_a_job_that_goes_on_keeps_its_vocabulary(tmp_path: Path) -> None:
     spec = wide_spec(*FAMILIES[0])
     asked, clock = Asked(target="t", out=tmp_path, prompts="p"), Clock(tmp_path / "c.json", 4.0)
     texts = Texts(np.arange(40_000), np.array([0, 20_000, 40_000]), np.array([1, 1]))
-    plan = Plan(COSTS, 1.1, rank(COSTS, spec, seconds=100.0, device="cpu"))
-    run_ = Run(asked, plan, spec, tmp_path, texts, [], Serving("t", clock))
+    plan = Plan(ground(spec, "cpu"), 1.1, rank(ground(spec, "cpu"), seconds=100.0))
+    run_ = Run(asked, plan, tmp_path, texts, [], Serving("t", clock))
     found = []
     for spent in (10.0, 239.0):
         clock.spent = {"regenerate": spent}
@@ -470,7 +476,7 @@ def test_what_came_of_it_is_said_by_the_clock(tmp_path: Path) -> None:
     target = str(write_target(tmp_path / "target"))
     asked = Asked(target=target, out=tmp_path / "out", prompts="p", is_listed=False)
     job = Job("draft", target, "p", asked.out)
-    plan = Plan(COSTS, 1.1, [])
+    plan = Plan(ground(wide_spec(*FAMILIES[0])), 1.1, [])
 
     def said(drafter: float, phrases: float) -> Outcome:
         methods = dict.fromkeys(("lookups", "drafter", "phrases"), "")

@@ -16,26 +16,27 @@ from hunch.train.expect import rank
 from hunch.train.plan import Asked, Plan
 from hunch.train.progress import Progress
 from hunch.train.serving import Serving
-from hunch.train.sizes import Size, sizes_for
+from hunch.train.sizes import Ground, Size, sizes_for
 from hunch.train.texts import Texts
 from hunch.train.trials import LONG, Run, _candidates, choose, with_columns
 
 SPEC = wide_spec(*FAMILIES[0])
+GROUND = Ground(COSTS, SPEC, "cuda")
 
 
 def plan_of(**speeds: float) -> Plan:
     """The best of each method, expected to be so fast."""
-    found = rank(COSTS, SPEC, seconds=100.0, device="cuda", sizes=sizes_for(SPEC))
+    found = rank(GROUND, seconds=100.0, sizes=sizes_for(SPEC))
     best = {one.size.method: one for one in reversed(found)}
     chosen = [replace(best[name], speedup=speed) for name, speed in speeds.items()]
-    return Plan(COSTS, 1.1, chosen)
+    return Plan(GROUND, 1.1, chosen)
 
 
 def run_of(folder: Path, plan: Plan, minutes: float) -> Run:
     texts = Texts(np.arange(40_000), np.array([0, 20_000, 40_000]), np.array([1, 1]))
     serving = Serving("t", Clock(folder / "clock.json", minutes))
     asked = Asked(target="t", out=folder, prompts="p", minutes=minutes)
-    return Run(asked, plan, SPEC, folder, texts, [], serving)
+    return Run(asked, plan, folder, texts, [], serving)
 
 
 def test_only_drafters_that_are_expected_to_be_close_are_tried() -> None:
@@ -71,7 +72,8 @@ def test_a_trial_that_fails_leaves_the_others(
 
 def test_drafters_that_are_tried_share_what_the_target_said(tmp_path: Path) -> None:
     """With the same tokens to guess, whatever each would choose by itself."""
-    plan = Plan(COSTS, 1.1, rank(COSTS, SPEC, seconds=100.0, device="cpu"))
+    ground = replace(GROUND, device="cpu")
+    plan = Plan(ground, 1.1, rank(ground, seconds=100.0))
     run = run_of(tmp_path, plan, 10.0)
     _, _, first = with_columns(run, Size(method="draft", layers=2, columns=8192))
     other = Size(method="draft", layers=1, columns=8192, abreast=2)

@@ -122,7 +122,7 @@ def _train(asked: Asked, spec: ModelSpec, serving: Serving, show: Progress, say:
     network = None
     try:
         if is_training:
-            run = Run(asked, plan, spec, work, texts, test_ids, serving, held=_held(work, texts))
+            run = Run(asked, plan, work, texts, test_ids, serving, held=_held(work, texts))
             network, why = _network(run, show, say)
             run.release()
             if network is None:

@@ -30,11 +30,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import exp, inf, log2
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from hunch.models.spec import ModelSpec
-from hunch.train.costs import Costs, layer_parameters, num_parameters, unit_parameters
-from hunch.train.sizes import METHODS, Method, Size, Smaller, parts_of, sizes_for
+from hunch.train.costs import layer_parameters, num_parameters, unit_parameters
+from hunch.train.sizes import METHODS, Ground, Method, Size, sizes_for
 from hunch.train.states import TOP
 
 FAMILIARITY = 4.3e6  # tokens seen after which a draft is half as good as it can get
@@ -134,15 +133,16 @@ class Draft(NamedTuple):
 
 
 def best_draft(
-    costs: Costs, chance: float, node: float, method: Method, device: str, covered: float = 1.0
+    ground: Ground, chance: float, node: float, method: Method, covered: float = 1.0
 ) -> Draft:
     """How many guesses to check, and how much faster than plain decoding that is.
 
     covered: the share of all tokens that the draft vocabulary has; a tree cannot guess others.
     """
-    plain, depth = costs.of_pass(1) + costs.step, method.depth
-    found = [(n, n, chain_tokens(chance, n)) for n in range(1, depth + 1)]
-    if method.has_trees and device == "cuda":
+    costs = ground.costs
+    plain = costs.of_pass(1) + costs.step
+    found = [(n, n, chain_tokens(chance, n)) for n in range(1, method.depth + 1)]
+    if method.has_trees and ground.device == "cuda":
         for tree in TREES:
             better = chance + tree.found * (covered - chance) if chance > 0 else 0.0
             tokens = chain_tokens(better, tree.num_levels)
@@ -150,8 +150,7 @@ def best_draft(
     best = Draft(0, 0, 1.0, 1.0)
     for num_nodes, num_levels, tokens in found:
         levels = levels_in_passes(num_nodes, num_levels) if method.is_sequential else 1.0
-        drafting = node * levels
-        seconds = costs.of_pass(1 + num_nodes) + costs.step + drafting
+        seconds = costs.of_pass(1 + num_nodes) + costs.step + node * levels
         one = Draft(num_nodes, num_levels, tokens, tokens * plain / seconds)
         best = max(best, one, key=lambda draft: draft.speedup)
     return best
@@ -180,37 +179,31 @@ def usual_coverage(columns: int, vocab_size: int) -> float:
     return 1.0
 
 
-def tokens_answered(costs: Costs, spec: ModelSpec, seconds: float, device: str) -> float:
+def tokens_answered(ground: Ground, seconds: float) -> float:
     """The number of tokens that the target is expected to write in this time."""
-    rate = costs.products * _COMPUTES.get(device, _COMPUTES["cpu"]) / (2.0 * num_parameters(spec))
-    return seconds * min(rate, FASTEST) * _WRITING.get(device, 1.0)
+    speed = ground.costs.products * _COMPUTES[ground.device]
+    rate = speed / (2.0 * num_parameters(ground.spec))
+    return seconds * min(rate, FASTEST) * _WRITING[ground.device]
 
 
-def learning_seconds(costs: Costs, spec: ModelSpec, size: Size, device: str) -> float:
+def learning_seconds(ground: Ground, size: Size) -> float:
     """Seconds of training per token, forward and backward."""
+    costs, spec = ground.parts(size)
     layer = layer_parameters(spec) - (1 - size.units) * unit_parameters(spec)
     weights = size.layers * size.abreast * layer + size.columns * spec.width
-    speed = costs.products * _COMPUTES.get(device, _COMPUTES["cpu"])
+    speed = costs.products * _COMPUTES[ground.device]
     return 6.0 * weights * METHODS[size.method].passes / speed
 
 
-def tokens_seen(
-    costs: Costs,
-    spec: ModelSpec,
-    size: Size,
-    answered: float,
-    seconds: float,
-    device: str,
-    smaller: Smaller | None = None,
-) -> float:
+def tokens_seen(ground: Ground, size: Size, answered: float, seconds: float) -> float:
     """The number of tokens that training learns from in this time; repeated ones count less.
 
     The target must read the answers too: once if its opinions can be kept, else each time.
     """
-    method = METHODS[size.method]
-    learning = learning_seconds(*parts_of(size, costs, spec, smaller), size, device)
+    costs, spec = ground.costs, ground.spec
+    learning = learning_seconds(ground, size)
     reading = 2.0 * num_parameters(spec) / (costs.products * _READS)
-    kept = answered * 2 * (method.features * spec.width + _KEPT)
+    kept = answered * 2 * (METHODS[size.method].features * spec.width + _KEPT)
     if costs.room is not None and kept > costs.room:
         seen = seconds / (learning + reading)
     else:
@@ -221,42 +214,32 @@ def tokens_seen(
     return answered * (1 + AGAIN * (1 - exp((1 - times) / AGAIN)))
 
 
-def answering_share(
-    costs: Costs,
-    spec: ModelSpec,
-    size: Size,
-    seconds: float,
-    device: str,
-    smaller: Smaller | None = None,
-) -> float:
+def answering_share(ground: Ground, size: Size, seconds: float) -> float:
     """The share of `seconds` to spend on answers, so that training learns from the most tokens."""
     least, most = (round(100 * share) for share in SHARES)
 
     def seen(percent: int) -> float:
         answering = percent / 100 * seconds
-        answered = tokens_answered(costs, spec, answering, device)
-        return tokens_seen(costs, spec, size, answered, seconds - answering, device, smaller)
+        answered = tokens_answered(ground, answering)
+        return tokens_seen(ground, size, answered, seconds - answering)
 
     return max(range(least, most + 1), key=seen) / 100
 
 
 def expect(
-    costs: Costs,
-    spec: ModelSpec,
+    ground: Ground,
     size: Size,
     *,
     seconds: float,
-    device: str,
     answered: float,
     coverage: Callable[[int], float] | None = None,
-    smaller: Smaller | None = None,
 ) -> Expected:
     """What to expect of a drafter after `seconds` of training on `answered` tokens."""
-    method = METHODS[size.method]
-    seen = tokens_seen(costs, spec, size, answered, seconds, device, smaller)
-    own_costs, own = parts_of(size, costs, spec, smaller)
+    method, smaller = METHODS[size.method], ground.smaller
+    seen = tokens_seen(ground, size, answered, seconds)
+    _, own = ground.parts(size)
     # Tokens that a smaller model lacks are padding.
-    share = usual_coverage(size.columns, min(spec.vocab_size, own.vocab_size))
+    share = usual_coverage(size.columns, min(ground.spec.vocab_size, own.vocab_size))
     if coverage is not None:
         share = coverage(size.columns)
     best = method.best(layers_held(size)) * (1 + LOST * log2(size.units))
@@ -269,8 +252,8 @@ def expect(
     # A draft that starts nearer to the target has less to learn.
     learned = seen / (seen + FAMILIARITY * missed**2)
     chance = share * (begins + max(best - begins, 0.0) * learned)
-    node = node_seconds(own_costs, own, size)
-    draft = best_draft(costs, chance, node, method, device, share)
+    node = node_seconds(ground, size)
+    draft = best_draft(ground, chance, node, method, share)
     return Expected(
         size=size,
         chance=chance,
@@ -307,9 +290,9 @@ def wholeness(size: Size, num_layers: int) -> float:
     return max(2 * held * (USELESS - size.abreast) / (USELESS - 1) - 1, 0.0)
 
 
-def node_seconds(costs: Costs, spec: ModelSpec, size: Size) -> float:
+def node_seconds(ground: Ground, size: Size) -> float:
     """Seconds for a node of this drafter; for all of its nodes, if one pass makes them."""
-    method = METHODS[size.method]
+    (costs, spec), method = ground.parts(size), METHODS[size.method]
     if method.is_sequential:
         num_layers = size.layers + method.extra
         return costs.of_node(num_layers, size.columns, size.units, size.abreast)
@@ -324,23 +307,19 @@ def node_seconds(costs: Costs, spec: ModelSpec, size: Size) -> float:
 
 
 def rank(
-    costs: Costs,
-    spec: ModelSpec,
+    ground: Ground,
     *,
     seconds: float,
-    device: str,
     answered: float = inf,
     coverage: Callable[[int], float] | None = None,
     sizes: Iterable[Size] | None = None,
-    smaller: Smaller | None = None,
 ) -> list[Expected]:
     """All sizes, the fastest first; of equally fast ones, the one with the best single guess."""
-    words: dict[str, Any] = {"seconds": seconds, "device": device, "answered": answered}
     found = [
-        expect(costs, spec, size, coverage=coverage, smaller=smaller, **words)
-        for size in (sizes_for(spec) if sizes is None else sizes)
+        expect(ground, size, seconds=seconds, answered=answered, coverage=coverage)
+        for size in (sizes_for(ground.spec) if sizes is None else sizes)
     ]
-    plain = costs.of_pass(1)
+    plain = ground.costs.of_pass(1)
     return sorted(
         found, key=lambda one: (-round(one.speedup, 3), one.node_seconds / plain - one.chance)
     )

@@ -30,7 +30,7 @@ from hunch.train.origin import Origin, agreement, open_origin
 from hunch.train.prompts import BUILTIN, read_prompts, to_hold_out
 from hunch.train.regenerate import give_back
 from hunch.train.serving import Serving
-from hunch.train.sizes import Smaller, possible, sizes_for, sizes_from
+from hunch.train.sizes import Ground, Smaller, possible, sizes_for, sizes_from
 from hunch.train.speeds import compare_speeds, engine_for_one
 
 PLAN = "plan.json"
@@ -83,11 +83,10 @@ class Asked:
 class Plan:
     """What was measured before training, and what was chosen by it."""
 
-    costs: Costs
+    ground: Ground
     lookups: float | None  # speed over plain decoding with lookups alone; None: not asked
     expected: list[Expected]  # the fastest first
     answering: float = ANSWERING  # share of the time until training ends, for answers
-    smaller: Smaller | None = None  # a model besides the target that drafts can be cut from
 
     @property
     def best(self) -> Expected:
@@ -129,25 +128,27 @@ def make_plan(asked: Asked, spec: ModelSpec, work: Path, serving: Serving, say: 
     if stored is None and device_of(asked) == "cpu" and not asked.is_forced:
         # Known in seconds, before the target is loaded: what could be learned in the time, by the
         # speed of products, against costs that nothing is below.
-        least, smaller = least_costs(spec), None
+        smaller = None
         if origin is not None:
             smaller = _smaller(asked, origin, least_costs(origin.spec, spec), 1.0)
-        expected, share = _expected(least, spec, clock, clock.gone, "cpu", smaller)
+        ground = Ground(least_costs(spec), spec, "cpu", smaller)
+        expected, share = _expected(ground, clock, clock.gone)
         if expected[0].speedup < PAYS:
-            return Plan(least, None, expected, share, smaller)
+            return Plan(ground, None, expected, share)
     if stored is None or smaller_of(stored) != asked.smaller or not _is_whole(stored, asked):
         say(f"{asked.target}: measures passes, guesses and lookups, then says what it expects")
         stored = _measure(asked, serving, origin)
         stored["gone"] = clock.gone  # a job that goes on later expects what it did at first
         give_back()
         write_json(work / PLAN, stored)
-    found, device, smaller = _read_costs(stored["costs"]), stored["device"], None
+    smaller = None
     if origin is not None:
         cuts = stored["smaller"]
         smaller = _smaller(asked, origin, _read_costs(cuts["costs"]), cuts["agrees"])
-    expected, share = _expected(found, spec, clock, stored["gone"], device, smaller)
-    plan = Plan(found, stored["lookups"], expected, share, smaller)
-    for line in _plan_lines(asked, plan, device, stored["num_prompts"]):
+    ground = Ground(_read_costs(stored["costs"]), spec, stored["device"], smaller)
+    expected, share = _expected(ground, clock, stored["gone"])
+    plan = Plan(ground, stored["lookups"], expected, share)
+    for line in _plan_lines(asked, plan, stored["num_prompts"]):
         say(line)
     return plan
 
@@ -177,39 +178,24 @@ def _read_costs(stored: dict[str, Any]) -> Costs:
     return Costs(**{**stored, "passes": tuple(map(tuple, stored["passes"]))})
 
 
-def _expected(
-    costs: Costs,
-    spec: ModelSpec,
-    clock: Clock,
-    gone: float,
-    device: str,
-    smaller: Smaller | None,
-) -> tuple[list[Expected], float]:
+def _expected(ground: Ground, clock: Clock, gone: float) -> tuple[list[Expected], float]:
     """Every drafter for the target, the fastest first, with the time that is left; and the share of
     that which answers get."""
-    left = max(trained_share(clock, device) * clock.seconds - gone, 2.0)
+    left = max(trained_share(clock, ground.device) * clock.seconds - gone, 2.0)
     sizes = sizes_for(
-        spec,
-        possible(spec),
-        can_lose_units=costs.per_units > 0,
+        ground.spec,
+        possible(ground.spec),
+        can_lose_units=ground.costs.per_units > 0,
         # What layers lose side by side is known of few models: a trial must show it.
-        can_stand_abreast=costs.per_abreast > 0 and clock.seconds >= LONG,
+        can_stand_abreast=ground.costs.per_abreast > 0 and clock.seconds >= LONG,
     )
-    sizes += [] if smaller is None else sizes_from(smaller)
+    sizes += [] if ground.smaller is None else sizes_from(ground.smaller)
 
     def ranked(share: float) -> list[Expected]:
-        return rank(
-            costs,
-            spec,
-            seconds=(1 - share) * left,
-            device=device,
-            answered=tokens_answered(costs, spec, share * left, device),
-            sizes=sizes,
-            smaller=smaller,
-        )
+        answered = tokens_answered(ground, share * left)
+        return rank(ground, seconds=(1 - share) * left, answered=answered, sizes=sizes)
 
-    best = ranked(ANSWERING)[0].size
-    share = answering_share(costs, spec, best, left, device, smaller)
+    share = answering_share(ground, ranked(ANSWERING)[0].size, left)
     return ranked(share), share
 
 
@@ -300,20 +286,21 @@ def _encoded(asked: Asked, llm: Any) -> list[list[int]]:
     return prompts
 
 
-def _plan_lines(asked: Asked, plan: Plan, device: str, num_prompts: int) -> list[str]:
-    costs = plan.costs
+def _plan_lines(asked: Asked, plan: Plan, num_prompts: int) -> list[str]:
+    costs, smaller = plan.ground.costs, plan.ground.smaller
+    one, six = (1e3 * costs.of_pass(rows) for rows in (1, 6))
     lines = [
-        f"{asked.target} on {device}: a pass takes {1e3 * costs.of_pass(1):.2f} ms for one token, "
-        f"{1e3 * costs.of_pass(6):.2f} ms for six; a drafted node {1e3 * costs.per_layer:.3f} ms "
+        f"{asked.target} on {plan.ground.device}: a pass takes {one:.2f} ms for one token, "
+        f"{six:.2f} ms for six; a drafted node {1e3 * costs.per_layer:.3f} ms "
         f"per layer and {1e6 * costs.per_column:.3f} ms per thousand tokens it may guess",
         f"lookups alone: {plan.lookups:.2f}x of plain decoding (measured, {num_prompts} prompts)",
     ]
-    if plan.smaller is not None:
-        cuts = plan.smaller.costs
+    if smaller is not None:
+        cuts = smaller.costs
         lines.append(
-            f"cut from {plan.smaller.name}: a drafted node {1e3 * cuts.per_layer:.3f} ms per layer "
+            f"cut from {smaller.name}: a drafted node {1e3 * cuts.per_layer:.3f} ms per layer "
             f"and {1e6 * cuts.per_column:.3f} ms per thousand tokens it may guess; by itself it "
-            f"says {plan.smaller.agrees:.0%} of what the target does"
+            f"says {smaller.agrees:.0%} of what the target does"
         )
     if not plan.best.num_nodes:
         return [*lines, "no network: a guess of any costs more here than it is expected to save"]

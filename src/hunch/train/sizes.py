@@ -98,14 +98,21 @@ class Smaller:
     num_known: int  # of the target's tokens
 
 
-def parts_of(
-    size: Size, costs: Costs, spec: ModelSpec, smaller: Smaller | None
-) -> tuple[Costs, ModelSpec]:
-    """Costs and shape of the model that a drafter is cut from: the target, or a smaller one."""
-    if not size.cut_from:
-        return costs, spec
-    assert smaller is not None
-    return smaller.costs, smaller.spec
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """What drafters are weighed on: a target on a device, and what it costs there."""
+
+    costs: Costs
+    spec: ModelSpec
+    device: str  # "cuda" or "cpu"
+    smaller: Smaller | None = None  # that drafts may be cut from too
+
+    def parts(self, size: Size) -> tuple[Costs, ModelSpec]:
+        """Costs and shape of the model that a drafter is cut from."""
+        if not size.cut_from:
+            return self.costs, self.spec
+        assert self.smaller is not None
+        return self.smaller.costs, self.smaller.spec
 
 
 def sizes_for(

@@ -9,10 +9,8 @@ from typing import Any
 
 from hunch.errors import TrainingError
 from hunch.models.decoder import Decoder
-from hunch.models.spec import ModelSpec
 from hunch.registry import RECIPES, resolve
 from hunch.train.clock import REPLAY, WRITE, Clock
-from hunch.train.costs import Costs
 from hunch.train.expect import (
     Draft,
     Expected,
@@ -35,13 +33,13 @@ from hunch.train.job import (
 from hunch.train.kept import Kept
 from hunch.train.loop import CANDIDATE, LAST, Loop, restore
 from hunch.train.outcome import speculate_text
-from hunch.train.plan import LONG, NUM_TRIED, Asked, Plan, Say, context_of, device_of, trained_share
+from hunch.train.plan import LONG, NUM_TRIED, Asked, Plan, Say, context_of, trained_share
 from hunch.train.progress import Progress
 from hunch.train.regenerate import give_back
 from hunch.train.replay import Replay
 from hunch.train.select import without_advice
 from hunch.train.serving import Serving
-from hunch.train.sizes import METHODS, Size, parts_of
+from hunch.train.sizes import METHODS, Ground, Size
 from hunch.train.speeds import Speeds, compare_speeds, engine_for_one
 from hunch.train.texts import Texts
 from hunch.train.vocab import coverage_of
@@ -78,7 +76,6 @@ class Run:
 
     asked: Asked
     plan: Plan
-    spec: ModelSpec
     work: Path
     texts: Texts
     test_ids: list[list[int]]
@@ -93,9 +90,9 @@ class Run:
     def clock(self) -> Clock:
         return self.serving.clock
 
-    def parts(self, size: Size) -> tuple[Costs, ModelSpec]:
-        """Costs and shape of what a drafter is cut from."""
-        return parts_of(size, self.plan.costs, self.spec, self.plan.smaller)
+    @property
+    def ground(self) -> Ground:
+        return self.plan.ground
 
     def release(self) -> None:
         """Let go of what training needed."""
@@ -157,15 +154,8 @@ def _try(
         with run.clock.part(WRITE):
             write_student(job, settings, student, names[name] / "files")
         methods[name] = speculate_text(one.size.method, names[name] / "files")
-        so_far = expect(
-            run.plan.costs,
-            run.spec,
-            chosen.size,
-            seconds=seconds,
-            device=device_of(run.asked),
-            answered=float(len(run.texts.tokens)),
-            smaller=run.plan.smaller,
-        )
+        answered = float(len(run.texts.tokens))
+        so_far = expect(run.ground, chosen.size, seconds=seconds, answered=answered)
         # The fastest learner need not end best: the expected effect of the remaining time is added.
         missed = still_missed(so_far.chance, chosen.chance)
         speedup = promised(run, chosen.size, replay, missed).speedup
@@ -192,27 +182,19 @@ def with_columns(
 ) -> tuple[Job, Settings, Expected]:
     """The job with the draft vocabulary that pays best, now that there are answers to count, or
     with `num_columns`; for so many seconds, or as long as there is time."""
-    asked, plan, spec, clock = run.asked, run.plan, run.spec, run.clock
-    coverage = coverage_of(run.texts, spec.vocab_size)
+    asked, clock, ground = run.asked, run.clock, run.ground
+    coverage = coverage_of(run.texts, ground.spec.vocab_size)
     # A job that goes on keeps to what it began with, whatever time is left.
     chosen, name = read_json(run.work / COLUMNS) or {}, _name(best)
     # What a draft is cut from may have a smaller vocabulary.
-    alike = [one.size for one in plan.expected if one.size.cut_from == best.cut_from]
+    alike = [one.size for one in run.plan.expected if one.size.cut_from == best.cut_from]
     columns = [size.columns for size in alike] if num_columns is None else [num_columns]
     columns = [chosen[name]] if name in chosen else columns
-    sizes, device = {replace(best, columns=count) for count in columns}, device_of(asked)
-    left = trained_share(clock, device) * clock.seconds - _before_training(clock)
+    sizes = {replace(best, columns=count) for count in columns}
+    left = trained_share(clock, ground.device) * clock.seconds - _before_training(clock)
     left = max(left, LEAST * clock.seconds)
-    ranked = rank(
-        plan.costs,
-        spec,
-        seconds=left,
-        device=device,
-        answered=float(len(run.texts.tokens)),
-        coverage=coverage,
-        sizes=sizes,
-        smaller=plan.smaller,
-    )
+    answered = float(len(run.texts.tokens))
+    ranked = rank(ground, seconds=left, answered=answered, coverage=coverage, sizes=sizes)
     write_json(run.work / COLUMNS, {**chosen, name: ranked[0].size.columns})
     job = job_for(asked, best)
     job.options |= {"draft_vocab": str(ranked[0].size.columns)}
@@ -277,10 +259,9 @@ def promised(run: Run, size: Size, replay: Replay, missed: float = 1.0) -> Draft
 
     missed: of what they miss now, what they will still miss.
     """
-    costs, device = run.plan.costs, device_of(run.asked)
-    node = node_seconds(*run.parts(size), size)
+    node = node_seconds(run.ground, size)
     chance = 1 - missed * (1 - chance_of(replay.tokens_per_pass, len(replay.tried)))
-    return best_draft(costs, chance, node, METHODS[size.method], device)
+    return best_draft(run.ground, chance, node, METHODS[size.method])
 
 
 def compare(
