@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +19,7 @@ from hunch.train.changes import (
     turned_heads,
     unread_tensors,
 )
+from hunch.train.replay import Drafted
 
 GAIN = 0.25  # more accepted tokens per pass, as a share, that make a suspicion a finding
 GOOD = 2.0  # tokens per pass from which nobody needs a doctor
@@ -82,31 +85,18 @@ def found(fault: str, **facts: Any) -> Finding:
 
 
 @dataclass(slots=True)
-class Seen:
-    """How guesses fared. Index 1 of `by_shift` is as it should be."""
+class Seen(Drafted):
+    """How guesses fared in the engine. Index 1 of `by_shift` is as it should be."""
 
-    num_tokens: int = 0
-    num_passes: int = 0
     by_shift: list[int] = field(default_factory=lambda: [0, 0, 0])  # token before, at, after
     first: int = 0  # first guesses that by_shift is about
-    tried: list[int] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
     early: list[int] = field(default_factory=lambda: [0, 0])  # accepted, passes
     late: list[int] = field(default_factory=lambda: [0, 0])
-
-    @property
-    def tokens_per_pass(self) -> float:
-        return self.num_tokens / max(self.num_passes, 1)
 
     @property
     def gained(self) -> float:
         """Tokens per pass beyond plain decoding."""
         return max(self.tokens_per_pass - 1, 0.0)
-
-    @property
-    def per_position(self) -> list[float]:
-        """The share of drafts with a guess there whose guess was accepted, as stats have it."""
-        return [kept / max(tried, 1) for tried, kept in zip(self.tried, self.kept, strict=True)]
 
     def add(self, text: list[int], trace: list[Any]) -> None:
         """An answer, and the drafts that were made for it."""
@@ -118,10 +108,9 @@ class Seen:
                     self.first += 1
                     for place, token in enumerate(near):
                         self.by_shift[place] += step.tokens[0] == token
-                for place in range(_depth(step.parents)):
-                    if place >= len(self.tried):
-                        self.tried.append(0)
-                        self.kept.append(0)
+                depth = _depth(step.parents)
+                self.deepen(depth)
+                for place in range(depth):
                     self.tried[place] += 1
                     self.kept[place] += place < len(step.accepted)
                 part = self.early if at < _LONG else self.late
@@ -231,13 +220,20 @@ class Doctor:
         return seen
 
     def _helps(
-        self, seen: Seen, name: str, folder: Path, options: str = "", *, is_chat: bool = True
+        self,
+        seen: Seen,
+        name: str,
+        options: str = "",
+        *,
+        is_chat: bool = True,
+        **changes: Mapping[str, Any],  # of the drafter's files
     ) -> bool:
         """Whether a drafter so changed guesses better; the trial is noted."""
-        try:
-            other = self.look(folder, options, is_chat=is_chat)
-        except ModelError:
-            return False  # what was changed does not fit this target
+        with changed(self.folder, **changes) if changes else nullcontext(self.folder) as folder:
+            try:
+                other = self.look(folder, options, is_chat=is_chat)
+            except ModelError:
+                return False  # what was changed does not fit this target
         self.trials.append(Trial(name, other.tokens_per_pass, other.per_position))
         return other.gained > seen.gained * (1 + GAIN) + 0.05
 
@@ -256,11 +252,8 @@ class Doctor:
             return None
         for name, shift in (("one too high", -1), ("one too low", 1), ("absolute", 0)):
             tensors = moved_map(self.folder, shift, is_absolute=name == "absolute")
-            if tensors is None:
-                continue
-            with changed(self.folder, tensors=tensors) as folder:
-                if self._helps(seen, f"token ids {name}", folder):
-                    return found("vocab_map", name=name)
+            if tensors and self._helps(seen, f"token ids {name}", tensors=tensors):
+                return found("vocab_map", name=name)
         return None
 
     def _features(self, seen: Seen) -> Finding | None:
@@ -270,9 +263,8 @@ class Doctor:
         key, layers = fused
         for shift in (-1, 1):
             moved = [layer + shift for layer in layers]
-            with changed(self.folder, config={key: moved}) as folder:
-                if self._helps(seen, f"{key} {moved}", folder):
-                    return found("feature_layers", key=key, layers=layers, moved=moved)
+            if self._helps(seen, f"{key} {moved}", config={key: moved}):
+                return found("feature_layers", key=key, layers=layers, moved=moved)
         return None
 
     def _places(self, seen: Seen) -> Finding | None:
@@ -281,23 +273,18 @@ class Doctor:
         config = read_config(self.folder)
         given = {**(config.get("dflash_config") or {}), **config}.get("sample_from_anchor")
         is_shifted = self.method == "dspark" if given is None else bool(given)
-        other = str(not is_shifted).lower()
-        with changed(self.folder, config={"sample_from_anchor": not is_shifted}) as folder:
-            is_better = self._helps(seen, f"sample_from_anchor {other}", folder)
+        other, config = str(not is_shifted).lower(), {"sample_from_anchor": not is_shifted}
+        is_better = self._helps(seen, f"sample_from_anchor {other}", config=config)
         return found("places", other=other) if is_better else None
 
     def _rope(self, seen: Seen) -> Finding | None:
         tensors = turned_heads(self.folder)
-        if tensors is None:
-            return None
-        with changed(self.folder, tensors=tensors) as folder:
-            is_better = self._helps(seen, "rope of neighbours", folder)
+        is_better = tensors and self._helps(seen, "rope of neighbours", tensors=tensors)
         return found("rope_layout") if is_better else None
 
     def _template(self, seen: Seen) -> Finding | None:
-        is_better = self.has_template and self._helps(
-            seen, "without the chat template", self.folder, is_chat=False
-        )
+        name = "without the chat template"
+        is_better = self.has_template and self._helps(seen, name, is_chat=False)
         return found("chat_template") if is_better else None
 
     def _context(self, seen: Seen) -> Finding | None:
@@ -305,24 +292,22 @@ class Doctor:
         if min(passes, passes_late) < 20:
             return None
         early, late = kept / passes, kept_late / passes_late
-        return (
-            found("context", early=early, late=late) if late * (1 + GAIN) + 0.1 <= early else None
-        )
+        is_worse = late * (1 + GAIN) + 0.1 <= early
+        return found("context", early=early, late=late) if is_worse else None
 
     def _rounding(self, seen: Seen) -> Finding | None:
         if not self.is_rounded or seen.tokens_per_pass >= GOOD:
             return None
         engine, self.engine = self.engine, {**self.engine, "dtype": "float32"}
         try:
-            is_better = self._helps(seen, "target in float32", self.folder)
+            is_better = self._helps(seen, "target in float32")
         finally:
             self.engine = engine
         return found("rounded_target") if is_better else None
 
     def _precision(self, seen: Seen) -> Finding | None:
-        is_better = self.method == "draft" and self._helps(
-            seen, "draft in float32", self.folder, ":dtype=float32"
-        )
+        name, options = "draft in float32", ":dtype=float32"
+        is_better = self.method == "draft" and self._helps(seen, name, options)
         return found("precision") if is_better else None
 
     def _training(self, seen: Seen) -> Finding | None:

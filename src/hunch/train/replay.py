@@ -17,8 +17,8 @@ _LOOKS = 6  # at held-out answers before a curve can be called flat
 
 
 @dataclass(slots=True)
-class Replay:
-    """What drafting would have done on answers the target chose greedily."""
+class Drafted:
+    """How guesses fared."""
 
     num_tokens: int = 0
     num_passes: int = 0
@@ -34,12 +34,20 @@ class Replay:
         """The share of drafts with a guess there whose guess was accepted, as stats have it."""
         return [kept / max(tried, 1) for tried, kept in zip(self.tried, self.kept, strict=True)]
 
+    def deepen(self, depth: int) -> None:
+        """Have room for drafts of so many places."""
+        missing = [0] * (depth - len(self.tried))
+        self.tried += missing
+        self.kept += missing
+
+
+class Replay(Drafted):
+    """What drafting would have done on answers the target chose greedily."""
+
     def add(self, pack: Pack, agreed: list[Tensor], depth: int) -> None:
         """Walk each answer: a pass yields the guesses up to the first wrong one, and one more."""
         depth = depth if len(agreed) == 1 else min(depth, len(agreed))
-        while len(self.tried) < depth:
-            self.tried.append(0)
-            self.kept.append(0)
+        self.deepen(depth)
         found = np.stack([agreed_T.cpu().numpy() for agreed_T in agreed])
         starts = zip(pairwise(pack.start_S.tolist()), pack.prompt_B.tolist(), strict=True)
         for (start, end), prompt in starts:
