@@ -83,6 +83,11 @@ class Settings:
     job: JobOptions
     pretrain: PretrainOptions
 
+    @property
+    def cut_from(self) -> str:
+        """Another model than the target whose layers the drafter takes over; empty: none."""
+        return getattr(self.recipe, "from_", "")
+
 
 def drafts_as(method: str) -> str:
     """The `speculate=` name of what a recipe makes."""
@@ -158,11 +163,10 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
     student, target = build_student(job, settings, texts, before)
     if before is not None:
         start_from(student, before)
-    lr = recipe.lr
     reading, answering = settings.pretrain.split(settings.loop)
     if settings.pretrain.is_asked:
-        pretrain(student, target, work, reading, lr, show)
-    loop = Loop(student, target, work / "train", answering, lr)
+        pretrain(student, target, work, reading, recipe.lr, show)
+    loop = Loop(student, target, work / "train", answering, recipe.lr)
     num_held = min(max(len(texts) // 10, 1), 64)
     learn, held = texts.split(num_held, settings.loop.seed)
     loop.run(learn, held, show)
@@ -182,10 +186,9 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
 
 def origin_of(settings: Settings, target: Weights) -> Origin | None:
     """What the drafter is cut from, where that is not the target; raises where it cannot be."""
-    name = getattr(settings.recipe, "from_", "")
-    if not name:
+    if not settings.cut_from:
         return None
-    origin = open_origin(name, target)
+    origin = open_origin(settings.cut_from, target)
     check_context(origin, settings.loop.context, ModelSpec.from_config(target.config))
     return origin
 
@@ -324,14 +327,13 @@ def _select(
 
 def write_student(job: Job, settings: Settings, student: Student, folder: Path) -> None:
     config, tensors = student.files()
-    tokenizer = getattr(settings.recipe, "from_", "") or job.target
     write_drafter(
         folder,
         config,
         tensors,
         target=job.target,
         precision=settings.job.precision,
-        tokenizer_from=Path(find_files(tokenizer).path),
+        tokenizer_from=Path(find_files(settings.cut_from or job.target).path),
     )
 
 
@@ -347,7 +349,7 @@ def publish(
     words = card(
         method=drafts_as(job.method),
         target=job.target,
-        cut_from=getattr(settings.recipe, "from_", ""),
+        cut_from=settings.cut_from,
         recipe={
             **{
                 key: getattr(settings.recipe, name)

@@ -117,14 +117,14 @@ def _flat(matrix: Tensor) -> Tensor:
     return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
 
 
-def orthogonal(g_NAB: Tensor, num_rounds: int = 5) -> Tensor:
+def orthogonal(g_NAB: Tensor) -> Tensor:
     """About the nearest matrices with orthonormal rows, of which there are no more than columns: a
     Newton-Schulz iteration. Sums are part of the products: launches are what steps of a few
     thousand tokens wait for."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x: Tensor = g_NAB.bfloat16() if g_NAB.is_cuda else g_NAB
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
-    for _ in range(num_rounds):
+    for _ in range(5):
         gram = x @ x.mT
         gram = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, gram, x, beta=a)

@@ -46,9 +46,7 @@ class Counting:
     cost: float = 0.3  # of checking a guess, in tokens
     min_gain: float = 0.5  # tokens an entry must have brought
     smoothing: float = 3.0  # how many sightings the shorter context's chance stands for
-    doubt: float = (
-        0.8  # taken from every entry's gain, as it is measured on the texts it was counted on
-    )
+    doubt: float = 0.8  # taken from every gain, as it is measured on the texts it was counted on
 
 
 @dataclass(slots=True)
@@ -87,10 +85,8 @@ def replay(texts: Texts, max_order: int) -> Answers:
             length, places = index_of.find(known[-MAX_MATCH:])
             if length:
                 after = [known[p] for p in places]
-                type_T[first + place], guess_T[first + place] = (
-                    guess_type_of(after, length),
-                    after[0],
-                )
+                type_T[first + place] = guess_type_of(after, length)
+                guess_T[first + place] = after[0]
                 others = list(dict.fromkeys(after))[1 : NUM_OTHERS + 1]
                 if others:
                     others_TO[first + place, : len(others)] = others

@@ -65,9 +65,8 @@ class Speeds:
     acceptance_rate: dict[str, float]
     node_cost: dict[str, float]  # of a drafted node, in passes of the target
     captured: dict[str, Any] = field(default_factory=dict)  # counts of each method's captured steps
-    by_category: dict[str, dict[str, float]] = field(
-        default_factory=dict
-    )  # tokens per pass, by method
+    # Of each method, tokens per pass by what prompts ask for.
+    by_category: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -18,6 +18,7 @@ from hunch.models.decoder import Decoder
 from hunch.models.source import Shape, Source
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
+from hunch.train.attend import can_capture
 from hunch.train.loss import Late, teach
 from hunch.train.packs import PackInputs, PackShape
 from hunch.train.states import States, TopOpinions
@@ -112,6 +113,7 @@ class Student:
     num_walks = 1  # times its network goes over a text for one loss
     layer_names: Collection[str] = ()  # prefixes of layers, whose tensors become `sources`
     anchors = 0  # places of each text where blocks of guesses begin
+    spec: ModelSpec | None = None  # of its layers, where it has some that attend
 
     def __init__(self, target: Decoder, columns: Columns) -> None:
         self.target, self.columns = target, columns
@@ -138,7 +140,10 @@ class Student:
     @property
     def can_capture(self) -> bool:
         """Whether its steps can be a CUDA graph."""
-        return self.target.device.type == "cuda"
+        device = self.target.device
+        if self.spec is not None:
+            return can_capture(self.spec, device, self.target.dtype)
+        return device.type == "cuda"
 
     def flops(self, shape: PackShape) -> float:
         """Floating-point operations of its products in one step: forward and backward."""

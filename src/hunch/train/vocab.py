@@ -39,6 +39,10 @@ class Columns:
     def __len__(self) -> int:
         return len(self.ids_C)
 
+    def offsets(self) -> Tensor:
+        """What published files say of sorted columns (d2t): each token's id less its column."""
+        return self.ids_C.cpu().sort().values - torch.arange(len(self))
+
     def to(self, device: torch.device) -> Columns:
         return Columns(self.ids_C.to(device), self.column_V.to(device), self.coverage)
 
@@ -74,10 +78,10 @@ def coverage_of(texts: Texts, vocab_size: int) -> Callable[[int], float]:
     return lambda size: float(share[min(size, vocab_size) - 1])
 
 
-def enough_columns(texts: Texts, vocab_size: int, share: float = ENOUGH) -> int:
-    """The smallest draft vocabulary, a power of two, that covers this share."""
+def enough_columns(texts: Texts, vocab_size: int) -> int:
+    """The smallest draft vocabulary, a power of two, that covers most tokens."""
     coverage, size = coverage_of(texts, vocab_size), 4096
-    while size < vocab_size and coverage(size) < share:
+    while size < vocab_size and coverage(size) < ENOUGH:
         size *= 2
     return min(size, vocab_size)
 

@@ -27,7 +27,6 @@ from hunch.models.heads.block import BlockBody, BlockShape, build_body
 from hunch.models.source import ShapeSource
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
-from hunch.train.attend import can_capture
 from hunch.train.blocks import Blocks
 from hunch.train.cut import UNITS, check_units, fitted, read, strongest_units, with_units
 from hunch.train.loss import teach
@@ -95,6 +94,7 @@ class BlockStudent(Student):
         own = with_units(own, options.units) if options.units < 1 else own
         assert own.rope is not None
         self.rope = Rope(own.rope, own.head_dim, spec.max_len + options.block, target.device)
+        self.spec = own
         self.shape = BlockShape(
             spec=own,
             feature_layers=self.feature_layers,
@@ -111,10 +111,6 @@ class BlockStudent(Student):
         self.head_CD = target.head.weight_NK[columns.ids_C] * spec.logits_scale
         self.layer_names = [f"layers.{layer}." for layer in range(layers)]
         self.start(self._begin(weights))
-
-    @property
-    def can_capture(self) -> bool:
-        return can_capture(self.shape.spec, self.target.device, self.target.dtype)
 
     def _begin(self, weights: Weights) -> dict[str, Tensor]:
         """Layers start as the target's last ones, the rest as what changes nothing."""
@@ -238,11 +234,10 @@ class BlockStudent(Student):
         }
         tensors = self.values()
         if self.shape.num_columns:
-            ids_C, order_C = self.columns.ids_C.cpu().sort()
-            tensors["d2t"] = ids_C - torch.arange(len(ids_C))
-            after = MARKOV.format(2)
+            order_C, after = self.columns.ids_C.cpu().argsort(), MARKOV.format(2)
+            tensors["d2t"] = self.columns.offsets()
             tensors[after] = tensors[after][order_C.to(tensors[after].device)]
-            config["draft_vocab_size"] = len(ids_C)
+            config["draft_vocab_size"] = len(self.columns)
         return config, tensors
 
 

@@ -23,7 +23,7 @@ from hunch.models.load import spec_of, tensor_shapes
 from hunch.models.native import ID_MAP
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights, open_weights
-from hunch.train.attend import Packed, can_capture
+from hunch.train.attend import Packed
 from hunch.train.cut import (
     ABREAST,
     INNER,
@@ -62,15 +62,14 @@ class DraftOptions:
 class DraftStudent(Student):
     """Sees what the target sees, and is asked what the target would say."""
 
+    spec: ModelSpec
+
     def __init__(
         self, options: DraftOptions, target: Decoder, columns: Columns, weights: Weights
     ) -> None:
         super().__init__(target, columns)
-        self.loss_name, self.share_tables, self.units = (
-            options.loss,
-            options.share_tables,
-            options.units,
-        )
+        self.loss_name, self.units = options.loss, options.units
+        self.share_tables = options.share_tables
         # What it is cut from: the target, or another model.
         self.origin: Origin | None = None
         self.model = target
@@ -124,10 +123,6 @@ class DraftStudent(Student):
                 found[name] = torch.randn(shape, generator=generator) * shape[1] ** -0.5
         return found
 
-    @property
-    def can_capture(self) -> bool:
-        return can_capture(self.spec, self.target.device, self.target.dtype)
-
     def loss_on(self, given: StepInputs) -> PackLoss:
         # Fed with the target's tokens, it says the same at any depth of a draft.
         walk = Walk(given, self.loss_name)
@@ -173,9 +168,8 @@ class DraftStudent(Student):
                 config |= {CUT_FROM: self.origin.name, DRAFTS_FOR: ""}
                 config["tie_word_embeddings"] = spec.is_tied  # as its files have it
             if len(self.columns) < spec.vocab_size:
-                ids_C = self.columns.ids_C.sort().values.cpu()
-                tensors[ID_MAP] = (ids_C - torch.arange(len(ids_C))).int()
-                config["draft_vocab_size"] = len(ids_C)
+                tensors[ID_MAP] = self.columns.offsets().int()
+                config["draft_vocab_size"] = len(self.columns)
             return config, tensors
         tensors[names.embed] = model.embedding_VD
         if not spec.is_tied:

@@ -17,7 +17,6 @@ from hunch.models.decoder import Decoder
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
-from hunch.train.attend import can_capture
 from hunch.train.cut import read
 from hunch.train.student import (
     PackLoss,
@@ -47,6 +46,8 @@ class Eagle3Options:
 
 class Eagle3Student(Student):
     """(state of t, token t + 1) -> state of t + 1, from which token t + 2 is guessed."""
+
+    spec: ModelSpec
 
     def __init__(
         self, options: Eagle3Options, target: Decoder, columns: Columns, weights: Weights
@@ -95,28 +96,19 @@ class Eagle3Student(Student):
                 found[f"{prefix}{name}.weight"] = matrix
             for name in ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"):
                 found[f"{prefix}{name}.weight"] = taken(f"{name}.weight", origin)
-            norms = (
-                ("post_attention_layernorm", "input_layernorm")
-                if layer
-                else ("post_attention_layernorm",)
-            )
+            norms = ["post_attention_layernorm", *(["input_layernorm"] if layer else [])]
             for name in norms:
                 found[f"{prefix}{name}.weight"] = taken(f"{name}.weight", origin)
         return found
-
-    @property
-    def can_capture(self) -> bool:
-        return can_capture(self.spec, self.target.device, self.target.dtype)
 
     def loss_on(self, given: StepInputs) -> PackLoss:
         """A draft is begun after every token; its state stays in the place of that token."""
         spec, source, pack = self.spec, self.source(), given.pack
         assert self.target.rope is not None
         attend = Unrolled(pack, self.target.rope, spec.max_len)
-        blocks = [
-            build_block(spec, source, FIRST, 0, input_width=2 * spec.width, has_attn_norm=False)
-        ]
-        blocks += [
+        width = 2 * spec.width
+        first = build_block(spec, source, FIRST, 0, input_width=width, has_attn_norm=False)
+        others = [
             build_block(spec, source, f"layers.{layer}.", layer)
             for layer in range(1, spec.num_layers)
         ]
@@ -131,8 +123,8 @@ class Eagle3Student(Student):
             attend.to(step)
             token_TD = token_TD.roll(-1, dims=0)
             input_TE = torch.cat((token_TD, hidden_norm(hidden_TD)), dim=-1)
-            hidden_TD = blocks[0].mix(hidden_TD, input_TE, attend)
-            for block in blocks[1:]:
+            hidden_TD = first.mix(hidden_TD, input_TE, attend)
+            for block in others:
                 hidden_TD = block(hidden_TD, attend)
             walk.teach(norm(walk.taught(hidden_TD, step + 1)), step + 1, self.head_CD)
         return walk.result()
@@ -148,7 +140,7 @@ class Eagle3Student(Student):
             "eagle_aux_hidden_state_layer_ids": list(self.feature_layers),
         }
         tensors = self.values()
-        tensors["d2t"] = ids_C - torch.arange(len(ids_C))
+        tensors["d2t"] = self.columns.offsets()
         tensors["t2d"] = torch.zeros(spec.vocab_size, dtype=torch.bool).index_fill(0, ids_C, True)
         tensors["lm_head.weight"] = self.target.head.weight_NK[ids_C.to(self.target.device)]
         return config, tensors
