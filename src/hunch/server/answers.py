@@ -25,7 +25,10 @@ class Shape(Protocol):
     id: str
     media_type: str  # of a stream
     last: bytes  # what ends one
-    turn: Turn | None  # how to read the answer, where it may be more than text
+
+    @property
+    def turn(self) -> Turn | None:
+        """How to read the answer, where it may be more than text."""
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json: ...
 
@@ -129,6 +132,16 @@ class OpenAIStream(DataEvents):
     def chunk(self, delta: Delta) -> Json:
         raise NotImplementedError
 
+    def _chunk_of(self, news: Json, delta: Delta) -> Json:
+        """A chunk with these news of one answer."""
+        choice = {"index": delta.index, **news, "finish_reason": delta.finish_reason}
+        if self.has_token_ids:
+            choice["token_ids"] = delta.token_ids
+        chunk = {**self.head, "choices": [choice]}
+        if delta.pieces is not None:
+            chunk["hunch"] = {"pieces": [list(piece) for piece in delta.pieces]}
+        return chunk
+
     def chunks(self, delta: Delta) -> list[Json]:
         return [self.chunk(delta)]
 
@@ -193,15 +206,8 @@ class ChatShape(OpenAIStream):
         yield {**self.head, "choices": [choice], **(self._of_prompt(output) if not index else {})}
 
     def chunk(self, delta: Delta) -> Json:
-        choice = {
-            "index": delta.index,
-            "delta": self._delta(delta),
-            "logprobs": self._logprobs(delta.token_ids, delta.logprobs),
-            "finish_reason": delta.finish_reason,
-        }
-        if self.has_token_ids:
-            choice["token_ids"] = delta.token_ids
-        return _with_pieces({**self.head, "choices": [choice]}, delta)
+        logprobs = self._logprobs(delta.token_ids, delta.logprobs)
+        return self._chunk_of({"delta": self._delta(delta), "logprobs": logprobs}, delta)
 
     def _delta(self, delta: Delta) -> Json:
         if delta.parts is None:
@@ -282,15 +288,7 @@ class CompletionShape(OpenAIStream):
 
     def chunk(self, delta: Delta) -> Json:
         logprobs = self._logprobs(delta.index, delta.token_ids, delta.logprobs)
-        choice = {
-            "index": delta.index,
-            "text": delta.text,
-            "logprobs": logprobs,
-            "finish_reason": delta.finish_reason,
-        }
-        if self.has_token_ids:
-            choice["token_ids"] = delta.token_ids
-        return _with_pieces({**self.head, "choices": [choice]}, delta)
+        return self._chunk_of({"text": delta.text, "logprobs": logprobs}, delta)
 
     def _whole_logprobs(
         self, index: int, output: RequestOutput, choice: CompletionOutput
@@ -347,9 +345,3 @@ def _ranked(entry: Mapping[int, Logprob], num_top: int) -> list[tuple[int, Logpr
     """The likeliest tokens, best first; the chosen one is in `entry` even if it is none of them."""
     ranked = sorted(entry.items(), key=lambda item: -item[1].logprob)
     return ranked if num_top == -1 else ranked[:num_top]
-
-
-def _with_pieces(chunk: Json, delta: Delta) -> Json:
-    if delta.pieces is not None:
-        chunk["hunch"] = {"pieces": [list(piece) for piece in delta.pieces]}
-    return chunk

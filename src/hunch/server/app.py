@@ -22,7 +22,7 @@ from hunch.server.llamacpp import add_llamacpp
 from hunch.server.messages import add_messages
 from hunch.server.ollama import add_ollama
 from hunch.server.other_names import instead_of
-from hunch.server.problems import ProblemError, from_error, from_validation
+from hunch.server.problems import ProblemError, faults, from_error, from_validation
 from hunch.server.responses import Stored, add_responses
 from hunch.server.schemas import (
     ChatBody,
@@ -31,10 +31,9 @@ from hunch.server.schemas import (
     ErrorBody,
     TokenizeBody,
 )
-from hunch.server.service import Service
+from hunch.server.service import Service, model_entry
 from hunch.server.sglang import add_sglang
 from hunch.server.streaming import ClientGoneError
-from hunch.types import SamplingParams
 
 ALL = sys.maxsize  # tokens that /tokenize counts: a text need not fit into a request
 PROMPT_FIELDS = {  # path -> the field that holds what is read
@@ -75,9 +74,6 @@ UNREADABLE = {  # by what reading the body as JSON raised
     ValueError: "the body holds a number of too many digits",
     RecursionError: "the body is nested too deep",
 }
-FAULTS: dict[int | str, dict[str, Any]] = {
-    status: {"model": ErrorBody} for status in (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
-}
 
 
 def build_app(
@@ -95,7 +91,7 @@ def build_routes(service: Service, stored: Stored) -> FastAPI:
         version=service.settings.version,
         docs_url=None,  # its pages come from a CDN
         redoc_url=None,
-        responses=FAULTS,
+        responses=faults(ErrorBody),
     )
     _add_openai(app, service)
     _add_tokens(app, service)
@@ -146,14 +142,7 @@ def _guarded(app: FastAPI, inner: App, service: Service) -> Guard | CORSMiddlewa
 
 def _add_openai(app: FastAPI, service: Service) -> None:
     def model(name: str) -> dict[str, Any]:
-        return {
-            "id": name,
-            "object": "model",
-            "created": int(service.started),
-            "owned_by": "hunch",
-            "root": service.settings.served_model_names[0],
-            "max_model_len": service.engine.info.max_len,
-        }
+        return model_entry(name, service.settings.name, service)
 
     @app.get("/models", include_in_schema=False)
     @app.get("/v1/models")
@@ -178,8 +167,8 @@ def _add_openai(app: FastAPI, service: Service) -> None:
     @app.post("/v1/chat/completions/input_tokens")
     async def chat_tokens(body: ChatBody) -> dict[str, Any]:
         service.check_model(body.model)
-        turn = await service.open_turn(body, SamplingParams())
-        return {"object": "response.input_tokens", "input_tokens": len(turn.prompt_ids)}
+        ids = await service.chat_ids(body)
+        return {"object": "response.input_tokens", "input_tokens": len(ids)}
 
     @app.post("/invocations", response_class=Response)
     async def invocations(body: dict[str, Any], request: Request) -> Response:
@@ -197,7 +186,7 @@ def _add_tokens(app: FastAPI, service: Service) -> None:
         if len(given) != 1:
             raise ProblemError(400, "give one of prompt, messages and content")
         if body.messages is not None:
-            ids = (await service.open_turn(body.chat(), SamplingParams())).prompt_ids
+            ids = await service.chat_ids(body.chat())
         elif body.content is not None:
             ids = []
             if body.content:

@@ -48,15 +48,11 @@ class _Limited(HttpToolsProtocol if HttpToolsProtocol is not None else object): 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         if len(self.connections) > self.limit:
-            problem = ProblemError(
-                503,
-                f"this server takes {self.limit} connections at once; try again later",
-                code="too_many_connections",
-                retry_after=1,
-            )
-            self._refuse(problem)
-            return
-        self._expect_headers()
+            message = f"this server takes {self.limit} connections at once; try again later"
+            code = "too_many_connections"
+            self._refuse(ProblemError(503, message, code=code, retry_after=1))
+        else:
+            self._expect_headers()
 
     def data_received(self, data: bytes) -> None:
         while data and not self.transport.is_closing():
@@ -130,11 +126,8 @@ class BodyWriter:
 
 
 def _too_large() -> ProblemError:
-    return ProblemError(
-        431,
-        f"the headers are more than {MAX_HEADERS} or larger than {MAX_HEADER_BYTES} bytes",
-        code="limit_exceeded",
-    )
+    message = f"the headers are more than {MAX_HEADERS} or larger than {MAX_HEADER_BYTES} bytes"
+    return ProblemError(431, message, code="limit_exceeded")
 
 
 _REASONS = {431: "Request Header Fields Too Large", 503: "Service Unavailable"}

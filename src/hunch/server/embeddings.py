@@ -96,7 +96,7 @@ def add_embeddings(app: FastAPI, service: Service) -> None:
                 "object": "list",
                 "created": int(time.time()),
                 "data": data,
-                "model": body.model or service.settings.served_model_names[0],
+                "model": body.model or service.settings.name,
                 "usage": {"prompt_tokens": count, "total_tokens": count},
             }
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -31,7 +30,7 @@ from hunch.server.schemas import (
 from hunch.server.service import Service
 from hunch.server.summary import Json
 from hunch.server.text import Text
-from hunch.types import CompletionOutput, Logprob, RequestOutput, SamplingParams
+from hunch.types import CompletionOutput, Logprob, RequestOutput
 
 SPECULATIVE = "speculative.n_max"  # most nodes of a draft; its other settings only save time
 
@@ -149,7 +148,7 @@ async def _answer(
     fields = body.model_dump(exclude_unset=True, by_alias=True, include=shared)
     fields |= {"max_tokens": body.max_tokens, "logprobs": body.n_probs or None, "prompt": prompt}
     shape = NativeShape(
-        model=body.model or service.settings.served_model_names[0],
+        model=body.model or service.settings.name,
         text=service.text,
         num_probs=body.n_probs,
         has_tokens=body.return_tokens or body.stream,
@@ -191,8 +190,8 @@ def _add_about(app: FastAPI, service: Service) -> None:
                 "params": dict(service.defaults),
             },
             "total_slots": info.max_rows,
-            "model_path": service.settings.served_model_names[0],
-            "model_alias": service.settings.served_model_names[0],
+            "model_path": service.settings.name,
+            "model_alias": service.settings.name,
             "chat_template": service.chat_template or service.text.chat_template or "",
             "modalities": {"vision": False, "audio": False},
             "is_sleeping": False,
@@ -204,8 +203,8 @@ def _add_about(app: FastAPI, service: Service) -> None:
     @app.post("/apply-template")
     async def apply_template(body: TemplateBody) -> dict[str, str]:
         """The prompt a chat would be answered from, as text."""
-        turn = await service.open_turn(body.chat(), SamplingParams())
-        return {"prompt": service.text.decode(turn.prompt_ids, skip_special_tokens=False)}
+        ids = await service.chat_ids(body.chat())
+        return {"prompt": service.text.decode(ids, skip_special_tokens=False)}
 
 
 async def _mixed(service: Service, prompt: str | int | list[Any]) -> list[int]:
@@ -288,9 +287,6 @@ class NativeShape(OutputEvents):
             told = one(token, entry.get(token))
             found.append({**told, "top_logprobs": [one(*pair) for pair in best]})
         return {"completion_probabilities": found}
-
-    def encode(self, chunk: Json) -> bytes:
-        return b"data: " + json.dumps(chunk).encode() + b"\n\n"
 
 
 def _timings(num_read: int, choice: CompletionOutput) -> Json:

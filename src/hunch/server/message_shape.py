@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hunch.chat.ids import CallIds
 from hunch.chat.pieces import Piece
 from hunch.chat.turn import Turn
 from hunch.server.calls import loads_arguments
@@ -23,7 +22,7 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 class MessageShape(NamedEvents):
     """A `message`, whole or as events."""
 
-    turn: Turn | None
+    turn: Turn
     model: str
     id: str = field(default_factory=lambda: f"msg_{uuid.uuid4().hex}")
     _open: str | None = None  # the type of the pieces in the block that is being written
@@ -31,7 +30,6 @@ class MessageShape(NamedEvents):
     _finish_reason: str | None = None
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
-        assert self.turn is not None
         choice = only(outputs)
         answer = answer_of(self.turn, choice)
         content: list[Json] = []
@@ -99,7 +97,7 @@ class MessageShape(NamedEvents):
             self._open = None
 
     def _new_id(self, name: str, number: int) -> str:
-        call_id = (self.turn.call_ids if self.turn else CallIds()).new(name, number)
+        call_id = self.turn.call_ids.new(name, number)
         return f"toolu_{call_id[5:]}" if call_id.startswith("call_") else call_id
 
     def closing(

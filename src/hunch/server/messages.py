@@ -13,7 +13,7 @@ from starlette.responses import Response
 from hunch.chat.turn import call_of
 from hunch.server.events import checked, of_schema
 from hunch.server.message_shape import MessageShape
-from hunch.server.problems import ANTHROPIC_TYPES, ProblemError
+from hunch.server.problems import ANTHROPIC_TYPES, ProblemError, faults
 from hunch.server.schemas import (
     MAX_COUNT,
     Body,
@@ -25,7 +25,6 @@ from hunch.server.schemas import (
 )
 from hunch.server.service import Service
 from hunch.server.summary import Json
-from hunch.types import SamplingParams
 
 
 class Block(BaseModel):
@@ -125,23 +124,20 @@ class FaultBody(BaseModel):
     error: Fault
 
 
-FAULTS: dict[int | str, dict[str, Any]] = {
-    status: {"model": FaultBody} for status in (*ANTHROPIC_TYPES, 408, 500)
-}
+FAULTS = faults(FaultBody, (*ANTHROPIC_TYPES, 408, 500))
 
 
 def add_messages(app: FastAPI, service: Service) -> None:
     @app.post("/v1/messages", response_class=Response, responses=FAULTS)
     async def messages(body: MessagesBody, request: Request) -> Response:
         chat = _chat(body, max_len=service.engine.info.max_len)
-        model = body.model or service.settings.served_model_names[0]
+        model = body.model or service.settings.name
         return await service.chat(chat, request, lambda turn: MessageShape(turn=turn, model=model))
 
     @app.post("/v1/messages/count_tokens", responses=FAULTS)
     async def count_tokens(body: CountBody) -> dict[str, int]:
         service.check_model(body.model)
-        turn = await service.open_turn(_chat(body), SamplingParams())
-        return {"input_tokens": len(turn.prompt_ids)}
+        return {"input_tokens": len(await service.chat_ids(_chat(body)))}
 
 
 def _chat(body: CountBody, max_len: int | None = None) -> ChatBody:

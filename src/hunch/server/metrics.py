@@ -90,18 +90,14 @@ _OLDER = {
 }
 
 Labels = tuple[tuple[str, str], ...]
-Family = tuple[
-    tuple[str, str, str], list[tuple[str, Labels, float]]
-]  # name, help and type; samples
+Samples = list[tuple[str, Labels, float]]
+Family = tuple[tuple[str, str, str], Samples]  # name, help and type
 
 
 class Metrics:
     """Counts and histograms of one server."""
 
     def __init__(self, model_name: str, engine: AnyEngine) -> None:
-        def engine_pid() -> int:
-            return engine.pid
-
         self.registry = CollectorRegistry()  # what all processes would tell alike
         self._own = CollectorRegistry()  # what this one has counted
         self._engine = engine
@@ -126,21 +122,19 @@ class Metrics:
         )
         # Under the names every program has: process_resident_memory_bytes and such.
         ProcessCollector(registry=self.registry)
-        ProcessCollector("hunch_engine", pid=engine_pid, registry=self.registry)
+        ProcessCollector("hunch_engine", pid=lambda: engine.pid, registry=self.registry)
 
     def exposition(self) -> bytes:
         """The text Prometheus reads."""
-        return generate_latest(_Sum([*_plain(self.registry), *self._all_families()]))
+        # The other processes that serve the same engine told theirs at most a second ago.
+        own = self._engine.info.index
+        others = [counts for index, counts in self._engine.counts.items() if index != own]
+        families = [family for counts in (self.families(), *others) for family in counts]
+        return generate_latest(_Sum([*_plain(self.registry), *families]))
 
     def families(self) -> list[Family]:
         """What this process has counted, as plain values."""
         return _plain(self._own)
-
-    def _all_families(self) -> list[Family]:
-        """With those of the other processes that serve the same engine, at most a second old."""
-        own = self._engine.info.index
-        others = [counts for index, counts in self._engine.counts.items() if index != own]
-        return [*self.families(), *(family for families in others for family in families)]
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         self._http.labels(**self._labels, path=path, status=str(status)).inc()

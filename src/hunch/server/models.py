@@ -24,7 +24,7 @@ from hunch.server.guard import App, Receive, Scope, Send, replay
 from hunch.server.metrics import Family, adapters_family, joined
 from hunch.server.ollama import tag
 from hunch.server.problems import ProblemError, no_model
-from hunch.server.service import Service
+from hunch.server.service import Service, model_entry
 from hunch.server.settings import ServeConfig
 
 LOOK_SECONDS = 1.0  # between two looks for models nobody uses
@@ -35,7 +35,10 @@ Open = Callable[[], Awaitable[tuple[Service, App]]]  # loads a model and builds 
 class Model:
     """A model that may or may not be loaded."""
 
-    def __init__(self, names: tuple[str, ...], open_model: Open, parent: str | None = None) -> None:
+    def __init__(
+        self, names: tuple[str, ...], open_model: Open | None = None, parent: str | None = None
+    ) -> None:
+        """Without `open_model` it is loaded, and adopted, before anybody can ask for it."""
         self.names = names
         self.parent = parent  # the model it is an adapter of
         self.is_kept = False  # somebody else starts its engine again when it dies
@@ -59,6 +62,7 @@ class Model:
         async with self._waking:
             if self.service is None:
                 logs.event(logging.INFO, f"loading {self.names[0]}")
+                assert self._open is not None
                 self.service, self._app = await self._open()
             elif self.service.engine.is_asleep or (
                 self.service.engine.death is not None and not self.is_kept
@@ -227,14 +231,5 @@ class Switch:
 
 def _entry(name: str, model: Model) -> dict[str, Any]:
     """What a list of models says of one; who asks for no more need not have it loaded."""
-    service = model.service
-    return {
-        "id": name,
-        "object": "model",
-        "created": 0 if service is None else int(service.started),
-        "owned_by": "hunch",
-        "root": model.names[0],
-        "parent": model.parent,
-        "max_model_len": None if service is None else service.engine.info.max_len,
-        "is_loaded": model.is_awake,
-    }
+    entry = model_entry(name, model.names[0], model.service)
+    return {**entry, "parent": model.parent, "is_loaded": model.is_awake}

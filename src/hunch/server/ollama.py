@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 from pydantic import ConfigDict
-from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse, Response
 
 from hunch.chat.pieces import Call
@@ -22,7 +21,7 @@ from hunch.config import say_once
 from hunch.server.calls import loads_arguments
 from hunch.server.cursor import Delta
 from hunch.server.events import answer_of, checked, of_schema, only, parts_of
-from hunch.server.problems import ProblemError
+from hunch.server.problems import ProblemError, refusal
 from hunch.server.schemas import OLLAMA_FAULTS, Body, ChatBody, CompletionBody, Many
 from hunch.server.service import Service
 from hunch.server.summary import Json
@@ -58,7 +57,7 @@ class OllamaBody(Body):
         for name in LOGPROBS:
             if given.get(name):
                 text = "log-probabilities come with /v1/chat/completions and /v1/completions"
-                raise PydanticCustomError("refused", "{text}", {"text": text, "field": name})
+                raise refusal(name, text)
         found = {name: value for name, value in given.items() if name not in LOGPROBS}
         return found if known.issuperset(found) else super()._renamed(found, known)
 
@@ -178,7 +177,7 @@ def _add_lists(app: FastAPI, service: Service) -> None:
 
     @app.post("/api/show", responses=OLLAMA_FAULTS)
     async def show(body: ShowBody) -> dict[str, Any]:
-        name_of(service, body.model or body.name or service.settings.served_model_names[0])
+        name_of(service, body.model or body.name or service.settings.name)
         abilities = ["completion", "tools"]
         if service.chat_format.has_reasoning:
             abilities.append("thinking")

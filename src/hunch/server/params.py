@@ -12,13 +12,7 @@ from hunch.server.problems import ProblemError, at_most
 from hunch.server.schemas import ChatBody, CompletionBody, SamplingBody, SpeculationBody
 from hunch.server.settings import NO_LIMIT, Limits, ServeConfig
 from hunch.server.structured import structured_output
-from hunch.types import (
-    MAX_SEED,
-    USUAL_SAMPLING,
-    SamplingParams,
-    Speculation,
-    recommended,
-)
+from hunch.types import MAX_SEED, USUAL_SAMPLING, SamplingParams, Speculation, recommended
 
 ALL_TOKENS = -1  # as a number of log-probabilities
 USUAL_SPECULATION = Speculation()  # of a request that says nothing about it
@@ -132,7 +126,8 @@ def _params(
         include_stop_str_in_output=body.include_stop_str_in_output,
         skip_special_tokens=body.skip_special_tokens,
         ignore_eos=body.ignore_eos,
-        seed=_seed(body.seed),
+        # -1 is no seed, as in llama.cpp and vLLM; other negative ones are as good as any.
+        seed=None if body.seed is None or body.seed == -1 else body.seed & MAX_SEED,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         structured_outputs=structured_output(body, limits),
@@ -163,11 +158,6 @@ def check_limits(
         raise ProblemError(400, message, param="prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise ProblemError(400, "stream_options needs stream: true", param="stream_options")
-
-
-def _seed(given: int | None) -> int | None:
-    """-1 is no seed, as in llama.cpp and vLLM; other negative ones are as good as any."""
-    return None if given is None or given == -1 else given & MAX_SEED
 
 
 def _speculation(body: SpeculationBody | None) -> Speculation:

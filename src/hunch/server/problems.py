@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pydantic_core import PydanticCustomError
 from starlette.responses import JSONResponse
 
 from hunch.errors import (
@@ -100,6 +101,18 @@ class ProblemError(HunchError):
 
     def response(self, path: str) -> JSONResponse:
         return JSONResponse(self.body(path), status_code=self.status, headers=self.headers())
+
+
+def refusal(name: str, reason: str) -> PydanticCustomError:
+    """What is said of a body's field that is known, and not taken."""
+    return PydanticCustomError("refused", "{text}", {"text": reason, "field": name})
+
+
+def faults(
+    form: type, statuses: Iterable[int] = (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
+) -> dict[int | str, dict[str, Any]]:
+    """For the document of a path: the form of its answers that are no success."""
+    return {status: {"model": form} for status in statuses}
 
 
 def no_model(name: str, known: Iterable[str]) -> ProblemError:

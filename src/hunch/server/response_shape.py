@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from hunch.chat.ids import CallIds
 from hunch.chat.pieces import Piece
 from hunch.chat.turn import Turn
 from hunch.server.cursor import Delta
@@ -22,7 +21,7 @@ class ResponseShape(NamedEvents):
     """Items are written one after another: reasoning, a message, calls."""
 
     id: str
-    turn: Turn | None
+    turn: Turn
     echo: Json  # what the response repeats of its request
     keep: Callable[[Json], None]  # called with the finished response
     count: Callable[[str], int]  # a text's tokens
@@ -32,7 +31,6 @@ class ResponseShape(NamedEvents):
     _number: int = 0  # of the next event
 
     def whole(self, outputs: Sequence[RequestOutput]) -> Json:
-        assert self.turn is not None
         answer = answer_of(self.turn, only(outputs))
         pieces = [Piece("reasoning", answer.reasoning)] if answer.reasoning else []
         if answer.text or not answer.calls:
@@ -114,8 +112,7 @@ class ResponseShape(NamedEvents):
     def _tell(self, part: Piece) -> Iterator[Json]:
         if part.piece_type == "name":
             yield from self._end_item()
-            call_ids = self.turn.call_ids if self.turn else CallIds()
-            call_id = call_ids.new(part.text, part.call)
+            call_id = self.turn.call_ids.new(part.text, part.call)
             call = {"call_id": call_id, "name": part.text, "arguments": ""}
             yield from self._begin("arguments", {"type": "function_call", **call})
             return

@@ -10,23 +10,22 @@ from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
 from pydantic import AfterValidator, Field
-from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
 from hunch.chat.turn import Turn, call_of
 from hunch.config import say_once
 from hunch.server.events import checked
-from hunch.server.problems import ProblemError
+from hunch.server.problems import ProblemError, refusal
 from hunch.server.response_shape import ResponseShape
 from hunch.server.schemas import MAX_COUNT, Body, ChatBody, ChoosingBody, Many
 from hunch.server.service import Service
 from hunch.server.summary import Json
-from hunch.types import SamplingParams
 
 MAX_STORED = 1000  # responses, and
 MAX_STORED_BYTES = 64 * 1024 * 1024  # of conversation, of all of them together
 MAX_ITEMS = 4096
-
+FUNCTION = ("name", "description", "parameters", "strict")  # what a chat's tools say of one
+SCHEMA = ("name", "description", "schema", "strict")
 
 # Fields that are refused, and what to send in their place.
 INSTEAD = {
@@ -40,7 +39,7 @@ INSTEAD = {
 def _can_include(name: str) -> str:
     if name == "message.output_text.logprobs":
         reason = "log-probabilities come with /v1/chat/completions, and not with responses"
-        raise PydanticCustomError("refused", "{text}", {"text": reason, "field": "include"})
+        raise refusal("include", reason)
     return name
 
 
@@ -101,7 +100,7 @@ class ResponsesBody(ChoosingBody):
     def _renamed(cls, given: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
         for name, reason in INSTEAD.items():
             if given.get(name) not in (None, False):
-                raise PydanticCustomError("refused", "{text}", {"text": reason, "field": name})
+                raise refusal(name, reason)
         found = {name: value for name, value in given.items() if name not in INSTEAD}
         return found if known.issuperset(found) else super()._renamed(found, known)
 
@@ -156,7 +155,7 @@ def add_responses(app: FastAPI, service: Service, stored: Stored) -> None:
     @app.post("/v1/responses", response_class=Response)
     async def responses(body: ResponsesBody, request: Request) -> Response:
         items = conversation(body)
-        echo = _echo(body, service.settings.served_model_names[0])
+        echo = _echo(body, service.settings.name)
 
         def keep(response: Json) -> None:
             if body.store:
@@ -174,8 +173,8 @@ def add_responses(app: FastAPI, service: Service, stored: Stored) -> None:
     async def input_tokens(body: ResponsesBody) -> dict[str, Any]:
         """How many tokens such a request would read."""
         service.check_model(body.model)
-        turn = await service.open_turn(_chat(body, conversation(body)), SamplingParams())
-        return {"object": "response.input_tokens", "input_tokens": len(turn.prompt_ids)}
+        ids = await service.chat_ids(_chat(body, conversation(body)))
+        return {"object": "response.input_tokens", "input_tokens": len(ids)}
 
     @app.get("/v1/responses/{response_id}")
     async def one_response(response_id: str) -> dict[str, Any]:
@@ -228,7 +227,7 @@ def _chat(body: ResponsesBody, items: Sequence[Json]) -> ChatBody:
         "model": body.model,
         "messages": messages,
         "max_tokens": body.max_output_tokens,
-        "tools": [_tool(tool) for tool in _functions(body)],
+        "tools": [{"type": "function", "function": _some(t, FUNCTION)} for t in _functions(body)],
         "tool_choice": _choice(body.tool_choice),
         "parallel_tool_calls": body.parallel_tool_calls,
         "reasoning_effort": body.reasoning.effort if body.reasoning else None,
@@ -257,11 +256,6 @@ def _functions(body: ResponsesBody) -> list[Json]:
     return functions
 
 
-def _tool(tool: Json) -> Json:
-    names = ("name", "description", "parameters", "strict")
-    return {"type": "function", "function": {n: tool[n] for n in names if n in tool}}
-
-
 def _choice(choice: str | Json | None) -> str | Json | None:
     if isinstance(choice, dict) and choice.get("type") == "function":
         return {"type": "function", "function": {"name": choice.get("name")}}
@@ -272,8 +266,11 @@ def _format(text: TextBody | None) -> Json | None:
     asked = text.format if text else None
     if not asked or asked.get("type") != "json_schema":
         return asked
-    names = ("name", "description", "schema", "strict")
-    return {"type": "json_schema", "json_schema": {n: asked[n] for n in names if n in asked}}
+    return {"type": "json_schema", "json_schema": _some(asked, SCHEMA)}
+
+
+def _some(given: Json, names: Sequence[str]) -> Json:
+    return {name: given[name] for name in names if name in given}
 
 
 def _messages(items: Sequence[Json]) -> Iterator[Json]:

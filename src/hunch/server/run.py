@@ -109,7 +109,7 @@ async def _serve(
     service = new_service(config, settings, engine, text)
     stored = Stored()
     others = _further(config, settings, (engine_factory, text_factory), stored)
-    switch = Switch(settings, [Model(settings.served_model_names, _never), *others])
+    switch = Switch(settings, [Model(settings.served_model_names), *others])
     if not settings.api_keys and not settings.is_local:
         logs.event(
             logging.WARNING,
@@ -221,7 +221,7 @@ def _further(
     for name, path in settings.adapters:
         adapted = replace(config, model=replace(config.model, lora=path))
         open_model = _opening(adapted, settings, name, factories, stored)
-        found.append(Model((name,), open_model, settings.served_model_names[0]))
+        found.append(Model((name,), open_model, settings.name))
     return found
 
 
@@ -237,10 +237,6 @@ def _opening(
         return service, build_routes(service, stored)
 
     return open_model
-
-
-async def _never() -> tuple[Service, App]:
-    raise AssertionError("the first model is loaded before anybody can ask for it")
 
 
 def _server(service: Service, stored: Stored, switch: Switch | None = None) -> uvicorn.Server:

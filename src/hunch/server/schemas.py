@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from hunch.chat.turn import Wish
 from hunch.server.other_names import as_ours
+from hunch.server.problems import faults, refusal
 from hunch.types import MAX_SEED
 
 MAX_COUNT = 2**31 - 1
@@ -139,7 +140,7 @@ class KnownElsewhere(Body):
     def _renamed(cls, given: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
         found, refused = as_ours(given, known)
         for name, reason in refused.items():
-            raise PydanticCustomError("refused", "{text}", {"text": reason, "field": name})
+            raise refusal(name, reason)
         return found if known.issuperset(found) else super()._renamed(found, known)
 
 
@@ -242,10 +243,10 @@ class ToolBody(Body):
     def _renamed(cls, given: dict[str, Any], known: frozenset[str]) -> dict[str, Any]:
         if given.get("type") == "custom":
             text = "only tools of the kind function are offered: give them a schema of one text"
-            raise PydanticCustomError("refused", "{text}", {"text": text, "field": "type"})
+            raise refusal("type", text)
         if "name" in given and "function" not in given:  # as the Responses API has them
             text = 'it stands within "function": {"type": "function", "function": {"name": ...}}'
-            raise PydanticCustomError("refused", "{text}", {"text": text, "field": "name"})
+            raise refusal("name", text)
         return super()._renamed(given, known)
 
 
@@ -374,10 +375,7 @@ class OllamaErrorBody(BaseModel):
     error: str
 
 
-OLLAMA_FAULTS: dict[int | str, dict[str, Any]] = {
-    status: {"model": OllamaErrorBody}
-    for status in (400, 401, 403, 404, 408, 413, 415, 429, 500, 503)
-}
+OLLAMA_FAULTS = faults(OllamaErrorBody)
 
 
 def _joined(content: str | list[TextPart]) -> str:

@@ -28,12 +28,7 @@ from hunch.server.params import chat_params, completion_params, is_scoring, samp
 from hunch.server.problems import ProblemError, at_most, from_error, no_model
 from hunch.server.prompts import AnyEngine, PromptLog, Prompts, prompts_of
 from hunch.server.remote_stream import RemoteStream
-from hunch.server.schemas import (
-    ChatBody,
-    CompletionBody,
-    SamplingBody,
-    StreamOptions,
-)
+from hunch.server.schemas import ChatBody, CompletionBody, SamplingBody, StreamOptions
 from hunch.server.settings import ServeConfig
 from hunch.server.streaming import EventStream, beside, collect, scores_in, until, while_connected
 from hunch.server.structured import check_tools, form_field
@@ -66,7 +61,7 @@ class Service(Prompts):
         self.chat_format = chat_format(self.parsers, text, chat_template)
         self.model_path, self.tokenizer_path = paths or settings.served_model_names[:1] * 2
         super().__init__(engine, text)
-        self.metrics = Metrics(settings.served_model_names[0], engine)
+        self.metrics = Metrics(settings.name, engine)
         self.prompt_log = PromptLog(settings.prompt_log) if settings.prompt_log else None
         self.defaults = sampling_defaults(settings, text.generation_config)
         self.started = time.time()
@@ -202,7 +197,7 @@ class Service(Prompts):
         asked = body.return_tokens_as_token_ids
         return {
             "id": f"{prefix}-{uuid.uuid4().hex}",
-            "model": body.model or self.settings.served_model_names[0],
+            "model": body.model or self.settings.name,
             "text": self.text,
             "num_top": params.logprobs or 0,
             "has_token_ids": body.return_token_ids,
@@ -236,6 +231,10 @@ class Service(Prompts):
             has_reasoning=body.include_reasoning is not False,
             echoed=body.echoed,
         )
+
+    async def chat_ids(self, body: ChatBody) -> list[int]:
+        """The prompt of a chat that is not answered."""
+        return (await self.open_turn(body, SamplingParams())).prompt_ids
 
     async def open_turn(self, body: ChatBody, params: SamplingParams) -> Turn:
         """The prompt of a chat, and how its answer is held and read."""
@@ -327,31 +326,24 @@ class Service(Prompts):
         shape: Shape,
         deadline: float,
     ) -> EventStream:
-        cursors = []
+        cursors, settings = [], self.settings
         for number, stream in enumerate(streams):
             row = []
             for index in range(params.n):
                 painter = None
                 if params.speculation.trace:
-                    ids = stream.output.prompt_token_ids
+                    ids, shows_guesses = stream.output.prompt_token_ids, not settings.hides_guesses
                     painter = Painter(
-                        self.text,
-                        ids,
-                        params.skip_special_tokens,
-                        shows_guesses=not self.settings.hides_guesses,
+                        self.text, ids, params.skip_special_tokens, shows_guesses=shows_guesses
                     )
                 new_reader = shape.turn.new_reader if shape.turn else None
                 reader = new_reader() if new_reader else None
                 row.append(Cursor(number * params.n + index, painter, reader))
             cursors.append(row)
-        options = body.stream_options or StreamOptions(include_usage=self.settings.force_usage)
+        options = body.stream_options or StreamOptions(include_usage=settings.force_usage)
+        silence = settings.sse_keep_alive_interval
         return EventStream(
-            streams,
-            shape,
-            cursors,
-            deadline=deadline,
-            options=options,
-            keep_alive=self.settings.sse_keep_alive_interval,
+            streams, shape, cursors, deadline=deadline, options=options, keep_alive=silence
         )
 
     def overview(self) -> dict[str, Any]:
@@ -359,11 +351,23 @@ class Service(Prompts):
         return {
             "time": time.time(),
             "uptime_seconds": time.time() - self.started,
-            "model": self.settings.served_model_names[0],
+            "model": self.settings.name,
             "is_draining": self.is_draining,
             "num_open": self.engine.num_open,
             "engine": self.engine.stats(),
         }
+
+
+def model_entry(name: str, root: str, service: Service | None) -> dict[str, Any]:
+    """What a list of models says of one; without a service it was never loaded."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": int(service.started) if service else 0,
+        "owned_by": "hunch",
+        "root": root,
+        "max_model_len": service.engine.info.max_len if service else None,
+    }
 
 
 def _is_tokens_enough(params: SamplingParams) -> bool:

@@ -98,6 +98,11 @@ class ServeConfig:
     limits: Limits = field(default_factory=Limits)
 
     @property
+    def name(self) -> str:
+        """The model's, as answers carry it."""
+        return self.served_model_names[0]
+
+    @property
     def num_engines(self) -> int:
         """Engines that may be loaded at once, each with a model or an adapter of its own."""
         count = 1 + len(self.models) + len(self.adapters)

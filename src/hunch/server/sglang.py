@@ -75,11 +75,8 @@ class GenerateBody(KnownElsewhere):
     def scores(self) -> Scores | None:
         if not self.alike("return_logprob"):
             return None
-        return Scores(
-            num_top=self.alike("top_logprobs_num"),
-            first=self.alike("logprob_start_len"),
-            has_text=self.return_text_in_logprobs,
-        )
+        num_top, first = self.alike("top_logprobs_num"), self.alike("logprob_start_len")
+        return Scores(num_top=num_top, first=first, has_text=self.return_text_in_logprobs)
 
 
 def add_sglang(app: FastAPI, service: Service) -> None:
@@ -116,7 +113,7 @@ def _add_about(app: FastAPI, service: Service) -> None:
         return {
             "model_path": service.model_path,
             "tokenizer_path": service.tokenizer_path,
-            "served_model_name": settings.served_model_names[0],
+            "served_model_name": settings.name,
             "is_generation": True,
             "preferred_sampling_params": settings.override_generation_config or None,
             "weight_version": "default",

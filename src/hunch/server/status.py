@@ -11,6 +11,11 @@ from typing import Any
 from hunch.server import logs
 from hunch.server.service import Service
 
+_TOTALS = (
+    "prompt_tokens", "generation_tokens", "steps", "drafted", "accepted", "num_drafts",
+    "prefix_hits", "prefix_queries",
+)  # fmt: skip
+
 
 class StatusLines:
     """Compares the engine's totals with those of the line before."""
@@ -29,8 +34,9 @@ class StatusLines:
 
     def tell(self) -> None:
         now, stats = time.monotonic(), self._service.engine.stats()
-        seconds, gained = now - self._time, _gained(stats, self._last)
+        seconds = now - self._time
         self._time, last, self._last = now, self._last, stats
+        gained = {name: (stats.get(name) or 0) - (last.get(name) or 0) for name in _TOTALS}
         is_quiet = not any(gained.values()) and not stats.get("num_running")
         if is_quiet and self._is_quiet:
             return
@@ -68,22 +74,6 @@ class StatusLines:
             f"Avg Draft acceptance rate: {100 * _share(gained, 'accepted', 'drafted'):.1f}%"
         )
         logs.event(logging.INFO, line)
-
-
-_TOTALS = (
-    "prompt_tokens",
-    "generation_tokens",
-    "steps",
-    "drafted",
-    "accepted",
-    "num_drafts",
-    "prefix_hits",
-    "prefix_queries",
-)
-
-
-def _gained(now: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, float]:
-    return {name: (now.get(name) or 0) - (before.get(name) or 0) for name in _TOTALS}
 
 
 def _share(gained: Mapping[str, float], part: str, whole: str) -> float:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from asyncio import ensure_future
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import asynccontextmanager
 from functools import partial
 from json.encoder import encode_basestring_ascii as _quote
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from starlette.responses import Response
 
@@ -48,8 +49,7 @@ async def until(deadline: float) -> AsyncIterator[None]:
 
 async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
     """The result of `work`, unless the client hangs up first."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_hung_up(receive))
+    task, gone = ensure_future(work), ensure_future(_hung_up(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -78,7 +78,7 @@ async def merge(streams: Sequence[RemoteStream]) -> AsyncIterator[tuple[int, Req
         async for output in streams[0]:
             yield 0, output
         return
-    tasks = {_next(stream): number for number, stream in enumerate(streams)}
+    tasks = {ensure_future(anext(stream)): number for number, stream in enumerate(streams)}
     try:
         while tasks:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -86,7 +86,7 @@ async def merge(streams: Sequence[RemoteStream]) -> AsyncIterator[tuple[int, Req
                 number = tasks.pop(task)
                 output = task.result()
                 if not output.finished:
-                    tasks[_next(streams[number])] = number
+                    tasks[ensure_future(anext(streams[number]))] = number
                 yield number, output
     finally:
         for task in tasks:
@@ -170,7 +170,7 @@ class EventStream(Response):
                 self._last_sent = loop.time()
                 await send({"type": "http.response.body", "body": COMMENT, "more_body": True})
 
-        task = asyncio.ensure_future(comment())
+        task = ensure_future(comment())
         try:
             yield
         finally:
@@ -182,9 +182,8 @@ class EventStream(Response):
         if not self._is_opened[number]:
             self._is_opened[number] = True
             for cursor in self._cursors[number]:
-                yield from map(
-                    self._event, self._shape.opening(cursor.index, self._streams[number].output)
-                )
+                output = self._streams[number].output
+                yield from map(self._event, self._shape.opening(cursor.index, output))
 
     def _event(self, chunk: Json) -> bytes:
         if self._options.continuous_usage_stats:
@@ -259,13 +258,6 @@ async def _last_words(send: Send, body: bytes) -> None:
 async def _hung_up(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _next(stream: RemoteStream) -> asyncio.Task[RequestOutput]:
-    async def news() -> Any:
-        return await stream.__anext__()
-
-    return asyncio.ensure_future(news())
 
 
 async def beside(num_scores: int, work: Callable[[], T]) -> T:
