@@ -15,10 +15,9 @@ from train_setup import ENGINE, write_prompts, write_target
 from builders import tiny_config
 from hunch import LLM
 from hunch.models.spec import ModelSpec
-from hunch.train.builtin import builtin_prompts
+from hunch.train.builtin import OF_WORDS, PARTS, builtin_prompts
 from hunch.train.costs import Costs
 from hunch.train.expect import METHODS, best_draft
-from hunch.train.held_prompts import held_prompts
 from hunch.train.more_prompts import (
     Source,
     about_documents,
@@ -30,10 +29,9 @@ from hunch.train.more_prompts import (
     whole_words,
 )
 from hunch.train.progress import Progress
-from hunch.train.prompts import BUILTIN, read_prompts, split_prompts
+from hunch.train.prompts import BUILTIN, held_prompts, read_prompts, split_prompts
 from hunch.train.regenerate import AnswerOptions, read_answers, regenerate
 from hunch.train.sizes import Ground
-from hunch.train.tasks import FOLLOW_UPS, OF_DOCUMENTS, OF_TEXTS, OF_WORDS
 from hunch.train.texts import Texts
 from hunch.train.vocab import count_columns, coverage_of, enough_columns
 
@@ -174,18 +172,20 @@ def test_translations_go_both_ways_between_languages_the_vocabulary_has() -> Non
 
 def test_held_out_prompts_are_worded_unlike_those_that_are_learned_from(tmp_path: Path) -> None:
     held = held_prompts()
-    categories = [one.category for one in held]
+    categories = [one["category"] for one in held]
     assert len(set(categories[:7])) == 7, "the first ones have some of every category"
-    asked = [turn for one in held for turn in one.turns]
+    asked = [message["content"] for one in held for message in one["messages"]]
     openings = {text[:24] for text in asked}
-    learned = [*builtin_prompts(), *OF_WORDS, *OF_TEXTS, *OF_DOCUMENTS, *FOLLOW_UPS]
+    kinds = ("about_texts", "about_documents", "follow_ups")
+    wordings = [text for kind in kinds for text in PARTS[kind]]
+    learned = [*builtin_prompts(), *OF_WORDS, *wordings]
     assert not openings & {text[:24] for text in learned}
     llm: Any = Words()
     stored = split_prompts(llm, BUILTIN, read_prompts(BUILTIN), 1024, 32, 0)
     assert stored["categories"] == categories
     few = split_prompts(llm, BUILTIN, read_prompts(BUILTIN), 1024, 5, 0)
     assert few["categories"] == categories[:5]
-    assert stored["held_out"] == [llm.encode_messages(one.messages()) for one in held]
+    assert stored["held_out"] == [llm.encode_messages(one["messages"]) for one in held]
     assert not {tuple(ids) for ids in stored["held_out"]} & {tuple(i) for i in stored["train"]}
     lines = [{"turns": [f"a {n}"], "category": f"c{n % 2}"} for n in range(12)]
     file = tmp_path / "own.jsonl"

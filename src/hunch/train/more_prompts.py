@@ -20,20 +20,10 @@ import random
 import re
 from typing import TYPE_CHECKING, Any
 
-from hunch.train.builtin import sums
+from hunch.train.builtin import OF_WORDS, PARTS, sums
 from hunch.train.progress import Progress
 from hunch.train.prompts import encode_turns
 from hunch.train.questions import ask_target, closing_of, opening_of
-from hunch.train.tasks import (
-    FOLLOW_UPS,
-    FROM_LANGUAGE,
-    IN_LANGUAGE,
-    INTO_LANGUAGE,
-    LANGUAGES,
-    OF_DOCUMENTS,
-    OF_TEXTS,
-    OF_WORDS,
-)
 from hunch.train.texts import Texts
 
 if TYPE_CHECKING:
@@ -149,20 +139,17 @@ class Source:
                 continue
             text = self.answer(number)
             turns = [_turn("user", self.tokenizer.decode(inner)), _turn("assistant", text)]
-            turns.append(_turn("user", self._follow_up(text)))
+            word = _some_word(text, self.chance)
+            turns.append(_turn("user", self.chance.choice(PARTS["follow_ups"]).format(word=word)))
             found.append(turns)
             if len(found) == count:
                 break
         return found
 
-    def _follow_up(self, text: str) -> str:
-        word = _some_word(text, self.chance)
-        return self.chance.choice(FOLLOW_UPS).format(word=word)
-
     def languages(self) -> list[str]:
         """Those whose words are tokens of the vocabulary."""
         texts = {text.strip() for text in self.tokens}
-        return [name for name, words in LANGUAGES.items() if texts.issuperset(words)]
+        return [name for name, words in PARTS["languages"].items() if texts.issuperset(words)]
 
 
 def whole_words(tokens: list[str]) -> list[str]:
@@ -194,14 +181,16 @@ def about_texts(texts: list[str], count: int, chance: random.Random) -> list[str
     found = []
     for _ in range(count if texts else 0):
         text = chance.choice(texts)
-        found.append(chance.choice(OF_TEXTS).format(text=text, word=_some_word(text, chance)))
+        found.append(
+            chance.choice(PARTS["about_texts"]).format(text=text, word=_some_word(text, chance))
+        )
     return found
 
 
 def about_documents(documents: list[str], chance: random.Random) -> list[str]:
     """A task about each of them."""
     return [
-        chance.choice(OF_DOCUMENTS).format(
+        chance.choice(PARTS["about_documents"]).format(
             text=text, word=_some_word(text, chance), other=_some_word(text, chance)
         )
         for text in documents
@@ -224,11 +213,14 @@ def in_languages(
         language, draw = chance.choice(languages), chance.random()
         if draw < 0.4 and foreign:
             language, text = chance.choice(foreign)
-            task, text = chance.choice(FROM_LANGUAGE), _few_sentences(text, chance)
+            task, text = chance.choice(PARTS["from_language"]), _few_sentences(text, chance)
         elif draw < 0.75 and plain:
-            task, text = chance.choice(INTO_LANGUAGE), _few_sentences(chance.choice(plain), chance)
+            task, text = (
+                chance.choice(PARTS["into_language"]),
+                _few_sentences(chance.choice(plain), chance),
+            )
         else:
-            task, text = chance.choice(IN_LANGUAGE), ""
+            task, text = chance.choice(PARTS["in_language"]), ""
         found.append(task.format(language=language, text=text, word=_early(words, chance)))
     return found
 
@@ -238,11 +230,11 @@ def language_of(text: str) -> str:
     words = _WORD.findall(text.lower())
 
     def counts(name: str) -> list[int]:
-        own = LANGUAGES[name]
+        own = PARTS["languages"][name]
         has_spaces = own[0] != own[0].upper()
         return [words.count(word) if has_spaces else text.count(word) for word in own]
 
-    best = max(LANGUAGES, key=lambda name: sum(counts(name)))
+    best = max(PARTS["languages"], key=lambda name: sum(counts(name)))
     found = counts(best)
     return best if sum(found) >= _MANY and sum(map(bool, found)) >= 2 else ""
 

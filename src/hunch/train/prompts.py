@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ import numpy as np
 from hunch.errors import ConfigError, RequestError, check_file
 from hunch.prompt_files import Found, records_in
 from hunch.train.builtin import builtin_prompts
-from hunch.train.held_prompts import held_prompts
 
 if TYPE_CHECKING:
     from hunch import LLM
@@ -23,6 +23,7 @@ log = logging.getLogger("hunch")
 MAX_BAD_SHARE = 0.05  # of the lines; more than that is another kind of file
 _MAX_NAMED = 5
 BUILTIN = "builtin"
+_HELD = Path(__file__).with_name("held_prompts.jsonl")
 LEAST = 4  # prompts of a file: one of so many is held out
 
 
@@ -116,9 +117,21 @@ def read_prompts(file: str | Path) -> Prompts:
     return found
 
 
+def held_prompts() -> list[dict[str, Any]]:
+    """Prompts that nobody learns from: a drafter is tried on them, and what they promise is what
+    strangers can expect.
+
+    Prompts that are made by the rules of those which were learned promise too much. These are
+    written one by one, worded in other ways, about texts that no target wrote, and their categories
+    have the shares that a server for everybody may see. The first ones of any number have some of
+    every category.
+    """
+    return [json.loads(line) for line in _HELD.read_text(encoding="utf-8").splitlines()]
+
+
 def to_hold_out(llm: LLM, max_len: int) -> list[tuple[list[int], str]]:
     """The prompts that come with hunch to try a drafter on, as far as there is room for them."""
-    found = [(llm.encode_messages(held.messages()), held.category) for held in held_prompts()]
+    found = [(llm.encode_messages(one["messages"]), one["category"]) for one in held_prompts()]
     return [(ids, category) for ids, category in found if len(ids) <= max_len]
 
 
