@@ -34,7 +34,7 @@ from hunch.step.captured_step import StepGroup
 from hunch.step.host_step import HostStep
 from hunch.step.runner import Runner
 from hunch.step.step_kinds import StepGraph, StepKind
-from hunch.train.job import Job, build_student, read_settings, write_student
+from hunch.train.job import Job, build_student, write_student
 from hunch.train.texts import Texts
 from phrase_tables import table_of
 from stand_in import lead_by_host, stand_in
@@ -444,9 +444,8 @@ def test_a_draft_with_layers_side_by_side(
     """It has other heads and units than its target."""
     options = {"layers": "1", "abreast": "2", "precision": "float32"}
     job = Job("draft", str(model), "", tmp_path, options, {"device": "cpu"})
-    settings = read_settings("draft", options)
     texts = Texts(np.arange(64) % 40, np.array([0, 64]), np.array([8]))
-    write_student(job, settings, build_student(job, settings, texts)[0], job.out)
+    write_student(job, build_student(job, texts)[0], job.out)
     with LLM(str(model), speculate=f"auto:draft={tmp_path}:any_size=true", **SMALL) as llm:
         assert not llm.engine.runner.is_host_drafting
         assert {name: tokens(llm, params) for name, params in PARAMS.items()} == plain

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from hunch.train.job import Job, answer_prompts, read_settings, run_job
+from hunch.train.job import Job, answer_prompts, run_job
 from hunch.train.loop import Loop
 from hunch.train.progress import Progress
 from hunch.train.select import Measured
@@ -45,8 +45,8 @@ def answered(target: Path, prompts: Path, tmp_path_factory: pytest.TempPathFacto
     torch.set_num_threads(1)
     work = tmp_path_factory.mktemp("answered")
     job = new_job(target, prompts, work)
-    answer_prompts(job, read_settings("draft", job.options), work, Progress(is_quiet=True))
-    return work
+    answer_prompts(job, Progress(is_quiet=True))
+    return job.work
 
 
 @pytest.fixture(scope="session")

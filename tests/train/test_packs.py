@@ -24,7 +24,7 @@ from hunch.layers.attention import Heads
 from hunch.models.decoder import Decoder
 from hunch.step.capture import rehearsed
 from hunch.train.attend import Packed, Where
-from hunch.train.job import build_student, read_settings
+from hunch.train.job import build_student
 from hunch.train.kept import Kept, keep_for
 from hunch.train.loop import Loop, LoopOptions
 from hunch.train.optimiser import Optimiser
@@ -59,7 +59,7 @@ def student_for(
     target: Path, tmp_path: Path, method: str = "draft", **options: Any
 ) -> tuple[Student, Decoder]:
     job = new_job(target, tmp_path, tmp_path, method, **{"draft_vocab": "3", **options})
-    return build_student(job, read_settings(job.method, job.options), TEXTS)
+    return build_student(job, TEXTS)
 
 
 def kept_for(student: Student, target: Decoder) -> Kept:
@@ -287,7 +287,7 @@ def test_captured_steps_are_those_that_are_launched(
     for run in (lambda body: body(), None):
         job = new_job(target, tmp_path, tmp_path, case[0], **{"draft_vocab": "3", **case[1]})
         job.engine = {}
-        student, decoder = build_student(job, read_settings(job.method, job.options), TEXTS)
+        student, decoder = build_student(job, TEXTS)
         optimiser = Optimiser(student.tensors, student.plain)
         steps = PackedSteps(student, optimiser, kept_for(student, decoder), 128, 0.3)
         before = {name: value.detach().clone() for name, value in student.tensors.items()}

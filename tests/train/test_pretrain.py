@@ -80,12 +80,13 @@ def test_it_takes_its_share_of_the_steps(undisturbed: Path) -> None:
 
 def test_it_learns_the_text(undisturbed: Path, target: Path, prompts: Path, text: Path) -> None:
     job = new_job(target, prompts, undisturbed, text=text, **SCRATCH)
-    settings = read_settings("draft", job.options)
-    student, decoder = build_student(job, settings, read_answers(undisturbed / "work" / "answers"))
+    student, decoder = build_student(job, read_answers(undisturbed / "work" / "answers"))
     texts = read_stored(undisturbed / "work")
-    fresh = Pretrain(student, decoder, undisturbed / "nowhere", settings.loop, 1.0)
+    fresh = Pretrain(student, decoder, undisturbed / "nowhere", job.settings.loop, 1.0)
     before = fresh.test(texts).tokens_per_pass
-    pretrain(student, decoder, undisturbed / "work", settings.loop, 1.0, QUIET)  # as it was left
+    pretrain(
+        student, decoder, undisturbed / "work", job.settings.loop, 1.0, QUIET
+    )  # as it was left
     assert fresh.test(texts).tokens_per_pass > before + 1.0
 
 

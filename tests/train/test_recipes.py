@@ -71,10 +71,9 @@ def test_every_recipe_is_tried() -> None:
 def test_replay_and_engine_agree(trained: tuple[Any, Any], target: Path) -> None:
     """Wrong templates, layers, shifts or maps would all show here."""
     job, _ = trained
-    settings = read_settings(job.method, job.options)
     texts = read_answers(job.out / "work" / "answers")
-    student, decoder = build_student(job, settings, texts)
-    loop = Loop(student, decoder, job.out / "work" / "train", settings.loop, 1.0)
+    student, decoder = build_student(job, texts)
+    loop = Loop(student, decoder, job.out / "work" / "train", job.settings.loop, 1.0)
     few = texts.take(torch.arange(16).numpy())
     replay = loop.test(few)
     prompts = [few.text(i)[: few.prompt_len[i]].tolist() for i in range(16)]
@@ -95,12 +94,11 @@ def test_replay_and_engine_agree(trained: tuple[Any, Any], target: Path) -> None
 
 def test_training_helps(trained: tuple[Any, Any]) -> None:
     job, _ = trained
-    settings = read_settings(job.method, job.options)
     texts = read_answers(job.out / "work" / "answers")
     found = []
     for place in ("work/train", "nowhere"):  # restored from its checkpoint, and fresh
-        student, decoder = build_student(job, settings, texts)
-        loop = Loop(student, decoder, job.out / place, settings.loop, 1.0)
+        student, decoder = build_student(job, texts)
+        loop = Loop(student, decoder, job.out / place, job.settings.loop, 1.0)
         found.append(loop.test(texts).tokens_per_pass)
     assert found[0] > found[1] + 0.01
 
@@ -203,9 +201,8 @@ def test_the_engine_drafts_with_layers_of_another_width(
     target = write_llama(tmp_path / "target", layers=3, width=256, max_len=128)
     given = {"layers": "1", "precision": "float32", "draft_vocab": "160", **more}
     job = new_job(target, tmp_path, tmp_path / "out", method, **given)
-    settings = read_settings(method, job.options)
     texts = Texts(np.arange(64) % 160, np.array([0, 64]), np.array([8]))
-    write_student(job, settings, build_student(job, settings, texts)[0], job.out)
+    write_student(job, build_student(job, texts)[0], job.out)
     params, found = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), []
     for speculate in ("off", f"{drafts_as(method)}:{job.out}"):
         with LLM(str(target), speculate=speculate, always_draft=True, **ENGINE) as llm:
@@ -236,11 +233,10 @@ def test_started_again_with_no_time_left_it_keeps_what_it_has(
     train: Callable[..., Any], tmp_path: Path
 ) -> None:
     job, _ = train("draft", **CASES[0][1])
-    settings = read_settings(job.method, job.options)
     texts = read_answers(job.out / "work" / "answers")
-    student, decoder = build_student(job, settings, texts)
+    student, decoder = build_student(job, texts)
     (tmp_path / LAST).write_bytes((job.out / "work" / "train" / LAST).read_bytes())
-    loop = Loop(student, decoder, tmp_path, settings.loop, 1.0)
+    loop = Loop(student, decoder, tmp_path, job.settings.loop, 1.0)
     loop.place.num_candidates = 0  # it was killed before any was put aside
     loop.marks = (1.0,)
     loop.run(*texts.split(2, 0), Progress(is_quiet=True))

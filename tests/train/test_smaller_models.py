@@ -26,7 +26,7 @@ from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
 from hunch.train.attend import Packed
 from hunch.train.go_on import GoOn, job_for
-from hunch.train.job import Job, build_student, job_of, read_settings, run_job, write_student
+from hunch.train.job import Job, build_student, job_of, run_job, write_student
 from hunch.train.loop import Loop
 from hunch.train.packs import Spans
 from hunch.train.progress import Progress
@@ -66,8 +66,7 @@ def trained(
 def untrained(target: Path, small: Path, out: Path, **options: Any) -> Path:
     """A draft as it is before it learns anything."""
     job = new_job(target, out, out, "draft", **{"from": small, **options})
-    settings = read_settings("draft", job.options)
-    write_student(job, settings, build_student(job, settings, TEXTS)[0], out)
+    write_student(job, build_student(job, TEXTS)[0], out)
     return out
 
 
@@ -87,8 +86,7 @@ def compare_scores(target: Path, small: Path, num_layers: int) -> None:
     """A draft of all layers against the small model, over tokens of both and some of the target's
     alone: for those it reads the small model's last one."""
     job = new_job(target, Path(), Path(), "draft", **{"from": small, "layers": num_layers})
-    settings = read_settings("draft", job.options)
-    student, teacher = build_student(job, settings, TEXTS)
+    student, teacher = build_student(job, TEXTS)
     model, size = load_decoder(open_weights(str(small)), device="cpu"), teacher.spec.vocab_size
     ids_T = torch.cat((torch.arange(40), torch.arange(size - 24, size)))
     spans = Spans.of([32, 32], teacher.device)
@@ -160,10 +158,9 @@ def test_it_changes_no_text(trained: Job, wide: Path, temperature: float) -> Non
 
 
 def test_replay_and_engine_agree(trained: Job, wide: Path) -> None:
-    settings = read_settings("draft", trained.options)
     texts = read_answers(trained.out / "work" / "answers")
-    student, teacher = build_student(trained, settings, texts)
-    loop = Loop(student, teacher, trained.out / "work" / "train", settings.loop, 1.0)
+    student, teacher = build_student(trained, texts)
+    loop = Loop(student, teacher, trained.work / "train", trained.settings.loop, 1.0)
     few = texts.take(np.arange(16))
     replay = loop.test(few)
     prompts = [few.text(i)[: few.prompt_len[i]].tolist() for i in range(16)]
@@ -193,9 +190,10 @@ def test_a_whole_model_learns_at_a_lower_rate(
     """At the rate for cut layers it would forget what it knows."""
     job = new_job(wide, Path(), tmp_path, "draft", **{"from": target, "layers": layers})
     job.options.pop("lr")
-    settings = read_settings("draft", job.options)
-    student, teacher = build_student(job, settings, TEXTS)
-    assert Loop(student, teacher, tmp_path, settings.loop, 1e-3).lr == pytest.approx(rate * 1e-3)
+    student, teacher = build_student(job, TEXTS)
+    assert Loop(student, teacher, tmp_path, job.settings.loop, 1e-3).lr == pytest.approx(
+        rate * 1e-3
+    )
 
 
 def test_tables_are_the_small_models_where_those_of_the_target_would_fit(

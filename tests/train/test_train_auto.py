@@ -460,7 +460,7 @@ def test_a_job_that_goes_on_keeps_its_vocabulary(tmp_path: Path) -> None:
     stored = json.loads((tmp_path / "columns.json").read_text())
     assert found == [str(count) for count in stored.values()] * 2
     (tmp_path / "columns.json").write_text(json.dumps(dict.fromkeys(stored, 2048)))
-    job, _, chosen = with_columns(run_, plan.best.size)
+    job, chosen = with_columns(run_, plan.best.size)
     assert job.options["draft_vocab"] == "2048" == str(chosen.size.columns)
 
 

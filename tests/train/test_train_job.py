@@ -24,7 +24,7 @@ import hunch.train.regenerate
 import hunch.train.select
 from hunch import LLM, SamplingParams
 from hunch.errors import CapacityError, ConfigError, RequestError, TrainingError
-from hunch.train.job import Job, build_student, read_settings, run_job
+from hunch.train.job import Job, build_student, run_job
 from hunch.train.loop import LAST, Loop
 from hunch.train.packed_step import PackedSteps
 from hunch.train.progress import Progress
@@ -275,9 +275,9 @@ def test_fine_tuning_refuses_a_worse_drafter(
 def test_slow_steps_become_smaller(target: Path, answered: Path, tmp_path: Path) -> None:
     """Where the first ones tell that there would be few; a loop that goes on keeps to it."""
     job = Job("draft", str(target), "", tmp_path, {"minutes": "1"}, dict(ENGINE))
-    settings, texts = read_settings("draft", job.options), read_answers(answered / "answers")
-    student, decoder = build_student(job, settings, texts)
-    loop = Loop(student, decoder, tmp_path, settings.loop, 1e-3)
+    texts = read_answers(answered / "answers")
+    student, decoder = build_student(job, texts)
+    loop = Loop(student, decoder, tmp_path, job.settings.loop, 1e-3)
     steps = PackedSteps(student, loop.optimiser, loop._new_kept(texts), loop.batch, 0.3)
     before = next(steps.packs(0, 0)).num_tokens
     loop.place.step, loop.place.seconds = 1, 0.1
@@ -288,4 +288,4 @@ def test_slow_steps_become_smaller(target: Path, answered: Path, tmp_path: Path)
     assert loop.batch == 256
     assert next(steps.packs(0, 0)).num_tokens <= 256 < before
     loop._save(LAST)
-    assert Loop(student, decoder, tmp_path, settings.loop, 1e-3).batch == 256
+    assert Loop(student, decoder, tmp_path, job.settings.loop, 1e-3).batch == 256

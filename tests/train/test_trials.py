@@ -75,8 +75,8 @@ def test_drafters_that_are_tried_share_what_the_target_said(tmp_path: Path) -> N
     ground = replace(GROUND, device="cpu")
     plan = Plan(ground, 1.1, rank(ground, seconds=100.0))
     run = run_of(tmp_path, plan, 10.0)
-    _, _, first = with_columns(run, Size(method="draft", layers=2, columns=8192))
+    _, first = with_columns(run, Size(method="draft", layers=2, columns=8192))
     other = Size(method="draft", layers=1, columns=8192, abreast=2)
-    job, _, second = with_columns(run, other, 5.0, 2 * first.size.columns)
+    job, second = with_columns(run, other, 5.0, 2 * first.size.columns)
     assert second.size.columns == 2 * first.size.columns
     assert job.options["draft_vocab"] == str(second.size.columns)

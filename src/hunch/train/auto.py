@@ -30,7 +30,6 @@ from hunch.train.job import (
     JOB,
     PROMPTS,
     Job,
-    Settings,
     answer_prompts,
     keep_job,
     origin_of,
@@ -82,7 +81,8 @@ def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
     """All of it; started again after a stop, it goes on where it was."""
     work = asked.out / "work"
     spec = _check(asked, work)
-    _build_kernels(asked)
+    if device_of(asked) == "cpu":
+        native_library.is_available()  # built once per machine, before the clock starts
     clock = Clock(work / "clock.json", asked.minutes)
     with clock.stage(OTHER):
         outcome = _train(asked, spec, Serving(asked.target, clock), show, say)
@@ -101,15 +101,14 @@ def _train(asked: Asked, spec: ModelSpec, serving: Serving, show: Progress, say:
     if not is_training:
         say(f"counts phrases alone: {why}")
     job = job_for(asked, plan.best.size)
-    settings = read_settings(job.method, job.options)
-    keep_job(work, job)
+    keep_job(job)
     ends = trained_share(clock, device_of(asked))
     with clock.stage("regenerate"):
         seconds = clock.until(COUNTED)
         if is_training:
             seconds = _answering(clock, ends, plan.answering)
         try:
-            num_prompts, test_ids, texts = _answers(job, settings, work, show, serving, seconds)
+            num_prompts, test_ids, texts = _answers(job, show, serving, seconds)
         except TrainingError as error:
             text = f"Nothing was trained: {error}"
             if not is_training:
@@ -145,7 +144,7 @@ def _train(asked: Asked, spec: ModelSpec, serving: Serving, show: Progress, say:
         return outcome_of(asked, job, plan, speeds, None)
     measured = measured_of(speeds)
     with clock.stage(WRITE):
-        network.publish(work, measured, num_prompts)
+        network.publish(measured, num_prompts)
     return outcome_of(asked, network.job, plan, speeds, measured, network.promise, network.learning)
 
 
@@ -154,14 +153,13 @@ class Network:
     """A drafter that was trained."""
 
     job: Job
-    settings: Settings
     student: Student
     promise: Draft  # by held-out answers
     learning: dict[str, Any]
 
-    def publish(self, work: Path, measured: Measured, num_prompts: int) -> None:
-        checkpoint = work / "train" / CANDIDATE.format(0)
-        publish(self.job, self.settings, self.student, checkpoint, measured, num_prompts)
+    def publish(self, measured: Measured, num_prompts: int) -> None:
+        checkpoint = self.job.work / "train" / CANDIDATE.format(0)
+        publish(self.job, self.student, checkpoint, measured, num_prompts)
 
 
 def _network(run: Run, show: Progress, say: Say) -> tuple[Network | None, str]:
@@ -170,22 +168,16 @@ def _network(run: Run, show: Progress, say: Say) -> tuple[Network | None, str]:
     try:
         with clock.stage("trials"):
             best, before = choose(run, show, say)
-        job, settings, chosen = with_columns(run, best)
+        job, chosen = with_columns(run, best)
         say(f"trains {chosen.size.text()}: {expectation(chosen)}")
         with clock.stage("train"):
-            student, replay = train(job, settings, best, run, work / "train", show, before)
+            student, replay = train(job, best, run, work / "train", show, before)
     except TrainingError as error:
         return None, str(error)
     with clock.stage(WRITE):
-        write_student(job, settings, student, work / LAST)
+        write_student(job, student, work / LAST)
     promise = promised(run, chosen.size, replay)
-    return Network(job, settings, student, promise, run.learning), ""
-
-
-def _build_kernels(asked: Asked) -> None:
-    """Once per machine, before the clock starts: this is not loading, which every stage does."""
-    if device_of(asked) == "cpu":
-        native_library.is_available()
+    return Network(job, student, promise, run.learning), ""
 
 
 def _compared(asked: Asked, network: Network | None, table: Path) -> dict[str, str]:
@@ -242,14 +234,14 @@ def _answering(clock: Clock, trained: float, share: float) -> float:
 
 
 def _answers(
-    job: Job, settings: Settings, work: Path, show: Progress, serving: Serving, seconds: float
+    job: Job, show: Progress, serving: Serving, seconds: float
 ) -> tuple[int, list[list[int]], Texts]:
-    clock = serving.clock
+    clock, work = serving.clock, job.work
     # However long measuring took, there must be something to learn from.
     if not list((work / ANSWERS).glob("*.npz")):
         seconds = max(seconds, LEAST * clock.seconds)
     seconds /= 1.25
-    train_ids, test_ids = answer_prompts(job, settings, work, show, seconds, serving)
+    train_ids, test_ids = answer_prompts(job, show, seconds, serving)
     give_back()
     texts = read_answers(work / ANSWERS)
     if len(texts) < MIN_ANSWERS:

@@ -28,7 +28,7 @@ from hunch.models.weights import Packed, Weights
 from hunch.models.weights.base import WeightsOver
 from hunch.registry import MODELS, resolve
 from hunch.step.capture import Graph, new_pool, seconds_of
-from hunch.train.cut import can_lose_units, can_stand_abreast, side_by_side, with_units
+from hunch.train.cut import can_lose_units, not_abreast, side_by_side, with_units
 from hunch.train.kept import MEMORY_SHARE
 from hunch.train.student import unlike_llama
 
@@ -120,22 +120,26 @@ def _timed_sizes(spec: ModelSpec, weights: Weights, device: torch.device) -> lis
     """Layers, columns, share of units and layers side by side of each draft that is timed."""
     if spec.rope is None or any(unlike_llama(spec).values()):
         return []  # none can be cut from it
-    few, many = min(_FEW, spec.vocab_size), min(_MANY, spec.vocab_size)
-    deep = min(3, max(spec.num_layers - 1, 1))
+    few, many, deep = _marks(spec)
     sizes = list(dict.fromkeys([(1, few, 1.0, 1), (deep, few, 1.0, 1), (1, many, 1.0, 1)]))
     if can_lose_units(spec, weights, resolve(MODELS, spec.architecture).names):
         sizes.append((deep, few, _FEW_UNITS, 1))
-        if device.type == "cuda" and can_stand_abreast(spec):
+        if device.type == "cuda" and not not_abreast(spec):
             sizes.append((deep, few, 1.0, _ABREAST))
     return sizes
+
+
+def _marks(spec: ModelSpec) -> tuple[int, int, int]:
+    """Few columns and many, and a number of layers, of the drafts that are timed."""
+    few, many = min(_FEW, spec.vocab_size), min(_MANY, spec.vocab_size)
+    return few, many, min(3, max(spec.num_layers - 1, 1))
 
 
 def _parts(
     target: Target, spec: ModelSpec, node: dict[_Size, float], one_row: float
 ) -> dict[str, Any]:
     """What of a drafted node layers, units and columns cost, from drafts of several sizes."""
-    few, many = min(_FEW, spec.vocab_size), min(_MANY, spec.vocab_size)
-    deep = min(3, max(spec.num_layers - 1, 1))
+    few, many, deep = _marks(spec)
     each = one_row / spec.num_layers  # about what a pass has of a layer
     base, whole = node.get((1, few, 1.0, 1), 2 * each), node.get((deep, few, 1.0, 1), 0.0)
     per_layer = max(whole - base, 0.0) / max(deep - 1, 1)

@@ -58,13 +58,10 @@ def check_units(share: float, spec: ModelSpec | None = None) -> None:
         raise ConfigError(f"units={share}: layers of {spec.architecture} keep all units; leave it")
 
 
-def num_units(spec: ModelSpec, share: float) -> int:
-    """How many units a share of them is."""
-    return min(max(round(share * spec.ffn_width / _MULTIPLE), 1) * _MULTIPLE, spec.ffn_width)
-
-
 def with_units(spec: ModelSpec, share: float) -> ModelSpec:
-    return replace(spec, ffn_width=num_units(spec, share))
+    """Layers that keep a share of their units."""
+    num_units = max(round(share * spec.ffn_width / _MULTIPLE), 1) * _MULTIPLE
+    return replace(spec, ffn_width=min(num_units, spec.ffn_width))
 
 
 def in_groups(layers: Sequence[int], abreast: int) -> list[list[int]]:
@@ -95,17 +92,13 @@ def check_abreast(abreast: int, spec: ModelSpec) -> None:
     """Raise for layers of a target that cannot stand side by side."""
     if abreast < 1:
         raise ConfigError(f"abreast={abreast} must be 1 or more")
-    found = _not_abreast(spec)
+    found = not_abreast(spec)
     if abreast > 1 and found:
         words = f"{spec.architecture} has {', '.join(found)}"
         raise ConfigError(f"abreast={abreast}: {words}; leave it")
 
 
-def can_stand_abreast(spec: ModelSpec) -> bool:
-    return not _not_abreast(spec)
-
-
-def _not_abreast(spec: ModelSpec) -> list[str]:
+def not_abreast(spec: ModelSpec) -> list[str]:
     """What of a target's layers cannot stand side by side."""
     problems = {
         "norms of heads": spec.has_qk_norm,

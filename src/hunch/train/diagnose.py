@@ -173,7 +173,6 @@ class Doctor:
         self.options = options  # as the drafter is asked for, ":KEY=VALUE"...
         self.has_template = True  # told by the first look, as are the next
         self.is_rounded = False  # the target's weights are held in fewer than 16 bits
-        self.unread = ""  # what is said of tensors that nobody reads
         self.trials: list[Trial] = []
 
     def run(self) -> Report:
@@ -181,15 +180,15 @@ class Doctor:
         try:
             with unread_tensors() as words:
                 seen = self.look(self.folder)
-            self.unread = words[0] if words else ""
         except ModelError as error:
             fault = "vocab_map" if "map of tokens" in str(error) else "files"
             return Report(self.method, 0.0, [], [Finding(fault, str(error))])
         checks = (
-            self._shift, self._unread, self._map, self._features, self._places, self._rope,
-            self._template, self._context, self._rounding,
+            self._shift, self._map, self._features, self._places, self._rope, self._template,
+            self._context, self._rounding,
         )  # fmt: skip
-        findings = [one for check in checks if (one := check(seen)) is not None]
+        findings = [found("tensors", unread=words[0])] if words else []
+        findings += [one for check in checks if (one := check(seen)) is not None]
         for last in (self._precision, self._training):
             if not findings and (one := last(seen)) is not None:
                 findings.append(one)
@@ -243,9 +242,6 @@ class Doctor:
             return None
         share = max(before, after) / max(seen.first, 1)
         return found("shifted", word="before" if before > after else "after", share=share)
-
-    def _unread(self, seen: Seen) -> Finding | None:
-        return found("tensors", unread=self.unread) if self.unread else None
 
     def _map(self, seen: Seen) -> Finding | None:
         if "d2t" not in read_tensors(self.folder):

@@ -25,7 +25,7 @@ from hunch.registry import RECIPES, resolve
 from hunch.train.costs import num_parameters
 from hunch.train.cut import UNITS, cut_options
 from hunch.train.files import read_json
-from hunch.train.job import Job, build_student, read_settings, start_from, write_student
+from hunch.train.job import Job, build_student, start_from, write_student
 from hunch.train.loop import Loop
 from hunch.train.progress import Progress
 from hunch.train.texts import Texts
@@ -90,21 +90,20 @@ def go_on(asked: GoOn, texts: Texts) -> WentOn:
     batch = _batch(asked)
     num_steps = int(asked.epochs * len(texts.tokens) / batch)
     job.options |= {"batch": str(batch), "steps": str(min(max(num_steps, STEPS[0]), STEPS[1]))}
-    settings = read_settings(job.method, job.options)
     before = Path(asked.drafter)
-    student, target = build_student(job, settings, texts, before)
+    student, target = build_student(job, texts, before)
     start_from(student, before)
     learn, held = texts.split(max(round(HELD_OUT * len(texts)), 1), 0)
     with tempfile.TemporaryDirectory() as folder:
         rate = RATE * resolve(RECIPES, job.method).lr
-        loop = Loop(student, target, Path(folder), settings.loop, rate)
+        loop = Loop(student, target, Path(folder), job.settings.loop, rate)
         loop.marks, loop.waits = (), True
         old = loop.test(held).tokens_per_pass
         loop.run(learn, held, Progress(is_quiet=True))
         new = loop.test(held).tokens_per_pass
     is_better = new > MIN_GAIN * old
     if is_better:
-        write_student(job, settings, student, job.out)
+        write_student(job, student, job.out)
     return WentOn(before=old, after=new, steps=loop.place.step, is_better=is_better)
 
 

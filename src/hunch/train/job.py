@@ -69,6 +69,15 @@ class Job:
     options: dict[str, str] = field(default_factory=dict)
     engine: dict[str, Any] = field(default_factory=dict)  # arguments of the LLM that serves
 
+    @property
+    def settings(self) -> Settings:
+        return read_settings(self.method, self.options)
+
+    @property
+    def work(self) -> Path:
+        """Where what is made on the way lies, for a job that goes on."""
+        return self.out / "work"
+
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "out": str(self.out)}
 
@@ -138,17 +147,16 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
 
     `before` is a drafter to go on from; the new one is written only if it is no worse than that.
     """
-    settings, show = read_settings(job.method, job.options), show or Progress()
+    settings, work, show = job.settings, job.work, show or Progress()
     recipe: Recipe | CountRecipe = resolve(RECIPES, job.method)
     if isinstance(recipe, Recipe):
         weights = open_weights(find_files(job.target))
         recipe.check(settings.recipe, ModelSpec.from_config(weights.config))
         origin_of(settings, weights)
-    work = job.out / "work"
     if read_json(work / PROMPTS) is None:
         check_prompts(job.prompts)  # a typo must not leave a job behind
-    keep_job(work, job)
-    train_ids, test_ids = answer_prompts(job, settings, work, show)
+    keep_job(job)
+    train_ids, test_ids = answer_prompts(job, show)
     give_back()
     texts = read_answers(work / "answers")
     if isinstance(recipe, CountRecipe):
@@ -157,10 +165,10 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
                 f"{job.method} is counted anew each time: give all prompts, no --resume"
             )
         words = {"target": job.target, "engine": job.engine}
-        words["data"] = _data(job, settings, len(train_ids))
+        words["data"] = _data(job, len(train_ids))
         found: Measured = recipe.count(settings.recipe, texts, test_ids, job.out, **words)
         return found
-    student, target = build_student(job, settings, texts, before)
+    student, target = build_student(job, texts, before)
     if before is not None:
         start_from(student, before)
     reading, answering = settings.pretrain.split(settings.loop)
@@ -171,7 +179,7 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
     learn, held = texts.split(num_held, settings.loop.seed)
     loop.run(learn, held, show)
     give_back()
-    best, measured = _select(job, settings, student, work, test_ids)
+    best, measured = _select(job, student, test_ids)
     if before is not None:
         old = measure(job.target, drafts_as(job.method), before, test_ids, arguments=job.engine)
         if measured.tokens_per_pass < old.tokens_per_pass - WORSE:
@@ -180,7 +188,7 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
                 f"tokens per pass, before {old.tokens_per_pass:.2f}): {before} stays as it is. "
                 "Give more prompts or a lower lr"
             )
-    publish(job, settings, student, work / "train" / best, measured, len(train_ids))
+    publish(job, student, work / "train" / best, measured, len(train_ids))
     return measured
 
 
@@ -193,8 +201,9 @@ def origin_of(settings: Settings, target: Weights) -> Origin | None:
     return origin
 
 
-def keep_job(work: Path, job: Job) -> None:
+def keep_job(job: Job) -> None:
     """Note what is being made; a second job in the same place is a mistake."""
+    work = job.work
     there = read_json(work / JOB)
     if there is not None:
         has_begun = (work / PROMPTS).is_file()
@@ -202,25 +211,21 @@ def keep_job(work: Path, job: Job) -> None:
         for key in ("method", "target", "prompts", "from"):
             if has_begun and known.get(key) != asked.get(key):
                 raise ConfigError(
-                    f"{work.parent} holds a job with {key}={known.get(key)!r}, not "
+                    f"{job.out} holds a job with {key}={known.get(key)!r}, not "
                     f"{asked.get(key)!r}; choose another --out"
                 )
     write_json(work / JOB, job.to_json())
 
 
 def answer_prompts(
-    job: Job,
-    settings: Settings,
-    work: Path,
-    show: Progress,
-    seconds: float | None = None,
-    serving: Serving | None = None,
+    job: Job, show: Progress, seconds: float | None = None, serving: Serving | None = None
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids of the prompts to learn from and of those held out, and answers to the former.
 
     `seconds` are for all of it: starting the engine and encoding prompts take their part of them.
     """
-    began, answers = perf_counter(), settings.answers
+    began, settings, work = perf_counter(), job.settings, job.work
+    answers = settings.answers
     is_greedy = not any(answers.read_temperatures())
     stored = read_json(work / PROMPTS)
     prompts = None if stored else read_prompts(job.prompts)
@@ -245,7 +250,6 @@ def answer_prompts(
 
 def build_student(
     job: Job,
-    settings: Settings,
     texts: Texts,
     before: Path | None = None,
     target: Decoder | None = None,
@@ -254,6 +258,7 @@ def build_student(
     """The target, loaded unless it is given or serves in a form to learn from, and a student for it
     in its first state; it may guess what `before` could."""
     weights: Weights = open_weights(find_files(job.target))
+    settings = job.settings
     is_cpu = job.engine.get("device") == "cpu" or not torch.cuda.is_available()
     device = torch.device("cpu" if is_cpu else "cuda")
     if target is None and serving is not None:
@@ -308,25 +313,24 @@ def start_from(student: Student, folder: Path) -> None:
     student.start({name: stored.tensor(name) for name in student.tensors})
 
 
-def _select(
-    job: Job, settings: Settings, student: Student, work: Path, test_ids: list[list[int]]
-) -> tuple[str, Measured]:
+def _select(job: Job, student: Student, test_ids: list[list[int]]) -> tuple[str, Measured]:
     """The name of the best candidate's checkpoint, and what it does in the engine."""
-    folders = []
+    folders, work = [], job.work
     for path in sorted((work / "train").glob(CANDIDATE.format("*"))):
         folder = work / "select" / path.stem
         if not (folder / "model.safetensors").is_file():
             restore(student, path)
-            write_student(job, settings, student, folder)
+            write_student(job, student, folder)
         folders.append(folder)
     notes = work / "select" / "measured.json"
-    engine = for_answers(job.target, job.engine, settings.loop.context, len(test_ids))
+    context = job.settings.loop.context
+    engine = for_answers(job.target, job.engine, context, len(test_ids))
     best, measured = select(job.target, drafts_as(job.method), folders, test_ids, notes, engine)
     return f"{best.name}.pt", measured
 
 
-def write_student(job: Job, settings: Settings, student: Student, folder: Path) -> None:
-    config, tensors = student.files()
+def write_student(job: Job, student: Student, folder: Path) -> None:
+    (config, tensors), settings = student.files(), job.settings
     write_drafter(
         folder,
         config,
@@ -338,13 +342,9 @@ def write_student(job: Job, settings: Settings, student: Student, folder: Path) 
 
 
 def publish(
-    job: Job,
-    settings: Settings,
-    student: Student,
-    checkpoint: Path,
-    measured: Measured,
-    num_prompts: int,
+    job: Job, student: Student, checkpoint: Path, measured: Measured, num_prompts: int
 ) -> None:
+    settings = job.settings
     restore(student, checkpoint)
     words = card(
         method=drafts_as(job.method),
@@ -359,15 +359,16 @@ def publish(
             **student.settled(),
             "draft_vocab": len(student.columns),
         },
-        data=_data(job, settings, num_prompts),
+        data=_data(job, num_prompts),
         measured=measured,
         num_parameters=sum(tensor.numel() for tensor in student.tensors.values()),
     )
     write_whole(job.out / "README.md", lambda part: part.write_text(words, "utf-8"))
-    write_student(job, settings, student, job.out)
+    write_student(job, student, job.out)
 
 
-def _data(job: Job, settings: Settings, num_prompts: int) -> str:
+def _data(job: Job, num_prompts: int) -> str:
+    settings = job.settings
     licence = f" Licence of the prompts: {settings.job.licence}." if settings.job.licence else ""
     return (
         f"{num_prompts} prompts of {Path(job.prompts).name}, answered by the target itself at "

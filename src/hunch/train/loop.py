@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -106,23 +106,17 @@ class Loop:
         self.kept: Kept | None = None
         self._held: tuple[Texts, list[tuple[Pack, StepInputs]]] | None = None
         self.remark, self.flops = remark, 0.0
-        self._restore()
+        if (folder / LAST).is_file():
+            state = restore(student, folder / LAST)
+            self.optimiser.load(state["optimiser"])
+            self.place = Place(**state["place"])
         self.batch = self.place.batch or self.batch
         # Speeds are of what this process adds.
         self._began, self._num_before = self.place.seconds, self.place.num_tokens
 
-    def _restore(self) -> None:
-        path = self.folder / LAST
-        if not path.is_file():
-            return
-        state = restore(self.student, path)
-        self.optimiser.load(state["optimiser"])
-        self.place = Place(**state["place"])
-
     def _save(self, name: str) -> None:
         began = perf_counter()
-        place = {key: getattr(self.place, key) for key in self.place.__slots__}
-        state: dict[str, Any] = {"tensors": self.student.values(), "place": place}
+        state: dict[str, Any] = {"tensors": self.student.values(), "place": asdict(self.place)}
         if name == LAST:
             state["optimiser"] = self.optimiser.state()
         write_whole(self.folder / name, lambda part: torch.save(state, part))
@@ -155,9 +149,7 @@ class Loop:
         with show.stage("train", 1.0) as bar:
             for pack in self._packs(steps):
                 loss = self._learn(pack, steps)
-                if self.waits and self.target.device.type == "cuda":
-                    torch.cuda.synchronize(self.target.device)
-                now = perf_counter()
+                now = self._now() if self.waits else perf_counter()
                 self.place.seconds += now - before
                 if self.is_trial:  # nor is what the first steps compile
                     is_first = self.place.step < _FIRST

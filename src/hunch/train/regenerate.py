@@ -110,14 +110,13 @@ def _answer(
         most = min(_FEW_ROWS, room)  # a slow machine would read prompts for all of the time
     try:
         while True:
-            # Rows that end wait for others, so that most steps decode and read no prompt beside it.
-            num_free = most - len(open_ids) if len(open_ids) <= most * 7 // 8 else 0
             gone = perf_counter() - began
-            if gone > last:
-                num_free = 0
             if gone > 1.25 * last:
                 yield from _so_far(llm, open_ids)
                 return
+            # Rows that end wait for others, so that most steps decode and read no prompt beside it.
+            is_roomy = gone <= last and len(open_ids) <= most * 7 // 8
+            num_free = most - len(open_ids) if is_roomy else 0
             for number in islice(todo, num_free):
                 turn, prompt = divmod(number, ROUND)
                 params = SamplingParams(

@@ -22,14 +22,7 @@ from hunch.train.expect import (
     still_missed,
 )
 from hunch.train.files import read_json, write_json
-from hunch.train.job import (
-    Job,
-    Settings,
-    build_student,
-    enough_memory,
-    read_settings,
-    write_student,
-)
+from hunch.train.job import Job, build_student, enough_memory, write_student
 from hunch.train.kept import Kept
 from hunch.train.loop import CANDIDATE, LAST, Loop, restore
 from hunch.train.outcome import speculate_text
@@ -144,15 +137,15 @@ def _try(
     for name, one in candidates.items():
         # With the same tokens to guess they learn from the same pass over the answers.
         same = columns.get(one.size.cut_from)
-        job, settings, chosen = with_columns(run, one.size, seconds, same)
+        job, chosen = with_columns(run, one.size, seconds, same)
         columns.setdefault(one.size.cut_from, chosen.size.columns)
         try:
-            student, replay = train(job, settings, one.size, run, names[name], show, is_trial=True)
+            student, replay = train(job, one.size, run, names[name], show, is_trial=True)
         except TrainingError as error:
             say(f"trial of {chosen.size.text()}: {error}")
             continue
         with run.clock.part(WRITE):
-            write_student(job, settings, student, names[name] / "files")
+            write_student(job, student, names[name] / "files")
         methods[name] = speculate_text(one.size.method, names[name] / "files")
         answered = float(len(run.texts.tokens))
         so_far = expect(run.ground, chosen.size, seconds=seconds, answered=answered)
@@ -179,7 +172,7 @@ def _try(
 
 def with_columns(
     run: Run, best: Size, seconds: float | None = None, num_columns: int | None = None
-) -> tuple[Job, Settings, Expected]:
+) -> tuple[Job, Expected]:
     """The job with the draft vocabulary that pays best, now that there are answers to count, or
     with `num_columns`; for so many seconds, or as long as there is time."""
     asked, clock, ground = run.asked, run.clock, run.ground
@@ -191,7 +184,8 @@ def with_columns(
     columns = [size.columns for size in alike] if num_columns is None else [num_columns]
     columns = [chosen[name]] if name in chosen else columns
     sizes = {replace(best, columns=count) for count in columns}
-    left = trained_share(clock, ground.device) * clock.seconds - _before_training(clock)
+    spent = sum(map(clock.of, ("measure", "regenerate", "trials")))
+    left = trained_share(clock, ground.device) * clock.seconds - spent
     left = max(left, LEAST * clock.seconds)
     answered = float(len(run.texts.tokens))
     ranked = rank(ground, seconds=left, answered=answered, coverage=coverage, sizes=sizes)
@@ -203,17 +197,12 @@ def with_columns(
     job.options |= {"minutes": f"{minutes:.4f}"}
     every = max(3.6 * minutes, 2.0)  # a look at held-out answers costs little beside that
     job.options |= {"test_every": f"{every:.1f}", **asked.of_any}
-    return job, read_settings(job.method, job.options), ranked[0]
-
-
-def _before_training(clock: Clock) -> float:
-    return sum(map(clock.of, ("measure", "regenerate", "trials")))
+    return job, ranked[0]
 
 
 @enough_memory()
 def train(
     job: Job,
-    settings: Settings,
     size: Size,
     run: Run,
     folder: Path,
@@ -224,9 +213,8 @@ def train(
 ) -> tuple[Any, Replay]:
     """A student after its time, and what held-out answers say of it; it goes on from the checkpoint
     `before` where that is there."""
-    student, run.target = build_student(
-        job, settings, run.texts, target=run.target, serving=run.serving
-    )
+    options = job.settings.loop
+    student, run.target = build_student(job, run.texts, target=run.target, serving=run.serving)
     size = replace(size, columns=len(student.columns))
 
     def remark(replay: Replay) -> str:
@@ -235,7 +223,7 @@ def train(
     recipe = resolve(RECIPES, job.method)
     if before is not None and before.is_file() and not (folder / LAST).is_file():
         restore(student, before)
-    loop = Loop(student, run.target, folder, settings.loop, recipe.lr, remark=remark)
+    loop = Loop(student, run.target, folder, options, recipe.lr, remark=remark)
     ids = student.columns.ids_C.cpu().numpy().tobytes()
     asks = (ids, student.feature_layers, student.needs_hidden)
     loop.kept, loop.is_trial = run.kept.get(asks), is_trial
@@ -243,7 +231,7 @@ def train(
     learn, held = run.texts, run.held
     if held is None:
         num_held = min(max(len(run.texts) // 10, 1), 32)
-        learn, held = run.texts.split(num_held, settings.loop.seed)
+        learn, held = run.texts.split(num_held, options.seed)
     loop.run(learn, held, show)
     run.learning = {"answered_tokens": len(learn.tokens), **loop.to_json(show.peak)}
     if loop.kept is not None:

@@ -31,7 +31,6 @@ from hunch.train.job import (
     answer_prompts,
     build_student,
     drafts_as,
-    read_settings,
     write_student,
 )
 from hunch.train.kept import Kept
@@ -134,19 +133,19 @@ class Teaching:
         folder = self.folder / place
         options = {"minutes": str(self.seconds / 60), "test_every": "1e9", **wanted.options}
         job = replace(self.job, method=wanted.method, options=options)
-        settings, recipe = read_settings(job.method, options), resolve(RECIPES, job.method)
-        student, self.target = build_student(job, settings, self.texts, target=self.target)
-        loop = Loop(student, self.target, folder, settings.loop, wanted.rate * recipe.lr)
+        recipe, loop_options = resolve(RECIPES, job.method), job.settings.loop
+        student, self.target = build_student(job, self.texts, target=self.target)
+        loop = Loop(student, self.target, folder, loop_options, wanted.rate * recipe.lr)
         loop.is_trial, loop.marks = True, (1.0,)
         ids = student.columns.ids_C.cpu().numpy().tobytes()
         asks = ids, student.feature_layers, student.needs_hidden
         loop.kept = self.kept.get(asks)
         num_held = min(max(len(self.texts) // 10, 1), NUM_HELD)
-        learn, held = self.texts.split(num_held, settings.loop.seed)
+        learn, held = self.texts.split(num_held, loop_options.seed)
         loop.run(learn, held, Progress())
         self.kept = {} if loop.kept is None else {asks: loop.kept}
         replay, done = loop.test(held), loop.place
-        write_student(job, settings, student, folder / "files")
+        write_student(job, student, folder / "files")
         return Taught(
             name=wanted.name,
             method=wanted.method,
@@ -171,9 +170,9 @@ def answers_of(
 ) -> tuple[Texts, Texts | None, list[list[int]]]:
     """A job's answers, which are made first where there are none; answers to prompts that nobody
     learns from, those of a file or those held out; and the prompts held out."""
-    work, settings = job.out / "work", read_settings(job.method, job.options)
+    work = job.work
     if not list((work / "answers").glob("shard-*.npz")):
-        answer_prompts(job, settings, work, Progress(), seconds)
+        answer_prompts(job, Progress(), seconds)
         give_back()
     held_out: list[list[int]] = json.loads((work / PROMPTS).read_text("utf-8"))["held_out"]
     other = work / HELD
@@ -185,12 +184,6 @@ def answers_of(
         give_back()
     unseen = read_answers(other) if list(other.glob("*.npz")) else None
     return read_answers(work / "answers"), unseen, held_out
-
-
-def in_engine(job: Job, methods: dict[str, str], prompts: list[list[int]]) -> Speeds:
-    engine = engine_for_one(job.target, job.engine, CONTEXT)
-    with LLM(job.target, speculate="off", **engine) as llm:
-        return compare_speeds(llm, methods, prompts, seconds=COMPARING)
 
 
 def print_heading(num_tokens: int, seconds: float) -> None:
@@ -262,7 +255,10 @@ def main(words: Sequence[str] = ()) -> None:
             methods = {LOOKUPS: WITHOUT}
             for done in taught:
                 methods |= done.forms(forms)
-            speeds = in_engine(job, methods, held_out[: args.prompts])
+            engine = engine_for_one(job.target, job.engine, CONTEXT)
+            with LLM(job.target, speculate="off", **engine) as llm:
+                prompts = held_out[: args.prompts]
+                speeds = compare_speeds(llm, methods, prompts, seconds=COMPARING)
             print_speeds(speeds)
             report["engine"] = speeds.to_json()
     if args.json is not None:

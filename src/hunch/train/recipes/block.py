@@ -85,7 +85,9 @@ class BlockStudent(Student):
         rank = options.rank or (256 if spec.width >= 1024 else 128)
         layers = min(options.layers, spec.num_layers)
         num_columns = len(columns) if len(columns) < spec.vocab_size else 0
-        self.is_alike = not _differences(spec)
+        # Else it has what layers of Qwen3 have not, and none of its own are taken over.
+        differences = (*unlike_llama(spec).values(), *unlike_llama_inside(spec).values())
+        self.is_alike = spec.is_gated and not any(differences)
         own = layers_of_its_own(spec, layers)
         if self.is_alike:
             own = replace(
@@ -247,12 +249,6 @@ def _features(text: str, num_layers: int) -> tuple[int, ...]:
         return read_features(text, num_layers)
     first, last = min(2, num_layers), max(num_layers - 2, 1)
     return tuple(sorted({round(first + i * (last - first) / 4) for i in range(5)}))
-
-
-def _differences(spec: ModelSpec) -> list[str]:
-    """What a target has that layers of Qwen3 have not: then none of its own are taken over."""
-    found = {**unlike_llama(spec), **unlike_llama_inside(spec), "no gates": not spec.is_gated}
-    return [name for name, is_there in found.items() if is_there]
 
 
 def layers_of_its_own(spec: ModelSpec, num_layers: int) -> ModelSpec:

@@ -14,7 +14,6 @@ from torch import Tensor
 from hunch.errors import ConfigError
 from hunch.models.build import build_block
 from hunch.models.decoder import Decoder
-from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
 from hunch.train.cut import read
@@ -117,7 +116,9 @@ class Eagle3Student(Student):
             self.target.embed(pack.ids_T)
         )
         hidden_norm = source.rms_norm(f"{FIRST}hidden_norm", spec.width, spec.norm_eps)
-        hidden_TD = _fuse(source, given.states.features, spec.width)
+        features = given.states.features
+        fc = source.linear(("fc",), (spec.width,), len(features) * spec.width)
+        hidden_TD = fc(torch.cat(features, dim=-1))
         walk = Walk(given, self.options.loss)
         for step in range(self.options.unroll):
             attend.to(step)
@@ -144,11 +145,6 @@ class Eagle3Student(Student):
         tensors["t2d"] = torch.zeros(spec.vocab_size, dtype=torch.bool).index_fill(0, ids_C, True)
         tensors["lm_head.weight"] = self.target.head.weight_NK[ids_C.to(self.target.device)]
         return config, tensors
-
-
-def _fuse(source: Source, features: tuple[Tensor, ...], width: int) -> Tensor:
-    fc = source.linear(("fc",), (width,), len(features) * width)
-    return fc(torch.cat(features, dim=-1))
 
 
 def read_features(text: str, num_layers: int) -> tuple[int, ...]:
