@@ -25,6 +25,7 @@ import typer
 import hunch
 from hunch import LLM
 from hunch.bench.distribution import Agreement
+from hunch.bench.loads import nobody
 from hunch.bench.records import Report
 from hunch.bench.session import Asked, Session
 from hunch.bench.soak import Soak
@@ -140,7 +141,7 @@ def _engines(
             self.asked = asked
 
         def run(self, command: str, *, save: Any, on_turn: Any, on_answer: Any) -> Report:
-            seen.append((command, save, on_answer is None))
+            seen.append((command, save, on_answer is nobody))
             return Report(command, self.asked.settings(), report.environment, report.runs)
 
         def close(self) -> None: ...

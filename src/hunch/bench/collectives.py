@@ -122,7 +122,6 @@ def rows_of(
     link: Link,
     memory_bytes_per_second: float,
     num_ranks: int,
-    networks: Sequence[Network] = tuple(NETWORKS.values()),
     sizes: Sequence[int] = (1, 8, 64),
     num_stages: int = 1,
 ) -> list[dict[str, float | int | str]]:
@@ -136,7 +135,7 @@ def rows_of(
     share of exchange is an upper bound.
     """
     found: list[dict[str, float | int | str]] = []
-    for network in networks:
+    for network in NETWORKS.values():
         reading = network.read_bytes / num_ranks / memory_bytes_per_second
         for size in sizes:
             cost = network.exchange(size, num_ranks, link)

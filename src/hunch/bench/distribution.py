@@ -41,14 +41,6 @@ class Agreement:
         return self.p_value >= ALPHA
 
 
-def check_params(params: SamplingParams) -> None:
-    """A context is scored as a prompt, so nothing may ask which part of it was generated."""
-    if params.presence_penalty or params.frequency_penalty or params.min_tokens:
-        raise ConfigError(
-            "chi-square needs requests without presence_penalty, frequency_penalty and min_tokens"
-        )
-
-
 def fit(
     llm: LLM,
     scorer: LLM,
@@ -60,7 +52,11 @@ def fit(
 
     The scorer decodes plainly, with logprobs_mode="processed_logprobs".
     """
-    check_params(params)
+    # A context is scored as a prompt, so nothing may ask which part of it was generated.
+    if params.presence_penalty or params.frequency_penalty or params.min_tokens:
+        raise ConfigError(
+            "chi-square needs requests without presence_penalty, frequency_penalty and min_tokens"
+        )
     asked = replace(params, n=num_samples, max_tokens=NUM_TOKENS, stop=(), ignore_eos=True)
     agreement = Agreement()
     for prompt in prompts:

@@ -40,13 +40,11 @@ class Interval:
         return f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
-def bootstrap(
-    items: Sequence[T], value: Callable[[Sequence[T]], float], num_draws: int = NUM_DRAWS
-) -> Interval:
+def bootstrap(items: Sequence[T], value: Callable[[Sequence[T]], float]) -> Interval:
     """A value of items, and the middle 95% of it over draws with replacement."""
     assert items
     chooser = random.Random(SEED)
-    draws = sorted(value(chooser.choices(items, k=len(items))) for _ in range(num_draws))
+    draws = sorted(value(chooser.choices(items, k=len(items))) for _ in range(NUM_DRAWS))
     last = len(draws) - 1
     return Interval(value(items), draws[round(0.025 * last)], draws[round(0.975 * last)])
 

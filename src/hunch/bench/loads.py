@@ -31,6 +31,10 @@ class Job:
         return self.id if self.turn == 1 else f"{self.id}, turn {self.turn}"
 
 
+def nobody(*_: Any) -> None:
+    """In the place of whoever would hear of turns and answers."""
+
+
 def next_turn(job: Job, answer: str, encode: Encode | None = None) -> Job | None:
     """What is asked after this answer: the conversation so far, and the user's next words."""
     if not job.later:

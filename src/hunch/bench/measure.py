@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from hunch import SamplingParams
 from hunch.bench.envelope import MIN_ROUNDS, open_methods
-from hunch.bench.loads import Job, Load
+from hunch.bench.loads import Job, Load, nobody
 from hunch.bench.records import Report, Round, Run, load_report
 from hunch.bench.workloads import Prompt, cycle
 from hunch.errors import RequestError
@@ -26,7 +27,7 @@ class Subject(Protocol):
 
     def warm(self, jobs: Sequence[Job], load: Load) -> None: ...
     def drive(
-        self, jobs: Sequence[Job], load: Load, on_answer: Callable[[str, Any], None] | None = None
+        self, jobs: Sequence[Job], load: Load, on_answer: Callable[[str, Any], None] = nobody
     ) -> Round: ...
     def close(self) -> None: ...
 
@@ -107,8 +108,8 @@ def measure(
     report: Report,
     *,
     until_decided: bool = False,
-    on_turn: OnTurn | None = None,
-    on_answer: OnAnswer | None = None,
+    on_turn: OnTurn = nobody,
+    on_answer: OnAnswer = nobody,
     save: Path | None = None,
 ) -> None:
     """Fill the report. Rounds it already holds are not measured again.
@@ -118,6 +119,7 @@ def measure(
     there before or are left out.
     """
     warmed: set[str] = set()
+    busiest = max(cells, key=lambda one: len(one.jobs))
     for number in range(num_rounds):
         for cell in cells:
             runs = [_run_of(report, subject.name, cell.point) for subject in subjects]
@@ -131,15 +133,13 @@ def measure(
             ]
             for subject, _ in todo:
                 if subject.name not in warmed:
-                    busiest = max(cells, key=lambda one: len(one.jobs))
                     subject.warm(busiest.jobs, busiest.load)
                     warmed.add(subject.name)
             first = number % len(todo) if todo else 0  # nobody always goes first
-            listen = on_answer if number == 0 else None
+            listen = on_answer if number == 0 else nobody
 
             def hear(name: str, is_old: bool, cell: Cell = cell, number: int = number) -> None:
-                if on_turn is not None:
-                    on_turn(name, cell.point, number + 1, is_old)
+                on_turn(name, cell.point, number + 1, is_old)
 
             rounds = _turns([subject for subject, _ in todo], first, cell, hear, listen)
             for _, run in todo:
@@ -157,20 +157,15 @@ def _turns(
     first: int,
     cell: Cell,
     on_turn: Callable[[str, bool], None],
-    on_answer: OnAnswer | None,
+    on_answer: OnAnswer,
 ) -> dict[str, Round]:
     """One round. Where requests come one by one, so do the turns."""
     rounds = {subject.name: Round() for subject in subjects}
     for piece in cell.turns():
         for subject in [*subjects[first:], *subjects[:first]]:
-            name = subject.name
-
-            def listen(prompt_id: str, output: Any, name: str = name) -> None:
-                if on_answer is not None:
-                    on_answer(name, prompt_id, output)
-
-            rounds[name].add(subject.drive(piece, cell.load, listen))
-            on_turn(name, False)
+            listen = partial(on_answer, subject.name)
+            rounds[subject.name].add(subject.drive(piece, cell.load, listen))
+            on_turn(subject.name, False)
     return rounds
 
 

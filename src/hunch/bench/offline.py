@@ -11,7 +11,7 @@ from typing import Any
 
 from hunch import LLM, RequestOutput
 from hunch.bench.energy import EnergyMeter
-from hunch.bench.loads import Job, Load, next_turn
+from hunch.bench.loads import Job, Load, next_turn, nobody
 from hunch.bench.records import Answer, Round, difference
 from hunch.garbage import without_collector
 
@@ -53,7 +53,7 @@ class EngineSubject:
             if load.rate is not None:
                 self.drive(jobs, load)
 
-    def drive(self, jobs: Sequence[Job], load: Load, on_answer: OnAnswer | None = None) -> Round:
+    def drive(self, jobs: Sequence[Job], load: Load, on_answer: OnAnswer = nobody) -> Round:
         """All jobs under the load. Nothing cached before helps, but for a conversation's own.
 
         A later turn of a conversation is asked as soon as the one before it is answered.
@@ -87,9 +87,7 @@ class EngineSubject:
 class _Turn:
     """One pass over the jobs: who waits, who is under way, what time it is."""
 
-    def __init__(
-        self, llm: LLM, jobs: Sequence[Job], load: Load, on_answer: OnAnswer | None
-    ) -> None:
+    def __init__(self, llm: LLM, jobs: Sequence[Job], load: Load, on_answer: OnAnswer) -> None:
         self.engine, self.load, self.on_answer = llm.engine, load, on_answer
         self.encode = llm.encode_messages
         self.waiting = deque(zip(enumerate(jobs), load.arrivals(len(jobs)), strict=True))
@@ -153,8 +151,7 @@ class _Turn:
             accepted=stats["accepted"],
             is_warmup=place < self.load.num_warmup,
         )
-        if self.on_answer is not None:
-            self.on_answer(job.answer_id, output)
+        self.on_answer(job.answer_id, output)
         following = next_turn(job, answer.text, self.encode)
         if following is not None:
             self._go_on(place, following, now)

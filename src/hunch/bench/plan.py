@@ -112,16 +112,12 @@ class Planner:
                 return rows
         return None
 
-    def second_of(self, rows: int, is_plain: bool) -> float:
-        """Share of a second that a request takes at this batch, reading its prompt included."""
-        choice = self.choice(rows, 0) if is_plain else self.best(rows)
-        decode = self.work.answer / choice.tokens_per_second
-        return decode + self.machine.prefill_seconds(self.target, self.work.prompt)
-
     def capacity(self, is_plain: bool) -> float:
         """Requests per second one machine can serve, at the batch that serves the most."""
         sizes = [b for b in BATCHES if b <= self.most_rows] or [self.most_rows]
-        return max(1 / self.second_of(rows, is_plain) for rows in sizes)
+        choices = [self.choice(rows, 0) if is_plain else self.best(rows) for rows in sizes]
+        decoding = min(self.work.answer / choice.tokens_per_second for choice in choices)
+        return 1 / (decoding + self.machine.prefill_seconds(self.target, self.work.prompt))
 
     def least_gpu_hours(self, is_plain: bool) -> float:
         """GPU hours of a million tokens on machines that have as much to do as they can."""

@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hunch.bench.environment import cpu_seconds
-from hunch.bench.loads import Job, Load, next_turn
+from hunch.bench.loads import Job, Load, next_turn, nobody
 from hunch.bench.records import Answer, Round
 from hunch.errors import RequestError
 
@@ -43,7 +43,7 @@ class UrlSubject:
         for _ in range(2):
             asyncio.run(self._one(job, 0.0, perf_counter(), max_tokens=8))
 
-    def drive(self, jobs: Sequence[Job], load: Load, on_answer: OnAnswer | None = None) -> Round:
+    def drive(self, jobs: Sequence[Job], load: Load, on_answer: OnAnswer = nobody) -> Round:
         del on_answer  # texts are not kept
         before = None if self.pid is None else cpu_seconds(self.pid)
         found = asyncio.run(self._drive(jobs, load))
@@ -185,16 +185,15 @@ class _Server:
 
     def first_model(self) -> str:
         try:
-            found = asyncio.run(self._get("/v1/models"))
+            found = json.loads(asyncio.run(self._get("/v1/models")))
             return str(found["data"][0]["id"])
         except (OSError, TimeoutError, asyncio.IncompleteReadError) as error:
             raise RequestError(f"no answer from {self.url}: {error}") from None
         except (KeyError, IndexError, TypeError, ValueError):
             raise RequestError(f"{self.url} lists no model: give --served-model") from None
 
-    async def _get(self, path: str) -> Any:
-        text = "".join([line async for line in self._lines("GET", path, b"")])
-        return json.loads(text)
+    async def _get(self, path: str) -> str:
+        return "".join([line async for line in self._lines("GET", path, b"")])
 
     async def stream(
         self, body: dict[str, Any], fields: dict[str, Any]

@@ -16,7 +16,7 @@ from hunch.bench.envelope import OPEN, Envelope, envelope
 from hunch.bench.environment import busy_words, machine_of
 from hunch.bench.intervals import spread
 from hunch.bench.metrics import figures, token_rate_ratio
-from hunch.bench.records import Report, Run
+from hunch.bench.records import Report
 
 MILLISECONDS = ("first_token", "per_token", "gap", "end_to_end")
 SHORTEST = 0.1  # seconds of plain decoding below which savings are nothing to speak of
@@ -50,7 +50,9 @@ def rows(report: Report, limits: Mapping[str, float] | None = None) -> list[dict
             row["speedup"] = 1.0 if is_base else interval.value
             row["speedup_low"] = 1.0 if is_base else interval.low
             row["speedup_high"] = 1.0 if is_base else interval.high
-        row["token_rate_ratio"] = _rate_ratio(run, base)
+        speeds = [figures(one)["tokens_per_second"] for one in (run, base) if one is not None]
+        is_known = len(speeds) == 2 and all(speeds)
+        row["token_rate_ratio"] = token_rate_ratio(*speeds) if is_known else None
         equal = analysis.num_equal(report, run)
         if equal is not None:
             row["num_equal"], row["num_compared"] = equal
@@ -59,11 +61,6 @@ def rows(report: Report, limits: Mapping[str, float] | None = None) -> list[dict
         row["is_server"] = bool(report.settings.get("urls"))
         found.append(row)
     return found
-
-
-def _rate_ratio(run: Run, base: Run | None) -> float | None:
-    speeds = [figures(one)["tokens_per_second"] for one in (run, base) if one is not None]
-    return token_rate_ratio(*speeds) if len(speeds) == 2 and all(speeds) else None
 
 
 def _shown(report: Report, found: Iterable[Mapping[str, Any]]) -> list[str]:

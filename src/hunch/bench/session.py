@@ -16,7 +16,7 @@ from rich.console import Console
 from hunch import LLM
 from hunch.bench import environment
 from hunch.bench.energy import EnergyMeter
-from hunch.bench.loads import Load
+from hunch.bench.loads import Load, nobody
 from hunch.bench.measure import Cell, OnAnswer, OnTurn, Subject, make_jobs, measure, open_report
 from hunch.bench.offline import EngineSubject
 from hunch.bench.readers import read_workloads
@@ -189,17 +189,16 @@ class Session:
 
     @property
     def num_turns(self) -> int:
-        return (
-            self.asked.rounds * len(self.subjects) * sum(len(cell.turns()) for cell in self.cells)
-        )
+        each = sum(len(cell.turns()) for cell in self.cells)
+        return self.asked.rounds * len(self.subjects) * each
 
     def run(
         self,
         command: str,
         *,
         save: Path | None = None,
-        on_turn: OnTurn | None = None,
-        on_answer: OnAnswer | None = None,
+        on_turn: OnTurn = nobody,
+        on_answer: OnAnswer = nobody,
     ) -> Report:
         """Measure everything that is not in the file `save` already."""
         servers = environment.local_servers(self.asked.urls)

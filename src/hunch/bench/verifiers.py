@@ -8,6 +8,7 @@ interval is a bootstrap over answers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from hunch import LLM, SamplingParams
@@ -42,10 +43,9 @@ def measure_setting(
         for output in outputs
         for answer in output.outputs
     ]
-    return bootstrap(rows, lambda some: _per_pass(some, 0)), bootstrap(
-        rows, lambda some: _per_pass(some, 2)
-    )
+    tokens, accepted = (bootstrap(rows, partial(_per_pass, place)) for place in (0, 2))
+    return tokens, accepted
 
 
-def _per_pass(rows: Sequence[Counts], place: int) -> float:
+def _per_pass(place: int, rows: Sequence[Counts]) -> float:
     return sum(row[place] for row in rows) / max(sum(row[1] for row in rows), 1)

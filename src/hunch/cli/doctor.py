@@ -19,8 +19,6 @@ from hunch.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from hunch import LLM
-
 
 @dataclass(kw_only=True)
 class Options(o.EngineOptions):
@@ -53,11 +51,7 @@ def doctor(ctx: typer.Context, given: Options) -> None:
     """
     from hunch.bench.workloads import PROMPTS
 
-    model, drafter, prompts = (
-        o.one_model(ctx, given.name, given.model),
-        given.drafter,
-        given.prompts,
-    )
+    model, drafter = o.one_model(ctx, given.name, given.model), given.drafter
     spec = SpecConfig.parse(given.speculate)
     if drafter is None and not (given.always_draft or given.skip_model):
         spec = _with_own_files(spec, model)
@@ -71,13 +65,12 @@ def doctor(ctx: typer.Context, given: Options) -> None:
     if drafter is not None:
         _examine(drafter, given.target or model, given)
         return
-    if given.skip_model and prompts is not None:
+    if given.skip_model and given.prompts is not None:
         raise ConfigError("--prompts are for the model, which --skip-model leaves out")
     findings: dict[str, Any] = {"machine": _machine()}
     if not given.skip_model:
-        records = o.read_prompts(prompts, 16) if prompts else PROMPTS[:4]
-        engine = {**given.engine(), "quiet": given.as_json, "always_draft": given.always_draft}
-        findings["model"] = _model(model, given.speculate, records, engine)
+        records = o.read_prompts(given.prompts, 16) if given.prompts else PROMPTS[:4]
+        findings["model"] = _model(model, given, records)
         findings["advice"] = _advice(findings["model"], findings["machine"])
     if given.as_json:
         print(json.dumps(findings))
@@ -152,25 +145,27 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _model(
-    model: str, speculate: str, records: list[dict[str, Any]], engine: dict[str, Any]
-) -> dict[str, Any]:
-    params = o.sampling(max_tokens=48, temperature=0)
+def _model(model: str, given: Options, records: list[dict[str, Any]]) -> dict[str, Any]:
+    from hunch.bench.device import fidelity
+
+    params, speculate = o.sampling(max_tokens=48, temperature=0), given.speculate
     found: dict[str, Any] = {"model": model, "speculate": speculate}
     texts: list[Any] = []
     rounded: list[Tensor] = []
-    is_always = engine.pop("always_draft")
-    with o.open_llm(model, "off", max_num_seqs=4, **engine) as plain:
+    engine = given.engine()
+    with o.open_llm(model, "off", quiet=given.as_json, max_num_seqs=4, **engine) as plain:
         found["kernels"] = plain.engine.capacity.kernels
         found["exact"] = plain.engine.capacity.exact
         if bits := plain.engine.capacity.activation_bits:
             found["activation_bits"] = bits
         room = plain.engine.capacity.max_len - 48
         prompts = [o.prompt_ids(plain, record)[-room:] for record in records]
-        page = _page(plain)
-        if found["kernels"] == "triton" and engine["dtype"] in ("int8", "int4", "fp8"):
-            rounded = _scores(plain, page)
-        with plain.sibling(speculate, always_draft=is_always) as drafting:
+        page = plain.tokenizer.encode(fidelity.PAGE)[: min(256, plain.engine.capacity.max_len)]
+        if found["kernels"] == "triton" and given.dtype in ("int8", "int4", "fp8"):
+            # Kept by the host: the GPU is full, and the model in 16 bits comes once this is gone.
+            target = plain.engine.runner.target  # type: ignore[attr-defined]
+            rounded = [part_MV.cpu() for part_MV in fidelity.scores(target, page)]
+        with plain.sibling(speculate, always_draft=given.always_draft) as drafting:
             for name, llm in {"off": plain, speculate: drafting}.items():
                 outputs = llm.generate(prompts, params, use_tqdm=False)
                 texts.append([output.outputs[0].token_ids for output in outputs])
@@ -183,19 +178,14 @@ def _model(
     )  # fmt: skip
     found["prompt_tokens"] = sum(map(len, prompts)) / len(prompts)
     if found["kernels"] == "native":
-        found |= _fidelity(model, page, engine, found.get("activation_bits", 8))
-    elif rounded:
-        found |= _rounding(model, page, rounded)
+        found |= _fidelity(model, page, given, found.get("activation_bits", 8))
+    elif rounded:  # when they were loaded
+        near = fidelity.measure_rounded(model, page, iter(rounded))
+        found |= {"KL to bfloat16": near.kl, "top-1 as bfloat16": near.top1}
     return found | {key: stats[key] for key in keys}
 
 
-def _page(llm: LLM) -> list[int]:
-    from hunch.bench.device.fidelity import PAGE
-
-    return llm.tokenizer.encode(PAGE)[: min(256, llm.engine.capacity.max_len)]
-
-
-def _fidelity(model: str, page: list[int], engine: dict[str, Any], bits: int) -> dict[str, Any]:
+def _fidelity(model: str, page: list[int], given: Options, bits: int) -> dict[str, Any]:
     """How near the kernels come to float32 on a page of text."""
     from hunch.bench.device.fidelity import float32_bytes, measure
     from hunch.bench.environment import memory_bytes
@@ -203,27 +193,10 @@ def _fidelity(model: str, page: list[int], engine: dict[str, Any], bits: int) ->
     needed = float32_bytes(model)
     if needed > (memory_bytes() or 0) // 2:
         return {"KL to float32": f"not measured: it would take {needed / 2**30:.0f} GiB"}
-    found = measure(model, page, dtype=engine["dtype"], bits=bits, threads=engine["threads"])
+    found = measure(model, page, dtype=given.dtype, bits=bits, threads=given.threads)
     if found is None:
         return {}
     return {"KL to float32": found.kl, "top-1 as float32": found.top1}
-
-
-def _scores(llm: LLM, page: list[int]) -> list[Tensor]:
-    """What the model as it is held says to a page of text, kept in the host's memory: the GPU's is
-    full, and the model in 16 bits comes once this one is gone."""
-    from hunch.bench.device.fidelity import scores
-
-    target = llm.engine.runner.target  # type: ignore[attr-defined]
-    return [part_MV.cpu() for part_MV in scores(target, page)]
-
-
-def _rounding(model: str, page: list[int], rounded: list[Tensor]) -> dict[str, Any]:
-    """How near weights that are rounded when they are loaded come to bfloat16."""
-    from hunch.bench.device.fidelity import measure_rounded
-
-    found = measure_rounded(model, page, iter(rounded))
-    return {"KL to bfloat16": found.kl, "top-1 as bfloat16": found.top1}
 
 
 def _advice(found: dict[str, Any], machine: dict[str, Any]) -> list[str]:

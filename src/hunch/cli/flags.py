@@ -147,17 +147,10 @@ _ALIASES = {
     "pipeline_parallel_size": ("-pp",),
     "allow_request_chat_template": ("--trust-request-chat-template",),
 }
-_OWN = (
-    "api_keys",
-    "served_model_names",
-    "limits",
-    "death_grace",
-    "models",
-    "adapters",
-    "has_page",
-    "hides_guesses",
-    "version",
-)
+_OWN = (  # settings without a flag of their name
+    "api_keys", "served_model_names", "limits", "death_grace", "models", "adapters", "has_page",
+    "hides_guesses", "version",
+)  # fmt: skip
 
 
 def parse_flags(words: Sequence[str]) -> dict[str, Any]:
@@ -243,17 +236,15 @@ def _add_names_of_others(parser: argparse.ArgumentParser, is_whole: bool) -> Non
     ):
         group = parser.add_argument_group(title if is_whole else None)
         for name in names:
-            _add(
-                group, name, bool if EngineArgs.is_switch(name) else json_or_text, is_shown=is_whole
-            )
+            value_type = bool if EngineArgs.is_switch(name) else json_or_text
+            _add(group, name, value_type, is_shown=is_whole)
         if not is_whole:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in names)
-            lines = textwrap.wrap(
-                flags, shutil.get_terminal_size().columns - 4, break_on_hyphens=False
-            )
-            parser.epilog = "\n".join(
-                (*filter(None, [parser.epilog]), f"{title}:", *(f"  {line}" for line in lines), "")
-            )
+            width = shutil.get_terminal_size().columns - 4
+            lines = textwrap.wrap(flags, width, break_on_hyphens=False)
+            before = [parser.epilog] if parser.epilog else []
+            indented = (f"  {line}" for line in lines)
+            parser.epilog = "\n".join((*before, f"{title}:", *indented, ""))
 
 
 def _add_fields(group: Any, section: type, skip: Sequence[str] = ()) -> None:

@@ -275,6 +275,7 @@ def measure(
     from rich.console import Console
 
     from hunch.bench.analysis import describe_point, label, varied_axes
+    from hunch.bench.loads import nobody
     from hunch.bench.session import Session, progress
 
     console = Console()
@@ -306,9 +307,8 @@ def measure(
                 where = f", {describe_point(point, axes)}" if axes else ""
                 advance(f"{label(method)}{where}, round {number}", is_old)
 
-            return session.run(
-                command, save=save, on_turn=on_turn, on_answer=on_answer if show else None
-            )
+            listen = on_answer if show else nobody
+            return session.run(command, save=save, on_turn=on_turn, on_answer=listen)
     except KeyboardInterrupt:
         if save is not None and save.is_file():  # there is none before the first points
             status.print(f"stopped; what was measured is in {save}: the same command goes on")

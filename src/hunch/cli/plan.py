@@ -14,6 +14,8 @@ from hunch.cli import options as o
 from hunch.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from hunch.bench.gpus import Gpu
     from hunch.bench.plan import Planner
     from hunch.bench.records import Report
@@ -240,9 +242,7 @@ def _at_rate(planner: Planner, price: float | None) -> dict[str, Any]:
 
 
 def _show(found: dict[str, Any], given: Options) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     console = Console(highlight=False)
     draft = f"a draft of {found['draft']}" if found["draft"] else "lookups"
@@ -251,9 +251,9 @@ def _show(found: dict[str, Any], given: Options) -> None:
         f"{found['target']} on {found['machine']} with {draft}, a guess right with chance "
         f"{found['acceptance']:.2f}{scale}"
     )
-    table = Table(
+    table = _table(
         "requests at once", "plain tok/s", "ms per token", "drafts tok/s", "ms per token",
-        "speed-up", "draft length", box=box.SIMPLE_HEAD,
+        "speed-up", "draft length",
     )  # fmt: skip
     for row in found["by_load"]:
         table.add_row(
@@ -275,12 +275,7 @@ def _show(found: dict[str, Any], given: Options) -> None:
 
 
 def _show_rate(console: Any, found: dict[str, Any], given: Options) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        f"at {given.rps:g} requests per second", "plain", "speculative", box=box.SIMPLE_HEAD
-    )
+    table = _table(f"at {given.rps:g} requests per second", "plain", "speculative")
     lines = {
         "machines": ("machines", "{:.0f}"),
         "requests under way on each": ("requests_under_way", "{:.1f}"),
@@ -301,10 +296,15 @@ def _show_rate(console: Any, found: dict[str, Any], given: Options) -> None:
         console.print("--price PER_HOUR adds what a million tokens cost.")
 
 
-def _show_exchange(given: Options, name: str) -> None:
+def _table(*columns: str, **how: Any) -> Table:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+
+    return Table(*columns, box=box.SIMPLE_HEAD, **how)
+
+
+def _show_exchange(given: Options, name: str) -> None:
+    from rich.console import Console
 
     from hunch.bench.collectives import LINKS, rows_of
     from hunch.bench.gpus import find
@@ -327,7 +327,7 @@ def _show_exchange(given: Options, name: str) -> None:
             "hop\nms": ("hop_ms", ".2f"), "pass\nms": ("pass_ms", ".2f"),
             "all rows\nms": ("period_ms", ".2f"), "stages\nidle": ("idle", ".0%"),
         }  # fmt: skip
-    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = _table(*columns, pad_edge=False, collapse_padding=True)
     for row in found:
         table.add_row(*(format(row[key], form) for key, form in columns.values()))
     console = Console(highlight=False)
@@ -339,16 +339,14 @@ def _show_exchange(given: Options, name: str) -> None:
 
 
 def _list(as_json: bool) -> None:
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     from hunch.bench.gpus import GPUS
 
     if as_json:
         print(json.dumps([asdict(gpu) for gpu in GPUS.values()]))
         return
-    table = Table("GPU", "GB", "GB/s", "bf16 TFLOP/s", "fp8", "source", box=box.SIMPLE_HEAD)
+    table = _table("GPU", "GB", "GB/s", "bf16 TFLOP/s", "fp8", "source")
     for gpu in GPUS.values():
         table.add_row(
             gpu.name, f"{gpu.memory_gb:g}", f"{gpu.bandwidth_gbs:,g}", f"{gpu.bf16_tflops:,g}",

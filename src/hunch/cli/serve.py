@@ -125,10 +125,8 @@ def _adapting(config: Config) -> Config:
 
 def _keys_from_environment() -> list[str]:
     """Keys in the environment are not shown by `ps`. Who has vLLM's there wants it checked here."""
-    text = os.environ.get("HUNCH_API_KEY", "")
-    return [key for key in text.split(",") if key] or [
-        key for key in (os.environ.get("VLLM_API_KEY", ""),) if key
-    ]
+    own = os.environ.get("HUNCH_API_KEY", "").split(",")
+    return list(filter(None, own)) or list(filter(None, [os.environ.get("VLLM_API_KEY")]))
 
 
 def _take(given: dict[str, Any], section: type) -> dict[str, Any]:

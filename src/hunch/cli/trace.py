@@ -53,16 +53,11 @@ def _show(tokenizer: Tokenizer, token: int) -> str:
 def show_stats(stats: dict[str, Any]) -> None:
     """One line of figures under an answer, on stderr so that the text can be piped."""
     passes = "1 pass" if stats["steps"] == 1 else f"{stats['steps']} passes"
+    most = stats.get("max_tokens_per_pass") or 1.0  # older servers do not say
+    of_most = f" of at most {most:.2f}" if most > 1 else ""
     guesses = f"{stats['accepted']} of {stats['drafted']} guesses accepted"
     Console(stderr=True, highlight=False).print(
         f"[dim]{stats['tokens_per_second']:.1f} tok/s, {passes}, "
-        f"{stats['tokens_per_pass']:.2f} tokens per pass"
-        f"{_of_most(stats)}, "
+        f"{stats['tokens_per_pass']:.2f} tokens per pass{of_most}, "
         f"{guesses if stats['drafted'] else 'nothing guessed'}[/dim]"
     )
-
-
-def _of_most(stats: dict[str, Any]) -> str:
-    """The most there could have been, where the figures have it: older servers do not."""
-    most = stats.get("max_tokens_per_pass") or 1.0
-    return f" of at most {most:.2f}" if most > 1 else ""

@@ -135,8 +135,10 @@ class EnlargedWeights:
                 old_N = self.small.tensor(name, torch.float32).to(self.device)
                 self._place_heads(module, old_N[:, None], new)
             return new[:, 0]
-        if len(shape) == 1:
-            return self._norm(name, shape[0], is_new).to(dtype)
+        if len(shape) == 1:  # of a norm
+            if is_new:
+                return torch.ones(shape, device=self.device, dtype=dtype)
+            return self._padded(name, shape, torch.float32).mul(math.sqrt(self.shrink)).to(dtype)
         if module in ("embed_tokens", "lm_head"):
             there = name if name in self.small.names() else "model.embed_tokens.weight"
             return self._padded(there, shape, dtype)
@@ -149,18 +151,10 @@ class EnlargedWeights:
             self._place(module, old, new)
         return new
 
-    def _norm(self, name: str, width: int, is_new: bool) -> Tensor:
-        if is_new:
-            return torch.ones(width, device=self.device)
-        new = torch.zeros(width, device=self.device)
-        old = self.small.tensor(name, torch.float32)
-        new[: len(old)] = old.to(self.device) * math.sqrt(self.shrink)
-        return new
-
     def _padded(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         new = torch.zeros(shape, device=self.device, dtype=dtype)
         old = self.small.tensor(name, torch.float32).to(self.device, dtype)
-        new[:, : old.shape[1]] = old
+        new[..., : old.shape[-1]] = old
         return new
 
     def _place(self, module: str, old: Tensor, new: Tensor) -> None:
@@ -180,19 +174,18 @@ class EnlargedWeights:
         group = config["num_attention_heads"] // config["num_key_value_heads"]
         new_group = self.size["num_attention_heads"] // self.size["num_key_value_heads"]
         half = torch.arange(h // 2, device=self.device)
-        pairs = (
-            torch.cat([half, half + h // 2]) if head == h else torch.cat([2 * half, h + 2 * half])
-        )
+        first, second = (half, half + h // 2) if head == h else (2 * half, h + 2 * half)
+        pairs = torch.cat([first, second])
         is_query = module in ("q_proj", "o_proj")
         count = config["num_attention_heads" if is_query else "num_key_value_heads"]
         for number in range(count):
             place = number // group * new_group + number % group if is_query else number
-            first = place * head
+            at = place * head
             part = slice(number * h, (number + 1) * h)
             if module == "o_proj":
-                new[: len(old), first : first + h] = old[:, part].to(new.dtype)
+                new[: len(old), at : at + h] = old[:, part].to(new.dtype)
                 continue
-            new[first : first + head] = 0
+            new[at : at + head] = 0
             scale = math.sqrt(head / h) if module == "q_proj" else 1.0  # scores are divided by more
-            rows = first + (pairs if module != "v_proj" else torch.arange(h, device=self.device))
+            rows = at + (pairs if module != "v_proj" else torch.arange(h, device=self.device))
             new[rows, : old.shape[1]] = (old[part] * scale).to(new.dtype)

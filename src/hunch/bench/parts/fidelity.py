@@ -67,7 +67,10 @@ def main(words: Sequence[str] = ()) -> None:
         for form in forms:
             with tempfile.TemporaryDirectory(prefix="hunch-") as folder:
                 path = _write(Path(folder), form, files.path, args.device)
-                known = _any_tokens(args.tokens) if form == EXPERTS else ids
+                known = ids
+                if form == EXPERTS:  # no text means more to random ones than another
+                    draw = random.Random(0)
+                    known = [draw.randrange(published.EXPERTS_VOCAB) for _ in range(args.tokens)]
                 if args.device == "cpu":
                     ask_llama = form in gguf_blocks.FORMATS and not args.skip_llama
                     row = _side_by_side(_on_cpu(path, known, ask_llama=ask_llama))
@@ -102,12 +105,6 @@ def _write(folder: Path, form: str, source: Path, device: str) -> Path:
     if form in gguf_blocks.FORMATS:
         return gguf_blocks.write_gguf(folder / "model.gguf", form, weights, source)
     return published.write_published(folder / "model", form, weights)
-
-
-def _any_tokens(num_tokens: int) -> list[int]:
-    """Random ones, for the random experts: no text means more to them than another."""
-    draw = random.Random(0)
-    return [draw.randrange(published.EXPERTS_VOCAB) for _ in range(num_tokens)]
 
 
 def _side_by_side(found: dict[str, dict[str, float]]) -> dict[str, float]:

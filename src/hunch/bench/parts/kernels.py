@@ -30,6 +30,7 @@ GEOMETRIES = {  # in the order of the sizes
     "1B": (2048, 16, 32, 8, 64, 8192, 128256),
     "135M": (576, 30, 9, 3, 64, 1536, 49152),
 }
+NUM_REPLAYS = 10  # whose median counts
 WALL = 4.45e12  # bytes per second an H200 was measured to read
 BLOCK = 16
 LEVEL, MAX_TREE = 4, 64  # nodes of a tree's level, and of the largest tree
@@ -70,7 +71,7 @@ def config_of(geometry: str) -> dict[str, Any]:
     return {**COMMON, "architectures": ["LlamaForCausalLM"], **sizes, **tied}
 
 
-def graph_ms(run: Callable[[], None], repeat: int = 10) -> float:
+def graph_ms(run: Callable[[], None]) -> float:
     """Median milliseconds of one call, replayed from a CUDA graph."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
@@ -80,7 +81,7 @@ def graph_ms(run: Callable[[], None], repeat: int = 10) -> float:
     with torch.cuda.graph(graph):
         run()
     graph.replay()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeat + 1)]  # type: ignore[no-untyped-call]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(NUM_REPLAYS + 1)]  # type: ignore[no-untyped-call]
     events[0].record()
     for event in events[1:]:
         graph.replay()

@@ -24,6 +24,8 @@ from hunch.kernels.attention import AttnInputs
 from hunch.models.native import NativeDecoder, load_native
 from hunch.models.weights import open_weights
 
+NUM_PASSES = 6  # whose mean is a figure
+
 
 def main(words: Sequence[str] = ()) -> None:
     parser = PartOptions("quantised", __doc__)
@@ -66,7 +68,7 @@ def _load(path: Path, bits: int) -> NativeDecoder:
     return model
 
 
-def _pass_seconds(model: NativeDecoder, num_rows: int, context: int, count: int = 6) -> float:
+def _pass_seconds(model: NativeDecoder, num_rows: int, context: int) -> float:
     """A pass over one token each of this many sequences, logits included."""
     row_T = torch.arange(num_rows)
     attn = AttnInputs(
@@ -80,9 +82,9 @@ def _pass_seconds(model: NativeDecoder, num_rows: int, context: int, count: int 
     )
     kv = model.new_kv(num_rows * context)
     started = time.thread_time()
-    for _ in range(count):
+    for _ in range(NUM_PASSES):
         model.logits(model.forward(row_T + 100, attn, kv).last_TD)
-    return (time.thread_time() - started) / count
+    return (time.thread_time() - started) / NUM_PASSES
 
 
 def _llama_seconds(url: str, pid: int) -> float:

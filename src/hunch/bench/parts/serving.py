@@ -12,7 +12,6 @@ import json
 import os
 import sys
 import time
-from array import array
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ from typing import Any
 
 from hunch.bench.environment import own_seconds, processes
 from hunch.bench.parts import PartOptions
-from hunch.bench.parts.streams import read_one, request_of
+from hunch.bench.parts.streams import read_all, request_of
 from hunch.bench.peers import Peer, starting
 from hunch.config import Config, ModelConfig, ScheduleConfig
 from hunch.engine.engine import Engine
@@ -109,14 +108,6 @@ def serve(port: int, workers: int, has_router: bool) -> int:
     )
 
 
-async def read_streams(port: int, num_streams: int, num_tokens: int) -> array[float]:
-    """Reads this many streams; the gaps between arrivals of the same stream."""
-    host, firsts, gaps = "127.0.0.1", array("d"), array("d")
-    requests = [request_of(host, number, num_tokens) for number in range(num_streams)]
-    await asyncio.gather(*(read_one(host, port, one, firsts, gaps) for one in requests))
-    return gaps
-
-
 def family(pid: int) -> dict[int, str]:
     """The server's processes and their parts."""
     names = {pid: "http"}
@@ -134,8 +125,9 @@ def server(workers: int, *, has_router: bool = False) -> Peer:
 def measure(pid: int, port: int, num_streams: int, num_tokens: int) -> dict[str, float]:
     names = family(pid)
     before = {one: own_seconds(one) for one in names}
+    requests = [request_of("127.0.0.1", number, num_tokens) for number in range(num_streams)]
     began = time.perf_counter()
-    gaps = sorted(asyncio.run(read_streams(port, num_streams, num_tokens)))
+    gaps = sorted(asyncio.run(read_all("127.0.0.1", port, requests))[1])
     seconds = time.perf_counter() - began
     total = num_streams * num_tokens
     found = {

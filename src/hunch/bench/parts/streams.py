@@ -69,18 +69,21 @@ async def read_one(
     writer.close()
 
 
+async def read_all(
+    host: str, port: int, requests: Sequence[bytes]
+) -> tuple[array[float], array[float]]:
+    """When each stream's first token came, and the gaps between arrivals of the same stream."""
+    firsts, gaps = array("d"), array("d")
+    await asyncio.gather(*(read_one(host, port, one, firsts, gaps) for one in requests))
+    return firsts, gaps
+
+
 def client(words: Sequence[str]) -> None:
     """One process of clients: says when its streams began and ended, and what they saw."""
     host, port, first, count, num_tokens = words[0], *map(int, words[1:5])
-    start = float(words[5])
-    firsts, gaps = array("d"), array("d")
     requests = [request_of(host, first + number, num_tokens) for number in range(count)]
-
-    async def all_of_them() -> None:
-        await asyncio.sleep(max(0.0, start - time.time()))
-        await asyncio.gather(*(read_one(host, port, one, firsts, gaps) for one in requests))
-
-    asyncio.run(all_of_them())
+    time.sleep(max(0.0, float(words[5]) - time.time()))
+    firsts, gaps = asyncio.run(read_all(host, port, requests))
     print(json.dumps({"end": time.time(), "firsts": firsts.tolist(), "gaps": gaps.tolist()}))
 
 
