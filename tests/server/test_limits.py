@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from hunch.server.answers import _ranked
+from hunch.server.answers import ranked
 from hunch.server.engine_process import _info
 from hunch.server.params import completion_params
 from hunch.server.schemas import CompletionBody
@@ -69,7 +69,7 @@ def test_scores_of_all_tokens_where_the_operator_allows_them() -> None:
     params = completion_params(body, Limits(max_logprobs=-1), 100)
     assert (params.logprobs, params.prompt_logprobs) == (-1, -1)
     entry = {3: Logprob(logprob=-2.0), 1: Logprob(logprob=-0.5)}
-    assert [_ranked(entry, count) for count in (-1, 1)] == [
+    assert [ranked(entry, count) for count in (-1, 1)] == [
         [(1, entry[1]), (3, entry[3])],
         [(1, entry[1])],
     ]

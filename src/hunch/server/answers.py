@@ -222,7 +222,7 @@ class ChatShape(OpenAIStream):
             return None
         content = []
         for token, entry in zip(ids, logprobs, strict=True):
-            others = [self._logprob(other, lp) for other, lp in _ranked(entry, self.num_top)]
+            others = [self._logprob(other, lp) for other, lp in ranked(entry, self.num_top)]
             content.append({**self._logprob(token, entry[token]), "top_logprobs": others})
         return {"content": content}
 
@@ -321,7 +321,7 @@ class CompletionShape(OpenAIStream):
             string = token_text(self.text, token, score)
             strings.append(self._name(token, score))
             values.append(max(entry[token].logprob, -9999.0) if entry else None)
-            top = _ranked(entry, self.num_top) if entry else []
+            top = ranked(entry, self.num_top) if entry else []
             tops.append({self._name(t, lp): lp.logprob for t, lp in top} or None)
             offsets.append(offset)
             offset += len(string)
@@ -341,7 +341,7 @@ def token_text(text: Text, token: int, entry: Logprob | None) -> str:
     return text.decode([token], skip_special_tokens=False)
 
 
-def _ranked(entry: Mapping[int, Logprob], num_top: int) -> list[tuple[int, Logprob]]:
+def ranked(entry: Mapping[int, Logprob], num_top: int) -> list[tuple[int, Logprob]]:
     """The likeliest tokens, best first; the chosen one is in `entry` even if it is none of them."""
-    ranked = sorted(entry.items(), key=lambda item: -item[1].logprob)
-    return ranked if num_top == -1 else ranked[:num_top]
+    found = sorted(entry.items(), key=lambda item: -item[1].logprob)
+    return found if num_top == -1 else found[:num_top]

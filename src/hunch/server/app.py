@@ -42,24 +42,13 @@ PROMPT_FIELDS = {  # path -> the field that holds what is read
     "/v1/responses": "input",
     "/v1/embeddings": "input",
 }
+_SCRIPTS = (
+    "app", "answers", "calls", "charts", "format", "pulse", "saved", "server", "vendor/highlight",
+    "vendor/marked", "vendor/purify",
+)  # fmt: skip
 PAGE = {  # path -> file of hunch.web, media type
     "/": ("index.html", "text/html"),
-    **{
-        f"/static/{name}.js": (f"{name}.js", "text/javascript")
-        for name in (
-            "app",
-            "answers",
-            "calls",
-            "charts",
-            "format",
-            "pulse",
-            "saved",
-            "server",
-            "vendor/highlight",
-            "vendor/marked",
-            "vendor/purify",
-        )
-    },
+    **{f"/static/{name}.js": (f"{name}.js", "text/javascript") for name in _SCRIPTS},
     "/static/style.css": ("style.css", "text/css"),
     "/favicon.ico": ("icon.svg", "image/svg+xml"),
 }

@@ -28,22 +28,14 @@ from hunch.server.text import Text
 class KeptEngine:
     """An engine in a process of its own, which is started again should it die."""
 
-    def __init__(
-        self,
-        config: Config,
-        settings: ServeConfig,
-        *,
-        engine_factory: str = ENGINE_FACTORY,
-        text_factory: str = TEXT_FACTORY,
-    ) -> None:
+    def __init__(self, config: Config, settings: ServeConfig) -> None:
         self.config, self.settings = config, hiding(config, settings)
-        self._text_factory = text_factory
-        self.engine = new_engine(config, settings, engine_factory)
+        self.engine = new_engine(config, settings, ENGINE_FACTORY)
         self._watch: asyncio.Task[None] | None = None
 
     async def open(self) -> Text:
         """Load the model; returns its tokenizer."""
-        text = await load(self.config, self.engine, self._text_factory)
+        text = await load(self.config, self.engine, TEXT_FACTORY)
         self._watch = asyncio.create_task(self._keep())
         return text
 

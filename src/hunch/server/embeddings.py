@@ -12,7 +12,6 @@ import struct
 import time
 import uuid
 from collections.abc import Sequence
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Request
@@ -81,9 +80,8 @@ def add_embeddings(app: FastAPI, service: Service) -> None:
         given = body.input
         is_one = isinstance(given, str) or isinstance(given[0], int)
         inputs: list[Input] = [given] if is_one else list(given)  # type: ignore[list-item, arg-type]
-        most = body.truncate_prompt_tokens
-        work = partial(_embed, service, body, inputs, most, body.add_special_tokens)
-        outputs, vectors = await service.run(body.timeout, request, work)
+        how = {"most": body.truncate_prompt_tokens, "add_special_tokens": body.add_special_tokens}
+        outputs, vectors = await _embed(service, body, request, inputs, **how)
         encode = _base64 if body.encoding_format == "base64" else list
         data = [
             {"object": "embedding", "index": index, "embedding": encode(vector)}
@@ -105,10 +103,9 @@ def add_embeddings(app: FastAPI, service: Service) -> None:
     async def embed(body: OllamaEmbedBody, request: Request) -> Response:
         model = name_of(service, body.model)
         inputs: list[Input] = [body.input] if isinstance(body.input, str) else list(body.input)
-        most = -1 if body.truncate else None
+        how = {"most": -1 if body.truncate else None, "keeps_start": True}
         began = time.monotonic()
-        work = partial(_embed, service, body, inputs, most, True, keeps_start=True)
-        outputs, vectors = await service.run(body.timeout, request, work)
+        outputs, vectors = await _embed(service, body, request, inputs, **how)
         return JSONResponse(
             {
                 "model": model,
@@ -122,26 +119,22 @@ def add_embeddings(app: FastAPI, service: Service) -> None:
     @app.post("/api/embeddings", response_class=Response, responses=OLLAMA_FAULTS)
     async def embed_one(body: OllamaOneBody, request: Request) -> Response:
         name_of(service, body.model)
-        work = partial(_embed, service, body, [body.prompt], -1, True, keeps_start=True)
-        _, vectors = await service.run(body.timeout, request, work)
+        how: dict[str, Any] = {"most": -1, "keeps_start": True}
+        _, vectors = await _embed(service, body, request, [body.prompt], **how)
         return JSONResponse({"embedding": vectors[0]})
 
 
 async def _embed(
-    service: Service,
-    body: PooledBody,
-    inputs: Sequence[Input],
-    most: int | None,
-    add_special_tokens: bool,
-    deadline: float,
-    *,
-    keeps_start: bool = False,
+    service: Service, body: PooledBody, request: Request, inputs: Sequence[Input], **how: Any
 ) -> tuple[list[RequestOutput], list[list[float]]]:
-    """The texts as they were read, and their vectors."""
+    """The texts as they were read, and their vectors; `how` are words of `Prompts.encode`."""
     at_most("input", len(inputs), service.settings.limits.max_inputs, "texts")
-    how = partial(service.encode, add_special_tokens=add_special_tokens, param="input", most=most)
-    ids = [await how(one, keeps_start=keeps_start) for one in inputs]
-    outputs = await _run(service, ids, body)
+
+    async def work(deadline: float) -> list[RequestOutput]:
+        ids = [await service.encode(one, param="input", **how) for one in inputs]
+        return await _run(service, ids, body)
+
+    outputs = await service.run(body.timeout, request, work)
     vectors = [output.embedding or [] for output in outputs]
     width = len(vectors[0])
     if body.dimensions is not None and body.dimensions != width:

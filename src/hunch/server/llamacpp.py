@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 
-from hunch.server.answers import OutputEvents, token_text
+from hunch.server.answers import OutputEvents, ranked, token_text
 from hunch.server.cursor import Delta
 from hunch.server.events import checked
 from hunch.server.middle import middle_of
@@ -243,8 +243,7 @@ class NativeShape(OutputEvents):
 
     def chunks(self, delta: Delta) -> list[Json]:
         told: Json = {"index": delta.index, "content": delta.text, "stop": False}
-        told["tokens"] = delta.token_ids
-        told |= self._scored(delta.token_ids, delta.logprobs)
+        told |= {"tokens": delta.token_ids, **self._scored(delta.token_ids, delta.logprobs)}
         found: list[Json] = [told] if delta.text else []
         if delta.finish_reason is not None:
             output = self._outputs[delta.index]
@@ -283,9 +282,8 @@ class NativeShape(OutputEvents):
 
         found = []
         for token, entry in zip(ids, entries, strict=False):
-            best = sorted(entry.items(), key=lambda pair: -pair[1].logprob)[: self.num_probs]
             told = one(token, entry.get(token))
-            found.append({**told, "top_logprobs": [one(*pair) for pair in best]})
+            found.append({**told, "top_logprobs": [one(*p) for p in ranked(entry, self.num_probs)]})
         return {"completion_probabilities": found}
 
 

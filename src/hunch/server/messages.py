@@ -184,9 +184,8 @@ def _messages(message: Turned) -> Iterator[Json]:
 
 
 def _assistant(blocks: Sequence[Block]) -> Json:
-    shaped: Json = {"role": "assistant"}
     texts = [block for block in blocks if block.type == "text"]
-    shaped["content"] = _text(texts) if texts else None
+    shaped: Json = {"role": "assistant", "content": _text(texts) if texts else None}
     reasoning = [block.thinking or "" for block in blocks if block.type == "thinking"]
     if reasoning:
         shaped["reasoning_content"] = "".join(reasoning)
