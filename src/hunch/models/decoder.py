@@ -29,7 +29,7 @@ from hunch.layers.rope import Rope
 from hunch.layers.streams import StreamsBlock
 from hunch.models.build import LLAMA_NAMES, Names, build_block, build_norm, build_table, local_heads
 from hunch.models.keys import Keys, read_common, read_sizes
-from hunch.models.reading import FROM_GGUF, Config
+from hunch.models.reading import FROM_GGUF, Config, without_pictures
 from hunch.models.recurrent import (
     build_carried_block,
     build_half,
@@ -143,7 +143,7 @@ class Decoder(Part):
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         """The spec of a config.json: by the family's keys, and what its `read_more` adds."""
-        config = cls.keys.over(config)
+        config = cls.keys.over(without_pictures(config) if cls.keys.reads_pictures else config)
         read = read_common if cls.keys.has_rope else read_sizes
         common = read(config, architecture, cls.keys.ffn_share)
         spec = cls.read_more(ModelSpec(**{**common, **cls.keys.read(config)}), config)

@@ -6,7 +6,7 @@ Shape letters: E experts, D width, F inner width of an expert, U = 2F rows of ga
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from hunch.kernels.quant import Quantised, Weight
 from hunch.layers.experts import Experts, ExpertsBeside, ExpertSpec, Router, StackedLinear
 from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP
-from hunch.models.reading import Config, Defaulted, read_float, read_int
+from hunch.models.reading import Config, Defaulted, read_count, read_float, read_int
 from hunch.models.source import EXPAND, Asked, Source
 from hunch.models.spec import ModelSpec
 from hunch.parallel.group import span
@@ -52,10 +52,10 @@ class ExpertNames:
 EXPERT_NAMES = ExpertNames()
 
 
-def read_experts(
-    config: Config, width: int, layers: Iterable[bool], *, shared_width: int = 0, **routing: Any
-) -> ExpertSpec:
-    """Experts by the keys that most families have for their numbers."""
+def read_experts(config: Config, width: int, layers: Iterable[bool], **more: Any) -> ExpertSpec:
+    """Experts by the keys that most families have for their numbers; `more` are further fields of
+    ExpertSpec and of its routing."""
+    routing = {name: more.pop(name) for name in Routing.__dataclass_fields__ if name in more}
     return ExpertSpec(
         routing=Routing(
             num_experts=read_int(config, "num_experts"),
@@ -64,11 +64,17 @@ def read_experts(
         ),
         width=width,
         layers=tuple(layers),
-        shared_width=shared_width,
+        **more,
     )
 
 
-def read_qwen_experts(config: Config, num_layers: int) -> ExpertSpec:
+def read_wide_experts(config: Config, num_layers: int, **more: Any) -> ExpertSpec:
+    """In every layer, each as wide as the config says of MLPs."""
+    width = read_int(config, "intermediate_size")
+    return read_experts(config, width, (True,) * num_layers, **more)
+
+
+def read_qwen_experts(config: Config, num_layers: int, **more: Any) -> ExpertSpec:
     """Softmax over all experts, whose weights add up to one where the config says so."""
     step = read_int(config, "decoder_sparse_step", 1)
     dense: Any = config.get("mlp_only_layers") or ()
@@ -77,16 +83,14 @@ def read_qwen_experts(config: Config, num_layers: int) -> ExpertSpec:
         read_int(config, "moe_intermediate_size"),
         (i not in dense and (i + 1) % step == 0 for i in range(num_layers)),
         is_normed=bool(config.get("norm_topk_prob", False)),
+        **more,
     )
 
 
-def read_shared_experts(config: Config, num_layers: int) -> ExpertSpec:
-    """The same beside a shared expert, of which each token takes as much as it needs."""
-    return replace(
-        read_qwen_experts(config, num_layers),
-        shared_width=read_int(config, "shared_expert_intermediate_size"),
-        is_shared_gated=True,
-    )
+def read_shared_experts(config: Config, num_layers: int, **more: Any) -> ExpertSpec:
+    """The same beside a shared expert."""
+    shared_width = read_int(config, "shared_expert_intermediate_size")
+    return read_qwen_experts(config, num_layers, shared_width=shared_width, **more)
 
 
 def build_experts(spec: ModelSpec, source: Source, prefix: str, names: ExpertNames) -> Experts:
@@ -206,27 +210,26 @@ def _shared(
 def read_deepseek_experts(config: Config, num_layers: int) -> ExpertSpec:
     """DeepSeek V3's and GLM's: sigmoid scores, a bias for the choice alone, groups of experts."""
     inner = read_int(config, "moe_intermediate_size")
-    num_shared = read_int(config, "n_shared_experts") if config.get("n_shared_experts") else 0
     older = config.get("num_local_experts")
     count = read_int(Defaulted(config, {"n_routed_experts": older}), "n_routed_experts")
-    experts = read_experts(
+    return read_experts(
         Defaulted({"num_experts": count}, config),
         inner,
         first_dense(config, num_layers),
-        shared_width=num_shared * inner,
+        shared_width=read_count(config, "n_shared_experts") * inner,
+        has_choice_bias=True,
         scores="sigmoid",
         is_normed=bool(config.get("norm_topk_prob", True)),
         num_groups=read_int(config, "n_group", 1),
         num_groups_kept=read_int(config, "topk_group", 1),
         scale=read_float(config, "routed_scaling_factor", 1.0),
     )
-    return replace(experts, has_choice_bias=True)
 
 
 def first_dense(config: Config, num_layers: int) -> tuple[bool, ...]:
     """DeepSeek's and GLM's ways to say which layers have experts: all but the first few."""
     types = config.get("mlp_layer_types")
-    first = read_int(config, "first_k_dense_replace") if config.get("first_k_dense_replace") else 0
+    first = read_count(config, "first_k_dense_replace")
     if isinstance(types, Sequence) and not isinstance(types, str):
         return tuple(layer_type == "sparse" for layer_type in types)
     step = read_int(config, "moe_layer_freq", 1)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hunch.errors import ModelFormatError
-from hunch.models.reading import Config, Defaulted, read_float, read_int, read_rope, refuse
+from hunch.layers.experts import ExpertSpec
+from hunch.models.reading import (
+    Config,
+    Defaulted,
+    read_float,
+    read_int,
+    read_rope,
+    read_windows,
+    refuse,
+)
 
 ATTN_BIASES = ("has_qkv_bias", "has_out_bias")
 BIASES = (*ATTN_BIASES, "has_mlp_bias")
@@ -29,13 +38,18 @@ class Keys:
     flags: dict[str, str] = field(default_factory=dict)  # fields, and keys that switch them on
     numbers: dict[str, str] = field(default_factory=dict)  # fields, and keys of their numbers
     fields: dict[str, Any] = field(default_factory=dict)  # the same in all models of the family
+    # Of a config and its number of layers: which of them have no window where files do not list
+    # them (None: windows are not read so), and the experts.
+    sees_all: Callable[[Config, int], Sequence[bool]] | None = None
+    experts: Callable[[Config, int], ExpertSpec | None] | None = None
     has_rope: bool = True  # False: positions are learned
     ffn_share: int = 0  # an MLP's width in those of the model, where files leave it out
+    reads_pictures: bool = False  # in other files, whose ropes are read as they are for text
 
     def but(self, **changes: Any) -> Keys:
-        """The same with more in each of the given ones."""
+        """The same with more in each of the given tables and sets, and others of the rest."""
         for name, more in changes.items():
-            if not isinstance(more, bool | int):
+            if isinstance(more, dict | Set):
                 changes[name] = getattr(self, name) | more
         return replace(self, **changes)
 
@@ -64,7 +78,14 @@ class Keys:
         flags = {name: bool(config.get(key)) for name, key in self.flags.items()}
         found = {name: key for name, key in self.numbers.items() if config.get(key) is not None}
         numbers = {name: read_float(config, key) for name, key in found.items()}
-        return {**flags, **numbers, **self.fields}
+        layers: dict[str, Any] = {}
+        if self.sees_all is not None:
+            num_layers = read_int(config, "num_hidden_layers")
+            sees_all = self.sees_all(config, num_layers)
+            layers["windows"] = read_windows(config, num_layers, sees_all)
+        if self.experts is not None:
+            layers["experts"] = self.experts(config, read_int(config, "num_hidden_layers"))
+        return {**flags, **numbers, **self.fields, **layers}
 
 
 def read_sizes(config: Config, architecture: str, ffn_share: int = 0) -> dict[str, Any]:

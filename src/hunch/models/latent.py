@@ -15,7 +15,7 @@ from hunch.layers.norm import RMSNorm
 from hunch.layers.rope import stretch
 from hunch.models.build import Names, build_mlp, build_norm
 from hunch.models.keys import read_common
-from hunch.models.reading import Config, Defaulted, read_int, read_rope
+from hunch.models.reading import Config, Defaulted, read_count, read_int, read_rope
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 from hunch.parallel.group import Share, head_spans
@@ -54,7 +54,7 @@ def read_latent(config: Config, architecture: str) -> ModelSpec:
         rope_dim=rope_dim,
         value_dim=read_int(config, "v_head_dim"),
         latent_dim=latent,
-        q_latent_dim=read_int(config, "q_lora_rank") if config.get("q_lora_rank") else None,
+        q_latent_dim=read_count(config, "q_lora_rank") or None,
         scale=scale,
         is_interleaved=bool(config.get("rope_interleave", True)),
     )

@@ -163,6 +163,11 @@ def read_int(config: Config, key: str, default: int | None = None) -> int:
     return value
 
 
+def read_count(config: Config, key: str) -> int:
+    """The same, or 0: where it is left out, too."""
+    return read_int(config, key) if config.get(key) else 0
+
+
 def read_float(config: Config, key: str, default: float | None = None) -> float:
     """A positive number."""
     value, key = config.get(key), _named(config).get(key, key)
@@ -317,6 +322,11 @@ def read_local_rope(config: Config, head_dim: int, usual: Config) -> RopeSpec:
     return read_rope(config, head_dim, {**usual, **(local or {})})
 
 
+def check_listed(key: str, listed: Sequence[Any], num_layers: int) -> None:
+    if len(listed) != num_layers:
+        raise ModelFormatError(f"{key} lists {len(listed)} layers, num_hidden_layers={num_layers}")
+
+
 def read_windows(
     config: Config, num_layers: int, sees_all: Sequence[bool] = (), is_on: bool = True
 ) -> tuple[int | None, ...]:
@@ -332,7 +342,15 @@ def read_windows(
     return tuple(window if layer_type == SLIDING else None for layer_type in types)
 
 
+def no_layers(config: Config, num_layers: int) -> list[bool]:
+    return [False] * num_layers
+
+
 def last_of(every: int, num_layers: int) -> list[bool]:
     """Per layer: whether it is the last of so many."""
     every = read_int({"sliding_window_pattern": every}, "sliding_window_pattern")
     return [(layer + 1) % every == 0 for layer in range(num_layers)]
+
+
+def last_of_pattern(config: Config, num_layers: int) -> list[bool]:
+    return last_of(read_int(config, "sliding_window_pattern"), num_layers)

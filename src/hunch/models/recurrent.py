@@ -32,7 +32,7 @@ from hunch.layers.recurrent import (
 )
 from hunch.models.build import Names, build_attention, build_block, build_mlp, build_norm
 from hunch.models.mamba import as_taps, build_mamba, build_selective
-from hunch.models.reading import FULL, LINEAR, Config, read_int
+from hunch.models.reading import FULL, LINEAR, Config, check_listed, read_int
 from hunch.models.source import Asked, Source
 from hunch.models.spec import ModelSpec
 from hunch.parallel.group import Group, Share, head_spans
@@ -46,10 +46,7 @@ def is_of_type(types: Any, other: str, num_layers: int) -> tuple[bool, ...]:
     """Per layer of `layer_types`: whether it is one of these others; the rest attend."""
     if not isinstance(types, Sequence) or set(types) - {FULL, other}:
         raise UnsupportedModelError(f"layer_types={types!r}: only {FULL} and {other} are known")
-    if len(types) != num_layers:
-        raise ModelFormatError(
-            f"layer_types lists {len(types)} layers, num_hidden_layers={num_layers}"
-        )
+    check_listed("layer_types", types, num_layers)
     return tuple(layer_type == other for layer_type in types)
 
 

@@ -19,6 +19,7 @@ from hunch.models.reading import (
     INPUT_BITS,
     Config,
     Recorded,
+    check_listed,
     read_int,
     refuse_unread,
     shown,
@@ -183,10 +184,7 @@ class ModelSpec:
         known = {*ACTIVATIONS, *(GATED_ACTIVATIONS if self.is_gated else ("xielu",))}
         if self.activation not in known:
             raise UnsupportedModelError(f"activation {unknown(self.activation, known)}")
-        if len(self.windows) != self.num_layers:
-            raise ModelFormatError(
-                f"layer_types lists {len(self.windows)} layers, num_hidden_layers={self.num_layers}"
-            )
+        check_listed("layer_types", self.windows, self.num_layers)
         if self.is_recurrent and len(self.is_recurrent) != self.num_layers:
             raise UnsupportedModelError(
                 "layers of a model with recurrent ones cannot be picked yet"
@@ -313,6 +311,11 @@ class ModelSpec:
             return self
         rope = replace(self.rope, attention_factor=1.0)
         return replace(self, rope=rope, qk_norm_eps=self.norm_eps / scale**2)
+
+    @property
+    def sees_all(self) -> tuple[bool, ...]:
+        """Per layer: whether it has no window."""
+        return tuple(window is None for window in self.windows)
 
     def with_rope(self, rope: RopeSpec, layers: Iterable[bool]) -> ModelSpec:
         """The same where some layers turn their heads in another way."""

@@ -13,6 +13,7 @@ from hunch.models.reading import (
     STILL,
     Config,
     last_of,
+    last_of_pattern,
     read_float,
     read_int,
     read_windows,
@@ -58,14 +59,12 @@ class Cohere2(Cohere):
             "rotary_pct": 1.0,
             "order_of_interleaved_layers": "local_attn_first",
         },
+        sees_all=last_of_pattern,
     )
 
     @classmethod
     def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        every = read_int(config, "sliding_window_pattern")
-        windows = read_windows(config, spec.num_layers, last_of(every, spec.num_layers))
-        spec = spec.with_rope(STILL, (window is None for window in windows))
-        return replace(spec, windows=windows)
+        return spec.with_rope(STILL, spec.sees_all)
 
 
 class Cohere2Moe(Cohere2):

@@ -80,11 +80,8 @@ class DeepseekV3(Youtu):
         given={"routed_scaling_factor": 2.5, "n_group": 8, "topk_group": 4},
         only={"mlp_bias": False, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
         flags=dict.fromkeys(ATTN_BIASES, "attention_bias"),
+        experts=read_deepseek_experts,
     )
-
-    @classmethod
-    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        return replace(spec, experts=read_deepseek_experts(config, spec.num_layers))
 
 
 class Glm4MoeLite(DeepseekV3):
@@ -114,7 +111,7 @@ class DeepseekV32(DeepseekV3):
             f"{spec.architecture}: texts of up to {num_seen} tokens are served (index_topk): in "
             "longer ones it chooses which tokens are seen"
         )
-        return replace(super().read_more(spec, config), max_len=min(spec.max_len, num_seen))
+        return replace(spec, max_len=min(spec.max_len, num_seen))
 
 
 class GlmMoeDsa(DeepseekV32):
@@ -133,8 +130,8 @@ class DeepseekV2(DeepseekV3):
 
     @classmethod
     def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        experts = read_deepseek_experts(config, spec.num_layers)
-        is_grouped = config["topk_method"] == "group_limited_greedy"
+        experts, is_grouped = spec.experts, config["topk_method"] == "group_limited_greedy"
+        assert experts is not None
         routing = replace(
             experts.routing,
             scores="softmax",

@@ -57,5 +57,6 @@ class ErnieMoe(Ernie):
             ((i + 1) % step == 0 and first <= i <= last for i in range(spec.num_layers)),
             shared_width=int(num_shared) * width,
             is_normed=True,
+            has_choice_bias=True,
         )
-        return replace(spec, experts=replace(experts, has_choice_bias=True))
+        return replace(spec, experts=experts)

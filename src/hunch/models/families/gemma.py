@@ -7,13 +7,7 @@ from dataclasses import replace
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.keys import ATTN_BIASES, Keys
-from hunch.models.reading import (
-    Config,
-    last_of,
-    read_float,
-    read_local_rope,
-    read_windows,
-)
+from hunch.models.reading import Config, last_of_pattern, read_float, read_local_rope
 from hunch.models.spec import ModelSpec
 
 
@@ -54,14 +48,13 @@ class Gemma2(Gemma):
         unused={"sliding_window_size"},  # sliding_window once more
         numbers={"attn_cap": "attn_logit_softcapping", "logits_cap": "final_logit_softcapping"},
         fields={"has_branch_norms": True},
+        sees_all=last_of_pattern,
     )
 
     @classmethod
     def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
         scale = read_float(config, "query_pre_attn_scalar", 256.0) ** -0.5
-        every = config["sliding_window_pattern"]
-        windows = read_windows(config, spec.num_layers, last_of(every, spec.num_layers))
-        return replace(super().read_more(spec, config), attn_scale=scale, windows=windows)
+        return replace(super().read_more(spec, config), attn_scale=scale)
 
 
 class Gemma3(Gemma2):
@@ -89,7 +82,7 @@ class Gemma3(Gemma2):
         spec = super().read_more(spec, config)
         usual = {"rope_theta": read_float(config, "rope_local_base_freq")}
         local = read_local_rope(config, spec.head_dim, usual)
-        return spec.with_rope(local, (window is not None for window in spec.windows))
+        return spec.with_rope(local, (not sees_all for sees_all in spec.sees_all))
 
 
 class VaultGemma(Gemma2):

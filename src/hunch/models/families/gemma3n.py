@@ -19,6 +19,7 @@ from hunch.models.reading import (
     SLIDING,
     Config,
     Defaulted,
+    check_listed,
     last_of,
     read_int,
     read_local_rope,
@@ -113,6 +114,5 @@ def _of_layers(config: Config, key: str, num_layers: int) -> tuple[Any, ...]:
     """A value for each layer, where a file may have one for all."""
     value = config.get(key)
     values = tuple(value) if isinstance(value, list | tuple) else (value,) * num_layers
-    if len(values) != num_layers:
-        raise ModelFormatError(f"{key} lists {len(values)} layers, num_hidden_layers={num_layers}")
+    check_listed(key, values, num_layers)
     return values

@@ -22,7 +22,9 @@ from hunch.models.reading import (
     SLIDING,
     Config,
     Defaulted,
+    check_listed,
     last_of,
+    read_count,
     read_int,
     read_rope,
     read_windows,
@@ -125,20 +127,13 @@ class Gemma4Unified(Gemma4):
 def _layer_types(config: Config, num_layers: int) -> tuple[str, ...]:
     sees_all = last_of(6, num_layers)
     types = config.get("layer_types") or [(SLIDING, FULL)[some] for some in sees_all]
-    if len(types) != num_layers:
-        raise ModelFormatError(
-            f"layer_types lists {len(types)} layers, num_hidden_layers={num_layers}"
-        )
+    check_listed("layer_types", types, num_layers)
     return (*types[:-1], FULL)  # the last has no window, whatever a file says
-
-
-def _num_shared(config: Config) -> int:
-    return read_int(config, "num_kv_shared_layers") if config.get("num_kv_shared_layers") else 0
 
 
 def kv_of(config: Config, types: tuple[str, ...]) -> tuple[int, ...]:
     """The last layers read the keys and values of the last one before them of their kind."""
-    num_shared = _num_shared(config)
+    num_shared = read_count(config, "num_kv_shared_layers")
     if not num_shared:
         return ()
     first = len(types) - num_shared
@@ -153,7 +148,7 @@ def kv_of(config: Config, types: tuple[str, ...]) -> tuple[int, ...]:
 
 def _widths(config: Config, spec: ModelSpec) -> tuple[int, ...]:
     """Layers that read others' keys and values may have MLPs twice as wide."""
-    num_shared, width = _num_shared(config), spec.ffn_width
+    num_shared, width = read_count(config, "num_kv_shared_layers"), spec.ffn_width
     if not config.get("use_double_wide_mlp") or not num_shared:
         return ()
     return (width,) * (spec.num_layers - num_shared) + (2 * width,) * num_shared

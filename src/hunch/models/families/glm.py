@@ -3,13 +3,12 @@ of each head turned."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from hunch.layers.experts import ExpertSpec
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.experts import ExpertNames, read_deepseek_experts
 from hunch.models.keys import Keys
-from hunch.models.reading import Config, Defaulted, read_int, without_pictures
+from hunch.models.reading import Config, Defaulted, read_int
 from hunch.models.spec import ModelSpec
 
 
@@ -38,11 +37,9 @@ class Glm4(Glm):
 class Glm4v(Glm4):
     """What writes in GLM-4.1V and 4.6V-Flash."""
 
-    keys = Glm4.keys.but(given={"partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5})
-
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        return super().read_config(without_pictures(config), architecture)
+    keys = Glm4.keys.but(
+        given={"partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5}, reads_pictures=True
+    )
 
 
 class Glm4Moe(Decoder):
@@ -53,21 +50,25 @@ class Glm4Moe(Decoder):
     keys = Keys(
         given={"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
         flags={"has_qkv_bias": "attention_bias", "has_qk_norm": "use_qk_norm"},
+        experts=read_deepseek_experts,
     )
-
-    @classmethod
-    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        return replace(spec, experts=read_deepseek_experts(config, spec.num_layers))
 
 
 class Glm4vMoe(Glm4Moe):
     """What writes in GLM-4.5V and 4.6V."""
 
+    keys = Glm4Moe.keys.but(reads_pictures=True)
+
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         size = read_int(config, "hidden_size") // read_int(config, "num_attention_heads")
-        given = Defaulted(config, {"head_dim": size})
-        return super().read_config(without_pictures(given), architecture)
+        return super().read_config(Defaulted(config, {"head_dim": size}), architecture)
+
+
+def _read_in_all_layers(config: Config, num_layers: int) -> ExpertSpec:
+    """Whatever a file says of layers without experts."""
+    all_sparse = {"mlp_layer_types": ["sparse"] * num_layers}
+    return read_deepseek_experts(Defaulted(all_sparse, config), num_layers)
 
 
 class SolarOpen(Glm4Moe):
@@ -76,14 +77,10 @@ class SolarOpen(Glm4Moe):
     keys = Glm4Moe.keys.but(
         given={"rope_theta": 1e6, "partial_rotary_factor": 1.0},
         only={"use_qk_norm": False},
+        experts=_read_in_all_layers,
     )
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         given = {"intermediate_size": config.get("moe_intermediate_size")}
         return super().read_config(Defaulted(config, given), architecture)
-
-    @classmethod
-    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        all_sparse = {"mlp_layer_types": ["sparse"] * spec.num_layers}  # whatever a file says
-        return super().read_more(spec, Defaulted(all_sparse, config))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from functools import partial
 
 from hunch.kernels.activation import CLIP_LIMIT, CLIP_SLOPE
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.experts import ExpertNames, read_experts
+from hunch.models.experts import ExpertNames, read_wide_experts
 from hunch.models.keys import ATTN_BIASES, Keys
-from hunch.models.reading import Config, last_of, read_windows
-from hunch.models.spec import ModelSpec
+from hunch.models.reading import last_of
 
 
 class GptOss(Decoder):
@@ -37,13 +36,6 @@ class GptOss(Decoder):
         unused={"initial_context_length", "experts_per_token"},  # said once more
         flags=dict.fromkeys(ATTN_BIASES, "attention_bias"),
         fields={"activation": "clipped", "has_sinks": True},
+        sees_all=lambda _, num_layers: last_of(2, num_layers),
+        experts=partial(read_wide_experts, scores="chosen", has_router_bias=True, has_bias=True),
     )
-
-    @classmethod
-    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        experts = read_experts(config, spec.ffn_width, (True,) * spec.num_layers, scores="chosen")
-        return replace(
-            spec,
-            windows=read_windows(config, spec.num_layers, last_of(2, spec.num_layers)),
-            experts=replace(experts, has_router_bias=True, has_bias=True),
-        )

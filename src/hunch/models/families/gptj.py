@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hunch.errors import ModelFormatError
-from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.families.gpt2 import Gpt2
 from hunch.models.keys import PLAIN_LAYERS, Keys
@@ -19,12 +18,8 @@ class GptJ(Decoder):
     """Both branches read one layer norm; pairs that are turned are neighbours."""
 
     turns_part = True
-    names = Names(
-        roots=("transformer.", ""),
-        embed="transformer.wte.weight",
-        final_norm="transformer.ln_f",
-        layer="transformer.h.{}.",
-        attn_norm="ln_1",
+    names = replace(
+        Gpt2.names,
         q="attn.q_proj",
         k="attn.k_proj",
         v="attn.v_proj",

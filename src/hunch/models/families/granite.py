@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from hunch.errors import ModelFormatError
+from hunch.layers.experts import ExpertSpec
 from hunch.models.build import Names
-from hunch.models.experts import ExpertNames, read_experts
+from hunch.models.experts import ExpertNames, read_wide_experts
 from hunch.models.families.llama import Llama
 from hunch.models.mamba import is_mamba, read_layer_types, read_mamba
-from hunch.models.reading import STILL, Config, read_float, read_int, read_rope, read_windows
+from hunch.models.reading import (
+    STILL,
+    Config,
+    check_listed,
+    read_float,
+    read_int,
+    read_rope,
+    read_windows,
+)
 from hunch.models.spec import ModelSpec
 
 
@@ -77,12 +86,10 @@ class GraniteMoe(Granite):
             all_down="block_sparse_moe.output_linear",
         )
     )
-    keys = Granite.keys.but(named={"num_experts": "num_local_experts"})
-
-    @classmethod
-    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        experts = read_experts(config, spec.ffn_width, (True,) * spec.num_layers, scores="chosen")
-        return replace(super().read_more(spec, config), experts=experts)
+    keys = Granite.keys.but(
+        named={"num_experts": "num_local_experts"},
+        experts=partial(read_wide_experts, scores="chosen"),
+    )
 
 
 class GraniteMoeShared(GraniteMoe):
@@ -107,6 +114,11 @@ class GraniteMoeShared(GraniteMoe):
         return replace(spec, experts=experts, ffn_width=shared or spec.ffn_width)
 
 
+def _read_any_experts(config: Config, num_layers: int) -> ExpertSpec | None:
+    has_some = bool(config.get("num_experts"))
+    return read_wide_experts(config, num_layers, scores="chosen") if has_some else None
+
+
 class GraniteHybrid(GraniteMoeShared):
     """Granite 4: layers attend or are Mamba 2; with experts beside the MLP, or without."""
 
@@ -118,6 +130,7 @@ class GraniteHybrid(GraniteMoeShared):
             "normalization_function": "rmsnorm",
             "position_embedding_type": ("nope", "rope"),
         },
+        experts=_read_any_experts,
     )
 
     @classmethod
@@ -125,10 +138,10 @@ class GraniteHybrid(GraniteMoeShared):
         for key in config:  # of layers and experts that it may not have
             if key.startswith(("mamba_", "time_step_")) or key == "num_experts_per_tok":
                 config.get(key)
-        if config.get("num_experts"):
+        if spec.experts is not None:
             spec = super().read_more(spec, config)
         else:
-            spec = super(GraniteMoe, cls).read_more(spec, config)
+            spec = super(GraniteMoeShared, cls).read_more(spec, config)
             spec = replace(spec, ffn_width=read_int(config, "shared_intermediate_size", 1024))
         if config.get("position_embedding_type") != "rope":
             spec = replace(spec, rope=STILL)
@@ -144,10 +157,7 @@ def with_windows(spec: ModelSpec, config: Config) -> ModelSpec:
     sees_all = [layer % 4 == 0 for layer in range(spec.num_layers)]
     assert spec.rope is not None
     thetas = config.get("layer_rope_theta") or [spec.rope.theta] * spec.num_layers
-    if len(thetas) != spec.num_layers:
-        raise ModelFormatError(
-            f"layer_rope_theta lists {len(thetas)} layers, num_hidden_layers={spec.num_layers}"
-        )
+    check_listed("layer_rope_theta", thetas, spec.num_layers)
     different = list(dict.fromkeys(thetas))
     how = config.get("rope_parameters") or config.get("rope_scaling") or {}
     ropes = [

@@ -66,7 +66,6 @@ class KimiLinear(DeepseekV3):
 
     @classmethod
     def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        spec = super().read_more(spec, config)
         nested: dict[str, Any] = config.get("linear_attn_config") or {}
         types = [FULL if i and i % 4 == 0 else LINEAR for i in range(spec.num_layers)]
         if "full_attn_layers" in nested and "kda_layers" in nested:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from hunch.kernels.short_conv import ConvShape
+from hunch.layers.experts import ExpertSpec
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.experts import ExpertNames, read_experts
@@ -94,6 +95,19 @@ def _read_layer_types(config: Config, num_layers: int) -> tuple[bool, ...]:
     return is_of_type(types, _CONV, num_layers)
 
 
+def _read_experts(config: Config, num_layers: int) -> ExpertSpec:
+    num_dense = config.get("num_dense_layers") or 0
+    return read_experts(
+        config,
+        read_int(config, "moe_intermediate_size"),
+        (layer >= num_dense for layer in range(num_layers)),
+        scores="sigmoid",
+        is_normed=bool(config.get("norm_topk_prob")),
+        scale=read_float(config, "routed_scaling_factor", 1.0),
+        has_choice_bias=bool(config.get("use_expert_bias")),
+    )
+
+
 class Lfm2Moe(Lfm2):
     """Experts chosen by sigmoids in all but the first layers."""
 
@@ -104,22 +118,9 @@ class Lfm2Moe(Lfm2):
             "norm_topk_prob": True,
             "num_dense_layers": 2,
             "use_expert_bias": True,
-        }
+        },
+        experts=_read_experts,
     )
-
-    @classmethod
-    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        num_dense = config.get("num_dense_layers") or 0
-        experts = read_experts(
-            config,
-            read_int(config, "moe_intermediate_size"),
-            (layer >= num_dense for layer in range(spec.num_layers)),
-            scores="sigmoid",
-            is_normed=bool(config.get("norm_topk_prob")),
-            scale=read_float(config, "routed_scaling_factor", 1.0),
-        )
-        experts = replace(experts, has_choice_bias=bool(config.get("use_expert_bias")))
-        return replace(super().read_more(spec, config), experts=experts)
 
     @staticmethod
     def read_ffn(config: Config, width: int) -> int:

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hunch.errors import ModelFormatError
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.keys import ATTN_BIASES, Keys
-from hunch.models.reading import STILL, Config, read_int, read_windows
+from hunch.models.reading import STILL, Config, check_listed, read_int, read_windows
 from hunch.models.spec import ModelSpec
 
 LLAMA3_ROPE = {
@@ -127,12 +126,8 @@ class Cwm(Llama):
         given={"rms_norm_eps": 1e-5, "rope_theta": 1e6, "sliding_window": 8192},
         rope=LLAMA3_ROPE | {"factor": 16.0},
         only={"attention_bias": False},
+        sees_all=lambda _, num_layers: [layer % 4 == 0 for layer in range(num_layers)],
     )
-
-    @classmethod
-    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        sees_all = [layer % 4 == 0 for layer in range(spec.num_layers)]
-        return replace(spec, windows=read_windows(config, spec.num_layers, sees_all))
 
 
 class SmolLM3(Llama):
@@ -157,8 +152,5 @@ def read_turns(config: Config, num_layers: int) -> list[bool]:
     every = read_int(config, "no_rope_layer_interval", 4)
     turns = config.get("no_rope_layers")  # 1 where a layer does turn them
     turns = turns or [(layer + 1) % every for layer in range(num_layers)]
-    if len(turns) != num_layers:
-        raise ModelFormatError(
-            f"no_rope_layers lists {len(turns)} layers, num_hidden_layers={num_layers}"
-        )
+    check_listed("no_rope_layers", turns, num_layers)
     return [bool(turn) for turn in turns]

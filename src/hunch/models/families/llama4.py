@@ -12,7 +12,7 @@ from hunch.models.decoder import Decoder
 from hunch.models.experts import ExpertNames, read_experts
 from hunch.models.families.llama import read_turns
 from hunch.models.keys import ATTN_BIASES, Keys
-from hunch.models.reading import STILL, Config, read_float, read_int
+from hunch.models.reading import STILL, Config, read_count, read_float, read_int
 from hunch.models.spec import ModelSpec
 
 
@@ -60,8 +60,7 @@ class Llama4(Decoder):
     @classmethod
     def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
         turns = read_turns(config, spec.num_layers)
-        has_chunks = bool(config.get("attention_chunk_size"))  # null: there are none
-        chunk = read_int(config, "attention_chunk_size") if has_chunks else None
+        chunk = read_count(config, "attention_chunk_size")  # null: there are none
         still = STILL
         if config.get("attn_temperature_tuning"):
             still = RopeSpec(

@@ -4,16 +4,25 @@ of each head turned, all heads normed at once."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from hunch.errors import UnsupportedModelError
 from hunch.kernels.lightning import LightningShape
 from hunch.layers.recurrent import CarriedScales
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.experts import read_experts
+from hunch.models.experts import read_wide_experts
 from hunch.models.families.mistral import Mixtral
 from hunch.models.keys import Keys
-from hunch.models.reading import FULL, LINEAR, Config, Defaulted, read_float, read_int
+from hunch.models.reading import (
+    FULL,
+    LINEAR,
+    Config,
+    Defaulted,
+    read_float,
+    read_int,
+    read_windows,
+)
 from hunch.models.recurrent import is_of_type
 from hunch.models.spec import ModelSpec
 
@@ -30,11 +39,11 @@ class MiniMax(Mixtral):
     keys = Mixtral.keys.but(
         only={"hidden_act": "silu"},  # of queries, keys and values too
         unused={"block_size"},  # tokens are folded in one by one
+        sees_all=None,
     )
 
     @classmethod
     def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        spec = super().read_more(spec, Defaulted({"layer_types": None}, config))
         every = [(FULL, LINEAR)[layer % 2] for layer in range(spec.num_layers)]
         types = config.get("layer_types") or every
 
@@ -46,6 +55,7 @@ class MiniMax(Mixtral):
             spec,
             recurrence=LightningShape(num_heads=spec.num_heads, head_dim=spec.head_dim),
             is_recurrent=is_of_type(types, LINEAR, spec.num_layers),
+            windows=read_windows(Defaulted({"layer_types": None}, config), spec.num_layers),
             carried=CarriedScales(
                 attn=scales("full_attn"), recurrent=scales("linear_attn"), mlp=scales("mlp")
             ),
@@ -77,6 +87,7 @@ class MiniMaxM2(Decoder):
         # Of MLPs and drafting layers that these models do not have.
         unused={"mlp_intermediate_size", "shared_moe_mode", "use_mtp"},
         fields={"has_qk_norm": True, "is_qk_norm_whole": True},
+        experts=partial(read_wide_experts, scores="sigmoid", is_normed=True, has_choice_bias=True),
     )
 
     @classmethod
@@ -88,9 +99,3 @@ class MiniMaxM2(Decoder):
             share = read_int(config, "rotary_dim") / size
             config = Defaulted(config, {"partial_rotary_factor": share})
         return super().read_config(config, architecture)
-
-    @classmethod
-    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        layers = (True,) * spec.num_layers
-        experts = read_experts(config, spec.ffn_width, layers, scores="sigmoid", is_normed=True)
-        return replace(spec, experts=replace(experts, has_choice_bias=True))

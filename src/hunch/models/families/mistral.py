@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from hunch.errors import ModelFormatError
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
-from hunch.models.experts import ExpertNames, read_experts
+from hunch.models.experts import ExpertNames, read_wide_experts
 from hunch.models.keys import Keys
-from hunch.models.reading import FROM_GGUF, Config, Defaulted, read_int, read_windows
+from hunch.models.reading import FROM_GGUF, Config, Defaulted, no_layers, read_int
 from hunch.models.spec import ModelSpec
 
 _EXPERT = "block_sparse_moe.experts.{}."
@@ -18,18 +19,14 @@ _EXPERT = "block_sparse_moe.experts.{}."
 class Mistral(Decoder):
     """A token sees the last `sliding_window` positions; null means all of them."""
 
-    keys = Keys(given={"sliding_window": 4096})
-
-    @classmethod
-    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        return replace(spec, windows=read_windows(config, spec.num_layers))
+    keys = Keys(given={"sliding_window": 4096}, sees_all=no_layers)
 
 
 class Ministral3(Mistral):
     """Queries may grow with their position. Some files also read pictures (Mistral Small
     3.1 and later, Ministral 3): only the text model is taken."""
 
-    keys = Keys()
+    keys = Keys(sees_all=no_layers)
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
@@ -62,9 +59,6 @@ class Mixtral(Mistral):
     keys = Keys(
         given={"rope_theta": 1e6, "rms_norm_eps": 1e-5, "num_experts_per_tok": 2},
         named={"num_experts": "num_local_experts"},
+        sees_all=no_layers,
+        experts=partial(read_wide_experts, is_normed=True),
     )
-
-    @classmethod
-    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        experts = read_experts(config, spec.ffn_width, (True,) * spec.num_layers, is_normed=True)
-        return replace(super().read_more(spec, config), experts=experts)

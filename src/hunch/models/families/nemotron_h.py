@@ -13,7 +13,7 @@ from hunch.models.experts import ExpertNames, read_deepseek_experts
 from hunch.models.families.mamba import Mamba1
 from hunch.models.keys import ATTN_BIASES, Keys
 from hunch.models.mamba import MAMBA_NAMES, is_mamba, read_layer_types, read_mamba
-from hunch.models.reading import STILL, Config, Defaulted, read_int, refuse
+from hunch.models.reading import STILL, Config, Defaulted, read_count, read_int, refuse
 from hunch.models.spec import ModelSpec
 
 _MLP, _EXPERTS = "mlp", "moe"
@@ -137,5 +137,5 @@ def _read_experts(config: Config, layer_types: list[str]) -> ExpertSpec:
         read_deepseek_experts(config, len(layer_types)),
         layers=tuple(layer_type == _EXPERTS for layer_type in layer_types),
         shared_width=read_int(config, "moe_shared_expert_intermediate_size"),
-        narrow_width=read_int(config, "moe_latent_size") if config.get("moe_latent_size") else 0,
+        narrow_width=read_count(config, "moe_latent_size"),
     )

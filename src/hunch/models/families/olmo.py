@@ -4,9 +4,15 @@ of heads, or weightless."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from hunch.models.build import Names
-from hunch.models.experts import ExpertNames, read_deepseek_experts, read_qwen_experts
+from hunch.models.experts import (
+    ExpertNames,
+    read_deepseek_experts,
+    read_qwen_experts,
+    read_shared_experts,
+)
 from hunch.models.families.llama import Llama
 from hunch.models.reading import (
     FULL,
@@ -17,7 +23,6 @@ from hunch.models.reading import (
     last_of,
     read_int,
     read_local_rope,
-    read_windows,
 )
 from hunch.models.recurrent import read_delta
 from hunch.models.spec import ModelSpec
@@ -48,14 +53,15 @@ class Olmo2(Llama):
 class Olmo3(Olmo2):
     """Three layers with a window to one without, which alone has its rope stretched."""
 
-    keys = Olmo2.keys.but(given={"rope_theta": 5e5, "sliding_window": 4096})
+    keys = Olmo2.keys.but(
+        given={"rope_theta": 5e5, "sliding_window": 4096},
+        sees_all=lambda _, num_layers: last_of(4, num_layers),
+    )
 
     @classmethod
     def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        windows = read_windows(config, spec.num_layers, last_of(4, spec.num_layers))
         local = read_local_rope(config, spec.head_dim, {"rope_type": "default"})
-        spec = spec.with_rope(local, (window is not None for window in windows))
-        return replace(spec, windows=windows)
+        return spec.with_rope(local, (not sees_all for sees_all in spec.sees_all))
 
 
 class OlmoHybrid(Olmo2):
@@ -107,11 +113,8 @@ class Olmoe(Llama):
         named={"moe_intermediate_size": "intermediate_size", "num_experts": "num_local_experts"},
         only={"clip_qkv": None},  # it would limit what was normed
         fields={"has_qk_norm": True, "is_qk_norm_whole": True},
+        experts=read_qwen_experts,
     )
-
-    @classmethod
-    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        return replace(spec, experts=read_qwen_experts(config, spec.num_layers))
 
 
 class FlexOlmo(Olmoe):
@@ -124,22 +127,26 @@ class FlexOlmo(Olmoe):
     )
 
 
+def _last_of_pattern(config: Config, num_layers: int) -> list[bool]:
+    pattern = config.get("sliding_window_pattern")
+    every = len(pattern) if isinstance(pattern, str) else pattern  # "LLLG" is one of four
+    return last_of(every or 4, num_layers)
+
+
 class Exaone4(Llama):
     """Where some layers have a window (32B), the others do not turn their heads."""
 
     names = _NAMES
     keys = Llama.keys.but(
-        given={"rms_norm_eps": 1e-5, "sliding_window": 4096}, fields=_BRANCH_NORMS
+        given={"rms_norm_eps": 1e-5, "sliding_window": 4096},
+        fields=_BRANCH_NORMS,
+        sees_all=_last_of_pattern,
     )
 
     @classmethod
     def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        pattern = config.get("sliding_window_pattern")
-        every = len(pattern) if isinstance(pattern, str) else pattern  # "LLLG" is one of four
-        windows = read_windows(config, spec.num_layers, last_of(every or 4, spec.num_layers))
         is_mixed = config.get("sliding_window") is not None
-        spec = spec.with_rope(STILL, (is_mixed and window is None for window in windows))
-        return replace(spec, windows=windows)
+        return spec.with_rope(STILL, (is_mixed and sees_all for sees_all in spec.sees_all))
 
 
 class ExaoneMoe(Exaone4):
@@ -158,12 +165,8 @@ class ExaoneMoe(Exaone4):
         },
         named={"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"},
         fields={"has_input_norms": True, "has_branch_norms": False},
+        experts=read_deepseek_experts,
     )
-
-    @classmethod
-    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        experts = read_deepseek_experts(config, spec.num_layers)
-        return replace(super().read_more(spec, config), experts=experts)
 
 
 class Kolibri(Exaone4):
@@ -183,18 +186,13 @@ class Kolibri(Exaone4):
         named={"num_experts": "num_local_experts"},
         only={"attention_bias": False},
         fields={"has_input_norms": True},
+        experts=partial(read_shared_experts, scores="chosen_sigmoid", has_choice_bias=True),
     )  # fmt: skip
 
     @classmethod
     def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        experts = read_qwen_experts(config, spec.num_layers)
-        experts = replace(
-            experts,
-            routing=replace(experts.routing, scores="chosen_sigmoid"),
-            layers=(True,) * spec.num_layers,
-            has_choice_bias=True,
-            shared_width=read_int(config, "shared_expert_intermediate_size"),
-        )
+        assert spec.experts is not None
+        experts = replace(spec.experts, layers=(True,) * spec.num_layers)
         return replace(super().read_more(spec, config), experts=experts)
 
 

@@ -11,7 +11,7 @@ from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.families.mistral import Mistral, Mixtral
 from hunch.models.keys import ATTN_BIASES, BIASES, PLAIN_LAYERS, Keys
-from hunch.models.reading import FROM_GGUF, Config, Defaulted, read_float
+from hunch.models.reading import FROM_GGUF, Config, Defaulted, no_layers, read_float
 from hunch.models.spec import ModelSpec
 
 
@@ -69,6 +69,7 @@ class Phi3(Mistral):
     keys = Keys(
         given={"rms_norm_eps": 1e-5},
         only={"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False},
+        sees_all=no_layers,
     )
 
     @classmethod
@@ -109,7 +110,6 @@ class PhiMoe(Mixtral):
 
     @classmethod
     def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        spec = super().read_more(spec, config)
         assert spec.experts is not None
         spread = 2 * read_float(config, "router_jitter_noise", 0.01)
         routing = replace(spec.experts.routing, scores="near", is_normed=False, spread=spread)

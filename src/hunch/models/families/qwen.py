@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from hunch.errors import UnsupportedModelError
 from hunch.models.build import Names
@@ -24,7 +25,6 @@ from hunch.models.reading import (
     read_int,
     read_local_rope,
     read_windows,
-    without_pictures,
 )
 from hunch.models.spec import ModelSpec
 
@@ -38,11 +38,8 @@ class Qwen2(Decoder):
         # GGUF files say whether there are biases; Hugging Face's config.json has no word for it.
         given={"sliding_window": 4096, "max_window_layers": 28, "attention_bias": True},
         flags={"has_qkv_bias": "attention_bias"},
+        reads_pictures=True,
     )
-
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        return super().read_config(without_pictures(config), architecture)
 
     @classmethod
     def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
@@ -90,12 +87,8 @@ class Qwen3Moe(Qwen3):
     keys = Qwen3.keys.but(
         named={"num_experts": "num_local_experts"},
         unused={"max_window_layers"},  # all have a window, if one has
+        experts=read_qwen_experts,
     )
-
-    @classmethod
-    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        experts = read_qwen_experts(config, spec.num_layers)
-        return replace(super().read_more(spec, config), experts=experts)
 
     @classmethod
     def sees_all(cls, config: Config, num_layers: int) -> Sequence[bool]:
@@ -116,12 +109,8 @@ class Qwen2Moe(Qwen2):
         named={"num_experts": "num_local_experts"},
         unused={"attention_bias"},  # of GGUF files
         flags={"has_qkv_bias": "qkv_bias"},
+        experts=partial(read_shared_experts, is_shared_gated=True),
     )
-
-    @classmethod
-    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        experts = read_shared_experts(config, spec.num_layers)
-        return replace(super().read_more(spec, config), experts=experts)
 
     @classmethod
     def sees_all(cls, config: Config, num_layers: int) -> Sequence[bool]:
@@ -142,12 +131,8 @@ class Dots1(Qwen3):
     keys = Qwen3.keys.but(
         given={"use_sliding_window": True, "max_window_layers": 62, "norm_topk_prob": False},
         only={"scoring_func": ("sigmoid", "noaux_tc"), "topk_method": "noaux_tc"},
+        experts=read_deepseek_experts,
     )
-
-    @classmethod
-    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        experts = read_deepseek_experts(config, spec.num_layers)
-        return replace(super().read_more(spec, config), experts=experts)
 
 
 class Hy3(Dots1):
@@ -184,6 +169,7 @@ class Hy3(Dots1):
         },
         only={"mlp_bias": False},
         unused={"enable_moe_fp32_combine"},  # of sums, which are in float32 here anyway
+        experts=read_deepseek_experts,
     )
 
 
@@ -201,8 +187,8 @@ class Mellum(Qwen3Moe):
         local = read_local_rope(config, spec.head_dim, {"rope_theta": 1e4})
         assert spec.experts is not None
         experts = replace(spec.experts, layers=first_dense(config, spec.num_layers))
-        spec = spec.with_rope(local, (window is not None for window in windows))
-        return replace(spec, windows=windows, experts=experts)
+        spec = replace(spec, windows=windows, experts=experts)
+        return spec.with_rope(local, (not sees_all for sees_all in spec.sees_all))
 
 
 class Flint(Qwen3Moe):
@@ -217,6 +203,7 @@ class Flint(Qwen3Moe):
             "shared_expert_intermediate_size": 1024,
         },
         fields={"has_sinks": True},
+        experts=partial(read_shared_experts, scores="sigmoid"),
     )
 
     @classmethod
@@ -224,12 +211,5 @@ class Flint(Qwen3Moe):
         spec = super().read_more(spec, config)
         last = spec.num_layers - 1
         sees_all = [i < 2 or i % 4 == 1 or i == last for i in range(last + 1)]
-        windows = read_windows(config, spec.num_layers, sees_all)
-        assert spec.experts is not None
-        experts = replace(
-            spec.experts,
-            routing=replace(spec.experts.routing, scores="sigmoid"),
-            shared_width=read_int(config, "shared_expert_intermediate_size"),
-        )
-        spec = spec.with_rope(STILL, (window is None for window in windows))
-        return replace(spec, windows=windows, experts=experts)
+        spec = replace(spec, windows=read_windows(config, spec.num_layers, sees_all))
+        return spec.with_rope(STILL, spec.sees_all)

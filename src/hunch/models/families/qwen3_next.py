@@ -7,10 +7,11 @@ only the text model is taken.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from hunch.models.experts import read_shared_experts
 from hunch.models.families.llama import Llama
-from hunch.models.reading import Config, Defaulted, without_pictures
+from hunch.models.reading import Config, Defaulted
 from hunch.models.recurrent import read_delta
 from hunch.models.spec import ModelSpec
 
@@ -29,11 +30,8 @@ class Qwen35(Llama):
             "rope_interleaved": False,
         },
         fields={"has_qk_norm": True, "has_attn_gate": True, "is_norm_shifted": True},
+        reads_pictures=True,
     )
-
-    @classmethod
-    def read_config(cls, config: Config, architecture: str) -> ModelSpec:
-        return super().read_config(without_pictures(config), architecture)
 
     @classmethod
     def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
@@ -44,18 +42,15 @@ class Qwen35Moe(Qwen35):
     """Experts in every layer, and a shared one, of which each token takes as much as it needs."""
 
     keys = Qwen35.keys.but(
-        given={"norm_topk_prob": True}, named={"num_experts": "num_local_experts"}
+        given={"norm_topk_prob": True},
+        named={"num_experts": "num_local_experts"},
+        experts=partial(read_shared_experts, is_shared_gated=True),
     )
 
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         given = {"intermediate_size": config.get("moe_intermediate_size")}
         return super().read_config(Defaulted(config, given), architecture)
-
-    @classmethod
-    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        experts = read_shared_experts(config, spec.num_layers)
-        return replace(super().read_more(spec, config), experts=experts)
 
 
 class Qwen3Next(Qwen35Moe):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.keys import BIASES, PLAIN_LAYERS, Keys
-from hunch.models.reading import Config, read_windows
-from hunch.models.spec import ModelSpec
+from hunch.models.reading import no_layers
 
 
 class Starcoder2(Decoder):
@@ -27,8 +24,5 @@ class Starcoder2(Decoder):
         unused={"activation_function", "layer_norm_epsilon"},  # of an older form, said elsewhere
         flags=dict.fromkeys(BIASES, "use_bias"),
         fields=PLAIN_LAYERS,
+        sees_all=no_layers,
     )
-
-    @classmethod
-    def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        return replace(spec, windows=read_windows(config, spec.num_layers))
