@@ -7,7 +7,8 @@ D their width, Z = N * D, G groups of a norm, C channels of the convolution, J i
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -16,9 +17,7 @@ from torch import Tensor
 from hunch.errors import UnsupportedModelError
 from hunch.kernels.activation import sigmoid
 from hunch.kernels.delta import ChannelDeltaShape, DeltaShape, DeltaWeights
-from hunch.kernels.lightning import LightningShape, LightningWeights
 from hunch.kernels.recurrence import Recurrence
-from hunch.kernels.selective import SelectiveShape, SelectiveWeights
 from hunch.kernels.short_conv import ConvShape, ConvWeights
 from hunch.kernels.ssm import SsmShape, SsmWeights
 from hunch.layers.attention import Attend, Attention
@@ -38,19 +37,20 @@ class Recurs(Protocol):
         """Fold the tokens into their rows' states, in order; what each reads, TND, in float32."""
 
 
+@dataclass(eq=False, repr=False)
 class Recurrent(Part):
     """All projections in one product; `layer` is the place of its states among the model's."""
 
+    inputs: Linear  # to the recurrence's inputs, then to the gate of what is read
+    weights: Any  # what the recurrence folds tokens in with
+    out: Linear
     shape: Recurrence
+    layer: int
 
-    def __init__(self, inputs: Linear, out: Linear, layer: int) -> None:
-        # `inputs`: to the recurrence's inputs, then to the gate of what is read.
-        self.inputs, self.out, self.layer = inputs, out, layer
-
-    @property
-    @abstractmethod
-    def weights(self) -> Any:
-        """What the recurrence folds tokens in with."""
+    def named_tensors(self, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
+        yield from super().named_tensors(prefix)
+        for field in fields(self.weights):
+            yield f"{prefix}{field.name}", getattr(self.weights, field.name)
 
     def projected(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs of the recurrence, TI, and the gate of what is read, TZ."""
@@ -70,60 +70,35 @@ class Recurrent(Part):
         return self.out(self.gated(read_TND, gate_TZ).to(x_TE.dtype))
 
 
+@dataclass(eq=False, repr=False)
 class GatedDelta(Recurrent):
     """A gated delta net."""
 
-    def __init__(
-        self,
-        inputs: Linear,
-        conv_JC: Tensor,
-        rate_N: Tensor,
-        bias_N: Tensor,
-        norm_D: Tensor,  # float32
-        eps: float,
-        out: Linear,
-        shape: DeltaShape,
-        layer: int,
-    ) -> None:
-        super().__init__(inputs, out, layer)
-        self.shape: DeltaShape = shape
-        self.conv_JC, self.rate_N, self.bias_N = conv_JC, rate_N, bias_N
-        self.norm_D, self.eps = norm_D, eps
+    weights: DeltaWeights
+    shape: DeltaShape
+    norm_D: Tensor  # float32
+    eps: float
 
     @property
-    def weights(self) -> DeltaWeights:
-        return DeltaWeights(self.conv_JC, self.rate_N, self.bias_N)
+    def conv_JC(self) -> Tensor:
+        return self.weights.conv_JC
 
     def gated(self, read_TND: Tensor, gate_TZ: Tensor) -> Tensor:
         """Each head normed, then times silu of the gate."""
         return _normed(read_TND, self.eps, self.norm_D).flatten(1) * _silu(gate_TZ.float())
 
 
+@dataclass(eq=False, repr=False)
 class ChannelDelta(Recurrent):
     """A gated delta net that forgets channel by channel. Its first product gives, after the
     channels and what beta comes from, what two further products make decays and the gate of."""
 
-    def __init__(
-        self,
-        inputs: Linear,
-        decay: Linear,
-        gate: Linear,
-        weights: DeltaWeights,
-        norm_D: Tensor,  # float32
-        eps: float,
-        out: Linear,
-        shape: ChannelDeltaShape,
-        layer: int,
-    ) -> None:
-        super().__init__(inputs, out, layer)
-        self.shape: ChannelDeltaShape = shape
-        self.decay, self.gate = decay, gate
-        self.conv_JC, self.rate_N, self.bias_Z = weights.conv_JC, weights.rate_N, weights.bias_N
-        self.norm_D, self.eps = norm_D, eps
-
-    @property
-    def weights(self) -> DeltaWeights:
-        return DeltaWeights(self.conv_JC, self.rate_N, self.bias_Z)
+    weights: DeltaWeights
+    shape: ChannelDeltaShape
+    decay: Linear
+    gate: Linear
+    norm_D: Tensor  # float32
+    eps: float
 
     def projected(self, x_TE: Tensor) -> tuple[Tensor, Tensor]:
         rank = self.shape.head_dim
@@ -136,28 +111,18 @@ class ChannelDelta(Recurrent):
         return _normed(read_TND, self.eps, self.norm_D).flatten(1) * sigmoid(gate_TZ.float())
 
 
+@dataclass(eq=False, repr=False)
 class Mamba(Recurrent):
     """Mamba 2. What is read is gated and then normed, the other way round, or not normed."""
 
-    def __init__(
-        self,
-        inputs: Linear,
-        weights: SsmWeights,
-        norm_Z: Tensor | None,  # float32
-        eps: float,
-        out: Linear,
-        shape: SsmShape,
-        layer: int,
-    ) -> None:
-        super().__init__(inputs, out, layer)
-        self.shape: SsmShape = shape
-        self.conv_JC, self.conv_bias_C = weights.conv_JC, weights.conv_bias_C
-        self.rate_N, self.bias_N, self.skip_N = weights.rate_N, weights.bias_N, weights.skip_N
-        self.norm_Z, self.eps = norm_Z, eps
+    weights: SsmWeights
+    shape: SsmShape
+    norm_Z: Tensor | None  # float32
+    eps: float
 
     @property
-    def weights(self) -> SsmWeights:
-        return SsmWeights(self.conv_JC, self.conv_bias_C, self.rate_N, self.bias_N, self.skip_N)
+    def conv_JC(self) -> Tensor:
+        return self.weights.conv_JC
 
     def gated(self, read_TND: Tensor, gate_TZ: Tensor) -> Tensor:
         read_TZ, gate_TZ = read_TND.flatten(1), _silu(gate_TZ.float())
@@ -173,28 +138,6 @@ class Mamba(Recurrent):
 class Selective(Recurrent):
     """Mamba 1."""
 
-    def __init__(
-        self,
-        inputs: Linear,
-        weights: SelectiveWeights,
-        out: Linear,
-        shape: SelectiveShape,
-        layer: int,
-    ) -> None:
-        super().__init__(inputs, out, layer)
-        self.shape: SelectiveShape = shape
-        self.conv_JD, self.conv_bias_D = weights.conv_JD, weights.conv_bias_D
-        self.project_XD, self.step_DR = weights.project_XD, weights.step_DR
-        self.step_bias_D, self.rate_HD = weights.step_bias_D, weights.rate_HD
-        self.skip_D, self.part_norm_X = weights.skip_D, weights.part_norm_X
-
-    @property
-    def weights(self) -> SelectiveWeights:
-        return SelectiveWeights(
-            *(self.conv_JD, self.conv_bias_D, self.project_XD, self.step_DR),
-            *(self.step_bias_D, self.rate_HD, self.skip_D, self.part_norm_X),
-        )
-
     def gated(self, read_TND: Tensor, gate_TZ: Tensor) -> Tensor:
         return read_TND.flatten(1) * _silu(gate_TZ.float())
 
@@ -202,40 +145,22 @@ class Selective(Recurrent):
 class ShortConv(Recurrent):
     """A gated convolution over the last few tokens; what is read is multiplied by the gate."""
 
-    def __init__(
-        self, inputs: Linear, conv_JD: Tensor, out: Linear, shape: ConvShape, layer: int
-    ) -> None:
-        super().__init__(inputs, out, layer)
-        self.shape: ConvShape = shape
-        self.conv_JD = conv_JD
+    weights: ConvWeights
+    shape: ConvShape
 
     @property
-    def weights(self) -> ConvWeights:
-        return ConvWeights(self.conv_JD)
+    def conv_JD(self) -> Tensor:
+        return self.weights.conv_JD
 
     def gated(self, read_TND: Tensor, gate_TZ: Tensor) -> Tensor:
         return read_TND.flatten(1) * gate_TZ.float()
 
 
+@dataclass(eq=False, repr=False)
 class Lightning(Recurrent):
     """Lightning attention: all heads that were read are normed at once, then gated."""
 
-    def __init__(
-        self,
-        inputs: Linear,
-        kept_N: Tensor,
-        norm_Z: Tensor,  # float32
-        out: Linear,
-        shape: LightningShape,
-        layer: int,
-    ) -> None:
-        super().__init__(inputs, out, layer)
-        self.shape: LightningShape = shape
-        self.kept_N, self.norm_Z = kept_N, norm_Z
-
-    @property
-    def weights(self) -> LightningWeights:
-        return LightningWeights(self.kept_N)
+    norm_Z: Tensor  # float32
 
     def gated(self, read_TND: Tensor, gate_TZ: Tensor) -> Tensor:
         read_TZ = _normed(read_TND.flatten(1), _LIGHTNING_EPS, self.norm_Z)

@@ -321,6 +321,18 @@ def build_table(spec: ModelSpec, source: Source, names: Names) -> TokenTable | N
     )
 
 
+def build_rms_norms(
+    spec: ModelSpec, source: Source, prefix: str, names: Names
+) -> tuple[RMSNorm, RMSNorm]:
+    """Those before the two halves of a layer that takes no others."""
+    attn_norm, mlp_norm = (
+        build_norm(spec, source, prefix + name) for name in (names.attn_norm, names.mlp_norm)
+    )
+    assert isinstance(attn_norm, RMSNorm)
+    assert isinstance(mlp_norm, RMSNorm)
+    return attn_norm, mlp_norm
+
+
 def build_norm(spec: ModelSpec, source: Source, name: str) -> Norm:
     """A norm of the residual stream, or of what is added to it."""
     if not spec.has_norm_weight:

@@ -11,9 +11,8 @@ from dataclasses import replace
 from hunch.errors import UnsupportedModelError
 from hunch.layers.attention import Heads
 from hunch.layers.latent import HeadLinear, LatentAttention, LatentBlock, LatentShape
-from hunch.layers.norm import RMSNorm
 from hunch.layers.rope import stretch
-from hunch.models.build import Names, build_mlp, build_norm
+from hunch.models.build import Names, build_mlp, build_rms_norms
 from hunch.models.keys import read_common
 from hunch.models.reading import Config, Defaulted, read_count, read_int, read_rope
 from hunch.models.source import Source
@@ -65,13 +64,9 @@ def build_latent_block(
     spec: ModelSpec, source: Source, prefix: str, layer: int, names: Names
 ) -> LatentBlock:
     """A layer of a target; arrange.py has put the rows that are turned in order."""
-    mlp = build_mlp(spec, source, prefix, layer, names=names)
-    attn_norm, mlp_norm = (
-        build_norm(spec, source, prefix + name) for name in (names.attn_norm, names.mlp_norm)
-    )
-    assert isinstance(attn_norm, RMSNorm)
-    assert isinstance(mlp_norm, RMSNorm)
+    attn_norm, mlp_norm = build_rms_norms(spec, source, prefix, names)
     attn = _attention(spec, source, prefix, layer)
+    mlp = build_mlp(spec, source, prefix, layer, names=names)
     return LatentBlock(attn_norm, attn, mlp_norm, mlp, spec.residual_scale)
 
 

@@ -110,11 +110,11 @@ def build_mamba(spec: ModelSpec, shape: SsmShape, source: Source, prefix: str, p
     return Mamba(
         source.linear(parts, (channels, count, width), spec.width),
         weights,
-        source.floats(f"{prefix}norm.weight", width) if shape.has_norm else None,
-        spec.norm_eps,
         source.row_linear(f"{prefix}out_proj", spec.width, width, has_bias=False),
         shape,
         place,
+        norm_Z=source.floats(f"{prefix}norm.weight", width) if shape.has_norm else None,
+        eps=spec.norm_eps,
     )
 
 

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from hunch.errors import ConfigError, ModelFormatError, UnsupportedModelError
 from hunch.kernels.delta import ChannelDeltaShape, DeltaShape, DeltaWeights
-from hunch.kernels.lightning import LightningShape
+from hunch.kernels.lightning import LightningShape, LightningWeights
 from hunch.kernels.recurrence import Recurrence
 from hunch.kernels.selective import SelectiveShape
-from hunch.kernels.short_conv import ConvShape
+from hunch.kernels.short_conv import ConvShape, ConvWeights
 from hunch.kernels.ssm import SsmShape
 from hunch.layers.attention import Attention
 from hunch.layers.linear import Linear
@@ -30,7 +30,14 @@ from hunch.layers.recurrent import (
     RecurrentBlock,
     ShortConv,
 )
-from hunch.models.build import Names, build_attention, build_block, build_mlp, build_norm
+from hunch.models.build import (
+    Names,
+    build_attention,
+    build_block,
+    build_mlp,
+    build_norm,
+    build_rms_norms,
+)
 from hunch.models.mamba import as_taps, build_mamba, build_selective
 from hunch.models.reading import FULL, LINEAR, Config, check_listed, read_int
 from hunch.models.source import Asked, Source
@@ -82,11 +89,7 @@ def build_recurrent_block(
         assert isinstance(block, BothBlock)
         block.recurrent = build_recurrent(spec, source, prefix + names.recurrent, layer)
         return block
-    attn_norm, mlp_norm = (
-        build_norm(spec, source, prefix + name) for name in (names.attn_norm, names.mlp_norm)
-    )
-    assert isinstance(attn_norm, RMSNorm)
-    assert isinstance(mlp_norm, RMSNorm)
+    attn_norm, mlp_norm = build_rms_norms(spec, source, prefix, names)
     mixer = build_recurrent(spec, source, prefix + names.recurrent, layer)
     mlp = build_mlp(spec, source, prefix, layer, names=names)
     return RecurrentBlock(attn_norm, mixer, mlp_norm, mlp, spec.residual_scale)
@@ -97,12 +100,8 @@ def build_carried_block(
 ) -> CarriedBlock:
     """A layer that carries on what its halves read."""
     scales, is_recurrent = spec.carried, spec.is_recurrent[layer]
-    attn_norm, mlp_norm = (
-        build_norm(spec, source, prefix + name) for name in (names.attn_norm, names.mlp_norm)
-    )
+    attn_norm, mlp_norm = build_rms_norms(spec, source, prefix, names)
     assert scales is not None
-    assert isinstance(attn_norm, RMSNorm)
-    assert isinstance(mlp_norm, RMSNorm)
     mixer: Recurrent | Attention
     if is_recurrent:
         mixer = build_recurrent(spec, source, prefix + names.recurrent, layer)
@@ -166,11 +165,11 @@ def _build_lightning(
         source.linear(
             (f"{prefix}qkv_proj", f"{prefix}output_gate"), (3 * width, width), spec.width
         ),
-        torch.exp(-rate_N),
-        source.floats(f"{prefix}norm.weight", width),
+        LightningWeights(torch.exp(-rate_N)),
         source.row_linear(f"{prefix}out_proj", spec.width, width, has_bias=False),
         shape,
         spec.place_of(layer),
+        norm_Z=source.floats(f"{prefix}norm.weight", width),
     )
 
 
@@ -179,7 +178,7 @@ def _build_conv(shape: ConvShape, source: Source, prefix: str, place: int) -> Sh
     parts = tuple(f"{prefix}in_proj_{part}" for part in "bxc")
     return ShortConv(
         source.linear(parts, (width,) * 3, width),
-        as_taps(source.floats(f"{prefix}conv.weight", width, 1, taps)),
+        ConvWeights(as_taps(source.floats(f"{prefix}conv.weight", width, 1, taps))),
         source.row_linear(f"{prefix}out_proj", width, width, has_bias=False),
         shape,
         place,
@@ -203,14 +202,16 @@ def _build_delta(
     own = slice(*heads)
     return GatedDelta(
         Linear(source.matrix(whole if is_whole else some, 0)),
-        as_taps(conv_C1J),
-        -source.floats(f"{prefix}A_log", count)[own].exp(),
-        source.floats(f"{prefix}dt_bias", count)[own],
-        source.floats(f"{prefix}norm.weight", shape.v_dim),
-        spec.norm_eps,
+        DeltaWeights(
+            as_taps(conv_C1J),
+            -source.floats(f"{prefix}A_log", count)[own].exp(),
+            source.floats(f"{prefix}dt_bias", count)[own],
+        ),
         source.row_linear(f"{prefix}out_proj", spec.width, width, has_bias=False, part=values),
         local_delta(shape, source.group),
         spec.place_of(layer),
+        norm_D=source.floats(f"{prefix}norm.weight", shape.v_dim),
+        eps=spec.norm_eps,
     )
 
 
@@ -224,14 +225,16 @@ def _build_delta_apart(
         source.linear(
             tuple(f"{prefix}{part}_proj" for part in sizes), tuple(sizes.values()), spec.width
         ),
-        _taps_apart(source, prefix, (keys, keys, values), shape.num_taps),
-        -source.floats(f"{prefix}A_log", count).exp(),
-        source.floats(f"{prefix}dt_bias", count),
-        source.floats(f"{prefix}o_norm.weight", shape.v_dim),
-        spec.norm_eps if shape.read_eps is None else shape.read_eps,
+        DeltaWeights(
+            _taps_apart(source, prefix, (keys, keys, values), shape.num_taps),
+            -source.floats(f"{prefix}A_log", count).exp(),
+            source.floats(f"{prefix}dt_bias", count),
+        ),
         source.row_linear(f"{prefix}o_proj", spec.width, values, has_bias=False),
         shape,
         spec.place_of(layer),
+        norm_D=source.floats(f"{prefix}o_norm.weight", shape.v_dim),
+        eps=spec.norm_eps if shape.read_eps is None else shape.read_eps,
     )
 
 
@@ -257,18 +260,18 @@ def _build_channel_delta(
         source.linear(
             tuple(f"{prefix}{part}_proj" for part in parts), tuple(parts.values()), spec.width
         ),
-        decay,
-        gate,
         DeltaWeights(
             _taps_apart(source, prefix, (width,) * 3, shape.num_taps),
             -rate_N.exp(),
             source.floats(f"{prefix}dt_bias", width),
         ),
-        source.floats(f"{prefix}o_norm.weight", rank),
-        spec.norm_eps,
         source.row_linear(f"{prefix}o_proj", spec.width, width, has_bias=False),
         shape,
         spec.place_of(layer),
+        decay,
+        gate,
+        norm_D=source.floats(f"{prefix}o_norm.weight", rank),
+        eps=spec.norm_eps,
     )
 
 
