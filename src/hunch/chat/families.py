@@ -24,15 +24,12 @@ class ApertusForm(ObjectForm):
     def reader(self, specials: Iterable[str], tools: Sequence[Tool]) -> Reader:
         return ObjectReader(self.begin, self.end, specials, NamedObject)
 
-    def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
+    def call(self, rules: Rules, tools: Sequence[Tool]) -> str:
         options = [
             f"{quote('{' + quote(tool.name) + ': ')} {rules.arguments(tool.parameters)}"
             for tool in tools
         ]
-        call = rules.add("call", f"({' | '.join(options)}) {quote('}')}")
-        more = f"({self.between} {call})*" if many else ""
-        calls = f"{self.opening} {call} {more} {self.closing} {rules.mark(self.end[0])}"
-        return rules.sections(self.begin[0], calls, must_call, many=False)
+        return rules.add("call", f"({' | '.join(options)}) {quote('}')}")
 
 
 def _marked(name: str) -> ObjectForm:

@@ -31,7 +31,7 @@ class GemmaForm(BodyForm):
             return None
         name = found.group(1)
         values = _Scanner(text.removesuffix(self.end), found.end(), self.quote).pairs(0)
-        types = schema_types(next((tool for tool in tools if tool.name == name), None))
+        types = schema_types(tools, name)
         for key, value in values.items():
             if isinstance(value, str) and types.get(key, "string") != "string":
                 values[key] = value_of(value, types[key])  # a number that was written as a string

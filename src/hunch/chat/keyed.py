@@ -51,7 +51,7 @@ class KeyedForm(BodyForm):
         if found is None:
             return None
         name = found.group(1).strip()
-        types = schema_types(next((tool for tool in tools if tool.name == name), None))
+        types = schema_types(tools, name)
         values = {}
         for pair in self.pair.finditer(text, found.end()):
             parts = pair.groupdict()
@@ -89,11 +89,11 @@ class KeyedForm(BodyForm):
         if self.section is None:
             return rules.sections(self.begin, call, must_call, many, rules.mark(layout.between))
         one = rules.add("call", f"{rules.mark(self.begin)} {call}")
-        more = f"({rules.mark(layout.between)} {one})*" if many else ""
+        calls = rules.series(one, rules.mark(layout.between), many)
         # Two literals: one may not begin as what stands between calls does.
         closing = f"{rules.mark(layout.closing)} {rules.mark(self.section[1])}"
-        calls = f"{rules.mark(layout.opening)} {one} {more} {closing}"
-        return rules.sections(self.section[0], calls, must_call, many=False)
+        whole = f"{rules.mark(layout.opening)} {calls} {closing}"
+        return rules.sections(self.section[0], whole, must_call, many=False)
 
     def _pairs(self, rules: Rules, tool: Tool) -> str:
         pairs = {

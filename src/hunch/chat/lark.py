@@ -85,13 +85,17 @@ class Rules:
         self.lines.append(f"{name}[lazy]: {text} {quote(mark)}")
         return name
 
+    def series(self, one: str, between: str, many: bool) -> str:
+        """One of a rule, or any number with something between two."""
+        return f"{one} ({between} {one})*" if many else one
+
     def sections(
         self, mark: str, calls: str, must_call: bool, many: bool, between: str = ""
     ) -> str:
         """Text with sections that each begin with a mark; or the sections alone."""
         if must_call:
             section = self.add("section", f"{self.mark(mark)} {calls}")
-            return f"{section} ({between} {section})*" if many else section
+            return self.series(section, between, many)
         section = self.add("section", f"{self.after_text(mark)} {calls}")
         return f"{section}* TEXT" if many else f"TEXT | {section}"
 

@@ -83,8 +83,8 @@ class SectionForm:
             for tool in tools
         ]
         one = rules.add("call", f"{call} ({' | '.join(options)}) {end}")
-        more = f"({self.between} {one})*" if many else ""
-        return rules.sections(self.marks[0], f"{one} {more} {last}", must_call, many=False)
+        calls = f"{rules.series(one, self.between, many)} {last}"
+        return rules.sections(self.marks[0], calls, must_call, many=False)
 
     def _name(self, text: str) -> str:
         """The function's, in what stands before its arguments."""

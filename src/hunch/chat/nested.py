@@ -60,8 +60,7 @@ class NestedForm(BodyForm):
         ]
         begin, end = rules.mark(self.begin + chr(34)), rules.mark(self.end + "\n")
         one = rules.add("call", f"{begin} ({' | '.join(options)}) {end}")
-        more = f"{one}*" if many else ""
-        calls = f"{rules.mark(chr(10))} {one} {more} {rules.mark(SECTION[1])}"
+        calls = f"{rules.mark(chr(10))} {one}{'+' if many else ''} {rules.mark(SECTION[1])}"
         return rules.sections(SECTION[0], calls, must_call, many=False)
 
 

@@ -87,12 +87,11 @@ class RecipientForm:
         options = [
             f"{quote(tool.name + chr(10))} {rules.arguments(tool.parameters)}" for tool in tools
         ]
-        call = rules.add("call", " | ".join(options))
-        more = f"({quote(SIGN)} {call})*" if many else ""
+        calls = rules.series(rules.add("call", " | ".join(options)), quote(SIGN), many)
         first = "" if self.is_open else quote(SIGN)
         if must_call:
-            return f"{first} {call} {more}"
+            return f"{first} {calls}"
         to_all, until_sign = quote("all\n"), rules.after_text(SIGN)
         if self.is_open:
-            return f"{to_all} TEXT | ({to_all} {until_sign})? {call} {more}"
-        return f"TEXT | {until_sign} ({to_all} TEXT | {call} {more})"
+            return f"{to_all} TEXT | ({to_all} {until_sign})? {calls}"
+        return f"TEXT | {until_sign} ({to_all} TEXT | {calls})"

@@ -165,14 +165,17 @@ class ObjectForm:
         return ObjectReader(self.begin, self.end, specials)
 
     def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
-        call = f"{self.head} {call_rest(rules, tools, self.arguments)}"
+        call = self.call(rules, tools)
         closing = f"{self.closing} {rules.mark(self.end[0]) if self.end else ''}"
         if self.is_repeated:
             calls = f"{self.opening} {call} {closing}"
             return rules.sections(self.begin[0], calls, must_call, many, self.between)
-        more = f"({self.between} {call})*" if many else ""
-        calls = f"{self.opening} {call} {more} {closing}"
+        calls = f"{self.opening} {rules.series(call, self.between, many)} {closing}"
         return rules.sections(self.begin[0], calls, must_call, many=False)
+
+    def call(self, rules: Rules, tools: Sequence[Tool]) -> str:
+        """Lark for one call."""
+        return f"{self.head} {call_rest(rules, tools, self.arguments)}"
 
 
 def call_rest(rules: Rules, tools: Sequence[Tool], key: str) -> str:
@@ -298,8 +301,9 @@ def required_of(tool: Tool) -> list[str]:
     return [key for key in known if isinstance(key, str)] if isinstance(known, list) else []
 
 
-def schema_types(tool: Tool | None) -> dict[str, str]:
+def schema_types(tools: Sequence[Tool], name: str) -> dict[str, str]:
     """The types of a tool's parameters, where its schema says one."""
+    tool = next((tool for tool in tools if tool.name == name), None)
     properties = {} if tool is None else properties_of(tool)
     types = {key: value.get("type") for key, value in properties.items() if isinstance(value, dict)}
     return {key: name for key, name in types.items() if isinstance(name, str)}
