@@ -15,7 +15,7 @@ import head_files
 from cases import every_pair
 from hunch import LLM, RequestOutput, SamplingParams
 from hunch.errors import ConfigError, VocabMismatchError
-from hunch.models.heads.draft_model import compare
+from hunch.models.heads.vocabulary import compare
 from tiny_models import write_llama
 
 SMALL = {

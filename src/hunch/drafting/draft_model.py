@@ -30,14 +30,9 @@ from hunch.drafting.window import MAX_PASS, KvWindow, Parts, RowArrays, in_passe
 from hunch.kernels.attention import AttnInputs, row_spans
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.step import RowState, StepRows
-from hunch.models.heads.draft_model import (
-    MAX_SHARE,
-    Columns,
-    byte_share,
-    load_draft_model,
-    renumbered,
-)
+from hunch.models.heads.draft_model import MAX_SHARE, byte_share, load_draft_model
 from hunch.models.heads.step import MARGIN
+from hunch.models.heads.vocabulary import Columns, renumbered
 from hunch.models.load_target import with_kv
 from hunch.models.spec import ModelSpec
 from hunch.models.swap import copy_network

@@ -1,7 +1,7 @@
 """The model a draft is cut from where that is not its target: a smaller one of its family.
 
 Its ids are the target's: where one vocabulary is padded, training feeds and asks what serving does
-(`models.heads.draft_model`).
+(`models.heads.vocabulary`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from hunch.errors import ConfigError
 from hunch.hub import KNOWN
 from hunch.hub import resolve as find_files
 from hunch.models.decoder import Decoder
-from hunch.models.heads.draft_model import CUT_FROM, Columns, compare, read_vocab
+from hunch.models.heads.draft_model import CUT_FROM
+from hunch.models.heads.vocabulary import Columns, compare, read_vocab
 from hunch.models.load import load_decoder, spec_of
 from hunch.models.source import EXPAND
 from hunch.models.spec import ModelSpec

@@ -1,4 +1,4 @@
-"""Draft models: loading one beside its target, and how its token ids become the target's.
+"""Draft models: loading one beside its target.
 
 A whole model is loaded in the precision of its target's backend. A draft cut from a model has
 layers of its own and that model's embedding and output matrix: its config.json names the model
@@ -6,18 +6,14 @@ layers of its own and that model's embedding and output matrix: its config.json 
 vocabulary they are read from that model's files, and always so where the draft was made for another
 target than it was cut from (`drafts_for` names that one).
 
-Shape letters: M packed rows, V vocabulary of the target, W of the draft, D width, C columns of the
-draft's logits that are used.
+Shape letters: V vocabulary, D width, C columns of the draft's logits that are used.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
-from pathlib import Path
-from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -25,35 +21,25 @@ from torch import Tensor
 from hunch.errors import (
     ModelFormatError,
     ModelNotFoundError,
-    VocabMismatchError,
 )
 from hunch.hub import resolve as find_files
-from hunch.kernels.attention import AttnInputs
-from hunch.kernels.kv_store import KVCache
 from hunch.kernels.native_library import is_available
 from hunch.kernels.native_matrix import FLOAT, INT8, ROUNDED, NativeMatrix
 from hunch.layers.linear import Linear
 from hunch.models.decoder import Decoder
 from hunch.models.heads.files import check_drafts, check_map
+from hunch.models.heads.vocabulary import Columns, compare, read_vocab
 from hunch.models.load import check_tensors, choose_dtype, choose_hold
 from hunch.models.native import ID_MAP, NativeDecoder
 from hunch.models.source import HOLDS, FileSource, Shape
 from hunch.models.spec import ModelSpec
-from hunch.models.target import Backend, Hidden, Target, find_backend
+from hunch.models.target import Backend, Target, find_backend
 from hunch.models.weights import Weights, open_weights
-from hunch.models.weights.json_file import read_json
 from hunch.registry import MODELS, resolve
-
-log = logging.getLogger("hunch")
 
 CUT_FROM = "cut_from"
 DRAFTS_FOR = "drafts_for"  # the target, where the draft was cut from another model
 MAX_SHARE = 0.2  # of the bytes a target reads per token, above which a draft model rarely pays
-_MAX_NAMED = 3  # differing tokens an error names
-_REMEDY = (
-    "Choose a draft model of the target's family, give text:PATH, which tokenizes its text again, "
-    "or cross_vocab=true to draft over the tokens both have"
-)
 
 
 class TargetBeside:
@@ -232,166 +218,3 @@ def _read_map(weights: Weights, vocab_size: int) -> Tensor | None:
             f"has {len(offset_C)} entries; the file and its config belong to different drafts"
         )
     return check_map(torch.arange(len(offset_C)) + offset_C, vocab_size, str(weights.path))
-
-
-@dataclass(frozen=True, slots=True)
-class Columns:
-    """How a draft model's token ids and logits become the target's."""
-
-    num_columns: int  # logits past these are padding
-    ids_C: Tensor | None = None  # the target's id of each column; None: the whole vocabulary
-    pick_C: Tensor | None = None  # the columns to keep, where they are not the first ones
-    draft_id_V: Tensor | None = None  # what the draft model is fed for each of the target's ids
-
-    @property
-    def is_mapped(self) -> bool:
-        """Whether a token has another number there, or none."""
-        return self.pick_C is not None or self.draft_id_V is not None
-
-    def to_draft(self, ids_T: Tensor) -> Tensor:
-        if self.draft_id_V is None:
-            return ids_T
-        return self.draft_id_V[ids_T.to(self.draft_id_V.device)]
-
-    def fit(self, logits_MW: Tensor) -> Tensor:
-        if self.pick_C is not None:
-            return logits_MW.index_select(1, self.pick_C)
-        if logits_MW.shape[1] > self.num_columns:
-            return logits_MW[:, : self.num_columns]
-        return logits_MW
-
-    def to(self, device: torch.device) -> Columns:
-        def move(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else tensor.to(device)
-
-        return Columns(self.num_columns, move(self.ids_C), move(self.pick_C), move(self.draft_id_V))
-
-
-class Renumbered:
-    """A draft model of another vocabulary, fed with the target's ids, that answers in its columns.
-
-    All else is the model's own.
-    """
-
-    def __init__(self, model: Target, columns: Columns) -> None:
-        self.model, self.columns = model, columns
-
-    def forward(
-        self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
-    ) -> Hidden:
-        return self.model.forward(self.columns.to_draft(ids_T), attn, kv, feature_layers)
-
-    def logits(self, hidden_MD: Tensor) -> Tensor:
-        return self.columns.fit(self.model.logits(hidden_MD)).contiguous()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-
-def renumbered(model: Target, columns: Columns) -> Target:
-    """The model as one of the target's vocabulary; itself, if it is that."""
-    is_padded = columns.ids_C is None and columns.num_columns < model.spec.vocab_size
-    return cast("Target", Renumbered(model, columns)) if columns.is_mapped or is_padded else model
-
-
-def read_vocab(weights: Weights) -> dict[str, int] | None:
-    """The tokens beside a model's weights; None where the files hold no tokenizer."""
-    tokens = weights.metadata.get("tokenizer.ggml.tokens")
-    if tokens is not None:
-        return {str(token): number for number, token in enumerate(tokens)}
-    folder = Path(weights.path)
-    if (folder / "tokenizer.json").is_file():
-        content = read_json(folder / "tokenizer.json")
-        stored = (content.get("model") or {}).get("vocab") or {}
-        if isinstance(stored, Mapping):
-            vocab = {str(token): int(number) for token, number in stored.items()}
-        else:  # a unigram model lists (token, score)
-            vocab = {str(entry[0]): number for number, entry in enumerate(stored)}
-        for added in content.get("added_tokens") or ():
-            vocab[str(added["content"])] = int(added["id"])
-        return vocab
-    if (folder / "vocab.json").is_file():
-        return {str(t): int(n) for t, n in read_json(folder / "vocab.json").items()}
-    return None
-
-
-def compare(
-    draft: Mapping[str, int] | None,
-    draft_size: int,
-    target: Mapping[str, int] | None,
-    target_size: int,
-    where: str,
-    is_crossed: bool = False,
-    remedy: str = _REMEDY,
-) -> Columns:
-    """Equal, equal but for padding, or one a part of the other under the same ids: accepted."""
-    if draft is None or target is None:
-        if draft_size != target_size:
-            raise VocabMismatchError(
-                f"{where}: its vocabulary has {draft_size} tokens, the target's {target_size}, and "
-                "without a tokenizer beside its weights they cannot be compared; put its "
-                "tokenizer.json there, or choose a draft model of the target's family"
-            )
-        return _same_ids(draft_size, target_size)
-    by_id = {number: token for token, number in draft.items()}
-    different = [
-        (number, token, by_id[number])
-        for token, number in target.items()
-        if number in by_id and by_id[number] != token
-    ]
-    if not different:
-        return _same_ids(draft_size, target_size)
-    if is_crossed:
-        return _cross(draft, draft_size, target, target_size, where)
-    different.sort()
-    named = ", ".join(
-        f"{number}: target {ours!r}, draft {theirs!r}"
-        for number, ours, theirs in different[:_MAX_NAMED]
-    )
-    raise VocabMismatchError(
-        f"{where}: its vocabulary ({len(draft)} tokens) differs from the target's ({len(target)} "
-        f"tokens) at {len(different)} ids ({named}). {remedy}"
-    )
-
-
-def _same_ids(draft_size: int, target_size: int) -> Columns:
-    if draft_size >= target_size:
-        return Columns(target_size)
-    # The target may choose tokens the draft has never heard of: it is fed its own last id.
-    draft_id_V = torch.arange(target_size).clamp(max=draft_size - 1)
-    return Columns(draft_size, torch.arange(draft_size), None, draft_id_V)
-
-
-def _cross(
-    draft: Mapping[str, int],
-    draft_size: int,
-    target: Mapping[str, int],
-    target_size: int,
-    where: str,
-) -> Columns:
-    theirs = {_plain(token): number for token, number in draft.items() if number < draft_size}
-    pairs = sorted(
-        (number, theirs[_plain(token)])
-        for token, number in target.items()
-        if number < target_size and _plain(token) in theirs
-    )
-    if len(pairs) < 2:
-        raise VocabMismatchError(f"{where}: it has no tokens in common with the target")
-    log.warning(
-        "%s: drafting over the %d tokens both vocabularies have, of the target's %d. Every other "
-        "token ends a draft, and the draft model reads a placeholder for it: expect fewer accepted "
-        "tokens than with a draft model of the target's family",
-        where,
-        len(pairs),
-        len(target),
-    )
-    unknown = next((theirs[t] for t in ("<unk>", "<|endoftext|>") if t in theirs), 0)
-    draft_id_V = torch.full((target_size,), unknown)
-    ids_C, pick_C = torch.tensor(pairs).unbind(1)
-    draft_id_V[ids_C] = pick_C
-    return Columns(len(pairs), ids_C.contiguous(), pick_C.contiguous(), draft_id_V)
-
-
-def _plain(token: str) -> str:
-    """A token without its vocabulary's way to write spaces and line ends."""
-    return token.replace("\u0120", " ").replace("\u2581", " ").replace("\u010a", "\n")
