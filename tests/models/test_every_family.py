@@ -13,7 +13,7 @@ from hunch.models.load_target import exactness
 from hunch.models.native import load_native
 from hunch.models.refused import REFUSED
 from hunch.models.spec import ModelSpec
-from hunch.models.weights.base import unified_config
+from hunch.models.weights.configs import unified_config
 from hunch.registry import MODELS
 from tiny_families import BY_TORCH, FAMILIES
 

@@ -8,7 +8,7 @@ from hunch.config import ModelConfig
 from hunch.errors import ModelFormatError
 from hunch.models.load import load_decoder
 from hunch.models.load_target import load_target
-from hunch.models.weights.base import unified_config
+from hunch.models.weights.configs import unified_config
 from their_models import CASES, make
 
 # transformers compiles some of GPTBigCode when it is imported.

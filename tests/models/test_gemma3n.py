@@ -12,7 +12,7 @@ from hunch.errors import ModelFormatError
 from hunch.models.load import load_decoder
 from hunch.models.native import not_native
 from hunch.models.spec import ModelSpec
-from hunch.models.weights.base import unified_config
+from hunch.models.weights.configs import unified_config
 from their_models import make
 from tiny_families import GEMMA3N, write_family
 

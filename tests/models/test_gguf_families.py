@@ -12,7 +12,7 @@ from builders import DictWeights, plain_logits
 from hunch.errors import UnsupportedModelError
 from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
-from hunch.models.weights.base import unified_config
+from hunch.models.weights.configs import unified_config
 from their_models import make
 from tiny_gguf import interleave
 

@@ -19,7 +19,7 @@ from hunch.models.native import load_native
 from hunch.models.reading import READ_VERSION, Recorded
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import for_length, open_weights
-from hunch.models.weights.base import unified_config
+from hunch.models.weights.configs import unified_config
 from hunch.registry import MODELS, resolve
 from their_models import GATED
 

@@ -14,7 +14,7 @@ from hunch.errors import UnsupportedModelError
 from hunch.models.load import load_decoder
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
-from hunch.models.weights.base import unified_config
+from hunch.models.weights.configs import unified_config
 from their_models import GATED, GEMMA4
 
 IDS = torch.randint(3, 80, (41,), generator=torch.Generator().manual_seed(5)).tolist()

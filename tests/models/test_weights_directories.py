@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 from hunch.errors import ModelFormatError
 from hunch.models.heads.files import read_config
 from hunch.models.weights import open_weights
-from hunch.models.weights.base import iterate, read_ahead, unified_config
+from hunch.models.weights.base import iterate, read_ahead
+from hunch.models.weights.configs import unified_config
 from hunch.models.weights.torch_file import load_torch_file
 
 CONFIG = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8}

@@ -12,7 +12,7 @@ from hunch.hub.names import find_description
 from hunch.models.load import expert_params, tensor_shapes
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
-from hunch.models.weights.base import unified_config
+from hunch.models.weights.configs import unified_config
 from hunch.models.weights.json_file import read_json
 
 _NUMBER = re.compile(r"\d+(\.\d*)?[mbt]?", re.IGNORECASE)

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 
 from hunch.errors import ModelFormatError
-from hunch.models.weights.base import Packed, Weights, for_length, iterate, with_overrides
+from hunch.models.weights.base import Packed, Weights, iterate
 from hunch.models.weights.bitnet import BitnetWeights
+from hunch.models.weights.configs import for_length, with_overrides
 from hunch.models.weights.gguf import GgufWeights
 from hunch.models.weights.json_file import refuse_unfinished
 from hunch.models.weights.published import PublishedWeights, settings_of

@@ -12,7 +12,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from hunch.errors import ModelFormatError
-from hunch.models.weights.base import Packed, unified_config
+from hunch.models.weights.base import Packed
+from hunch.models.weights.configs import unified_config
 from hunch.models.weights.json_file import check_index, read_json, shards_of
 
 INDEX = "model.safetensors.index.json"

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from hunch.errors import ModelFormatError
-from hunch.models.weights.base import Packed, unified_config
+from hunch.models.weights.base import Packed
+from hunch.models.weights.configs import unified_config
 from hunch.models.weights.json_file import check_index, read_json, shards_of
 
 INDEX = "pytorch_model.bin.index.json"
