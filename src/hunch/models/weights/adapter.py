@@ -54,16 +54,14 @@ class LowRank:
         return self.b_NR[first:last] @ self.a_RK
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class MergedPacked(Packed):
     """A quantised matrix and what is added to it; it has no blocks of its own."""
 
-    base: Packed | None = None
-    added: LowRank | None = None
+    base: Packed
+    added: LowRank
 
     def take(self, rows: Rows) -> Packed:
-        assert self.base is not None
-        assert self.added is not None
         base, added = self.base.take(rows), replace(self.added, b_NR=self.added.b_NR[rows])
         return replace(self, shape=base.shape, base=base, added=added)
 
@@ -71,8 +69,6 @@ class MergedPacked(Packed):
         return None  # their numbers are read
 
     def numbers(self, first: int, last: int) -> Tensor:
-        assert self.base is not None
-        assert self.added is not None
         return self.base.numbers(first, last) + self.added.numbers(first, last)
 
     def codes(self, device: torch.device | str = "cpu") -> Codes | None:
@@ -102,8 +98,8 @@ class AdaptedWeights(WeightsOver):
             packed.shape,
             packed.data,
             packed.release,
-            packed,
-            added,
+            base=packed,
+            added=added,
         )
 
 

@@ -32,11 +32,17 @@ def config_of(header: GgufHeader, factors: Mapping[str, list[float]]) -> dict[st
     `factors` are the file's rope factors, by the names of their tensors.
     """
     prefix = architecture(header)
-    read = Reader(header, prefix)
+    read, (name, model_type) = Reader(header, prefix), ARCHITECTURES[prefix]
+    config: dict[str, Any] = {
+        "architectures": [name],
+        "model_type": model_type,
+        "vocab_size": _embedding_shape(header)[0],
+    }
     if prefix in ("mamba", "mamba2"):
-        config = _mamba_config(read)
+        config["num_hidden_layers"] = _num_layers(header, read.size("block_count"))
+        config |= gguf_hybrid.mamba(read)
     else:
-        config = _gpt2_config(read) if prefix in _LEARNED else _llama_config(read, factors)
+        config |= _gpt2_config(read) if prefix in _LEARNED else _llama_config(read, factors)
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         short = "padding_token_id" if key == "pad_token_id" else key
         config[key] = header.metadata.get(f"tokenizer.ggml.{short}")
@@ -45,11 +51,7 @@ def config_of(header: GgufHeader, factors: Mapping[str, list[float]]) -> dict[st
 
 def _gpt2_config(read: Reader) -> dict[str, Any]:
     header = read.header
-    name, model_type = ARCHITECTURES[read.prefix]
     return {
-        "architectures": [name],
-        "model_type": model_type,
-        "vocab_size": _embedding_shape(header)[0],
         "n_embd": read.size("embedding_length"),
         "n_head": read.size("attention.head_count"),
         "n_layer": _num_layers(header, read.size("block_count")),
@@ -60,31 +62,17 @@ def _gpt2_config(read: Reader) -> dict[str, Any]:
     }
 
 
-def _mamba_config(read: Reader) -> dict[str, Any]:
-    name, model_type = ARCHITECTURES[read.prefix]
-    return {
-        "architectures": [name],
-        "model_type": model_type,
-        "vocab_size": _embedding_shape(read.header)[0],
-        "num_hidden_layers": _num_layers(read.header, read.size("block_count")),
-        **gguf_hybrid.mamba(read),
-    }
-
-
 def _llama_config(read: Reader, factors: Mapping[str, list[float]]) -> dict[str, Any]:
     header, prefix = read.header, read.prefix
     vocab_size, hidden_size = _embedding_shape(header)
     num_heads = read.size("attention.head_count")
-    name, model_type = ARCHITECTURES[prefix]
     config: dict[str, Any] = {
-        "architectures": [name],
-        "model_type": model_type,
         "hidden_size": read.size("embedding_length"),
         "intermediate_size": read.size(
             "feed_forward_length", read.number("expert_feed_forward_length", 0)
         ),
         "num_hidden_layers": _num_layers(header, read.size("block_count"))
-        - int(read.number("nextn_predict_layers", 0)),
+        - read.count("nextn_predict_layers"),
         "num_attention_heads": num_heads,
         "num_key_value_heads": read.size("attention.head_count_kv", num_heads),
         "head_dim": read.size("attention.key_length", max(1, hidden_size // num_heads)),

@@ -80,11 +80,10 @@ def _starcoder2(read: Reader, config: Found) -> Found:
 
 
 def _gpt_neox(read: Reader, config: Found) -> Found:
-    is_parallel = read.header.metadata.get(f"{read.prefix}.use_parallel_residual", True)
     return {
         "layer_norm_eps": _eps(read),
         "hidden_act": "gelu",
-        "use_parallel_residual": bool(is_parallel),
+        "use_parallel_residual": bool(read.get("use_parallel_residual", True)),
         "attention_bias": "blk.0.attn_qkv.bias" in read.header.tensors,
         "mlp_bias": None,
     }

@@ -83,7 +83,7 @@ def deepseek(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
         "partial_rotary_factor": None,
         "num_key_value_heads": config["num_attention_heads"],
         "kv_lora_rank": read.size("attention.kv_lora_rank"),
-        "q_lora_rank": int(read.number("attention.q_lora_rank", 0)) or None,
+        "q_lora_rank": read.count("attention.q_lora_rank") or None,
         "qk_rope_head_dim": rope_dim,
         "qk_nope_head_dim": head - rope_dim,
         "v_head_dim": values,
@@ -133,8 +133,8 @@ def ernie(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
             moe_k="expert_used_count",
             moe_intermediate_size="expert_feed_forward_length",
         ),
-        "moe_num_shared_experts": int(read.number("expert_shared_count", 0)),
-        "moe_layer_start_index": int(read.number("leading_dense_block_count", 0)),
+        "moe_num_shared_experts": read.count("expert_shared_count"),
+        "moe_layer_start_index": read.count("leading_dense_block_count"),
         "moe_layer_interval": read.size("interleave_moe_layer_step", 1),
         "attention_bias": None,
         "mlp_bias": None,
@@ -144,13 +144,13 @@ def ernie(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
 def routed(read: Reader) -> dict[str, Any]:
     """DeepSeek's words."""
     return {
-        "first_k_dense_replace": int(read.number("leading_dense_block_count", 0)),
+        "first_k_dense_replace": read.count("leading_dense_block_count"),
         "n_routed_experts": read.size("expert_count"),
         "num_experts_per_tok": read.size("expert_used_count"),
-        "n_shared_experts": int(read.number("expert_shared_count", 0)),
+        "n_shared_experts": read.count("expert_shared_count"),
         "moe_intermediate_size": read.size("expert_feed_forward_length"),
         "routed_scaling_factor": read.real("expert_weights_scale", 1.0),
-        "norm_topk_prob": _flag(read, "expert_weights_norm"),
+        "norm_topk_prob": bool(read.get("expert_weights_norm")),
         "n_group": int(read.number("expert_group_count", 1)) or 1,
         "topk_group": int(read.number("expert_group_used_count", 1)) or 1,
     }
@@ -163,7 +163,3 @@ def _scaled(read: Reader, scaling: dict[str, Any] | None) -> dict[str, Any] | No
         return scaling
     size = round(10 * read.real(key), 6)
     return {**scaling, "mscale": size, "mscale_all_dim": size}
-
-
-def _flag(read: Reader, key: str) -> bool:
-    return bool(read.header.metadata.get(f"{read.prefix}.{key}", False))

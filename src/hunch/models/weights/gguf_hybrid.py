@@ -36,7 +36,7 @@ def lfm2(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
         found |= {
             **gguf_experts.counted(read, config),
             "moe_intermediate_size": read.size("expert_feed_forward_length"),
-            "num_dense_layers": int(read.number("leading_dense_block_count", 0)),
+            "num_dense_layers": read.count("leading_dense_block_count"),
             "routed_scaling_factor": read.real("expert_weights_scale", 1.0),
             "use_expert_bias": read.has("exp_probs_b"),
         }

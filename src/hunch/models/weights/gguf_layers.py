@@ -40,7 +40,7 @@ def gemma4(
     """Heads of layers without a window, who shares keys and values, what a table has, experts."""
     tensors, num_layers = read.header.tensors, config["num_hidden_layers"]
     types = layer_types(read, config, 6)
-    num_shared = int(read.number("attention.shared_kv_layers", 0))
+    num_shared = read.count("attention.shared_kv_layers")
     widths = read.sizes("feed_forward_length", num_layers)
     kv_heads = read.sizes("attention.head_count_kv", num_layers)
     full = {
@@ -51,7 +51,7 @@ def gemma4(
         for at, layer_type in enumerate(types)
         if layer_type == _FULL
     }
-    width = int(read.number("embedding_length_per_layer_input", 0))
+    width = read.count("embedding_length_per_layer_input")
     table = tensors.get("per_layer_token_embd.weight")
     if (table is None) != (not width):
         raise ModelFormatError(f"{read.header.path} lacks per_layer_token_embd.weight")
@@ -131,7 +131,7 @@ def rope_scaling(read: Reader, factors: Mapping[str, list[float]]) -> dict[str, 
             "attention_factor": read.real("rope.scaling.attn_factor", 1.0),
             "original_max_position_embeddings": read.size("rope.scaling.original_context_length"),
         }
-    rope_type = read.header.metadata.get(f"{read.prefix}.rope.scaling.type", "none")
+    rope_type = read.get("rope.scaling.type", "none")
     if rope_type == "none":
         return None
     if rope_type not in ("linear", "yarn"):

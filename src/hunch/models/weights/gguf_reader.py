@@ -22,8 +22,11 @@ class Reader:
         self.header = header
         self.prefix = prefix
 
+    def get(self, key: str, default: Any = None) -> Any:
+        return self.header.metadata.get(f"{self.prefix}.{key}", default)
+
     def number(self, key: str, default: float | None = None) -> Any:
-        value = self.header.metadata.get(f"{self.prefix}.{key}", default)
+        value = self.get(key, default)
         if value is None:
             raise ModelFormatError(f"{self.header.path}: its metadata lacks {self.prefix}.{key}")
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 2**40:
@@ -35,7 +38,7 @@ class Reader:
 
     def sizes(self, key: str, num_layers: int) -> list[int]:
         """One per layer, where the file lists them; else the same for all."""
-        value = self.header.metadata.get(f"{self.prefix}.{key}")
+        value = self.get(key)
         if not isinstance(value, list):
             return [self.size(key)] * num_layers
         is_size = all(isinstance(some, int) and 0 < some < 2**40 for some in value)
@@ -46,18 +49,20 @@ class Reader:
         return [int(some) for some in value]
 
     def size(self, key: str, default: int | None = None) -> int:
-        if self.prefix in BY_LAYER:
-            listed = self.header.metadata.get(f"{self.prefix}.{key}")
-            if isinstance(listed, list):
-                return self.sizes(key, len(listed))[0]
-        listed = self.header.metadata.get(f"{self.prefix}.{key}")
+        listed = self.get(key)
         numbers = listed if isinstance(listed, list) else []
+        if self.prefix in BY_LAYER and isinstance(listed, list):
+            return self.sizes(key, len(listed))[0]
         is_by_layer = self.prefix in HYBRIDS and len(numbers) > 0
         is_by_layer = is_by_layer and all(isinstance(some, int) for some in numbers)
         value = max(numbers) if is_by_layer else self.number(key, default)
         if not isinstance(value, int) or value < 1:
             raise ModelFormatError(f"{self.header.path}: {self.prefix}.{key}={value} is no size")
         return value
+
+    def count(self, key: str) -> int:
+        """0 where the file does not say."""
+        return int(self.number(key, 0))
 
     def all(self, **keys: str) -> dict[str, Any]:
         """Sizes under their names in a config.json, by GGUF's keys for them."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -22,7 +21,7 @@ from torch import Tensor
 from hunch.errors import ModelFormatError
 from hunch.kernels.quant import Codes
 from hunch.models.weights import bitsandbytes
-from hunch.models.weights.base import Packed, Rows, Weights
+from hunch.models.weights.base import Packed, Rows, Weights, WeightsOver
 from hunch.models.weights.json_file import read_json
 from hunch.models.weights.methods import READERS, fp4, method_of
 
@@ -54,14 +53,13 @@ class RawWeights(Weights, Protocol):
     def raw_shape(self, name: str) -> tuple[int, ...]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Coded(Packed):
     """A matrix of a published format, read when it is asked for."""
 
-    read: Callable[[torch.device | str], Codes] | None = None
+    read: Callable[[torch.device | str], Codes]
 
     def take(self, rows: Rows) -> Packed:
-        assert self.read is not None
         whole = self.read
         count = len(range(self.shape[0])[rows]) if isinstance(rows, slice) else len(rows)
         return replace(
@@ -69,14 +67,12 @@ class Coded(Packed):
         )
 
     def numbers(self, first: int, last: int) -> Tensor:
-        assert self.read is not None
         return self.read("cpu").rows(first, last).numbers()
 
     def take_columns(self, first: int, last: int) -> Packed | None:
         return None  # their numbers are read
 
     def codes(self, device: torch.device | str = "cpu") -> Codes | None:
-        assert self.read is not None
         return self.read(device)
 
 
@@ -95,17 +91,15 @@ def settings_of(stored: RawWeights) -> Mapping[str, Any] | None:
     return None
 
 
-class PublishedWeights:
+class PublishedWeights(WeightsOver):
     """`Weights` over the stored tensors of a quantised checkpoint."""
 
     def __init__(self, stored: RawWeights, settings: Mapping[str, Any]) -> None:
+        super().__init__(stored)
         self.settings = settings
         self.method = method_of(settings)
         self._stored = stored
-        self.path: Path = stored.path
         self.config = {k: v for k, v in stored.config.items() if k not in _KEYS}
-        self.metadata: Mapping[str, Any] = stored.metadata
-        self.nbytes = stored.nbytes
         self._raw = set(stored.raw_names())
         self._read = READERS[self.method]
         self._shapes = self._find()
@@ -182,7 +176,7 @@ class PublishedWeights:
                 raise ModelFormatError(f"{self.path}: {module} holds {codes.shape}, not {shape}")
             return codes
 
-        return Coded(self.method, (shape[0], shape[1]), torch.empty(0), _nothing, read)
+        return Coded(self.method, (shape[0], shape[1]), torch.empty(0), _nothing, read=read)
 
     def _packed_experts(self, stem: str, shape: tuple[int, ...]) -> Packed:
         """The rows of all experts."""
@@ -196,7 +190,7 @@ class PublishedWeights:
 
         num_experts, num_out, num_in = shape
         size = (num_experts * num_out, num_in)
-        return Coded(self.method, size, torch.empty(0), _nothing, read)
+        return Coded(self.method, size, torch.empty(0), _nothing, read=read)
 
     def _experts(self, stem: str, dtype: torch.dtype) -> Tensor:
         """All experts' matrices, [E, N, K], one expert at a time."""
