@@ -18,12 +18,10 @@ from hunch.kernels.native_matrix import FLOAT, NativeMatrix
 from hunch.kernels.native_structs import activation_number
 from hunch.kernels.recurrence import StatesShape
 from hunch.layers.attention import Heads
-from hunch.layers.experts import ExpertSpec
-from hunch.layers.latent import LatentShape
 from hunch.layers.rope import Rope
 from hunch.models.arrange import Arranged
 from hunch.models.build import local_heads
-from hunch.models.decoder import Decoder, Progress, new_kv
+from hunch.models.decoder import Decoder, new_kv
 from hunch.models.load import check_tensors, spec_of
 from hunch.models.native_layers import build_native_layer, build_native_table, has_norm_bias
 from hunch.models.native_reader import Reader
@@ -60,7 +58,6 @@ class NativeDecoder:
         weights: Weights,
         dtype: str = "auto",
         num_threads: int | None = None,
-        progress: Progress = iterate,
         tables: tuple[NativeMatrix, NativeMatrix] | None = None,  # of the model it was cut from
         is_fine: bool = False,
         group: Group = SINGLE,
@@ -85,7 +82,7 @@ class NativeDecoder:
             reader = Reader(FileSource(shared, torch.float32), dtype, num_threads)
         # A context of 32,768 has tables of tens of megabytes; few requests come that far.
         ropes = [Rope(r, spec.turned_dim, spec.max_len, is_whole=False) for r in spec.ropes]
-        prefixes = progress([self.names.layer.format(layer) for layer in range(spec.num_layers)])
+        prefixes = iterate([self.names.layer.format(layer) for layer in range(spec.num_layers)])
         layers = [
             build_native_layer(local, reader, prefix, self.names, i, ropes)
             for i, prefix in enumerate(prefixes)
@@ -214,7 +211,6 @@ def load_native(
     *,
     dtype: str = "auto",
     num_threads: int | None = None,
-    progress: Progress = iterate,
     bits: int = 8,
     group: Group = SINGLE,
     stage: Stage = WHOLE,
@@ -233,9 +229,8 @@ def load_native(
     if not is_supported(spec) or (is_whole and group.size > 1) or not is_available():
         return None
     read_ahead(weights.path)
-    is_fine = bits == 14
     return NativeDecoder(
-        spec, weights, dtype, num_threads, progress, is_fine=is_fine, group=group, stage=stage
+        spec, weights, dtype, num_threads, is_fine=bits == 14, group=group, stage=stage
     )
 
 
@@ -254,16 +249,19 @@ def is_supported(spec: ModelSpec) -> bool:
 def not_native(spec: ModelSpec) -> list[str]:
     """What keeps a model from the native kernels, in words."""
     sizes = [spec.head_dim, *([spec.other_heads.head_dim] if spec.other_heads else [])]
-    heads = any(size % _LANES != 0 or size > MAX_HEAD_DIM for size in sizes)
-    if spec.latent is not None:
-        heads = spec.head_dim > MAX_HEAD_DIM  # they are whole vectors where their parts are
+    latent, experts = spec.latent, spec.experts
+    parts = sizes  # of heads: what the kernels read as whole vectors
+    if latent is not None:
+        parts = [latent.flat_dim, latent.rope_dim, latent.value_dim, latent.latent_dim]
+        parts.append(latent.q_latent_dim or 0)
     problems = {
-        "these widths of latent attention": spec.latent is not None and not _are_whole(spec.latent),
+        "these widths of latent attention": latent is not None and not _are_whole(*parts),
         "these recurrent layers": spec.recurrence is not None
         and not knows(spec.recurrence, _LANES),
-        f"a width of {spec.width}": spec.width % _LANES != 0,
-        f"heads of {' and '.join(map(str, sizes))}": heads,
-        "these widths of a table": spec.inputs is not None and spec.inputs.width % _LANES != 0,
+        f"a width of {spec.width}": not _are_whole(spec.width),
+        f"heads of {' and '.join(map(str, sizes))}": max(sizes) > MAX_HEAD_DIM
+        or (latent is None and not _are_whole(*parts)),
+        "these widths of a table": spec.inputs is not None and not _are_whole(spec.inputs.width),
         "norms of heads that were turned": spec.is_qk_norm_late,
         "layer norms of heads": spec.is_qk_norm_centred,
         "scores that fall with the distance": spec.alibi is not None,
@@ -273,23 +271,16 @@ def not_native(spec: ModelSpec) -> list[str]:
         "norms inside attention and MLPs": spec.has_inner_norms,
         "products that round their inputs": spec.input_bits > 0,
         "several streams side by side": spec.streams is not None,
-        "experts that read narrower vectors": spec.experts is not None
-        and spec.experts.narrow_width > 0,
-        "these widths of experts": spec.experts is not None and not _fits(spec.experts),
+        "experts that read narrower vectors": experts is not None and experts.narrow_width > 0,
+        "these widths of experts": experts is not None
+        and not _are_whole(experts.width, experts.shared_width),
     }
     return [words for words, is_there in problems.items() if is_there]
 
 
-def _fits(experts: ExpertSpec) -> bool:
-    """Whether an expert's rows begin where the kernels read whole vectors."""
-    widths = (experts.width, experts.shared_width)
+def _are_whole(*widths: int) -> bool:
+    """Whether the kernels read all of them as whole vectors."""
     return all(width % _LANES == 0 for width in widths)
-
-
-def _are_whole(shape: LatentShape) -> bool:
-    """Whether every part of a head is of whole vectors."""
-    widths = (shape.flat_dim, shape.rope_dim, shape.value_dim, shape.latent_dim)
-    return all(width % _LANES == 0 for width in (*widths, shape.q_latent_dim or 0))
 
 
 def _numbers(spec: ModelSpec, heads: Heads) -> dict[str, float]:
