@@ -187,7 +187,7 @@ def test_groups_are_gated_and_normed(order: str) -> None:
     gate(*inputs, shape, norm, 1e-6, slot_T, out_TZ)
     nothing = torch.empty(0)
     layer = Mamba(
-        Linear(nothing), SsmWeights(*(nothing,) * 5), norm_Z, 1e-6, Linear(nothing), shape, 0
+        Linear(nothing), SsmWeights(*(nothing,) * 5), Linear(nothing), shape, 0, norm_Z, 1e-6
     )
     want = layer.gated(read_TZ.view(3, 4, 24), gate_TZ)
     want[1] = 0
