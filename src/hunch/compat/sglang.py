@@ -1,4 +1,4 @@
-"""SGLang's argument names, translated to our config."""
+"""SGLang's argument names, translated to our config; answers in SGLang's form."""
 
 from __future__ import annotations
 
@@ -217,12 +217,13 @@ def _scored(output: RequestOutput, index: int, scores: Scores) -> dict[str, Any]
     """Log-probability, id and text of each token; the prompt's first one has nothing before it."""
     answer = output.outputs[index]
     first = scores.first if scores.first >= 0 else len(output.prompt_token_ids)
-    prompt = list(
-        zip(output.prompt_token_ids[first:], (output.prompt_logprobs or ())[first:], strict=False)
+    prompt = zip(
+        output.prompt_token_ids[first:], (output.prompt_logprobs or ())[first:], strict=False
     )
-    chosen = list(zip(answer.token_ids, answer.logprobs or (), strict=False))
-    told = {"input": [(token, entry if at else None) for at, (token, entry) in enumerate(prompt)]}
-    told["output"] = [(token, entry) for token, entry in chosen]
+    told: dict[str, list[tuple[int, Any]]] = {
+        "input": [(token, entry if at else None) for at, (token, entry) in enumerate(prompt)],
+        "output": list(zip(answer.token_ids, answer.logprobs or (), strict=False)),
+    }
     found: dict[str, Any] = {}
     for name, entries in told.items():
         found[f"{name}_token_logprobs"] = [

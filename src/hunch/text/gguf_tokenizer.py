@@ -60,11 +60,9 @@ _DEEPSEEK3 = (
     r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )  # fmt: skip
-_FALCON = (
-    r"[\p{P}\$\+<=>\^~\|`]+",
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
-    r"[0-9][0-9][0-9]",
-)
+_MARKS, _TRIPLES = r"[\p{P}\$\+<=>\^~\|]+", r"[0-9][0-9][0-9]"
+_GPT2_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
+_FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", _GPT2_WORDS, _TRIPLES)
 _SEED = _WORDS + r"|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
@@ -92,12 +90,7 @@ def _by(*patterns: str) -> _Split:
 
 
 _GPT2 = _Split(steps=lambda: [_byte_level(True)])
-_OLD = _by(  # what llama.cpp does with files older than the key
-    r"[\p{P}\$\+<=>\^~\|]+",
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
-    r"\p{N}+",
-    r"[0-9][0-9][0-9]",
-)
+_OLD = _by(_MARKS, _GPT2_WORDS, r"\p{N}+", _TRIPLES)  # llama.cpp's for files older than the key
 _DIGITS = _Split(steps=lambda: [pre_tokenizers.Digits(individual_digits=True), _byte_level(True)])
 _THREE_DIGITS = _by(_WORDS + r"|\p{N}{1,3}" + _MARKS_AND_SPACE)
 _LLAMA3 = replace(_THREE_DIGITS, has_bos=True, ignore_merges=True)

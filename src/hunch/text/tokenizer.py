@@ -66,19 +66,6 @@ class Tokenizer(TransformersNames):
         return None if self.bos_id is None else self.backend.id_to_token(self.bos_id)
 
     @property
-    def eos_token(self) -> str | None:
-        return self.backend.id_to_token(self.eos_ids[0]) if self.eos_ids else None
-
-    @property
-    def bos_token_id(self) -> int | None:
-        """By transformers' name, as `eos_token_id`."""
-        return self.bos_id
-
-    @property
-    def eos_token_id(self) -> int | None:
-        return self.eos_ids[0] if self.eos_ids else None
-
-    @property
     def special_tokens(self) -> dict[str, int]:
         """Tokens that are marks and not text, by name."""
         added = self.backend.get_added_tokens_decoder()

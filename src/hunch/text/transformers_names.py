@@ -31,6 +31,7 @@ class TransformersNames:
     backend: Any
     vocab_size: int
     special_ids: frozenset[int]
+    bos_id: int | None
     eos_ids: tuple[int, ...]
 
     def encode(self, text: str, *, add_special_tokens: bool = True, **asked: Any) -> list[int]:
@@ -96,13 +97,19 @@ class TransformersNames:
         return [self.backend.id_to_token(one) for one in self.all_special_ids]
 
     @property
-    def pad_token_id(self) -> int | None:
-        """Nothing is padded here; programs that pad do it with the end of text."""
+    def bos_token_id(self) -> int | None:
+        return self.bos_id
+
+    @property
+    def eos_token_id(self) -> int | None:
         return self.eos_ids[0] if self.eos_ids else None
 
     @property
-    def pad_token(self) -> str | None:
-        return None if self.pad_token_id is None else self.backend.id_to_token(self.pad_token_id)
+    def eos_token(self) -> str | None:
+        return None if self.eos_token_id is None else self.backend.id_to_token(self.eos_token_id)
+
+    # Nothing is padded here; programs that pad do it with the end of text.
+    pad_token_id, pad_token = eos_token_id, eos_token
 
     def apply_chat_template(
         self,
