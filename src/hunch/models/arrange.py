@@ -49,19 +49,18 @@ class Arranged(WeightsOver):
         self._last: tuple[str, torch.dtype, Tensor] | None = None
         self._is_transposed = spec.is_transposed
         for layer in range(spec.num_layers):
-            self._arrange_layer(spec.at(layer), names, names.layer.format(layer))
+            prefix = names.layer.format(layer)
+            self._arrange_layer(spec.at(layer), names, prefix)
             if spec.is_value_key and spec.is_value_key[layer]:
-                self._repeat_key(names, names.layer.format(layer))
+                self._repeat_key(names, prefix)
             if spec.experts is not None and spec.experts.layers[layer]:
-                self._arrange_experts(spec.experts, names.experts, names.layer.format(layer))
+                self._arrange_experts(spec.experts, names.experts, prefix)
+            self._multiply(prefix, spec.row_factors)
         if spec.is_norm_shifted:
+            whole = f"{names.recurrent}norm.weight"
             for name, place in self._places.items():
-                if name.endswith("norm.weight") and not name.endswith(
-                    f"{names.recurrent}norm.weight"
-                ):
+                if name.endswith("norm.weight") and not name.endswith(whole):
                     self._places[name] = replace(place, shift=1.0)
-        for layer in range(spec.num_layers if spec.row_factors else 0):
-            self._multiply(names.layer.format(layer), spec.row_factors)
         if spec.embed_width:
             self._project(names)
 
@@ -92,8 +91,7 @@ class Arranged(WeightsOver):
             for name in (*qkv, prefix + names.out, *up, prefix + names.down):
                 place = self._places.get(f"{name}.weight")
                 if place is not None:
-                    turned = Place(place.name, place.rows, is_transposed=True)
-                    self._places[f"{name}.weight"] = turned
+                    self._places[f"{name}.weight"] = replace(place, is_transposed=True)
         if spec.latent is not None:
             self._arrange_latent(spec, spec.latent, f"{prefix}self_attn.")
             return
@@ -266,9 +264,7 @@ class Arranged(WeightsOver):
                 rows = rows + place.rows.start
             elif place.rows is not None:
                 rows = place.rows[rows]
-            self._places[f"{name}.{ending}"] = Place(
-                place.name, rows, place.is_transposed, shift=place.shift
-            )
+            self._places[f"{name}.{ending}"] = replace(place, rows=rows)
 
     def _project(self, names: Names) -> None:
         """An embedding narrower than the model: multiplied once, here, with what widens it."""
