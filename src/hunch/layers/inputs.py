@@ -5,6 +5,8 @@ Shape letters: T packed tokens, D width, L layers, P numbers per layer, V vocabu
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 from torch.nn import functional
 
@@ -14,22 +16,17 @@ from hunch.layers.norm import RMSNorm
 from hunch.layers.part import Part
 
 
+@dataclass(eq=False, repr=False)
 class TokenTable(Part):
     """(norm(project(embedding)) + row of the table) / sqrt(2): for all layers at once."""
 
     SCALE = 2.0**-0.5
 
-    def __init__(
-        self,
-        table_VX: Tensor,
-        project: Linear,
-        norm: RMSNorm,
-        *,
-        table_scale: float,
-        project_scale: float,
-    ) -> None:
-        self.table_VX, self.project, self.norm = table_VX, project, norm
-        self.table_scale, self.project_scale = table_scale, project_scale
+    table_VX: Tensor
+    project: Linear
+    norm: RMSNorm
+    table_scale: float
+    project_scale: float
 
     def __call__(self, ids_T: Tensor, x_TD: Tensor) -> Tensor:
         """The inputs of every layer, TLP; x_TD is the stream before the first."""
