@@ -7,37 +7,44 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hunch.bench import texts
 from hunch.errors import ConfigError
 
 if TYPE_CHECKING:
     from hunch import LLM
 
+TEXTS: dict[str, Any] = json.loads(
+    Path(__file__).with_name("texts.json").read_text(encoding="utf-8")
+)
+ARTICLES: dict[str, str] = TEXTS["articles"]
 # The few prompts that checks use; every kind of the text they hold is easy or hard to draft.
 PROMPTS: list[dict[str, Any]] = [
-    {"id": "chat-tea", "turns": [texts.CHAT["tea"]]},
+    {"id": "chat-tea", "turns": [TEXTS["chat"]["tea"]]},
     {
         "id": "summary-railway",
-        "turns": [f"Summarize this article in three sentences: {texts.RAILWAY}"],
+        "turns": [f"Summarize this article in three sentences: {ARTICLES['railway']}"],
     },
-    {"id": "code-window", "prompt": texts.WINDOW_CODE},
+    {"id": "code-window", "prompt": TEXTS["code"]["window"]},
     {
         "id": "rewrite-names",
-        "turns": [f"Rewrite this text with 'Brackwater' changed to 'Elmhaven': {texts.RAILWAY}"],
+        "turns": [
+            f"Rewrite this text with 'Brackwater' changed to 'Elmhaven': {ARTICLES['railway']}"
+        ],
     },
-    {"id": "math-boxes", "turns": [texts.MATHEMATICS["boxes"] + " Think step by step."]},
-    {"id": "list-capitals", "turns": [texts.CHAT["capitals"]]},
+    {"id": "math-boxes", "turns": [TEXTS["mathematics"]["boxes"] + " Think step by step."]},
+    {"id": "list-capitals", "turns": [TEXTS["chat"]["capitals"]]},
     {
         "id": "extract-json",
-        "turns": [f"Turn into JSON with name, age and city: {texts.JSON_TASKS['people']}"],
+        "turns": [f"Turn into JSON with name, age and city: {TEXTS['people']}"],
     },
-    {"id": "story-lighthouse", "turns": [texts.CHAT["lighthouse"]]},
+    {"id": "story-lighthouse", "turns": [TEXTS["chat"]["lighthouse"]]},
 ]
 
 
@@ -89,31 +96,29 @@ class Prompt:
 
 
 def _chat() -> list[Prompt]:
-    return [Prompt.chat(f"chat-{name}", "chat", text) for name, text in texts.CHAT.items()]
+    return [Prompt.chat(f"chat-{name}", "chat", text) for name, text in TEXTS["chat"].items()]
 
 
 def _code() -> list[Prompt]:
-    return [Prompt(f"code-{name}", "code", text=text) for name, text in texts.CODE.items()]
+    return [Prompt(f"code-{name}", "code", text=text) for name, text in TEXTS["code"].items()]
 
 
 def _summary() -> list[Prompt]:
     return [
         Prompt.chat(f"summary-{n}", "summary", f"Summarize this article in three sentences: {text}")
-        for n, text in texts.ARTICLES.items()
+        for n, text in ARTICLES.items()
     ]
 
 
 def _math() -> list[Prompt]:
     return [
-        Prompt.chat(f"math-{name}", "math", text + texts.THINK)
-        for name, text in texts.MATHEMATICS.items()
+        Prompt.chat(f"math-{name}", "math", text + TEXTS["think"])
+        for name, text in TEXTS["mathematics"].items()
     ]
 
 
 def _retrieval() -> list[Prompt]:
-    passages = "\n\n".join(
-        f"[{number}] {text}" for number, text in enumerate(texts.ARTICLES.values(), 1)
-    )
+    passages = "\n\n".join(f"[{number}] {text}" for number, text in enumerate(ARTICLES.values(), 1))
     return [
         Prompt.chat(
             f"retrieval-{name}",
@@ -121,24 +126,25 @@ def _retrieval() -> list[Prompt]:
             f"Answer from these passages alone and name the one you used.\n\n{passages}\n\n"
             f"Question: {question}",
         )
-        for name, question in texts.QUESTIONS.items()
+        for name, question in TEXTS["questions"].items()
     ]
 
 
 def _rewrite() -> list[Prompt]:
     prompts = []
-    for name, (old, new) in texts.RENAMES.items():
-        article = texts.ARTICLES[name]
+    for name, (old, new) in TEXTS["renames"].items():
+        article = ARTICLES[name]
         question = f"Rewrite this text with '{old}' changed to '{new}': {article}"
         prompts.append(Prompt.chat(f"rewrite-{name}", "rewrite", question, prediction=article))
     return prompts
 
 
 def _json() -> list[Prompt]:
-    prompts = []
-    for name, text in texts.JSON_TASKS.items():
+    prompts, tasks = [], {"people": TEXTS["people"]}
+    tasks |= {name: ARTICLES[name] for name in ("harbour", "orchard")}
+    for name, text in tasks.items():
         is_people = name == "people"
-        schema = texts.PEOPLE_SCHEMA if is_people else texts.SUMMARY_SCHEMA
+        schema = TEXTS["people_schema" if is_people else "summary_schema"]
         keys = "name, age and city" if is_people else "title, place, numbers and summary"
         question = f"Turn into JSON with {keys}: {text}"
         prompts.append(Prompt.chat(f"json-{name}", "json", question, schema=schema))
@@ -149,7 +155,7 @@ def _random() -> list[Prompt]:
     """Words in no order: nothing in the prompt helps to guess the answer."""
     chooser = random.Random(0)
     return [
-        Prompt(f"random-{number}", "random", text=" ".join(chooser.choices(texts.WORDS, k=48)))
+        Prompt(f"random-{number}", "random", text=" ".join(chooser.choices(TEXTS["words"], k=48)))
         for number in range(8)
     ]
 
@@ -157,8 +163,8 @@ def _random() -> list[Prompt]:
 def _multi_turn() -> list[Prompt]:
     """Conversations in which every turn begins with what was said before it."""
     prompts = []
-    for name, turns in texts.DIALOGUES.items():
-        so_far: list[tuple[str, str]] = [("system", texts.ASSISTANT)]
+    for name, turns in TEXTS["dialogues"].items():
+        so_far: list[tuple[str, str]] = [("system", TEXTS["assistant"])]
         for number, (question, answer) in enumerate(turns, 1):
             so_far.append(("user", question))
             prompts.append(
@@ -176,11 +182,11 @@ def long_context(num_tokens: int) -> list[Prompt]:
         lines: list[str] = []
         size, most = 0, num_tokens * 3.4  # characters; digits make it fewer per token than prose
         while size < most:
-            place, goods = chooser.choice(texts.PLACES), chooser.choice(texts.GOODS)
+            place, goods = chooser.choice(TEXTS["places"]), chooser.choice(TEXTS["goods"])
             lines.append(
                 f"Report {len(lines) + 1}: on day {chooser.randint(1, 365)} the store at {place} "
                 f"held {chooser.randint(20, 990)} crates of {goods} and sent "
-                f"{chooser.randint(1, 19)} of them to {chooser.choice(texts.PLACES)}."
+                f"{chooser.randint(1, 19)} of them to {chooser.choice(TEXTS['places'])}."
             )
             size += len(lines[-1]) + 1
         asked = chooser.randint(1, len(lines))

@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from hunch.bench import texts
+from hunch.bench.workloads import ARTICLES, TEXTS
 from hunch.errors import ConfigError
 from hunch.hub import resolve
 from hunch.kernels.attention import AttnInputs
@@ -30,7 +30,12 @@ from hunch.models.target import Target
 from hunch.models.weights import open_weights
 
 PAGE = "\n\n".join(
-    (*texts.ARTICLES.values(), *texts.CODE.values(), texts.ASSISTANT, *texts.MATHEMATICS.values())
+    (
+        *ARTICLES.values(),
+        *TEXTS["code"].values(),
+        TEXTS["assistant"],
+        *TEXTS["mathematics"].values(),
+    )
 )
 _ROWS = 32  # whose logits are held at once
 _BLOCK = 16
