@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import erfc, exp, inf, sqrt
 
 from hunch import LLM, SamplingParams
+from hunch.bench.equality import Guesses
 from hunch.errors import ConfigError
 
 LEAST_EXPECTED = 5.0  # cells below are counted together, as the chi-square distribution needs
@@ -22,15 +23,12 @@ NUM_TOKENS = 4
 
 
 @dataclass(slots=True)
-class Agreement:
+class Agreement(Guesses):
     """How well samples fit. `p_value` is the chance of a fit this bad if nothing is wrong."""
 
     num_samples: int = 0
     statistic: float = 0.0
     degrees: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    steps: int = 0
 
     @property
     def p_value(self) -> float:
@@ -62,9 +60,7 @@ def fit(
     for prompt in prompts:
         (output,) = llm.generate([prompt], asked, use_tqdm=False)
         agreement.num_samples += num_samples
-        agreement.drafted += output.stats["drafted"]
-        agreement.accepted += output.stats["accepted"]
-        agreement.steps += output.stats["steps"]
+        agreement.add(output.stats)
         texts = [tuple(answer.token_ids) for answer in output.outputs]
         followers: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
         for text in texts:

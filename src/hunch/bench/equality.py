@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hunch import LLM, RequestOutput, SamplingParams
 
@@ -20,13 +21,24 @@ class Difference:
 
 
 @dataclass(slots=True)
-class MethodReport:
-    """One method against plain decoding."""
+class Guesses:
+    """How the guesses of answers fared."""
 
-    num_prompts: int = 0
     drafted: int = 0
     accepted: int = 0
     steps: int = 0
+
+    def add(self, stats: Mapping[str, Any]) -> None:
+        self.drafted += stats["drafted"]
+        self.accepted += stats["accepted"]
+        self.steps += stats["steps"]
+
+
+@dataclass(slots=True)
+class MethodReport(Guesses):
+    """One method against plain decoding."""
+
+    num_prompts: int = 0
     num_different: int = 0
     first_difference: Difference | None = None
 
@@ -47,9 +59,7 @@ def compare(
     for name, prompt, first, second in zip(ids, prompts, plain, speculative, strict=True):
         is_different = False
         for one, other in zip(first.outputs, second.outputs, strict=True):
-            report.drafted += other.stats["drafted"]
-            report.accepted += other.stats["accepted"]
-            report.steps += other.stats["steps"]
+            report.add(other.stats)
             if one.token_ids == other.token_ids and one.text == other.text:
                 continue
             is_different = True

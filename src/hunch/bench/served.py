@@ -40,19 +40,15 @@ def cost(
             load = Load(concurrency=count)
             here.warm(jobs, load)
             there.warm(jobs, load)
-            pairs = [
-                (
-                    here.drive(jobs, load).tokens_per_second,
-                    there.drive(jobs, load).tokens_per_second,
-                )
-                for _ in range(num_rounds)
-            ]
-            costs = sorted(1 - two / one for one, two in pairs)
+            turns = [one for _ in range(num_rounds) for one in (here, there)]
+            speeds = [one.drive(jobs, load).tokens_per_second for one in turns]
+            offline, served = speeds[::2], speeds[1::2]
+            costs = sorted(1 - two / one for one, two in zip(offline, served, strict=True))
             found.append(
                 {
                     "streams": count,
-                    "offline": median(one for one, _ in pairs),
-                    "served": median(two for _, two in pairs),
+                    "offline": median(offline),
+                    "served": median(served),
                     "cost": median(costs),
                     "low": costs[0],
                     "high": costs[-1],

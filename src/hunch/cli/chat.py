@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -227,10 +228,8 @@ def _use_history() -> None:
     readline.set_history_length(1000)
 
     def keep() -> None:
-        try:
+        with suppress(OSError):
             readline.write_history_file(file)
-        except OSError:
-            return
 
     atexit.register(keep)
 

@@ -16,7 +16,7 @@ from hunch.errors import ConfigError, RequestError
 if TYPE_CHECKING:
     from hunch import LLM, SamplingParams
     from hunch.bench.distribution import Agreement
-    from hunch.bench.equality import MethodReport
+    from hunch.bench.equality import Guesses, MethodReport
 
 LOSSY_NOTE = "LOSSY: this verifier may change the text"
 
@@ -38,7 +38,7 @@ class Run:
         return self.equality is not None and self.equality.is_equal
 
     @property
-    def counts(self) -> MethodReport | Agreement:
+    def counts(self) -> Guesses:
         found = self.agreement or self.equality
         assert found is not None
         return found

@@ -135,13 +135,11 @@ def measure(
 ) -> dict[str, dict[str, Any]]:
     asks = {name: asked for name, asked in REQUESTS.items() if name == "free" or name in names}
     found: dict[str, dict[str, Any]] = {name: {"rates": []} for name in asks}
+    modes = ("default", *llm.engine.capacity.methods)
     for number in range(num_rounds + 1):
         for name, asked in asks.items():
             params = [_params(asked, found["free"], place) for place in range(len(texts))]
-            if asked.get("speculation") and params[0].speculation.mode not in (
-                "default",
-                *llm.engine.capacity.methods,
-            ):
+            if asked.get("speculation") and params[0].speculation.mode not in modes:
                 found.pop(name, None)
                 continue
             with without_collector():
