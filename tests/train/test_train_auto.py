@@ -481,7 +481,7 @@ def test_what_came_of_it_is_said_by_the_clock(tmp_path: Path) -> None:
     def said(drafter: float, phrases: float) -> Outcome:
         methods = dict.fromkeys(("lookups", "drafter", "phrases"), "")
         speeds = speeds_of(1.1, drafter, phrases)(None, methods, [[1]])
-        return outcome_of(asked, job, plan, speeds, None)
+        return outcome_of(asked, job, plan, speeds)
 
     none = said(1.1, 1.0)
     assert not none.pays

@@ -141,11 +141,10 @@ def _train(asked: Asked, spec: ModelSpec, serving: Serving, show: Progress, say:
         if count is not None:
             count.stop()
     if network is None:
-        return outcome_of(asked, job, plan, speeds, None)
-    measured = measured_of(speeds)
+        return outcome_of(asked, job, plan, speeds)
     with clock.stage(WRITE):
-        network.publish(measured, num_prompts)
-    return outcome_of(asked, network.job, plan, speeds, measured, network.promise, network.learning)
+        network.publish(measured_of(speeds), num_prompts)
+    return outcome_of(asked, network.job, plan, speeds, network.promise, network.learning)
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,12 +76,16 @@ def outcome_of(
     job: Job,
     plan: Plan,
     speeds: Speeds,
-    measured: Measured | None,
     promise: Draft | None = None,  # what training expected of the drafter by held-out answers
     learning: dict[str, Any] | None = None,  # what became of the training's time
 ) -> Outcome:
     """What is best by the clock, and on the list if it is new."""
     found = speeds.speedup
+    rest: dict[str, Any] = {
+        "speeds": speeds,
+        "measured": measured_of(speeds) if DRAFTER in found else None,
+        "learning": learning or {},
+    }
     facts = ", ".join(
         f"{words} {found[name]:.2f}x ({speeds.tokens_per_pass[name]:.2f} tokens per pass)"
         for name, words in _NAMES.items()
@@ -99,8 +103,7 @@ def outcome_of(
     new = [name for name in (DRAFTER, PHRASES) if name in found]
     best = max(new, key=lambda name: found[name], default=LOOKUPS)
     if found[best] < PAYS * max(found[LOOKUPS], 1.0) or found[best] < found.get(BEFORE, 0.0):
-        text = f"{facts} {_remedy(asked, job)}"
-        return Outcome(False, plan, text, speeds, measured, learning=learning or {})
+        return Outcome(False, plan, f"{facts} {_remedy(asked, job)}", **rest)
     names = [PHRASES] if best == PHRASES else [name for name in new if name != PHRASES]
     if best == DRAFTER and PHRASES in new and is_beside(job.method):
         names.append(PHRASES)
@@ -113,7 +116,7 @@ def outcome_of(
             _list(asked, job, name, speeds)
         text = f"{facts} {what} pays: auto takes it from now on for {asked.target}, without an "
         text += "option (hunch drafters lists it)."
-    return Outcome(True, plan, text, speeds, measured, learning=learning or {})
+    return Outcome(True, plan, text, **rest)
 
 
 def _against(promise: Draft, speeds: Speeds) -> str:
