@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -120,36 +121,35 @@ def measure(
     """
     warmed: set[str] = set()
     busiest = max(cells, key=lambda one: len(one.jobs))
-    for number in range(num_rounds):
-        for cell in cells:
-            runs = [_run_of(report, subject.name, cell.point) for subject in subjects]
-            wanted = {subject.name for subject in subjects}
-            if until_decided and number >= MIN_ROUNDS:
-                wanted = open_methods(report, cell.point)
-            todo = [
-                (subject, run)
-                for subject, run in zip(subjects, runs, strict=True)
-                if len(run.rounds) <= number and subject.name in wanted
-            ]
-            for subject, _ in todo:
-                if subject.name not in warmed:
-                    subject.warm(busiest.jobs, busiest.load)
-                    warmed.add(subject.name)
-            first = number % len(todo) if todo else 0  # nobody always goes first
-            listen = on_answer if number == 0 else nobody
+    for number, cell in product(range(num_rounds), cells):
+        runs = [_run_of(report, subject.name, cell.point) for subject in subjects]
+        wanted = {subject.name for subject in subjects}
+        if until_decided and number >= MIN_ROUNDS:
+            wanted = open_methods(report, cell.point)
+        todo = [
+            (subject, run)
+            for subject, run in zip(subjects, runs, strict=True)
+            if len(run.rounds) <= number and subject.name in wanted
+        ]
+        for subject, _ in todo:
+            if subject.name not in warmed:
+                subject.warm(busiest.jobs, busiest.load)
+                warmed.add(subject.name)
+        first = number % len(todo) if todo else 0  # nobody always goes first
+        listen = on_answer if number == 0 else nobody
 
-            def hear(name: str, is_old: bool, cell: Cell = cell, number: int = number) -> None:
-                on_turn(name, cell.point, number + 1, is_old)
+        def hear(name: str, is_old: bool, cell: Cell = cell, number: int = number) -> None:
+            on_turn(name, cell.point, number + 1, is_old)
 
-            rounds = _turns([subject for subject, _ in todo], first, cell, hear, listen)
-            for _, run in todo:
-                run.rounds.append(rounds[run.method])
-            if save is not None and todo:
-                report.save(save)
-            for run in runs:
-                if run.method not in rounds:
-                    for _ in cell.turns():
-                        hear(run.method, True)
+        rounds = _turns([subject for subject, _ in todo], first, cell, hear, listen)
+        for _, run in todo:
+            run.rounds.append(rounds[run.method])
+        if save is not None and todo:
+            report.save(save)
+        for run in runs:
+            if run.method not in rounds:
+                for _ in cell.turns():
+                    hear(run.method, True)
 
 
 def _turns(

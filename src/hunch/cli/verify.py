@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -130,13 +131,12 @@ class _Check:
         if any(map(self._is_weighed, temperatures)):
             scorer = self._open("off", 16, "exact", logprobs_mode="processed_logprobs")
         runs = []
-        for method in methods:
-            for batch in batches:
-                with self._open(method, batch, self.asked.verifier, always_draft=True) as llm:
-                    for t in temperatures:
-                        run = Run(method, t, batch)
-                        self._one(run, llm, plain, expected.get(t), scorer)
-                        runs.append(run)
+        for method, batch in product(methods, batches):
+            with self._open(method, batch, self.asked.verifier, always_draft=True) as llm:
+                for t in temperatures:
+                    run = Run(method, t, batch)
+                    self._one(run, llm, plain, expected.get(t), scorer)
+                    runs.append(run)
         return runs
 
     def _one(self, run: Run, llm: LLM, plain: LLM, expected: Any, scorer: LLM | None) -> None:
