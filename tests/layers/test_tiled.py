@@ -11,7 +11,8 @@ pytest.importorskip("triton")
 
 from builders import Seq, pack, tables
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.gpu_tiling import Tiler, Tiling
+from hunch.kernels.gpu_launch import next_power_of_2
+from hunch.kernels.gpu_tiling import MAX_NUMBERS, Tiler, Tiling
 from hunch.kernels.kv_store import KVCache
 from hunch.layers.attention import Heads, Paged
 from hunch.layers.rope import Rope, RopeSpec
@@ -104,3 +105,25 @@ def test_steps_of_the_host(name: str, num_heads: int, num_kv_heads: int) -> None
     assert torch.allclose(mine.k_LCMH, theirs.k_LCMH, atol=1e-5)
     assert torch.equal(mine.v_LCMH, theirs.v_LCMH)
     assert not tiler.workspace.count.any()  # ready for the next step
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_kv_heads", "head", "usual"),
+    [
+        (32, 8, 128, 16),
+        (14, 2, 64, 8),
+        (16, 8, 256, 32),
+        (71, 1, 64, 4),
+        (48, 1, 128, 4),
+        (128, 1, 128, 2),
+        (40, 1, 256, 2),  # latent attention of 256 numbers
+        (16, 1, 512, 2),
+    ],
+)
+def test_tiles_of_prompts_fit_shared_memory(
+    num_heads: int, num_kv_heads: int, head: int, usual: int
+) -> None:
+    tiler = Tiler.create(num_heads, num_kv_heads, head, 320, torch.device("cpu"), 2**22)
+    assert tiler.block(1000) == usual
+    group = next_power_of_2(num_heads // tiler.num_kv_heads)
+    assert tiler.block(1000) * group * head <= MAX_NUMBERS

@@ -17,6 +17,7 @@ from hunch.kernels.gpu_launch import cdiv, next_power_of_2
 SPLIT = 128  # positions per partial result
 MAX_PROGRAMS = 32  # that share one row's splits
 MAX_WIDE_ROWS = 32  # rows of a program where heads are wider than 256
+MAX_NUMBERS = 1 << 15  # of a program's queries elsewhere: twice as many do not fit shared memory
 NUM_SMS = 132
 SHARED_TOKENS = 256  # up to this many packed tokens, programs share a row's positions
 
@@ -126,7 +127,7 @@ class Tiler:
         """A tiler whose workspace takes up to max_bytes."""
         workspace = Workspace.create(SHARED_TOKENS, num_heads, head, max_len, device, max_bytes)
         num_groups = num_kv_heads * parts_of(num_heads, num_kv_heads, head)
-        most = MAX_WIDE_ROWS if head > 256 else 0
+        most = MAX_WIDE_ROWS if head > 256 else MAX_NUMBERS // next_power_of_2(head)
         return Tiler(num_heads, num_groups, max_len, workspace, device, most)
 
     def of(self, attn: AttnInputs) -> Tiling:
