@@ -24,6 +24,7 @@ from hunch.models.target import Target
 
 GRAPHS = 2**28  # bytes for captured steps: their logits and inputs
 RULES = 9  # bytes per row and token of `kernels.process.ProcessTables`
+ROWS = 9  # bytes per row and position of `kernels.step.RowState`, with its table of blocks
 
 
 def bytes_per_slot(shapes: Sequence[KVShape]) -> int:
@@ -142,10 +143,11 @@ def _free_ram(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 @torch.inference_mode()
-def working_bytes(target: Target, num_tokens: int, num_rows: int) -> int:
+def working_bytes(target: Target, num_tokens: int, num_rows: int, max_len: int) -> int:
     """Bytes that a GPU must keep free beside weights and KV.
 
-    Measured by one pass over padding, with `num_tokens` tokens and the logits of `num_rows`.
+    Measured by one pass over padding, with `num_tokens` tokens and the logits of `num_rows`. Beside
+    that there is the state of rows of up to `max_len` tokens.
     """
     device: torch.device = target.device
     if device.type != "cuda":
@@ -160,4 +162,4 @@ def working_bytes(target: Target, num_tokens: int, num_rows: int) -> int:
     peak = torch.cuda.max_memory_allocated(device) - before
     del hidden
     torch.cuda.empty_cache()
-    return int(peak) + GRAPHS + RULES * num_rows * int(target.spec.vocab_size)
+    return int(peak) + GRAPHS + num_rows * (RULES * int(target.spec.vocab_size) + ROWS * max_len)
