@@ -166,6 +166,15 @@ def test_a_draft_of_short_context_goes_on_past_it(tmp_path: Path, target: Path) 
     assert stats["accepted"] > 0.8 * stats["drafted"]
 
 
+@pytest.mark.parametrize("num_rows", [1, 8])
+def test_a_window_may_be_shorter_than_a_draft(num_rows: int, target: Path, plain: Any) -> None:
+    draft, params = head_files.make_draft(target, target.parent / "near", noise=0.02), params_at(0)
+    sizes = {"max_num_seqs": num_rows, "block_size": 2}
+    with LLM(str(target), speculate=f"draft:{draft}:window=4", **{**SMALL, **sizes}) as llm:
+        assert tokens(llm.generate(PROMPTS, params)) == plain(params)
+        assert llm.stats()["drafted"] > 0
+
+
 def test_a_dear_draft_is_warned_of(target: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "hunch"):
         LLM(str(target), speculate=f"draft:{target}", **SMALL).close()

@@ -95,7 +95,7 @@ class KvWindow:
     def resume(self, rows: Rows, row: int, stop: int) -> int:
         """The position to continue at to cover [first, stop), for a network that needs tokens."""
         if stop - self.first_X[row] > self.limit:
-            self._restart(rows, row, stop - self.limit // 2)
+            self._restart(rows, row, stop - max(self.limit // 2, 1))
         return int(self.valid_X[row])
 
     def resume_from(self, rows: Rows, row: int, start: int, stop: int, total: int) -> int:
