@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher
 
 from hunch.errors import GrammarError, RequestError
-from hunch.grammar.compile import GrammarCompiler
+from hunch.grammar.compile import GrammarCompiler, _Spelling
 from hunch.grammar.source import choice_regex
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
 from hunch.types import SamplingParams, StructuredOutput
 from tiny_models import write_tokenizer
+from tiny_text import byte_level, sentence_piece
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,35 @@ def takes(compile_grammar: GrammarCompiler, tokenizer: Tokenizer, text: str, **a
     """The grammar takes the whole text and then end-of-text."""
     tokens = [*tokenizer.encode(text), tokenizer.eos_ids[0]]
     return compile_grammar(StructuredOutput(**asked)).matcher().consume(tokens) == len(tokens)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_vocabulary_that_begins_texts_with_a_space(
+    is_own: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SentencePiece's. A request with a schema was answered with nothing."""
+    codec = sentence_piece()
+    if is_own:  # a token of the byte 255 is no reason to ask the interpreter
+        monkeypatch.setattr("hunch.grammar.compile.TokenizerWrapper", None)
+    else:
+        monkeypatch.setattr(codec, "definition", lambda: "{}")
+    grammar = GrammarCompiler(codec)(StructuredOutput(json=SCHEMA))
+    parser = grammar.matcher().parser
+    for token in codec.encode('\n{"name": "hello"}', add_special_tokens=False)[2:]:
+        mask = parser.compute_bitmask()
+        assert not parser.is_error()
+        assert mask[token // 8] >> token % 8 & 1, codec.token_bytes(token)
+        assert parser.consume_token(token)
+
+
+@pytest.mark.parametrize("text", ["{", ' "a"', "hello</s>", "\u00e9", "e\u0301 world"])
+def test_tokens_spell_what_the_engine_asks_for(text: str) -> None:
+    for codec in (sentence_piece(), byte_level()):
+        spelling = _Spelling(codec)
+        ids = spelling(text.encode())
+        spelled = b"".join(spelling.tokens[token] for token in ids)
+        assert text.encode().startswith(spelled)
+        assert spelled
 
 
 SCHEMA = {

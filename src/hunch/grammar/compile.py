@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -40,6 +40,8 @@ SLICES = [
 _REGEX_FAULT = re.compile(  # the regex and what is wrong with it, among drawings of the place
     r"invalid regex (\"[^\n]*\") \(in .*?^\s*error: ([^\n]+)", re.DOTALL | re.MULTILINE
 )
+_NO_TEXT = b"\xff"  # of no UTF-8 text; the engine writes it before the names of special tokens
+_BEFORE = b"\x02"  # no token joins it to what follows
 STACK_BYTES = 512 * 1024 * 1024  # of address space; pages are used only as deep as a grammar goes
 
 
@@ -154,6 +156,7 @@ def _tokenizer_of(codec: Codec) -> LLTokenizer:
         own.is_special_token(token) == (token in special)
         and (token in special or own.decode_bytes([token]) == text)
         for token, text in enumerate(spelling.tokens)
+        if not text.startswith(_NO_TEXT)
     )
     return own if is_same else LLTokenizer(TokenizerWrapper(spelling), **how)
 
@@ -169,7 +172,33 @@ class _Spelling:
         self.special_token_ids = sorted({*codec.special_ids, *ends_of(codec)})
 
     def __call__(self, text: bytes) -> list[int]:
+        """Tokens that spell these bytes: others, and the engine's next mask fails."""
+        ids = self._encode(text)
+        if self._spelled(ids) == text:
+            return ids
+        # SentencePiece puts a space before a text, but none behind another character.
+        before, ids = self._encode(_BEFORE), self._encode(_BEFORE + text)
+        if ids[: len(before)] == before and self._spelled(ids[len(before) :]) == text:
+            return ids[len(before) :]
+        return list(self._longest(text))  # a normalised text, bytes that are no UTF-8
+
+    def _encode(self, text: bytes) -> list[int]:
         return self._codec.encode(text.decode("utf-8", "replace"), add_special_tokens=False)
+
+    def _spelled(self, ids: list[int]) -> bytes:
+        return b"".join([self.tokens[token] for token in ids])
+
+    def _longest(self, text: bytes) -> Iterator[int]:
+        """The longest token that fits, again and again, as far as there is one."""
+        token_of = {piece: token for token, piece in enumerate(self.tokens) if piece in text}
+        for token in self.special_token_ids:
+            token_of.pop(self.tokens[token], None)
+        while text:
+            fits = [end for end in range(len(text), 0, -1) if text[:end] in token_of]
+            if not fits:
+                return
+            yield token_of[text[: fits[0]]]
+            text = text[fits[0] :]
 
 
 def _limits() -> Any:
