@@ -91,7 +91,7 @@ def local_heads(spec: ModelSpec, group: Group, layer: int | None = None) -> Head
         clip=spec.qkv_clip,
         window=spec.windows[layer] if layer is not None and spec.windows else None,
         rope=0 if layer is None else spec.rope_index(layer),
-        is_reader=layer is not None and bool(spec.kv_of) and not spec.keeps_kv(layer),
+        is_reader=layer is not None and spec.is_reader(layer),
     )
 
 
@@ -152,14 +152,19 @@ def build_attention(
     )
 
 
+def refuse_split(spec: ModelSpec, source: Source, does: str) -> None:
+    """Raise where ranks have parts of what must be whole."""
+    if source.group.size > 1:
+        raise UnsupportedModelError(
+            f"{spec.architecture} {does}, which processes that each have some of them cannot: "
+            "leave tensor_parallel_size at 1"
+        )
+
+
 def _inner_norm(spec: ModelSpec, source: Source, name: str, width: int) -> RMSNorm | None:
     if not spec.has_inner_norms:
         return None
-    if source.group.size > 1:
-        raise UnsupportedModelError(
-            f"{spec.architecture} norms what all heads have read at once, which processes that "
-            "each have some of them cannot: leave tensor_parallel_size at 1"
-        )
+    refuse_split(spec, source, "norms what all heads have read at once")
     return source.rms_norm(name, width, spec.norm_eps)
 
 
@@ -171,11 +176,8 @@ def _head_norms(
         return None, None, None
 
     is_whole = spec.is_qk_norm_whole
-    if is_whole and source.group.size > 1:
-        raise UnsupportedModelError(
-            f"{spec.architecture} norms all heads of q and k at once, which processes that each "
-            "have some of them cannot: leave tensor_parallel_size at 1"
-        )
+    if is_whole:
+        refuse_split(spec, source, "norms all heads of q and k at once")
 
     def norm(name: str, num_heads: int = 1) -> RMSNorm:
         size = spec.head_dim * (num_heads if is_whole else 1)

@@ -172,7 +172,7 @@ class Decoder(Part):
             return build_half(self.spec, source, prefix, layer, self.names)
         if self.spec.carried is not None:
             return build_carried_block(self.spec, source, prefix, layer, self.names)
-        if self.spec.is_recurrent and self.spec.is_recurrent[layer]:
+        if self.spec.recurs(layer):
             return build_recurrent_block(self.spec, source, prefix, layer, self.names)
         if self.spec.streams is not None:
             return build_streams_block(self.spec, source, prefix, layer, self.names)

@@ -244,8 +244,10 @@ def _may_stay_unread(name: str, spec: ModelSpec) -> bool:
     if int(layer[1]) >= spec.num_layers:  # a drafting head's layers
         return True
     # Some files hold what makes keys and values of layers that read those of others.
-    is_reader = bool(spec.kv_of) and not spec.keeps_kv(int(layer[1]))
-    return is_reader and re.search(r"\.self_attn\.[kv]_(proj|norm)\.", name) is not None
+    return (
+        spec.is_reader(int(layer[1]))
+        and re.search(r"\.self_attn\.[kv]_(proj|norm)\.", name) is not None
+    )
 
 
 def _some(names: list[str]) -> str:

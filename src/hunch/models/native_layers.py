@@ -40,8 +40,7 @@ def build_native_layer(
     model, spec = spec, spec.at(layer)
     rope = ropes[spec.rope_index(layer)] if ropes else None
     has_experts = spec.experts is not None and spec.experts.layers[layer]
-    is_reader = bool(spec.kv_of) and not spec.keeps_kv(layer)
-    is_recurrent = bool(spec.is_recurrent) and spec.is_recurrent[layer]
+    is_reader, is_recurrent = spec.is_reader(layer), spec.recurs(layer)
     is_beside = spec.experts is not None and spec.experts.is_beside and has_experts
     has_mlp = spec.has_mlp(layer) and not (has_experts and not is_beside)
     attends = spec.has_mixer(layer) and (spec.attends_too or not is_recurrent)

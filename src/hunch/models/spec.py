@@ -235,13 +235,20 @@ class ModelSpec:
     def has_mlp(self, layer: int) -> bool:
         return not self.is_mlp or self.is_mlp[layer]
 
+    def recurs(self, layer: int) -> bool:
+        return bool(self.is_recurrent) and self.is_recurrent[layer]
+
     def keeps_kv(self, layer: int) -> bool:
         """Whether it has keys and values of its own."""
         if not self.has_mixer(layer):
             return False
-        if self.is_recurrent and self.is_recurrent[layer] and not self.attends_too:
+        if self.recurs(layer) and not self.attends_too:
             return False
         return not self.kv_of or self.kv_of[layer] == layer
+
+    def is_reader(self, layer: int) -> bool:
+        """Whether it reads the keys and values of an earlier one."""
+        return bool(self.kv_of) and not self.keeps_kv(layer)
 
     def has_other_heads(self, layer: int) -> bool:
         return self.other_heads is not None and self.other_heads.layers[layer]
@@ -256,7 +263,7 @@ class ModelSpec:
         """Its number among the layers of its kind: of the KV cache, or of rows' states."""
         if not self.has_mixer(layer):
             return 0
-        if self.is_recurrent and self.is_recurrent[layer]:
+        if self.recurs(layer):
             return self.is_recurrent[:layer].count(True)
         return self.kv_layers.index(self.kv_of[layer] if self.kv_of else layer)
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-
-from hunch.errors import UnsupportedModelError
 from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP
 from hunch.layers.streams import Mixer, ShortCut, SparseMLP, Streams, StreamsBlock, StreamsShape
-from hunch.models.build import Names, build_attention, build_gate, build_mlp, build_norm
+from hunch.models.build import (
+    Names,
+    build_attention,
+    build_gate,
+    build_mlp,
+    build_norm,
+    refuse_split,
+)
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 
@@ -19,11 +23,7 @@ def build_streams(spec: ModelSpec, source: Source) -> Streams | None:
     if shape is None:
         return None
     num_others = shape.count - 1
-    if source.group.size > 1:
-        raise UnsupportedModelError(
-            f"{spec.architecture} measures all gates of an MLP at once, which processes that each "
-            "have some of them cannot: leave tensor_parallel_size at 1"
-        )
+    refuse_split(spec, source, "measures all gates of an MLP at once")
 
     def products(name: str) -> list[Linear]:
         names = [f"model.{name}.{at}" for at in range(num_others)]
@@ -41,6 +41,8 @@ def build_streams_block(
     assert shape is not None
     gate = build_gate(spec, source, prefix, names)
     assert gate is not None
+    # Files have it even where nothing reads it.
+    scale_D = source.take(f"{altup}correct_output_scale", spec.width)
     return StreamsBlock(
         mixer=_build_mixer(spec, source, altup, shape.count),
         active=shape.active,
@@ -52,14 +54,8 @@ def build_streams_block(
         mlp=_build_mlp(spec, source, prefix, layer, names, shape),
         mlp_out_norm=build_norm(spec, source, prefix + names.mlp_out_norm),
         inputs=gate,
-        scale_D=_scale(spec, source, altup, shape),
+        scale_D=scale_D if shape.has_scale else None,
     )
-
-
-def _scale(spec: ModelSpec, source: Source, prefix: str, shape: StreamsShape) -> Tensor | None:
-    """Files have it even where nothing reads it."""
-    scale_D = source.take(f"{prefix}correct_output_scale", spec.width)
-    return scale_D if shape.has_scale else None
 
 
 def _build_mixer(spec: ModelSpec, source: Source, prefix: str, count: int) -> Mixer:

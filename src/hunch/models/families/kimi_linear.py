@@ -83,6 +83,6 @@ class KimiLinear(DeepseekV3):
         return replace(spec, recurrence=shape, is_recurrent=is_recurrent)
 
     def build_layer(self, source: Source, prefix: str, layer: int) -> AnyBlock:
-        if self.spec.is_recurrent[layer]:
+        if self.spec.recurs(layer):
             return build_recurrent_block(self.spec, source, prefix, layer, self.names)
         return super().build_layer(source, prefix, layer)
