@@ -19,9 +19,9 @@ from hunch.kernels.quant import Quantised
 from hunch.layers.part import Part
 from hunch.models.decoder import Decoder
 from hunch.models.load import load_decoder, tensor_shapes
-from hunch.models.source import RandomSource
 from hunch.models.spec import ModelSpec
 from hunch.models.weights.base import Packed
+from random_models import RandomSource
 
 BLOCK_SIZE = 4
 

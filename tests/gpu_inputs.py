@@ -8,9 +8,9 @@ from builders import replace_tensors
 from hunch.kernels.attention import AttnInputs, Span
 from hunch.layers.rope import RopeSpec
 from hunch.models.decoder import Decoder
-from hunch.models.source import RandomSource
 from hunch.models.spec import ModelSpec
 from hunch.registry import MODELS, resolve
+from random_models import RandomSource
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

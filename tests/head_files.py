@@ -27,6 +27,7 @@ from hunch.models.load import load_decoder
 from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
+from random_models import random_model
 
 MTP_NAMES = {
     "mimo": ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm"),
@@ -60,7 +61,7 @@ class Study:
         generator = torch.Generator().manual_seed(1)
         tokens = torch.randint(60, (1, length), generator=generator)
         hidden = torch.randn(1, length, width, generator=generator)
-        return Study(Decoder.random(ModelSpec.from_config(config)), tokens, hidden, [])
+        return Study(random_model(ModelSpec.from_config(config)), tokens, hidden, [])
 
     @property
     def width(self) -> int:

@@ -18,7 +18,7 @@ from hunch.layers.linear import Linear
 from hunch.layers.mlp import GatedMLP
 from hunch.models.experts import EXPERT_NAMES, build_experts
 from hunch.models.fused_experts import FusedExperts
-from hunch.models.source import RandomSource
+from random_models import RandomSource
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter

@@ -13,8 +13,8 @@ from hunch.kernels import gpu_attention, gpu_latent, gpu_tiling
 from hunch.kernels.attention import attention_ref
 from hunch.models.cuda import CudaDecoder
 from hunch.models.decoder import Decoder
-from hunch.models.source import RandomSource
 from hunch.registry import MODELS, resolve
+from random_models import RandomSource
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
 TABLE = torch.rand(64, 8, generator=torch.Generator().manual_seed(4)).to(DEVICE)

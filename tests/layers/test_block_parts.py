@@ -22,7 +22,7 @@ from hunch.kernels.kv_store import KVCache
 from hunch.layers.attention import Paged, split_heads
 from hunch.layers.rope import Rope, RopeSpec, amplitude, frequencies
 from hunch.models.build import build_block
-from hunch.models.source import RandomSource
+from random_models import RandomSource
 
 IDS = [5, 9, 2, 40, 41, 7, 8]
 

@@ -10,10 +10,10 @@ pytest.importorskip("triton")
 from builders import Seq, pack, replace_tensors, tables, tiny_config
 from hunch.models.cuda import CudaDecoder
 from hunch.models.decoder import Decoder
-from hunch.models.source import RandomSource
 from hunch.models.spec import ModelSpec
 from hunch.registry import MODELS, resolve
 from hunch.step.batch import Batch
+from random_models import RandomSource
 
 pytestmark = pytest.mark.gpu
 SIZES = {

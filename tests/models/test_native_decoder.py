@@ -16,9 +16,10 @@ from hunch.models.decoder import Decoder
 from hunch.models.load import load_decoder, tensor_shapes
 from hunch.models.native import NativeDecoder, activation_bits, is_supported, load_native
 from hunch.models.native_layers import Reader
-from hunch.models.source import FileSource, RandomSource
+from hunch.models.source import FileSource
 from hunch.models.spec import ModelSpec
 from hunch.models.weights.base import Packed
+from random_models import RandomSource
 
 pytestmark = pytest.mark.skipif(not native_library.is_available(), reason="no C++ compiler")
 

@@ -11,10 +11,10 @@ import torch
 import conftest  # noqa: F401  # makes the interpreter stand in for a GPU
 from gpu_inputs import step
 from hunch.models.cuda import CudaDecoder
-from hunch.models.source import RandomSource
 from hunch.parallel.link import Link
 from hunch.registry import MODELS, resolve
 from parallel.test_fused import MODELS_OF_TESTS
+from random_models import RandomSource
 
 
 def main(rank: int, size: int, folder: Path, name: str) -> None:

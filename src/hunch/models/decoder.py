@@ -36,12 +36,11 @@ from hunch.models.recurrent import (
     build_recurrent_block,
     local_recurrence,
 )
-from hunch.models.source import RandomSource, Source
+from hunch.models.source import Source
 from hunch.models.spec import MAX_NODES, ModelSpec
 from hunch.models.streams import build_streams, build_streams_block
 from hunch.models.target import Backend, Hidden, find_backend
 from hunch.parallel.group import Exchange, span, spans
-from hunch.registry import MODELS, resolve
 
 TILE_ROWS = 64  # of every product of a GPU without kernels of ours: as cheap as one row there
 
@@ -155,12 +154,6 @@ class Decoder(Part):
     def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
         """What the family's keys alone do not say; the config has what files leave out."""
         return spec
-
-    @staticmethod
-    def random(spec: ModelSpec, seed: int = 0, scale: float = 1.0) -> Decoder:
-        """A model of random weights, the same for the same seed."""
-        family: type[Decoder] = resolve(MODELS, spec.architecture)
-        return family(spec, RandomSource(seed, scale=scale))
 
     @property
     def backend(self) -> Backend:

@@ -1,14 +1,12 @@
-"""Where a network's tensors come from: a file, random numbers, or nowhere (shapes alone).
+"""Where a network's tensors come from: a file, or nowhere (shapes alone).
 
 A network asks its source for each tensor by name and shape, so that one construction serves
-loading, checking a file before it is read, and making small models for tests.
+loading, checking a file before it is read, and tests, whose sources make tensors up.
 Shape letters: K inputs, N outputs, D width.
 """
 
 from __future__ import annotations
 
-import math
-import zlib
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -228,24 +226,6 @@ class FileSource(Source):
                 f"tensor {found} has shape {tuple(self.weights.shape(found))}, expected {shape}"
             )
         return found
-
-
-class RandomSource(Source):
-    """Normal numbers keyed by seed and name: the same tensors in any order of asking."""
-
-    def __init__(self, seed: int, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> None:
-        super().__init__(dtype)
-        self.seed = seed
-        self.scale = scale
-
-    def read(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
-        key = zlib.crc32(name.encode()) ^ (self.seed * 0x9E3779B1 & 0xFFFFFFFF)
-        noise = torch.randn(shape, generator=torch.Generator().manual_seed(key))
-        if len(shape) == 1:
-            is_scale = ("norm" in name and name.endswith(".weight")) or name.endswith("_scalar")
-            centre = 1.0 if is_scale else 0.0
-            return centre + 0.1 * noise
-        return noise * (self.scale / math.sqrt(shape[-1]))
 
 
 class ShapeSource(Source):

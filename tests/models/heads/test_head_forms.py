@@ -20,7 +20,6 @@ from hunch.errors import (
     VocabMismatchError,
 )
 from hunch.kernels.kv_store import KVCache
-from hunch.models.decoder import Decoder
 from hunch.models.heads.eagle import load_eagle, load_eagle3
 from hunch.models.heads.files import detect, speculative_tokens
 from hunch.models.heads.medusa import load_medusa
@@ -28,6 +27,7 @@ from hunch.models.heads.mlp import load_mlp
 from hunch.models.heads.mtp import load_mtp
 from hunch.models.heads.step import StepNet
 from hunch.models.spec import ModelSpec
+from random_models import random_model
 
 LENGTH = 9
 WIDTH = 32
@@ -45,7 +45,7 @@ def made_up() -> Study:
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
     }
-    target = Decoder.random(ModelSpec.from_config(config))
+    target = random_model(ModelSpec.from_config(config))
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(60, (1, LENGTH), generator=generator)
     states = torch.randn(6, 1, LENGTH, WIDTH, generator=generator)
@@ -197,7 +197,7 @@ def rewrite(path: Path, change: Any, drop: str = "", **config: Any) -> None:
 
 def test_a_head_for_another_width(made_up: Study, tmp_path: Path) -> None:
     head_files.make_mlp(made_up, tmp_path, num_steps=0)
-    other = Decoder.random(
+    other = random_model(
         ModelSpec.from_config(
             {
                 "architectures": ["LlamaForCausalLM"],
