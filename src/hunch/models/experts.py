@@ -102,10 +102,14 @@ def build_experts(spec: ModelSpec, source: Source, prefix: str, names: ExpertNam
     if experts.narrow_width:
         narrow = source.linear((prefix + names.narrow,), (width,), spec.width, is_split=False)
         widen = source.linear((prefix + names.widen,), (spec.width,), width, is_split=False)
+    numbers, inner = range(experts.routing.num_experts), experts.width
+    span(inner, source.group, "inner width of an expert")  # raises where it is less than the ranks
+    up = [[prefix + name.format(e) for name in (names.gate, names.up)] for e in numbers]
+    down = [[prefix + names.down.format(e)] for e in numbers]
     return Experts(
         build_router(experts, source, prefix, names, spec.width),
-        _stacked_up(width, experts, source, prefix, names),
-        _stacked_down(width, experts, source, prefix, names),
+        _stacked_linear(experts, source, up, (inner, width), 0),
+        _stacked_linear(experts, source, down, (width, inner), 1),
         spec.activation,
         *_shared(spec, experts, source, prefix, names),
         group=source.group,
@@ -143,31 +147,23 @@ def build_beside(spec: ModelSpec, source: Source, prefix: str, names: ExpertName
     return ExpertsBeside(build_experts(spec, source, prefix, names), *norms)
 
 
-def _stacked_up(
-    width: int, experts: ExpertSpec, source: Source, prefix: str, names: ExpertNames
+def _stacked_linear(
+    experts: ExpertSpec, source: Source, names: list[list[str]], size: tuple[int, int], split: int
 ) -> StackedLinear:
-    inner = experts.width
-    count = experts.routing.num_experts
-    span(inner, source.group, "inner width of an expert")  # raises where it is less than the ranks
-    pairs = [[prefix + n.format(e) for n in (names.gate, names.up)] for e in range(count)]
-    weight = _stacked_matrix(source, pairs, (inner, width), 0)
+    """One product of all experts, whose matrices of this size are split by rows (0) or columns."""
+    weight = _stacked_matrix(source, names, size, split)
     if not experts.has_bias:
-        return StackedLinear(weight, num_experts=count)
-    bias_EU = _stacked([[source.take(f"{n}.bias", inner, split=0) for n in pair] for pair in pairs])
-    return StackedLinear(weight, bias_EU, count)
-
-
-def _stacked_down(
-    width: int, experts: ExpertSpec, source: Source, prefix: str, names: ExpertNames
-) -> StackedLinear:
-    paths = [prefix + names.down.format(e) for e in range(experts.routing.num_experts)]
-    size = (width, experts.width)
-    weight = _stacked_matrix(source, [[path] for path in paths], size, 1)
-    if not experts.has_bias:
-        return StackedLinear(weight, num_experts=len(paths))
-    bias_ED = _stacked([[source.take(f"{path}.bias", width)] for path in paths])
-    # Each rank has a part of every sum: the bias is added once.
-    return StackedLinear(weight, bias_ED if source.group.rank == 0 else None, len(paths))
+        return StackedLinear(weight, num_experts=len(names))
+    bias_split = None if split else 0
+    bias_EN = _stacked(
+        [
+            [source.take(f"{name}.bias", size[0], split=bias_split) for name in some]
+            for some in names
+        ]
+    )
+    # Each rank has a part of every sum over columns: the bias is added once.
+    is_added = split == 0 or source.group.rank == 0
+    return StackedLinear(weight, bias_EN if is_added else None, len(names))
 
 
 def _stacked_matrix(
