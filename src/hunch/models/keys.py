@@ -38,13 +38,13 @@ class Keys:
     flags: dict[str, str] = field(default_factory=dict)  # fields, and keys that switch them on
     numbers: dict[str, str] = field(default_factory=dict)  # fields, and keys of their numbers
     fields: dict[str, Any] = field(default_factory=dict)  # the same in all models of the family
-    # Of a config and its number of layers: which of them have no window where files do not list
-    # them (None: windows are not read so), and the experts.
+    # Functions of the config and its number of layers: which layers have no window where files do
+    # not list them (None: the family has no windows, or reads them itself), and the experts.
     sees_all: Callable[[Config, int], Sequence[bool]] | None = None
     experts: Callable[[Config, int], ExpertSpec | None] | None = None
     has_rope: bool = True  # False: positions are learned
     ffn_share: int = 0  # an MLP's width in those of the model, where files leave it out
-    reads_pictures: bool = False  # in other files, whose ropes are read as they are for text
+    reads_pictures: bool = False  # some files do: their ropes are taken as they are for text
 
     def but(self, **changes: Any) -> Keys:
         """The same with more in each of the given tables and sets, and others of the rest."""

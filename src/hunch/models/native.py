@@ -100,7 +100,7 @@ class NativeDecoder:
         norm_D, norm_bias_D, positions_LD, head_bias_V = self._vectors(reader)
         self.network = NativeNetwork(
             layers,
-            **_numbers(local, self.heads),
+            **numbers_of(local, self.heads),
             **table,
             embedding=self.embedding,
             head=self.head,
@@ -283,8 +283,8 @@ def _are_whole(*widths: int) -> bool:
     return all(width % _LANES == 0 for width in widths)
 
 
-def _numbers(spec: ModelSpec, heads: Heads) -> dict[str, float]:
-    """The numbers a pass needs."""
+def numbers_of(spec: ModelSpec, heads: Heads) -> dict[str, float]:
+    """The numbers that a pass needs, as values of NetworkStruct."""
     same = (
         *("width", "ffn_width", "num_heads", "num_kv_heads", "head_dim", "max_len", "norm_eps"),
         *("is_post_norm", "is_parallel", "is_qk_norm_whole", "residual_scale", "logits_scale"),

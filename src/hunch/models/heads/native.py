@@ -14,7 +14,7 @@ from torch import Tensor
 from hunch.kernels.native import NativeNetwork
 from hunch.kernels.native_library import is_available
 from hunch.kernels.native_matrix import FLOAT, INT8, NativeMatrix
-from hunch.kernels.native_structs import LayerStruct, NativePart, activation_number
+from hunch.kernels.native_structs import LayerStruct, NativePart
 from hunch.layers.block import Block
 from hunch.layers.experts import Experts
 from hunch.layers.linear import Linear
@@ -22,7 +22,7 @@ from hunch.layers.mlp import GatedMLP
 from hunch.layers.norm import RMSNorm
 from hunch.models.heads.files import NativeLinear, Table
 from hunch.models.heads.step import MARGIN, StepNet
-from hunch.models.native import NativeDecoder, is_supported
+from hunch.models.native import NativeDecoder, is_supported, numbers_of
 
 _PANEL = 32  # rows of a matrix that another one may begin after
 
@@ -58,22 +58,17 @@ def build_network(
         name: _floats(part.weight_D) if isinstance(part, RMSNorm) else part
         for name, part in join.items()
     }
-    heads = blocks[0].attn.heads
+    # Logits choose a draft alone: what only scales or bounds them is left out.
+    numbers: dict[str, Any] = {
+        **numbers_of(spec, blocks[0].attn.heads),
+        "max_len": spec.max_len + MARGIN,
+        "embed_scale": 1.0,
+        "logits_scale": 1.0,
+        "logits_cap": 0.0,
+    }
     return NativeNetwork(
         [_layer(block, place) for place, block in enumerate(blocks)],
-        width=spec.width,
-        ffn_width=spec.ffn_width,
-        num_heads=heads.num_heads,
-        num_kv_heads=heads.num_kv_heads,
-        head_dim=heads.head_dim,
-        max_len=spec.max_len + MARGIN,
-        norm_eps=spec.norm_eps,
-        scale=heads.scale,
-        activation=activation_number(spec.activation),
-        embed_scale=1.0,
-        residual_scale=spec.residual_scale,
-        logits_scale=1.0,
-        attn_cap=heads.cap,
+        **numbers,
         embedding=table,
         head=lm_head.matrix if isinstance(lm_head, NativeLinear) else target.head,
         final_norm=None if final_norm is None else _floats(final_norm.weight_D),
