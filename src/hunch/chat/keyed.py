@@ -28,12 +28,16 @@ class Layout:
     opening: str = ""  # within the marks around all calls
     closing: str = ""
 
+    def before_value(self, is_text: bool) -> str:
+        """What stands between a key and its value."""
+        return (self.after_text_key if is_text else "") or self.after_key
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyedForm(BodyForm):
     """`name` and `pair` find a call's parts in the text after `begin`.
 
-    A pair has groups `key` and `value`, and `kind` where its marks say what the value is.
+    A pair has groups `key` and `value`, and `type` where its marks say what the value is.
     """
 
     name: re.Pattern[str]
@@ -75,9 +79,8 @@ class KeyedForm(BodyForm):
 
     def _spell_pair(self, key: str, value: Any) -> str:
         layout, is_text = self.layout, isinstance(value, str)
-        after = (layout.after_text_key if is_text else "") or layout.after_key
         shown = value if is_text else json.dumps(value, ensure_ascii=False)
-        return layout.key + key + after + shown + layout.after_value
+        return layout.key + key + layout.before_value(is_text) + shown + layout.after_value
 
     def write(self, rules: Rules, tools: Sequence[Tool], *, must_call: bool, many: bool) -> str:
         layout = self.layout
@@ -103,13 +106,10 @@ class KeyedForm(BodyForm):
 
     def _pair(self, rules: Rules, key: str, schema: Any, tool: Tool) -> str:
         layout, is_text = self.layout, is_text_schema(schema)
-        after = layout.after_text_key if is_text and layout.after_text_key else layout.after_key
-        value = (
-            text_value(rules, schema, layout.after_value)
-            if is_text
-            else f"{rules.value(schema, tool.parameters)} {rules.mark(layout.after_value)}"
-        )
-        return f"{rules.mark(layout.key + key + after)} {value}"
+        before = rules.mark(layout.key + key + layout.before_value(is_text))
+        if is_text:
+            return f"{before} {text_value(rules, schema, layout.after_value)}"
+        return f"{before} {rules.value(schema, tool.parameters)} {rules.mark(layout.after_value)}"
 
 
 def is_text_schema(schema: Any) -> bool:
