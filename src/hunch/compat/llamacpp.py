@@ -194,6 +194,14 @@ _BY_ITSELF = ("-t", "--threads", "-np", "--parallel", "-s", "--seed")  # -1: as 
 _ON_OFF = ("on", "off", "auto", "true", "false", "1", "0")
 _PRESETS = ("--fim-", "--gpt-oss-", "--vision-", "--embd-gemma-")
 _KV_TYPES = {"f16": [], "bf16": [], "f32": [], "q8_0": ["--kv-cache-dtype", "int8"]}
+_FURTHER = ("--spec-ngram-", "--spec-draft-")  # settings of llama.cpp's drafters, with a value
+_THINKING = ("-rea", "--reasoning")
+LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
+_CACHE_TYPES = ("-ctk", "-ctv", "--cache-type-k", "--cache-type-v")
+_VALUED = {  # flags with a value
+    *(*_RENAMED, *_SAMPLING, *_NOTHING_VALUED, *_NEUTRAL, *LAYERS, *_CACHE_TYPES, *_THINKING),
+    *("--reasoning-format", "--spec-type", "--reasoning-effort", "--api-key-file", "-dev"),
+}
 
 
 def from_llamacpp(words: Sequence[str]) -> list[str]:
@@ -309,15 +317,6 @@ def _spec_type(value: str) -> list[str]:
         known = ", ".join(["none", *_SPEC_TYPES])
         raise ConfigError(f"--spec-type {value} is not one of {known}; see also --speculate")
     return ["--speculative-config.method", _SPEC_TYPES[value]]
-
-
-_FURTHER = ("--spec-ngram-", "--spec-draft-")  # settings of llama.cpp's drafters, with a value
-_THINKING = ("-rea", "--reasoning")
-LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
-_CACHE_TYPES = ("-ctk", "-ctv", "--cache-type-k", "--cache-type-v")
-_VALUED = {*_RENAMED, *_SAMPLING, *_NOTHING_VALUED, *LAYERS, *_CACHE_TYPES, *_NEUTRAL}
-_VALUED |= {"--reasoning-format", "--spec-type", "--reasoning-effort", "--api-key-file", "-dev"}
-_VALUED |= {*_THINKING}
 
 
 def _number(flag: str, value: str) -> float:
