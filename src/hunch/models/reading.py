@@ -195,8 +195,8 @@ def read_rope(config: Config, head_dim: int, given: Any = None) -> RopeSpec:
     config.get("original_max_position_embeddings")  # stands among the settings, too
     if given is None:
         given = config.get("rope_parameters") or config.get("rope_scaling") or {}
-        if isinstance(given, Mapping) and "full_attention" in given:
-            given = given["full_attention"]  # the family reads those of other layers
+        if isinstance(given, Mapping) and FULL in given:
+            given = given[FULL]  # the family reads those of other layers
     if not isinstance(given, Mapping):
         raise ModelFormatError(f"config.json: rope settings {given!r} must be an object")
     rope = Recorded({"rope_theta": theta, "partial_rotary_factor": share, **given})
@@ -323,6 +323,7 @@ def read_local_rope(config: Config, head_dim: int, usual: Config) -> RopeSpec:
 
 
 def check_listed(key: str, listed: Sequence[Any], num_layers: int) -> None:
+    """Raise where a config lists more layers than it counts, or fewer."""
     if len(listed) != num_layers:
         raise ModelFormatError(f"{key} lists {len(listed)} layers, num_hidden_layers={num_layers}")
 

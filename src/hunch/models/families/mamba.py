@@ -12,7 +12,7 @@ from hunch.models.build import Names
 from hunch.models.decoder import Decoder
 from hunch.models.keys import Keys
 from hunch.models.mamba import MAMBA_NAMES, read_limits, read_mamba
-from hunch.models.reading import STILL, Config, read_float, read_int, refuse
+from hunch.models.reading import LINEAR, STILL, Config, read_float, read_int, refuse
 from hunch.models.spec import ModelSpec
 
 MAX_LEN = 1 << 17  # nothing in the layers says how long a text may be
@@ -55,7 +55,7 @@ class Mamba1(Decoder):
     @classmethod
     def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
         read_limits(config)
-        refuse(config, "layer_types", None, ["linear_attention"] * spec.num_layers)
+        refuse(config, "layer_types", None, [LINEAR] * spec.num_layers)
         return replace(
             spec,
             ffn_width=spec.width,

@@ -7,6 +7,7 @@ from typing import Any
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
 from hunch.hub.gguf_file import GgufHeader
+from hunch.models.reading import FROM_GGUF
 from hunch.models.weights import gguf_dense, gguf_experts, gguf_hybrid, gguf_layers
 from hunch.models.weights.gguf_known import ARCHITECTURES, REASONS
 from hunch.models.weights.gguf_reader import Reader
@@ -46,7 +47,7 @@ def config_of(header: GgufHeader, factors: Mapping[str, list[float]]) -> dict[st
     for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
         short = "padding_token_id" if key == "pad_token_id" else key
         config[key] = header.metadata.get(f"tokenizer.ggml.{short}")
-    return {**config, "from_gguf": True}
+    return {**config, FROM_GGUF: True}
 
 
 def _gpt2_config(read: Reader) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hunch.models.reading import FULL, SLIDING
 from hunch.models.weights.gguf_reader import Reader
 
 _SIGMOID = 2  # of expert_gating_func
@@ -46,12 +47,11 @@ def qwen(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
 
 def gpt_oss(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     """Every second layer has the window; the ends of YaRN's ramp are not rounded."""
-    types = ("sliding_attention", "full_attention")
     scaling = config["rope_scaling"]
     return {
         **local(read, config),
         "intermediate_size": read.size("expert_feed_forward_length"),
-        "layer_types": [types[i % 2] for i in range(config["num_hidden_layers"])],
+        "layer_types": [(SLIDING, FULL)[i % 2] for i in range(config["num_hidden_layers"])],
         "rope_scaling": scaling and {**scaling, "truncate": False},
         "mlp_bias": None,
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from hunch.errors import UnsupportedModelError
+from hunch.models.reading import FULL
 from hunch.models.weights import gguf_dense, gguf_experts
 from hunch.models.weights.gguf_reader import Reader
 
@@ -25,7 +26,7 @@ def lfm2(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     tensors, num_layers = read.header.tensors, config["num_hidden_layers"]
     found = {
         "layer_types": [
-            "conv" if f"blk.{at}.shortconv.conv.weight" in tensors else "full_attention"
+            "conv" if f"blk.{at}.shortconv.conv.weight" in tensors else FULL
             for at in range(num_layers)
         ],
         "conv_L_cache": read.size("shortconv.l_cache"),

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from hunch.errors import ModelFormatError, UnsupportedModelError
+from hunch.models.reading import FULL, LINEAR, SLIDING
 from hunch.models.weights import gguf_experts
 from hunch.models.weights.gguf_reader import Reader
 
-_SLIDING, _FULL = "sliding_attention", "full_attention"
 _UNTURNED = 1e29  # frequencies that are divided by more are none
 
 
@@ -19,8 +19,7 @@ def delta(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
     num_keys, num_values = read.size("ssm.group_count"), read.size("ssm.time_step_rank")
     found = {
         "layer_types": [
-            "linear_attention" if f"blk.{at}.ssm_conv1d.weight" in tensors else _FULL
-            for at in range(num_layers)
+            LINEAR if f"blk.{at}.ssm_conv1d.weight" in tensors else FULL for at in range(num_layers)
         ],
         "linear_conv_kernel_dim": read.size("ssm.conv_kernel"),
         "linear_num_key_heads": num_keys,
@@ -49,7 +48,7 @@ def gemma4(
             "num_key_value_heads": kv_heads[at],
         }
         for at, layer_type in enumerate(types)
-        if layer_type == _FULL
+        if layer_type == FULL
     }
     width = read.count("embedding_length_per_layer_input")
     table = tensors.get("per_layer_token_embd.weight")
@@ -60,7 +59,7 @@ def gemma4(
         "hidden_activation": "gelu_pytorch_tanh",
         "intermediate_size": widths[0],
         "use_double_wide_mlp": len(set(widths)) > 1,
-        "num_key_value_heads": kv_heads[types.index(_SLIDING) if _SLIDING in types else 0],
+        "num_key_value_heads": kv_heads[types.index(SLIDING) if SLIDING in types else 0],
         "head_dim": read.size("attention.key_length_swa"),
         "per_layer_config": full,
         "layer_types": types,
@@ -68,7 +67,7 @@ def gemma4(
         "attention_k_eq_v": any(
             f"blk.{at}.attn_v.weight" not in tensors
             for at in range(num_layers - num_shared)
-            if types[at] == _FULL
+            if types[at] == FULL
         ),
         "hidden_size_per_layer_input": width,
         "vocab_size_per_layer_input": config["vocab_size"] if table is None else table.shape[0],
@@ -100,7 +99,7 @@ def _ropes(read: Reader, factors: Mapping[str, list[float]]) -> dict[str, Any]:
     }
     local = {"rope_type": "default", "rope_theta": read.real("rope.freq_base_swa", 1e4)}
     return {
-        "rope_parameters": {_SLIDING: local, _FULL: full},
+        "rope_parameters": {SLIDING: local, FULL: full},
         "rope_theta": None,
         "rope_scaling": None,
         "partial_rotary_factor": None,
@@ -116,7 +115,7 @@ def layer_types(read: Reader, config: dict[str, Any], every: int) -> list[str]:
         given = [(at + 1) % given != 0 for at in range(num_layers)]
     if not isinstance(given, list) or len(given) != num_layers:
         raise ModelFormatError(f"{read.header.path}: {key} does not list {num_layers} layers")
-    return [_SLIDING if some else _FULL for some in given]
+    return [SLIDING if some else FULL for some in given]
 
 
 def rope_scaling(read: Reader, factors: Mapping[str, list[float]]) -> dict[str, Any] | None:
