@@ -166,6 +166,18 @@ def test_a_draft_of_short_context_goes_on_past_it(tmp_path: Path, target: Path) 
     assert stats["accepted"] > 0.8 * stats["drafted"]
 
 
+def test_a_context_too_short_for_blocks_is_refused(tmp_path: Path, target: Path) -> None:
+    path = head_files.make_draft(target, tmp_path / "short")
+    config = json.loads((path / "config.json").read_text()) | {"max_position_embeddings": 48}
+    (path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=r"context of 48 tokens is too short .* block_size=32"):
+        LLM(str(target), speculate=f"draft:{path}:num_nodes=4", block_size=32, **SMALL)
+    sizes = {**SMALL, "max_model_len": 44}  # it never reads more than it can
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    with LLM(str(target), speculate=f"draft:{path}:num_nodes=4", block_size=32, **sizes) as llm:
+        assert len(tokens(llm.generate([PROMPTS[1]], params))[0]) == 44 - len(PROMPTS[1])
+
+
 @pytest.mark.parametrize("num_rows", [1, 8])
 def test_a_window_may_be_shorter_than_a_draft(num_rows: int, target: Path, plain: Any) -> None:
     draft, params = head_files.make_draft(target, target.parent / "near", noise=0.02), params_at(0)

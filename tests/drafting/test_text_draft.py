@@ -108,3 +108,5 @@ def test_a_long_text_is_cut_where_it_was_cut_before(model: Path, renamed: Path) 
 def test_options_are_checked(model: Path, renamed: Path) -> None:
     with pytest.raises(ConfigError, match="window"):
         load(model, f"text:{renamed}:window=0")
+    with pytest.raises(ConfigError, match="context of 512; give fewer draft_tokens"):
+        load(model, f"text:{renamed}:draft_tokens=600")

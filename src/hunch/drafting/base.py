@@ -303,6 +303,7 @@ class DrafterContext:
     max_rows: int
     max_len: int
     vocab_size: int
+    block_size: int = 16  # of the KV cache
     # The verifier uses q: draw with noise of your own, and say what you drew from.
     wants_q: bool = False
     has_policy: bool = False  # a policy chooses how many levels it drafts in each step

@@ -27,6 +27,7 @@ from hunch.drafting.token_chooser import Array, TokenChooser, second_choices
 from hunch.drafting.tree_shape import Level
 from hunch.drafting.trees import accepted_path, nodes_of
 from hunch.drafting.window import MAX_PASS, KvWindow, Parts, RowArrays, in_passes
+from hunch.errors import ConfigError
 from hunch.kernels.attention import AttnInputs, row_spans
 from hunch.kernels.kv_store import KVCache
 from hunch.kernels.step import RowState, StepRows
@@ -83,6 +84,12 @@ class DraftModelDrafter:
             _warn_of_cost(byte_share(weights, context.target))
         limit = min(self.options.window or self.trained_len, self.trained_len)
         self.window = KvWindow(context, max(limit - self.shape.depth, 1))
+        longest = self.window.most(context.block_size) + self.shape.depth
+        if longest > self.trained_len and not context.is_fused:  # else it goes on past its context
+            raise ConfigError(
+                f"{path}: a context of {self.trained_len} tokens is too short for a draft model "
+                f"with block_size={context.block_size}; give a smaller one, or fewer num_nodes"
+            )
         self.waiting: dict[int, WaitingDraft] = {}
         self.host = RowArrays()
         self.chains = self._native_chains()

@@ -77,6 +77,11 @@ class TextDrafter:
         )
         margin = self._num_own + 1
         limit = min(self.options.window, self.model.spec.max_len - margin)
+        if limit < 1:
+            raise ConfigError(
+                f"text: {self._num_own} tokens per step do not fit the draft model's context of "
+                f"{self.model.spec.max_len}; give fewer draft_tokens"
+            )
         self.limit, self.stride = limit, -(-(limit + margin) // BLOCK) * BLOCK
         num_rows = min(self.options.max_rows, context.max_rows)
         self.kv: KVCache = self.model.new_kv(num_rows * self.stride)

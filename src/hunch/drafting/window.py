@@ -69,6 +69,17 @@ class KvWindow:
         self.first_X = np.zeros(context.max_rows, dtype=np.int64)
         self.valid_X = np.full(context.max_rows, -1, dtype=np.int64)  # -1: a new row
 
+    def most(self, block_size: int) -> int:
+        """The most positions that `resume` leaves in a window."""
+        if self.context.max_len <= self.limit:
+            return self.context.max_len
+        return max(self.limit, self._num_kept + block_size - 1)
+
+    @property
+    def _num_kept(self) -> int:
+        """Positions that a new window has at least."""
+        return max(self.limit // 2, 1)
+
     @property
     def kv(self) -> KVCache:
         assert self.context.kv is not None, "the runner gives the KV before the first step"
@@ -95,7 +106,7 @@ class KvWindow:
     def resume(self, rows: Rows, row: int, stop: int) -> int:
         """The position to continue at to cover [first, stop), for a network that needs tokens."""
         if stop - self.first_X[row] > self.limit:
-            self._restart(rows, row, stop - max(self.limit // 2, 1))
+            self._restart(rows, row, stop - self._num_kept)
         return int(self.valid_X[row])
 
     def resume_from(self, rows: Rows, row: int, start: int, stop: int, total: int) -> int:

@@ -159,6 +159,7 @@ def _context(
         max_rows=config.schedule.num_rows,
         max_len=_max_len(config, target.spec.max_len),
         vocab_size=target.spec.vocab_size,
+        block_size=config.cache.block_size,
         vocab=vocab,
         codec=codec,
         load_codec=load_codec,
