@@ -377,6 +377,6 @@ class Matcher:
 
     def problem(self) -> str:
         """Why nothing can follow."""
-        if self._error:
-            return f"the grammar became too complex: {self._error.splitlines()[0][:200]}"
+        if error := self._error or self._parser.get_error():
+            return f"the grammar became too complex: {error.splitlines()[0][:200]}"
         return "no token is allowed both by the grammar and by the request's other rules"

@@ -322,8 +322,10 @@ def read_local_rope(config: Config, head_dim: int, usual: Config) -> RopeSpec:
     return read_rope(config, head_dim, {**usual, **(local or {})})
 
 
-def check_listed(key: str, listed: Sequence[Any], num_layers: int) -> None:
-    """Raise where a config lists more layers than it counts, or fewer."""
+def check_listed(key: str, listed: Any, num_layers: int) -> None:
+    """Raise where a config lists more layers than it counts, or fewer, or is no list."""
+    if not isinstance(listed, list | tuple):
+        raise ModelFormatError(f"{key}={listed!r} must list one value per layer")
     if len(listed) != num_layers:
         raise ModelFormatError(f"{key} lists {len(listed)} layers, num_hidden_layers={num_layers}")
 
