@@ -96,25 +96,25 @@ class Reader:
                 "8-bit numbers, each at most 1/254 of its group's largest away"
             )
         self._in_parts(
-            packed, lambda at, part: matrix.put_floats(first + at, part.numbers(0, len(part.data)))
+            packed, lambda row, end: matrix.put_floats(first + row, packed.numbers(row, end))
         )
 
     def _code(self, matrix: NativeMatrix, first: int, packed: Packed) -> None:
         """Blocks of few levels as codes of 4 bits, number for number."""
         matrix.set_levels(*coded_levels(packed.format))
-        self._in_parts(
-            packed, lambda at, part: matrix.put_coded(first + at, coded(part.format, part.data))
-        )
 
-    def _in_parts(self, packed: Packed, put: Callable[[int, Packed], None]) -> None:
+        def put(row: int, end: int) -> None:
+            matrix.put_coded(first + row, coded(packed.format, packed.data[row:end]))
+
+        self._in_parts(packed, put)
+
+    def _in_parts(self, packed: Packed, put: Callable[[int, int], None]) -> None:
+        """Let threads put parts of the rows, each from its first row to its end."""
         num_out, num_in = packed.shape
         step = max(16, _EXPANDED // num_in // 16 * 16)
-
-        def put_part(row: int) -> None:
-            put(row, packed.take(slice(row, min(row + step, num_out))))
-
+        rows = range(0, num_out, step)
         with ThreadPoolExecutor(self.num_threads or num_cores()) as pool:
-            list(pool.map(put_part, range(0, num_out, step)))
+            list(pool.map(put, rows, [min(row + step, num_out) for row in rows]))
         packed.release()
 
 
