@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from hunch.draft import TargetStep
-from hunch.drafting.costs import CostCurve
 from hunch.models.target import BegunPass, Hidden, OverProcesses
 from hunch.sampling.stop import cut_at_end
 from hunch.step.batch import Batch, RowPart, drafts_of, pack
@@ -29,6 +28,11 @@ if TYPE_CHECKING:  # needs Triton
     from hunch.step.captured_step import CapturedSteps
 
 log = logging.getLogger("hunch")
+
+# Passes take longer than the curve of costs says, which goes by the shortest ones. By how much is a
+# mean of recent passes, the newest weighing LATENESS_RATE; one that took several times as long was
+# interrupted.
+LATENESS_RATE, MAX_LATENESS = 0.05, 3.0
 
 
 class HostStep:
@@ -45,6 +49,7 @@ class HostStep:
         self.has_stages = parts.capacity.max_under_way > 1  # of a pipeline: passes overlap
         self._prepares = None if self.has_stages else parts.prepares
         self._last_end = 0.0  # when the last step's tokens were committed
+        self._lateness = 1.0  # seconds of recent passes over those that the curve of costs says
         self.passes: Passes | None = None  # captured passes, on a GPU
         self._over_processes = parts.target if isinstance(parts.target, OverProcesses) else None
         self.captured: CapturedSteps | None = None  # on a GPU
@@ -346,26 +351,25 @@ class HostStep:
             outcome.result.computed = tuple(computed)
         num_tokens = sum(part.num_tokens for part in batch.parts)
         num_known = sum(part.num_known for part in batch.parts)
-        if num_tokens:
-            self.cost.record(num_tokens, target_seconds)
         return StepResult(
             id=plan.id,
             rows=[by_row.get(work.row) or RowResult(row=work.row) for work in plan.work],
             target_seconds=target_seconds,
             draft_seconds=draft_seconds,
-            plain_seconds=_plain_seconds(self.cost, num_known, num_tokens, target_seconds),
+            plain_seconds=self._learn_cost(num_known, num_tokens, target_seconds),
         )
 
-
-def _plain_seconds(cost: CostCurve, num_known: int, num_tokens: int, seconds: float) -> float:
-    """Seconds that a pass would have taken without its drafted nodes.
-
-    If it took longer than the curve says (because of other work on the machine, say), the shorter
-    pass is assumed to have taken longer by the same factor.
-    """
-    if num_known == num_tokens:
-        return seconds
-    return seconds * cost.seconds(num_known) / cost.seconds(num_tokens)
+    def _learn_cost(self, num_known: int, num_tokens: int, seconds: float) -> float:
+        """Learn what a pass took; returns what it would have taken without its drafted nodes."""
+        if not num_tokens:
+            return seconds
+        self.cost.record(num_tokens, seconds)
+        expected, plain = self.cost.seconds(num_tokens), self.cost.seconds(num_known)
+        if not self.cost.is_measured:  # costs are not in seconds
+            return seconds * plain / expected
+        lateness = min(seconds / expected, MAX_LATENESS)
+        self._lateness += LATENESS_RATE * (lateness - self._lateness)
+        return seconds if num_known == num_tokens else min(plain * self._lateness, seconds)
 
 
 def _kept(outcome: Outcome) -> list[int]:
