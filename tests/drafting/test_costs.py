@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 
 import pytest
 from hypothesis import given
@@ -239,3 +240,29 @@ def test_steps_that_do_more_have_costs_of_their_own() -> None:
     assert costs.seconds(seven) == pytest.approx(3 * expected, rel=0.2)
     assert costs.seconds(plain) < 1.3 * (CAPTURED[StepShape(0)] + 8 * 0.01)
     assert costs.seconds(StepKey(8, StepShape(7))) == CAPTURED[StepShape(7)]
+
+
+def test_what_a_pass_takes_without_its_nodes_does_not_vary_as_large_passes_do() -> None:
+    gen, cost = random.Random(0), CostCurve()
+    told = []
+    for number in range(600):
+        num_tokens = gen.choice((1, 1, 9))
+        noise = gen.expovariate(1 / (0.05 if num_tokens == 1 else 0.3))
+        seconds = (0.010 if num_tokens == 1 else 0.018) * (1 + noise)
+        cost.record(num_tokens, seconds)
+        if number > 100 and num_tokens > 1:
+            told.append(cost.without_nodes(1, num_tokens, seconds))
+    assert sum(told) / len(told) == pytest.approx(0.0105, rel=0.1)
+
+
+def test_one_interrupted_pass_is_not_taken_for_a_slow_machine() -> None:
+    cost = CostCurve()
+    for _ in range(20):
+        cost.record(1, 0.010)
+        cost.record(9, 0.018)
+    cost.record(9, 5.0)
+    assert cost.without_nodes(1, 9, 5.0) < 0.012
+
+
+def test_assumed_costs_are_shares_of_the_pass() -> None:
+    assert CostCurve(0.5, is_measured=False).without_nodes(1, 3, 0.6) == pytest.approx(0.3)

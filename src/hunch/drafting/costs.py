@@ -20,6 +20,10 @@ MAX_SURPRISE = 0.3  # largest error that counts, as a logarithm: pauses of the p
 # measured. HOST_RATE: weight of the newest step. The host's time is measured in steps of MANY_ROWS
 # rows or more: in smaller ones most of it does not depend on the rows. (MANY_ROWS=1e9: 0.967)
 LATE, CHECKED_ROW, HOST_RATE, MANY_ROWS = 1.1, 1.4, 0.1, 16
+# Passes take longer than their curve says, which goes by the shortest ones. By how much is a mean
+# of recent passes, the newest weighing LATENESS_RATE; a pass that took several times as long was
+# interrupted.
+LATENESS_RATE, MAX_LATENESS = 0.05, 3.0
 # Assumed costs, in passes over one token: of a further token (before anything was measured, and if
 # nothing is), and of a network's level.
 TOKEN, FIXED_TOKEN, FIXED_LEVEL = 0.05, 0.01, 0.1
@@ -50,6 +54,7 @@ class CostCurve:
         self._slowdown = 1.0  # how much longer passes take now; follows the sizes in use
         self._slowdowns: dict[int, float] = {}  # its value at each size's last pass
         self._known: dict[int, float] = {}  # answers given since the curve last changed
+        self._lateness = 1.0  # seconds of recent passes over those that the curve says
 
     def record(self, num_tokens: int, seconds: float) -> None:
         """A pass over `num_tokens` tokens took `seconds`."""
@@ -69,6 +74,8 @@ class CostCurve:
         self._estimates[size], self._slowdowns[size] = estimate, self._slowdown
         if estimate != before or aged != 1.0:
             self._redraw()
+        lateness = min(seconds / self.seconds(num_tokens), MAX_LATENESS)
+        self._lateness += LATENESS_RATE * (lateness - self._lateness)
 
     def _redraw(self) -> None:
         self._known.clear()
@@ -82,6 +89,14 @@ class CostCurve:
         if known is None:
             known = self._known[num_tokens] = self._read(num_tokens)
         return known
+
+    def without_nodes(self, num_known: int, num_tokens: int, seconds: float) -> float:
+        """What a pass over `num_tokens` that took so long would have taken over the known ones."""
+        if num_known == num_tokens:
+            return seconds
+        if not self.is_measured:  # the curve is not in seconds
+            return seconds * self.seconds(num_known) / self.seconds(num_tokens)
+        return min(self.seconds(num_known) * self._lateness, seconds)
 
     def _read(self, num_tokens: int) -> float:
         sizes, seconds = self._sizes, self._seconds

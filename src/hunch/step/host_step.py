@@ -29,11 +29,6 @@ if TYPE_CHECKING:  # needs Triton
 
 log = logging.getLogger("hunch")
 
-# Passes take longer than the curve of costs says, which goes by the shortest ones. By how much is a
-# mean of recent passes, the newest weighing LATENESS_RATE; one that took several times as long was
-# interrupted.
-LATENESS_RATE, MAX_LATENESS = 0.05, 3.0
-
 
 class HostStep:
     """Steps run by the host: on a CPU all; on a GPU those that cannot be launched ahead."""
@@ -49,7 +44,6 @@ class HostStep:
         self.has_stages = parts.capacity.max_under_way > 1  # of a pipeline: passes overlap
         self._prepares = None if self.has_stages else parts.prepares
         self._last_end = 0.0  # when the last step's tokens were committed
-        self._lateness = 1.0  # seconds of recent passes over those that the curve of costs says
         self.passes: Passes | None = None  # captured passes, on a GPU
         self._over_processes = parts.target if isinstance(parts.target, OverProcesses) else None
         self.captured: CapturedSteps | None = None  # on a GPU
@@ -351,25 +345,17 @@ class HostStep:
             outcome.result.computed = tuple(computed)
         num_tokens = sum(part.num_tokens for part in batch.parts)
         num_known = sum(part.num_known for part in batch.parts)
+        plain_seconds = target_seconds
+        if num_tokens:
+            self.cost.record(num_tokens, target_seconds)
+            plain_seconds = self.cost.without_nodes(num_known, num_tokens, target_seconds)
         return StepResult(
             id=plan.id,
             rows=[by_row.get(work.row) or RowResult(row=work.row) for work in plan.work],
             target_seconds=target_seconds,
             draft_seconds=draft_seconds,
-            plain_seconds=self._learn_cost(num_known, num_tokens, target_seconds),
+            plain_seconds=plain_seconds,
         )
-
-    def _learn_cost(self, num_known: int, num_tokens: int, seconds: float) -> float:
-        """Learn what a pass took; returns what it would have taken without its drafted nodes."""
-        if not num_tokens:
-            return seconds
-        self.cost.record(num_tokens, seconds)
-        expected, plain = self.cost.seconds(num_tokens), self.cost.seconds(num_known)
-        if not self.cost.is_measured:  # costs are not in seconds
-            return seconds * plain / expected
-        lateness = min(seconds / expected, MAX_LATENESS)
-        self._lateness += LATENESS_RATE * (lateness - self._lateness)
-        return seconds if num_known == num_tokens else min(plain * self._lateness, seconds)
 
 
 def _kept(outcome: Outcome) -> list[int]:
