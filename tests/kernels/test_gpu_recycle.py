@@ -52,6 +52,30 @@ def test_trees_have_no_nodes_after_tokens_without_successors(num_slots: int) -> 
     assert num_slots == 40 or min(counts[:5]) < max(counts[:5])
 
 
+@pytest.mark.parametrize(
+    ("num_tokens", "num_columns", "width", "num_slots"),
+    [(1, 3, 3, 5), (7, 40, 8, 11), (33, 4097, 8, 16), (5, 9000, 2, 9000)],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_kernel_keeps_what_the_reference_does(
+    num_tokens: int, num_columns: int, width: int, num_slots: int, dtype: torch.dtype
+) -> None:
+    """Logits of few values, so that many are equal; some tokens are padding."""
+    gen = torch.Generator().manual_seed(num_tokens)
+    tables = [Successors.create(num_slots, width, DEVICE) for _ in range(2)]
+    for _ in range(2):  # the second time on top of the first
+        ids_T = torch.randint(0, num_columns, (num_tokens,), generator=gen).to(DEVICE)
+        slot_T = torch.randint(-1, 4, (num_tokens,), generator=gen).to(DEVICE)
+        logits_TV = torch.randn(num_tokens, num_columns, generator=gen).mul(30).round().div(8)
+        logits_TV = logits_TV.to(DEVICE, dtype)
+        gpu_recycle.keep(tables[0], ids_T, slot_T, logits_TV)
+        tables[1].keep(ids_T, slot_T >= 0, logits_TV)
+    made = [(table.token_S[:-1], table.next_SC[:-1]) for table in tables]
+    for got, want in zip(*made, strict=True):
+        assert torch.equal(got, want)
+    assert num_tokens == 1 or int((made[0][0] >= 0).sum()) > 1
+
+
 @pytest.mark.parametrize("kernel", [gpu_recycle.recycled, successors.recycled_ref])
 def test_no_node_stands_past_the_last_token_of_its_row(kernel: Any) -> None:
     """There the model may have no positions any more."""

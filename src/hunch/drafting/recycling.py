@@ -165,7 +165,9 @@ class DeviceRecycling(DeviceDrafter):
     longest: list[int]  # path among the first nodes of the tree, by their number
 
     def see(self, ids_T: Tensor, slot_T: Tensor, logits_TV: Tensor) -> None:
-        self.successors.keep(ids_T, slot_T >= 0, logits_TV)
+        from hunch.kernels.gpu_recycle import keep
+
+        keep(self.successors, ids_T, slot_T, logits_TV)
 
     def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         from hunch.kernels.gpu_recycle import recycled

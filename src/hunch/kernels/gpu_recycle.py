@@ -1,17 +1,93 @@
-"""Trees of the target's best successors of tokens, on the device.
+"""The target's best successors of tokens, and trees of them, on the device.
 
 Shape letters: as in `successors`.
 """
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from hunch.kernels.gpu_launch import next_power_of_2, options
+from hunch.kernels.gpu_filters import CHUNK
+from hunch.kernels.gpu_launch import cdiv, next_power_of_2, options, take_turns
 from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED, live_row
 from hunch.kernels.step import RowState, StepRows
 from hunch.kernels.successors import RankTree, Successors
+
+NO_KEY = tl.constexpr(-(2**63))
+
+
+@triton.jit
+def _successors_kernel(
+    logits_ptr, slot_ptr, key_ptr, num_columns, WIDTH: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """The best columns of one chunk of a row of logits, the lowest first among equals.
+
+    A key holds a logit, in bits that are ordered as numbers are, above its column.
+    """
+    t, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    take_turns()
+    if tl.load(slot_ptr + t) >= 0:
+        columns = chunk * CHUNK + tl.arange(0, CHUNK)
+        is_in = columns < num_columns
+        x = tl.load(logits_ptr + t * num_columns + columns, mask=is_in, other=0)
+        x = tl.where(x == 0, 0.0, x.to(tl.float32))  # without a sign
+        bits = x.to(tl.int32, bitcast=True)
+        bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+        key = (bits.to(tl.int64) << 32) | (0x7FFFFFFF - columns).to(tl.int64)
+        key = tl.where(is_in, key, NO_KEY)
+        at = (t * tl.num_programs(1) + chunk) * WIDTH
+        for place in tl.static_range(WIDTH):
+            best = tl.max(key, axis=0)
+            tl.store(key_ptr + at + place, best)
+            key = tl.where(key == best, NO_KEY, key)
+
+
+@triton.jit
+def _keep_kernel(
+    ids_ptr, slot_ptr, key_ptr, token_ptr, next_ptr, num_tokens, num_slots, num_keys,
+    WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """One token: its best successors of all chunks, unless a later token takes its slot."""
+    t = tl.program_id(0).to(tl.int64)
+    take_turns()
+    token = tl.load(ids_ptr + t)
+    other = tl.arange(0, BLOCK_T)
+    is_later = (other > t) & (other < num_tokens)
+    is_later &= tl.load(slot_ptr + other, mask=is_later, other=-1) >= 0
+    later = tl.load(ids_ptr + other, mask=is_later, other=0)
+    is_taken = tl.max((is_later & (later % num_slots == token % num_slots)).to(tl.int32), axis=0)
+    if (tl.load(slot_ptr + t) >= 0) & (is_taken == 0):
+        offs = tl.arange(0, BLOCK)
+        key = tl.load(key_ptr + t * num_keys + offs, mask=offs < num_keys, other=NO_KEY)
+        slot = token % num_slots
+        tl.store(token_ptr + slot, token.to(tl.int32))
+        for place in tl.static_range(WIDTH):
+            best = tl.max(key, axis=0)
+            column = 0x7FFFFFFF - (best & 0x7FFFFFFF)
+            tl.store(next_ptr + slot * WIDTH + place, column.to(tl.int32))
+            key = tl.where(key == best, NO_KEY, key)
+
+
+def keep(successors: Successors, ids_T: Tensor, slot_T: Tensor, logits_TV: Tensor) -> None:
+    """`Successors.keep` of the tokens that have a slot of the KV cache."""
+    num_tokens, num_columns = logits_TV.shape
+    width, num_chunks = successors.next_SC.shape[1], cdiv(num_columns, CHUNK)
+    assert logits_TV.is_contiguous()
+    assert width <= num_columns
+    size = num_tokens, num_chunks * width
+    key_TK = torch.empty(size, dtype=torch.int64, device=logits_TV.device)
+    _successors_kernel[(num_tokens, num_chunks)](
+        logits_TV, slot_T, key_TK, num_columns, WIDTH=width, CHUNK=CHUNK, **options(8)
+    )
+    _keep_kernel[(num_tokens,)](
+        ids_T, slot_T, key_TK, successors.token_S, successors.next_SC, num_tokens,
+        successors.num_slots, num_chunks * width, WIDTH=width,
+        BLOCK_T=next_power_of_2(num_tokens), BLOCK=next_power_of_2(num_chunks * width),
+        **options(4),
+    )  # fmt: skip
 
 
 @triton.jit

@@ -34,15 +34,16 @@ class Successors:
         return len(self.token_S) - 1
 
     def keep(self, ids_T: Tensor, is_token_T: Tensor, logits_TV: Tensor) -> None:
-        """Keep the best successors of these tokens; of those with one slot, the last one's."""
+        """Keep the best successors of these tokens, the lowest first among equals; of the tokens
+        with one slot, the last one's."""
         size = self.num_slots
         place_T = torch.arange(len(ids_T), device=ids_T.device)
         slot_T = torch.where(is_token_T, ids_T % size, size)
         last_S = place_T.new_full((size + 1,), -1).scatter_reduce_(0, slot_T, place_T, "amax")
         slot_T = torch.where(last_S[slot_T] == place_T, slot_T, size)
-        best_TC = logits_TV.topk(self.next_SC.shape[1], dim=-1).indices
+        best_TV = logits_TV.sort(dim=-1, descending=True, stable=True).indices
         self.token_S.index_copy_(0, slot_T, ids_T.int())
-        self.next_SC.index_copy_(0, slot_T, best_TC.int())
+        self.next_SC.index_copy_(0, slot_T, best_TV[:, : self.next_SC.shape[1]].int())
 
     def find(self, token: int) -> list[int]:
         """The successors of a token; none: it was not seen, or another one took its slot."""
