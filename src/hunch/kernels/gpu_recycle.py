@@ -10,47 +10,51 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hunch.kernels.gpu_filters import CHUNK
+from hunch.kernels.gpu_filters import MAX_COLUMNS
 from hunch.kernels.gpu_launch import cdiv, next_power_of_2, options, take_turns
 from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED, live_row
 from hunch.kernels.step import RowState, StepRows
 from hunch.kernels.successors import RankTree, Successors
 
 NO_KEY = tl.constexpr(-(2**63))
+GROUP, GROUPS = 128, 32  # columns of a group of logits; groups of one program
 
 
 @triton.jit
-def _successors_kernel(
-    logits_ptr, slot_ptr, key_ptr, num_columns, WIDTH: tl.constexpr, CHUNK: tl.constexpr
-):  # fmt: skip
-    """The best columns of one chunk of a row of logits, the lowest first among equals.
+def _keys(logits_ptr, columns, is_in):
+    """Numbers that are ordered as the logits are, and of equal ones the lowest column first."""
+    x = tl.load(logits_ptr + columns, mask=is_in, other=0).to(tl.float32)
+    bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)  # zero without its sign
+    bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    key = (bits.to(tl.int64) << 32) | (0x7FFFFFFF - columns).to(tl.int64)
+    return tl.where(is_in, key, NO_KEY)
 
-    A key holds a logit, in bits that are ordered as numbers are, above its column.
-    """
-    t, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+
+@triton.jit
+def _group_kernel(
+    logits_ptr, slot_ptr, key_ptr, num_columns, num_groups,
+    GROUP: tl.constexpr, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """The best key of each group of columns."""
+    t = tl.program_id(0).to(tl.int64)
     take_turns()
     if tl.load(slot_ptr + t) >= 0:
-        columns = chunk * CHUNK + tl.arange(0, CHUNK)
-        is_in = columns < num_columns
-        x = tl.load(logits_ptr + t * num_columns + columns, mask=is_in, other=0)
-        x = tl.where(x == 0, 0.0, x.to(tl.float32))  # without a sign
-        bits = x.to(tl.int32, bitcast=True)
-        bits = bits ^ ((bits >> 31) & 0x7FFFFFFF)
-        key = (bits.to(tl.int64) << 32) | (0x7FFFFFFF - columns).to(tl.int64)
-        key = tl.where(is_in, key, NO_KEY)
-        at = (t * tl.num_programs(1) + chunk) * WIDTH
-        for place in tl.static_range(WIDTH):
-            best = tl.max(key, axis=0)
-            tl.store(key_ptr + at + place, best)
-            key = tl.where(key == best, NO_KEY, key)
+        group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+        columns = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        key = _keys(logits_ptr + t * num_columns, columns, columns < num_columns)
+        tl.store(key_ptr + t * num_groups + group, tl.max(key, axis=1), mask=group < num_groups)
 
 
 @triton.jit
 def _keep_kernel(
-    ids_ptr, slot_ptr, key_ptr, token_ptr, next_ptr, num_tokens, num_slots, num_keys,
-    WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr,
+    logits_ptr, ids_ptr, slot_ptr, key_ptr, token_ptr, next_ptr, num_columns, num_groups,
+    num_tokens, num_slots, WIDTH: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_G: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """One token: its best successors of all chunks, unless a later token takes its slot."""
+    """One token: its best successors, unless a later token takes its slot.
+
+    They are in the groups with the best keys, of which there need not be more than successors.
+    """
     t = tl.program_id(0).to(tl.int64)
     take_turns()
     token = tl.load(ids_ptr + t)
@@ -60,32 +64,40 @@ def _keep_kernel(
     later = tl.load(ids_ptr + other, mask=is_later, other=0)
     is_taken = tl.max((is_later & (later % num_slots == token % num_slots)).to(tl.int32), axis=0)
     if (tl.load(slot_ptr + t) >= 0) & (is_taken == 0):
-        offs = tl.arange(0, BLOCK)
-        key = tl.load(key_ptr + t * num_keys + offs, mask=offs < num_keys, other=NO_KEY)
+        offs = tl.arange(0, BLOCK_G)
+        key = tl.load(key_ptr + t * num_groups + offs, mask=offs < num_groups, other=NO_KEY)
+        place_W = tl.arange(0, BLOCK_W)
+        group_W = tl.full((BLOCK_W,), num_groups, tl.int32)  # none: past the last column
+        for place in tl.static_range(WIDTH):
+            best = tl.max(key, axis=0)
+            column = 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32)
+            group_W = tl.where((place_W == place) & (best > NO_KEY), column // GROUP, group_W)
+            key = tl.where(key == best, NO_KEY, key)
+        columns = group_W[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        found = _keys(logits_ptr + t * num_columns, columns, columns < num_columns)
         slot = token % num_slots
         tl.store(token_ptr + slot, token.to(tl.int32))
         for place in tl.static_range(WIDTH):
-            best = tl.max(key, axis=0)
-            column = 0x7FFFFFFF - (best & 0x7FFFFFFF)
-            tl.store(next_ptr + slot * WIDTH + place, column.to(tl.int32))
-            key = tl.where(key == best, NO_KEY, key)
+            best = tl.max(tl.max(found, axis=1), axis=0)
+            column = 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32)
+            tl.store(next_ptr + slot * WIDTH + place, column)
+            found = tl.where(found == best, NO_KEY, found)
 
 
 def keep(successors: Successors, ids_T: Tensor, slot_T: Tensor, logits_TV: Tensor) -> None:
     """`Successors.keep` of the tokens that have a slot of the KV cache."""
     num_tokens, num_columns = logits_TV.shape
-    width, num_chunks = successors.next_SC.shape[1], cdiv(num_columns, CHUNK)
+    width, num_groups = successors.next_SC.shape[1], cdiv(num_columns, GROUP)
     assert logits_TV.is_contiguous()
-    assert width <= num_columns
-    size = num_tokens, num_chunks * width
-    key_TK = torch.empty(size, dtype=torch.int64, device=logits_TV.device)
-    _successors_kernel[(num_tokens, num_chunks)](
-        logits_TV, slot_T, key_TK, num_columns, WIDTH=width, CHUNK=CHUNK, **options(8)
+    assert width <= num_columns < MAX_COLUMNS
+    key_TG = torch.empty(num_tokens, num_groups, dtype=torch.int64, device=logits_TV.device)
+    _group_kernel[(num_tokens, cdiv(num_groups, GROUPS))](
+        logits_TV, slot_T, key_TG, num_columns, num_groups, GROUP=GROUP, GROUPS=GROUPS, **options(4)
     )
     _keep_kernel[(num_tokens,)](
-        ids_T, slot_T, key_TK, successors.token_S, successors.next_SC, num_tokens,
-        successors.num_slots, num_chunks * width, WIDTH=width,
-        BLOCK_T=next_power_of_2(num_tokens), BLOCK=next_power_of_2(num_chunks * width),
+        logits_TV, ids_T, slot_T, key_TG, successors.token_S, successors.next_SC, num_columns,
+        num_groups, num_tokens, successors.num_slots, WIDTH=width, BLOCK_W=next_power_of_2(width),
+        BLOCK_T=next_power_of_2(num_tokens), BLOCK_G=next_power_of_2(num_groups), GROUP=GROUP,
         **options(4),
     )  # fmt: skip
 
