@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from hunch.drafting.acceptance import NETWORK_PRIORS
 from hunch.drafting.captured_policy import CapturedPolicy
-from hunch.drafting.step_shapes import StepKey, StepShape
+from hunch.drafting.step_shapes import MAX_CHECKED, StepKey, StepShape
 from hunch.kernels.step import CHECKED, FIRST, KNOWN, MATCHED, REASON, TOKENS
 from hunch.step.rows import RowBuffers
 from hunch.step.step_kinds import plain_shape
@@ -46,6 +47,7 @@ class Drafter:
 
     name, is_guided, draft_model = "auto", False, object()
     trained_len = max_len = None
+    priors, network_rows = NETWORK_PRIORS, MAX_CHECKED
 
     def __init__(self, *shapes: StepShape, margin: float = 0.0, num_levels: int = 5) -> None:
         self.shapes, self.margin, self.num_levels = shapes, margin, num_levels

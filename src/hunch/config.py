@@ -36,7 +36,7 @@ QUANTIZATIONS = {
     **dict.fromkeys(("auto-round", "inc", "moe_wna16"), ("gptq", "awq")),  # packed as one of them
 }
 DEFAULT_MODEL = "smollm2-135m"
-MERGE, RECYCLING = "merge", "recycling"  # several drafters in one tree; also a value of auto:draft=
+MERGE = "merge"  # several drafters in one tree
 T = TypeVar("T")
 log = logging.getLogger("hunch")
 

@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from pathlib import Path
 
-from hunch.config import MERGE, RECYCLING, SpecConfig
+from hunch.config import MERGE, SpecConfig
 from hunch.drafters import shipped
 from hunch.hub import ModelFiles, resolve
 from hunch.hub.drafters import BESIDE_LOOKUPS, find_trained
@@ -59,7 +59,7 @@ def _with_draft(
     """`auto` with the network it may use: the one given, one trained here for this target, or the
     one that comes with hunch."""
     draft = spec.options.get("draft")
-    if draft in ("off", RECYCLING):
+    if draft == "off":
         return spec
     if draft is None:
         trained = find_trained(target.name, target.path, device)

@@ -39,7 +39,7 @@ def test_a_wider_model(tmp_path: Path) -> None:
         "ngram:adaptive=false",
         "suffix:adaptive=false:tree=true",
         "recycling:adaptive=false",
-        "auto:draft=recycling",
+        "auto",
     ):
         assert (
             run(LLM(path, speculate=name, max_num_seqs=len(PROMPTS), **GPU), PARAMS["greedy"])

@@ -113,6 +113,16 @@ def test_more_rows_than_may_check_a_node_check_none():
     assert not shapes.checks_at(512)
 
 
+def test_steps_of_more_rows_than_the_network_drafts_for_have_the_lookup_alone():
+    lookup, merged = StepShape(7), StepShape(7, DraftSource.MERGED)
+    shapes = StepShapes([StepShape(0), lookup, merged], network_rows=4)
+    assert [shapes.at(rows) for rows in (4, 8)] == [
+        [StepShape(0), lookup, merged],
+        [StepShape(0), lookup],
+    ]
+    assert StepShape(0, DraftSource.MERGED) not in shapes.to_capture(8)
+
+
 def test_steps_that_begin_drafting_are_captured_too():
     shapes = StepShapes([StepShape(0), StepShape(7), StepShape(7, DraftSource.CHAIN)])
     assert StepShape(0, DraftSource.CHAIN) in shapes.to_capture(1)

@@ -16,7 +16,6 @@ pytest.importorskip("triton")
 from hunch import LLM, SamplingParams, Speculation
 from hunch.drafting.policy import ShapeChoice
 from hunch.drafting.step_shapes import DraftSource, StepShape
-from hunch.errors import ConfigError
 from stand_in import lead_noted, stand_in
 from tiny_models import write_llama
 
@@ -109,10 +108,10 @@ def test_candidates_beside_lookups(
 ) -> None:
     """Whatever the policy chooses, and however often it changes its mind."""
     take_turns(monkeypatch)
-    with LLM(str(model), speculate="auto:draft=recycling", **SMALL) as llm:
+    with LLM(str(model), speculate="auto", **SMALL) as llm:
         drafter = llm.engine.runner.captured.drafter
         assert [tuple(shape) for shape in drafter.shapes if shape.source > 0] == [
-            (15, DraftSource.MERGED), (31, DraftSource.MERGED),
+            (7, DraftSource.MERGED), (15, DraftSource.MERGED), (31, DraftSource.MERGED),
         ]  # fmt: skip
         assert [drafter.sees_in(source) for source in (-1, 0, 3)] == [False, False, True]
         for kind, params in PARAMS.items():
@@ -130,7 +129,7 @@ def test_a_row_that_names_the_lookup_has_no_candidates(
         replace(PARAMS["greedy"], speculation=Speculation(mode=mode, trace=True))
         for mode in ("suffix", "auto", "suffix", "auto")
     ]
-    with LLM(str(model), speculate="auto:draft=recycling", **SMALL) as llm:
+    with LLM(str(model), speculate="auto", **SMALL) as llm:
         by_host = lead_noted(monkeypatch)
         outputs = llm.generate(PROMPTS, params)
         assert sum(len(plan.work) for plan in by_host) == len(PROMPTS)
@@ -140,6 +139,13 @@ def test_a_row_that_names_the_lookup_has_no_candidates(
     assert "recycling" in methods[1] | methods[3]
 
 
-def test_sizes_of_candidates_are_not_asked_for(model: Path) -> None:
-    with pytest.raises(ConfigError, match="leave num_nodes out"):
-        LLM(str(model), speculate="auto:draft=recycling:num_nodes=4", **SMALL)
+@pytest.mark.parametrize(
+    ("options", "largest"),
+    [(":num_nodes=16", 15), (":num_nodes=7", 7), (":num_nodes=4", 0), (":adaptive=false", 0)],
+)
+def test_candidates_are_within_the_nodes_asked_for(model: Path, options: str, largest: int) -> None:
+    with LLM(str(model), speculate=f"auto{options}", **SMALL) as llm:
+        shapes = llm.engine.runner.captured.drafter.shapes
+        assert max((shape.num_nodes for shape in shapes if shape.source > 0), default=0) == largest
+        asked = int(options.rpartition("=")[2]) if "num_nodes" in options else 16
+        assert max(shape.num_nodes for shape in shapes) <= asked

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from hunch.config import MERGE, RECYCLING, SpecConfig
+from hunch.config import MERGE, SpecConfig
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.auto_device import (
     MAX_NODES,
@@ -47,7 +47,6 @@ from hunch.drafting.preparing import METHODS as BESIDE
 from hunch.drafting.preparing import load_beside
 from hunch.drafting.recycling import DeviceRecycling, RecyclingDrafter
 from hunch.drafting.trees import Node, side_by_side, to_draft
-from hunch.errors import ConfigError
 from hunch.kernels.phrases import PhraseTable
 from hunch.kernels.step import NEVER
 from hunch.models.heads.draft_model import MAX_SHARE, byte_share
@@ -97,7 +96,7 @@ class RoutedDrafter:
         self.needs = replace(method.needs, max_nodes=max(sizes.values()), methods=sizes)
         self.network_name = default if network is None else network.name
         # Drafts beside the lookup in captured steps, and in no others.
-        self.recycling: RecyclingDrafter | None = None
+        self.candidates: RecyclingDrafter | None = None
         self._routes: dict[int, Route] = {}
 
     def observe(self, step: TargetStep) -> None:
@@ -224,7 +223,7 @@ class RoutedDrafter:
                 found = DeviceAutoHead(matches, network, room, only_chains=only_chains)
             else:
                 found = DeviceAuto(matches, network, room, only_chains=only_chains)
-        candidates = form_on_device(self.recycling)
+        candidates = form_on_device(self.candidates)
         if isinstance(matches, DeviceLookup) and isinstance(candidates, DeviceRecycling):
             found = DeviceAutoRecycling(matches, candidates, self.needs.max_nodes)
         if found is not None:
@@ -264,13 +263,16 @@ class RoutedDrafter:
 
     def clear(self) -> None:
         network = None if self.network is None else self.network.method
-        for method in (self.lookup, network, self.recycling, *self.lookups.values()):
+        for method in (self.lookup, network, self.candidates, *self.lookups.values()):
             if isinstance(method, Clears):
                 method.clear()
 
 
 class AutoDrafter(RoutedDrafter):
-    """Lookups, and a network where it pays. Its options are those of `suffix`, and `draft`."""
+    """Lookups, and a network where it pays; without one, captured steps check candidates too.
+
+    Its options are those of `suffix`, and `draft`.
+    """
 
     def __init__(self, options: Options, path: str | None, context: DrafterContext) -> None:
         options = dict(options)
@@ -281,19 +283,18 @@ class AutoDrafter(RoutedDrafter):
         lookups = {name: _load(name, size, context) for name in (PREDICTION, "ngram")}
         margin = FUSED_MARGIN if context.is_fused else MARGIN
         suffix = _load("suffix", {"margin": str(margin), **options}, context)
-        model, recycling = None, None
-        if draft == RECYCLING:
-            recycling = _candidates(options, context)
-        elif draft != "off":
+        model = None
+        if draft != "off":
             max_share = inf if is_any_size else MAX_SHARE
             context.has_policy &= suffix.is_adaptive
             model = _load_network(draft, suffix.is_adaptive, context, max_share)
         super().__init__("suffix", suffix, model, lookups, context)
         sizes = {"auto": suffix.needs.max_nodes, **self.needs.methods}
         needs = self.needs
-        if recycling is not None:
-            self.recycling = recycling
-            sizes["auto"] = max(sizes["auto"], *(size.num_nodes for size in OF_CANDIDATES))
+        room = sizes["auto"] if "num_nodes" in options else OF_CANDIDATES[-1].num_nodes
+        if model is None and _has_candidates(suffix, room, context):
+            self.candidates = RecyclingDrafter({}, None, context)
+            sizes["auto"] = max(sizes["auto"], room)
         if model is not None:
             needs = model.method.needs
             most = max(sizes["auto"], needs.max_nodes)
@@ -303,16 +304,10 @@ class AutoDrafter(RoutedDrafter):
         self.needs = replace(needs, max_nodes=max(sizes.values()), methods=sizes)
 
 
-def _candidates(options: Options, context: DrafterContext) -> RecyclingDrafter | None:
-    """What drafts trees of candidates in captured steps; None: no step is captured, or no tree."""
-    if "num_nodes" in options:
-        raise ConfigError("auto:draft=recycling chooses its numbers of nodes; leave num_nodes out")
-    if not context.is_fused or context.only_chains:
-        log.warning(
-            "auto:draft=recycling has no effect: it is for GPUs, and models that take trees"
-        )
-        return None
-    return RecyclingDrafter({}, None, context)
+def _has_candidates(lookup: LookupDrafter, room: int, context: DrafterContext) -> bool:
+    """Whether captured steps may check the target's candidates beside the lookup's guesses."""
+    has_trees = context.is_fused and not context.only_chains and not lookup.is_alone_on_device
+    return has_trees and lookup.is_adaptive and room >= OF_CANDIDATES[0].num_nodes
 
 
 def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
+from hunch.drafting.acceptance import NETWORK_PRIORS
 from hunch.drafting.costs import CostCurve
 from hunch.drafting.step_shapes import (
+    MAX_CHECKED,
     DraftSource,
     StepShape,
     levels_after,
@@ -166,6 +168,17 @@ class DeviceDrafter:
         None: the network is a head, or there is none.
         """
         return None
+
+    @property
+    def priors(self) -> Mapping[DraftSource, tuple[float, float]]:
+        """By source: how likely its network's first guess is right, and a further one after a
+        right one, before anything was learned."""
+        return NETWORK_PRIORS
+
+    @property
+    def network_rows(self) -> int:
+        """The most rows of a step that its network drafts for."""
+        return MAX_CHECKED
 
     @property
     def is_guided(self) -> bool:

@@ -50,7 +50,7 @@ class CapturedPolicy:
         self.is_plain = drafter is None  # there is nothing to choose
         self.drafter = drafter = drafter or DeviceDrafter(name="off", is_adaptive=False)
         self.rows, self.costs = rows, StepCosts(is_measured=is_measured)
-        self.shapes = StepShapes(drafter.shapes)
+        self.shapes = StepShapes(drafter.shapes, drafter.network_rows)
         self.has_choice = len(self.shapes.all) > 1  # else there is nothing to learn either
         self.network_rows = NetworkRows(drafter, self.shapes, rows)
         self.choice = ShapeChoice(drafter, self.shapes, self.network_rows, self.costs)

@@ -23,7 +23,6 @@ from math import inf, log, sqrt
 import numpy as np
 
 from hunch.drafting.acceptance import (
-    NETWORK_PRIORS,
     OWN_TEXT,
     WITH_PHRASES,
     AcceptanceEstimate,
@@ -201,7 +200,7 @@ class ShapeChoice:
             num_rows, {DraftSource.LOOKUP: chances}, rate=RATE, num_levels=most, by_match=by_match
         )
         self.network = AcceptanceEstimate(
-            num_rows, {s: NETWORK_PRIORS[s] for s in networks}, rate=RATE, num_levels=levels
+            num_rows, {s: drafter.priors[s] for s in networks}, rate=RATE, num_levels=levels
         )
         self.lost = {False: 0.0, True: 0.0}  # plain steps lost: by lookups, by networks
         # A head's chains and lookups are one group: changing between them costs nothing.

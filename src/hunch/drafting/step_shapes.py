@@ -107,7 +107,8 @@ class SourceShapes(NamedTuple):
 class StepShapes:
     """The shapes that a device drafter's steps may have, by rows."""
 
-    def __init__(self, shapes: Sequence[StepShape]) -> None:
+    def __init__(self, shapes: Sequence[StepShape], network_rows: int = MAX_CHECKED) -> None:
+        self.network_rows = network_rows  # steps of more rows have no shapes of the network
         self.all = tuple(sorted(shapes))
         self.max_nodes = max(shape.num_nodes for shape in self.all)
         # Most nodes that a step checks of a lookup's chain; the chain may be longer.
@@ -117,6 +118,7 @@ class StepShapes:
             for shape in self.all
         )
         self.network_sources = sorted({DraftSource(s.source) for s in self.all if s.source > 0})
+        self._of_lookup = [shape for shape in self.all if shape.source <= 0]
         self._at: dict[int, list[StepShape]] = {}
         self._keys: dict[tuple[int, int], dict[StepShape, StepKey]] = {}
         self._by_source: dict[int, dict[int, SourceShapes]] = {}
@@ -124,7 +126,8 @@ class StepShapes:
     def at(self, num_rows: int) -> list[StepShape]:
         """The shapes of steps of `num_rows` rows; plain decoding, if among them, comes first."""
         if num_rows not in self._at:
-            fit = [shape for shape in self.all if num_rows * (1 + shape.num_nodes) <= MAX_CHECKED]
+            of_all = self.all if num_rows <= self.network_rows else self._of_lookup
+            fit = [shape for shape in of_all if num_rows * (1 + shape.num_nodes) <= MAX_CHECKED]
             if 2 * num_rows < TILE and StepShape(3) in fit:  # one node costs as much as three
                 fit = [shape for shape in fit if shape.num_nodes != 1 or not self.has_lookup]
             for source in self.network_sources:

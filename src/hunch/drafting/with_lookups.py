@@ -66,6 +66,10 @@ class DeviceWithLookups(DeviceDrafter):
         return self.model.draft_model
 
     @property
+    def priors(self) -> Mapping[DraftSource, tuple[float, float]]:
+        return self.model.priors
+
+    @property
     def feature_layers(self) -> tuple[int, ...]:
         return self.model.feature_layers
 
