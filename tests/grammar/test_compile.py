@@ -57,6 +57,21 @@ def test_a_vocabulary_that_begins_texts_with_a_space(
         assert parser.consume_token(token)
 
 
+def test_a_tokenizer_that_the_engine_would_spell_otherwise_is_not_built_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Qwen's <tool_call> and Gemma's <table> are text; building both took seconds."""
+    codec = byte_level()
+    tool = codec.token_id("<tool>")
+    assert codec.special_ids.isdisjoint({tool})
+    monkeypatch.setattr(codec, "definition", lambda: pytest.fail("the engine's own was built"))
+    grammar = GrammarCompiler(codec)(StructuredOutput(regex="<tool>[a-z]"))
+    parser = grammar.matcher().parser
+    assert parser.consume_token(tool)
+    assert parser.consume_tokens(codec.encode("h"))
+    assert parser.is_accepting()
+
+
 @pytest.mark.parametrize("text", ["{", ' "a"', "hello</s>", "\u00e9", "e\u0301 world"])
 def test_tokens_spell_what_the_engine_asks_for(text: str) -> None:
     for codec in (sentence_piece(), byte_level()):

@@ -51,6 +51,7 @@ class Codec(Protocol):
     vocab_size: int
     eos_ids: tuple[int, ...]
     bos_id: int | None
+    added_ids: frozenset[int]
     special_ids: frozenset[int]
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
@@ -147,6 +148,8 @@ def _tokenizer_of(codec: Codec) -> LLTokenizer:
     ends = ends_of(codec)
     how: dict[str, Any] = {"n_vocab": codec.vocab_size, "eos_token": ends, "slices": SLICES}
     spelling = _Spelling(codec)
+    if any(_is_tag(spelling.tokens[token]) for token in codec.added_ids - codec.special_ids):
+        return LLTokenizer(TokenizerWrapper(spelling), **how)  # its own would take seconds in vain
     try:
         own = LLTokenizer(codec.definition(), **how)
     except ValueError:  # a kind that it does not know
@@ -159,6 +162,11 @@ def _tokenizer_of(codec: Codec) -> LLTokenizer:
         if not text.startswith(_NO_TEXT)
     )
     return own if is_same else LLTokenizer(TokenizerWrapper(spelling), **how)
+
+
+def _is_tag(text: bytes) -> bool:
+    """Whether the engine's own tokenizer takes an added token of this text for no text."""
+    return text.startswith(b"<") and text.endswith(b">")
 
 
 class _Spelling:

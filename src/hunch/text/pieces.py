@@ -78,9 +78,10 @@ class Pieces(dict[int, bytes]):
         if name is None:  # the model has more rows than the tokenizer has tokens
             return b""
         if self._is_byte_level:
-            if all(character in BYTE_OF for character in name):
-                return bytes(BYTE_OF[character] for character in name)
-            return name.encode()
+            try:
+                return bytes(map(BYTE_OF.__getitem__, name))
+            except KeyError:
+                return name.encode()
         if self._has_byte_tokens and len(name) == 6 and name.startswith("<0x"):
             try:
                 return bytes.fromhex(name[3:5])

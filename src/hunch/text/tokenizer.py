@@ -53,6 +53,7 @@ class Tokenizer(TransformersNames):
         self.chat_template, self.tool_template = chat_template, tool_template
         self.generation_config = dict(generation_config or {})  # how its makers would sample
         added = backend.get_added_tokens_decoder()
+        self.added_ids = frozenset(added)  # found in a text before anything else; special or not
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         decoder = backend.decoder and json.loads(backend.decoder.__getstate__())
         contents = {index: token.content for index, token in added.items()}
