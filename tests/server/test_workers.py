@@ -38,6 +38,9 @@ def test_processes_share_the_engine_the_port_and_the_counts(
         assert list(answers) == [(expected_text("Once", seed, 40), None) for seed in range(96)]
     assert found == sorted(found)  # who reads them would take a fall for a new beginning
     wait_for(lambda: {count(server) for _ in range(6)} == {96.0})
+    started = [processes(server) for _ in range(6)]  # whichever answers, it tells of all
+    assert {tuple(found) for found in started} == {("0", "1", "2")}
+    assert all(found == started[0] for found in started)
 
     os.kill(server.engine_pid, signal.SIGKILL)
     wait_for(lambda: "the engine was started again" in server.log())
@@ -62,6 +65,13 @@ def count(server: LiveServer) -> float:
     told = httpx.get(server.url + "/metrics", timeout=PATIENCE).text
     found = re.search(rf'^hunch:http_requests_total.*"{COMPLETE}",status="200"}} (.*)$', told, re.M)
     return float(found[1]) if found else 0.0
+
+
+def processes(server: LiveServer) -> dict[str, float]:
+    """When each of the processes was started, by its number."""
+    told = httpx.get(server.url + "/metrics", timeout=PATIENCE).text
+    found = re.findall(r'^process_start_time_seconds\{worker="(\d)"\} (.*)$', told, re.M)
+    return {number: float(seconds) for number, seconds in sorted(found)}
 
 
 def listening() -> str:

@@ -97,10 +97,11 @@ Family = tuple[tuple[str, str, str], Samples]  # name, help and type
 class Metrics:
     """Counts and histograms of one server."""
 
-    def __init__(self, model_name: str, engine: AnyEngine) -> None:
+    def __init__(self, model_name: str, engine: AnyEngine, num_workers: int = 1) -> None:
         self.registry = CollectorRegistry()  # what all processes would tell alike
         self._own = CollectorRegistry()  # what this one has counted
-        self._engine = engine
+        self._process = CollectorRegistry()  # what this one takes of the machine
+        self._engine, self._num_workers = engine, num_workers
         self._labels = {"model_name": model_name, "engine": "0"}
         self.registry.register(EngineCollector(engine, self._labels))
         self._prompt_size = self._histogram("request_prompt_tokens", TOKENS)
@@ -121,7 +122,7 @@ class Metrics:
             registry=self._own,
         )
         # Under the names every program has: process_resident_memory_bytes and such.
-        ProcessCollector(registry=self.registry)
+        ProcessCollector(registry=self._process)
         ProcessCollector("hunch_engine", pid=lambda: engine.pid, registry=self.registry)
 
     def exposition(self) -> bytes:
@@ -133,8 +134,10 @@ class Metrics:
         return generate_latest(_Sum([*_plain(self.registry), *families]))
 
     def families(self) -> list[Family]:
-        """What this process has counted, as plain values."""
-        return _plain(self._own)
+        """What this process has counted and takes, as plain values."""
+        # A sum of times of starts or of limits would mean nothing: each worker has its own.
+        labels = (("worker", str(self._engine.info.index)),) if self._num_workers > 1 else ()
+        return [*_plain(self._own), *_plain(self._process, labels)]
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         self._http.labels(**self._labels, path=path, status=str(status)).inc()
@@ -188,11 +191,11 @@ def adapters_family(loaded: Sequence[str], waiting: Sequence[str], most: int) ->
     return (name, "Adapters; the value is the time.", "gauge"), [(name, labels, time.time())]
 
 
-def _plain(registry: CollectorRegistry | Collector) -> list[Family]:
+def _plain(registry: CollectorRegistry | Collector, labels: Labels = ()) -> list[Family]:
     return [
         (
             (metric.name, metric.documentation, metric.type),
-            [(s.name, tuple(s.labels.items()), s.value) for s in metric.samples],
+            [(s.name, (*s.labels.items(), *labels), s.value) for s in metric.samples],
         )
         for metric in registry.collect()
     ]

@@ -61,7 +61,7 @@ class Service(Prompts):
         self.chat_format = chat_format(self.parsers, text, chat_template)
         self.model_path, self.tokenizer_path = paths or settings.served_model_names[:1] * 2
         super().__init__(engine, text)
-        self.metrics = Metrics(settings.name, engine)
+        self.metrics = Metrics(settings.name, engine, settings.workers)
         self.prompt_log = PromptLog(settings.prompt_log) if settings.prompt_log else None
         self.defaults = sampling_defaults(settings, text.generation_config)
         self.started = time.time()
