@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
 from hunch.engine.blocks import BlockPool, BlockTable
@@ -34,6 +36,19 @@ def pool() -> BlockPool:
 def test_only_full_and_written_blocks_are_found(pool):
     fill(pool, list(range(11)), (7, 0, 0))
     assert found(pool, list(range(11))) == (4, 0, 0)
+
+
+def test_a_salt_that_reads_like_a_key_finds_nothing(pool):
+    """Else a request could read, or write, KV of texts that begin otherwise."""
+    for first in range(1 << 20):
+        table = BlockTable()
+        pool.find(table, [first, 1, 2, 3, 4], 4)
+        with contextlib.suppress(UnicodeDecodeError):
+            text = table.keys[0].decode()
+            break
+    fill(pool, [first, 1, 2, 3, 4, 5, 6, 7, 8], (8, 8, 8))
+    hit = pool.find(BlockTable(salt=text.encode()), [4, 5, 6, 7, 8], 4)
+    assert hit.num_computed == (0, 0, 0)
 
 
 def test_each_group_is_valid_as_far_as_it_was_written(pool):

@@ -17,6 +17,7 @@ import zmq
 
 from hunch import LLM, SamplingParams
 from hunch.config import KVEvents
+from hunch.engine.blocks import BlockPool, BlockTable
 from hunch.engine.kv_events import END, KVEventLog, hash_of, pack
 from hunch.errors import ConfigError
 from hunch.server.replicas import as_replica
@@ -159,6 +160,31 @@ def test_blocks_in_a_row_are_one_event() -> None:
     assert events[0][1:5] == [[hash_of(a), hash_of(b)], None, [5, 6, 7, 8], 2]
     assert events[2][1] == [hash_of(a), hash_of(c)]
     Router().decoder.decode(pack([1.5, events, 0]))
+
+
+def test_of_blocks_with_a_salt_nothing_is_told() -> None:
+    """Neither that they are there nor that they are gone: others' are not theirs."""
+    told = Told()
+    pool = BlockPool(3, 2, events=KVEventLog(told, 2))  # type: ignore[arg-type]
+    tables = {salt: BlockTable(salt=salt) for salt in (b"", b"mine", b"yours")}
+    text = [5, 6, 7]
+    for table in tables.values():
+        hit = pool.find(table, text, 2)
+        assert hit.num_computed == (0,)
+        pool.open(table, hit, 2)
+        pool.publish(table, text, (2,))
+    for table in tables.values():
+        pool.release(table)
+    assert pool.reset()
+    assert pool.events is not None
+    pool.events.flush()
+    number = hash_of(tables[b""].keys[0])
+    assert told.batches == [
+        [
+            ["BlockStored", [number], None, [5, 6], 2, None, "GPU", None],
+            ["BlockRemoved", [number], "GPU"],
+        ]
+    ]
 
 
 def test_every_value_is_read_back() -> None:

@@ -302,6 +302,8 @@ class BlockPool:
     def _extend_keys(self, table: BlockTable, tokens: list[int], num_blocks: int) -> None:
         keys, size = table.keys, self.block_size
         for place in range(len(keys), min(num_blocks, len(tokens) // size)):
-            parent = keys[-1] if keys else table.salt
+            # A salt has more bytes than a key: no text of one is taken for a key of other blocks.
+            root = blake2b(table.salt).digest() if table.salt else b""
+            parent = keys[-1] if keys else root
             ids = array("q", tokens[place * size : (place + 1) * size])
             keys.append(blake2b(parent + ids.tobytes(), digest_size=16).digest())

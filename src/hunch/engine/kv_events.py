@@ -39,9 +39,11 @@ class KVEventLog:
         self._publisher, self._block_size = publisher, block_size
         self._events: list[list[Any]] = []
         self._last: bytes | None = None  # the block of the last event, if it stored one
+        self._told: set[bytes] = set()  # blocks that can be found, as far as others know
 
     def stored(self, key: bytes, parent: bytes | None, token_ids: Sequence[int]) -> None:
         """A full block can be found from now on."""
+        self._told.add(key)
         number = hash_of(key)
         if self._last is not None and parent == self._last:
             event = self._events[-1]
@@ -56,7 +58,10 @@ class KVEventLog:
         self._last = key
 
     def removed(self, key: bytes) -> None:
-        """A block can no longer be found."""
+        """A block can no longer be found. Of one with a salt nobody was told."""
+        if key not in self._told:
+            return
+        self._told.remove(key)
         if self._events and self._events[-1][0] == "BlockRemoved":
             self._events[-1][1].append(hash_of(key))
         else:
