@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,28 @@ def test_text_is_the_targets_and_guesses_are_accepted(
             assert tokens(llm, params) == plain[name], name
         # Bytes that are no whole character end a draft, and this text is full of them.
         assert llm.stats()["accepted"] > 0
+
+
+@pytest.mark.parametrize("silent", ["own.encode", "own.decode", "codec.encode"])
+def test_a_step_without_a_guess_is_a_plain_one(
+    silent: str, model: Path, renamed: Path, plain: dict[str, list[list[int]]]
+) -> None:
+    """No token of the draft model spells the text, or the guess has no text, or no tokens."""
+    with load(model, f"text:{renamed}") as llm:
+        drafter = llm.engine.runner.drafter.network.method
+        codec, method = silent.split(".")
+        whole, turns = getattr(drafter, codec), count()
+        some = copy(whole)
+        nothing = "" if method == "decode" else []
+        answer = getattr(whole, method)
+        setattr(some, method, lambda *a, **more: nothing if next(turns) % 3 else answer(*a, **more))
+        setattr(drafter, codec, some)
+        for name, params in PARAMS.items():
+            assert tokens(llm, params) == plain[name], name
+        stats = llm.stats()
+        assert 0 < stats["drafted"] < stats["steps"]
+        num_tokens = sum(len(answer) for answers in plain.values() for answer in answers)
+        assert stats["steps"] + stats["accepted"] == num_tokens
 
 
 @pytest.mark.slow

@@ -115,7 +115,8 @@ class TextDrafter:
         text = self.codec.decode(tokens, skip_special_tokens=False)
         if not text or text.endswith(BROKEN):
             return []
-        drafted_text = self._continue(state, self.own.encode(text))
+        ids = self.own.encode(text)  # none, if no token of its own spells any of it
+        drafted_text = self._continue(state, ids) if ids else ""
         if not drafted_text:
             return []
         # Together with the last known tokens, as a drafted token may join them.
