@@ -10,6 +10,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from hunch.cli import main
 from hunch.cli.generate import is_over_at_once
 from hunch.compat import from_llama_cli
 from hunch.hub.drafters import TrainedDrafter
+from hunch.models.native import NativeDecoder
 from hunch.registry import VERIFIERS
 from hunch.verify.base import RowDraft, TargetChoices, Verifier
 from hunch.verify.exact import walk
@@ -146,7 +148,7 @@ def test_long_names_are_shown_whole(
         agreement=None, equality=None,
     )  # fmt: skip
     shown = [shell("drafters")[1]]
-    for command, given in (("doctor", [{"model": {"model": path}}]), ("verify", [[run], "exact"])):
+    for command, given in (("doctor", ["model", {"model": path}]), ("verify", [[run], "exact"])):
         import_module(f"hunch.cli.{command}")._show(*given)
         shown.append(capsys.readouterr().out)
     for text in shown:
@@ -184,11 +186,32 @@ def test_verify_sees_a_verifier_that_accepts_everything(
 
 
 def test_doctor_on_a_model(shell: Callable, model: str) -> None:
-    code, out, _ = shell("doctor", "-m", model, "--json")
+    code, out, told = shell("doctor", "-m", model, "--json")
     found = json.loads(out)
     assert code == 0
     assert found["model"]["identical"]
     assert found["machine"]["torch"]
+    assert not told
+
+
+def test_doctor_says_what_it_does_and_loads_no_model_twice(
+    shell: Callable, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[str] = []
+    load = NativeDecoder.__init__
+
+    def noted(self: NativeDecoder, spec: Any, weights: Any, dtype: str, *rest: Any, **more: Any):
+        loaded.append(dtype)
+        load(self, spec, weights, dtype, *rest, **more)
+
+    monkeypatch.setattr(NativeDecoder, "__init__", noted)
+    code, out, told = shell("doctor", "-m", model, "--dtype", "int8", "--speculate", "ngram")
+    assert code == 0
+    assert "KL to float32" in out
+    assert loaded == ["int8", "float32"]
+    assert "--speculate off\n" in told
+    assert "--speculate ngram\n" in told
+    assert "comparing with float32 on 256 tokens" in told
 
 
 def test_doctor_names_a_missing_compiler() -> None:

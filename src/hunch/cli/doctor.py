@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,6 +20,8 @@ from hunch.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from hunch import LLM
 
 
 @dataclass(kw_only=True)
@@ -68,14 +72,18 @@ def doctor(ctx: typer.Context, given: Options) -> None:
     if given.skip_model and given.prompts is not None:
         raise ConfigError("--prompts are for the model, which --skip-model leaves out")
     findings: dict[str, Any] = {"machine": _machine()}
+    if not given.as_json:
+        _show("machine", findings["machine"])
     if not given.skip_model:
         records = o.read_prompts(given.prompts, 16) if given.prompts else PROMPTS[:4]
         findings["model"] = _model(model, given, records)
         findings["advice"] = _advice(findings["model"], findings["machine"])
+        if not given.as_json:
+            _show("model", findings["model"])
+            for line in findings["advice"]:
+                typer.echo(f"- {line}")
     if given.as_json:
         print(json.dumps(findings))
-    else:
-        _show(findings)
     if not findings.get("model", {}).get("identical", True):
         raise typer.Exit(1)
 
@@ -101,7 +109,7 @@ def _examine(drafter: Path, target: str, given: Options, spec: SpecConfig | None
     own = {} if spec is None else spec.options
     options = "".join(f":{key}={value}" for key, value in own.items())
     engine = {**given.engine(), "max_num_seqs": 8}
-    patient = Doctor(target, drafter, texts, engine, options=options)
+    patient = Doctor(target, drafter, texts, engine, options=options, say=_say(given))
     if spec is not None and spec.method != "auto":
         patient.method = spec.method
     report = patient.run()
@@ -118,6 +126,11 @@ def _examine(drafter: Path, target: str, given: Options, spec: SpecConfig | None
             typer.echo("- all is well")
     if report.findings:
         raise typer.Exit(1)
+
+
+def _say(given: Options) -> Callable[[str], None]:
+    """For whoever waits, what is done now."""
+    return (lambda words: None) if given.as_json else partial(typer.echo, err=True)
 
 
 def _machine() -> dict[str, Any]:
@@ -148,6 +161,7 @@ def _machine() -> dict[str, Any]:
 def _model(model: str, given: Options, records: list[dict[str, Any]]) -> dict[str, Any]:
     from hunch.bench.device import fidelity
 
+    say = _say(given)
     params, speculate = o.sampling(max_tokens=48, temperature=0), given.speculate
     found: dict[str, Any] = {"model": model, "speculate": speculate}
     texts: list[Any] = []
@@ -167,35 +181,41 @@ def _model(model: str, given: Options, records: list[dict[str, Any]]) -> dict[st
             rounded = [part_MV.cpu() for part_MV in fidelity.scores(target, page)]
         with plain.sibling(speculate, always_draft=given.always_draft) as drafting:
             for name, llm in {"off": plain, speculate: drafting}.items():
+                say(f"answering {len(prompts)} prompts with --speculate {name}")
                 outputs = llm.generate(prompts, params, use_tqdm=False)
                 texts.append([output.outputs[0].token_ids for output in outputs])
                 stats = llm.stats()
                 found[f"tok/s {name}"] = round(stats["tokens_per_second"], 1)
+        if found["kernels"] == "native":
+            found |= _fidelity(plain, model, page, given.threads, say)
     found["identical"] = texts[0] == texts[-1]
     keys = (
         "tokens_per_pass", "max_tokens_per_pass", "level_acceptance", "acceptance_rate", "drafted",
         "accepted", "memory_bound_speedup", "memory_bound_speedup_by_size", "drafter_bytes",
     )  # fmt: skip
     found["prompt_tokens"] = sum(map(len, prompts)) / len(prompts)
-    if found["kernels"] == "native":
-        found |= _fidelity(model, page, given, found.get("activation_bits", 8))
-    elif rounded:  # when they were loaded
+    if rounded:  # when they were loaded
+        say("comparing with bfloat16")
         near = fidelity.measure_rounded(model, page, iter(rounded))
         found |= {"KL to bfloat16": near.kl, "top-1 as bfloat16": near.top1}
     return found | {key: stats[key] for key in keys}
 
 
-def _fidelity(model: str, page: list[int], given: Options, bits: int) -> dict[str, Any]:
+def _fidelity(
+    llm: LLM, model: str, page: list[int], threads: int | None, say: Callable[[str], None]
+) -> dict[str, Any]:
     """How near the kernels come to float32 on a page of text."""
     from hunch.bench.device.fidelity import float32_bytes, measure
     from hunch.bench.environment import memory_bytes
 
+    held = llm.engine.runner.target  # type: ignore[attr-defined]
+    if not held.is_quantised:
+        return {}
     needed = float32_bytes(model)
     if needed > (memory_bytes() or 0) // 2:
         return {"KL to float32": f"not measured: it would take {needed / 2**30:.0f} GiB"}
-    found = measure(model, page, dtype=given.dtype, bits=bits, threads=given.threads)
-    if found is None:
-        return {}
+    say(f"comparing with float32 on {len(page)} tokens, {needed / 2**30:.1f} GiB to fill first")
+    found = measure(model, page, held, threads)
     return {"KL to float32": found.kl, "top-1 as float32": found.top1}
 
 
@@ -222,21 +242,16 @@ def _advice(found: dict[str, Any], machine: dict[str, Any]) -> list[str]:
     return advice or ["all is well"]
 
 
-def _show(findings: dict[str, Any]) -> None:
+def _show(title: str, findings: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
-    for title in ("machine", "model"):
-        if title in findings:
-            table = Table(title=title, show_header=False, title_justify="left")
-            table.add_column(no_wrap=True)
-            table.add_column(overflow="fold")
-            for key, value in findings[title].items():
-                table.add_row(key, _shown(value))
-            console.print(table)
-    for line in findings.get("advice", []):
-        console.print(f"- {line}")
+    table = Table(title=title, show_header=False, title_justify="left")
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for key, value in findings.items():
+        table.add_row(key, _shown(value))
+    Console().print(table)
 
 
 def _shown(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,16 +167,18 @@ class Doctor:
         engine: dict[str, Any],
         max_tokens: int = 96,
         options: str = "",
+        say: Callable[[str], None] = lambda words: None,  # what is tried now
     ) -> None:
         self.target, self.folder, self.prompts, self.engine = target, folder, prompts, engine
         self.method, self.max_tokens = detect(folder), max_tokens
-        self.options = options  # as the drafter is asked for, ":KEY=VALUE"...
+        self.say, self.options = say, options  # as the drafter is asked for, ":KEY=VALUE"...
         self.has_template = True  # told by the first look, as are the next
         self.is_rounded = False  # the target's weights are held in fewer than 16 bits
         self.trials: list[Trial] = []
 
     def run(self) -> Report:
         """Everything that is wrong; the last word is training where nothing else is."""
+        self.say("trying: as it is")
         try:
             with unread_tensors() as words:
                 seen = self.look(self.folder)
@@ -228,6 +230,7 @@ class Doctor:
         **changes: Mapping[str, Any],  # of the drafter's files
     ) -> bool:
         """Whether a drafter so changed guesses better; the trial is noted."""
+        self.say(f"trying: {name}")
         with changed(self.folder, **changes) if changes else nullcontext(self.folder) as folder:
             try:
                 other = self.look(folder, options, is_chat=is_chat)

@@ -24,7 +24,7 @@ from hunch.kernels.quant import Quantised
 from hunch.layers.linear import Linear
 from hunch.models.backends import TORCH, TRITON
 from hunch.models.load import load_decoder
-from hunch.models.native import load_native
+from hunch.models.native import NativeDecoder, load_native
 from hunch.models.source import KEEP
 from hunch.models.target import Target
 from hunch.models.weights import open_weights
@@ -49,19 +49,10 @@ class Fidelity:
 
 
 def measure(
-    model: str,
-    ids: Sequence[int],
-    *,
-    dtype: str = "auto",
-    bits: int = 8,
-    threads: int | None = None,
-) -> Fidelity | None:
-    """A model as the CPU's kernels hold it; None where they do not compute it, or in float32."""
-    weights = open_weights(resolve(model).path)
-    held = load_native(weights, dtype=dtype, num_threads=threads, bits=bits)
-    if held is None or not held.is_quantised:
-        return None
-    exact = load_native(weights, dtype="float32", num_threads=threads)
+    model: str, ids: Sequence[int], held: NativeDecoder, threads: int | None = None
+) -> Fidelity:
+    """A model as the CPU's kernels hold it, against the same in float32."""
+    exact = load_native(open_weights(resolve(model).path), dtype="float32", num_threads=threads)
     assert exact is not None
     return compare(scores(exact, ids), scores(held, ids))
 
