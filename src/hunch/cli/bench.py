@@ -31,15 +31,12 @@ app = typer.Typer(cls=BenchCommands, no_args_is_help=False)
 
 @dataclass(kw_only=True)
 class BenchOptions(m.MeasuredOptions):
-    concurrency: Annotated[int, m.load_option(help="Requests at once.", min=1)] = 1
-    rate: Annotated[
-        float | None,
-        m.load_option(help="Requests per second, in place of --concurrency.", min=0.001),
-    ] = None
-    temperature: o.Temperature = 0.0
-    show: Annotated[bool, m.result_option("--show", help="Print every answer, side by side.")] = (
-        False
+    concurrency: int = m.load_option(1, "Requests at once.", min=1)
+    rate: float | None = m.load_option(
+        None, "Requests per second, in place of --concurrency.", min=0.001
     )
+    temperature: o.Temperature = 0.0
+    show: bool = m.result_option(False, "Print every answer, side by side.", "--show")
 
 
 @app.callback(invoke_without_command=True)
@@ -67,39 +64,23 @@ def bench(context: typer.Context, given: BenchOptions) -> None:
 
 @dataclass(kw_only=True)
 class SweepOptions(m.MeasuredOptions):
-    draft_lengths: Annotated[
-        str | None, typer.Option(help="Fixed draft lengths of each method: 3,7.")
-    ] = None
-    trees: Annotated[
-        str | None, typer.Option(help="Tree shapes of each method: chain,dynamic.")
-    ] = None
-    temperatures: Annotated[
-        str, typer.Option(help="Temperatures, 0 for the likeliest token: 0,0.7,1,1.5.")
-    ] = "0"
-    contexts: Annotated[
-        str | None, typer.Option(help="Context lengths, in place of a workload: 2k,8k.")
-    ] = None
-    concurrency: Annotated[
-        str | None, m.load_option(help="Requests at once: 1,2,4,8 (the default).")
-    ] = None
-    rates: Annotated[
-        str | None, m.load_option(help="Requests per second, in place of --concurrency: 1,4,16.")
-    ] = None
-    min_requests: Annotated[
-        int, m.load_option(help="With --rates: at least N requests in a round.", min=1)
-    ] = 8
-    repeats: m.Repeats = 1
-    until_decided: Annotated[
-        bool,
-        m.load_option(
-            "--until-decided",
-            help="From the fifth round on, measure only points and methods of which it is not "
-            "known yet whether auto is within 2% of them; --repeats are the most.",
-        ),
-    ] = False
-    out: Annotated[Path, m.result_option(help="The report; a stopped sweep goes on from it.")] = (
-        Path("sweep.json")
+    draft_lengths: str | None = o.option(None, "Fixed draft lengths of each method: 3,7.")
+    trees: str | None = o.option(None, "Tree shapes of each method: chain,dynamic.")
+    temperatures: str = o.option("0", "Temperatures, 0 for the likeliest token: 0,0.7,1,1.5.")
+    contexts: str | None = o.option(None, "Context lengths, in place of a workload: 2k,8k.")
+    concurrency: str | None = m.load_option(None, "Requests at once: 1,2,4,8 (the default).")
+    rates: str | None = m.load_option(
+        None, "Requests per second, in place of --concurrency: 1,4,16."
     )
+    min_requests: int = m.load_option(8, "With --rates: at least N requests in a round.", min=1)
+    repeats: m.Repeats = 1
+    until_decided: bool = m.load_option(
+        False,
+        "From the fifth round on, measure only points and methods of which it is not known yet "
+        "whether auto is within 2% of them; --repeats are the most.",
+        "--until-decided",
+    )
+    out: Path = m.result_option(Path("sweep.json"), "The report; a stopped sweep goes on from it.")
 
 
 @app.command(cls=o.Command)
@@ -160,9 +141,7 @@ def compare(
 @dataclass(kw_only=True)
 class ShowOptions(m.GoodputOptions):
     report: Annotated[Path, typer.Argument(help="A report of hunch bench --json or sweep --out.")]
-    plots: Annotated[
-        Path | None, typer.Option(help="A folder for the plots, as SVG and PNG, light and dark.")
-    ] = None
+    plots: Path | None = o.option(None, "A folder for the plots, as SVG and PNG, light and dark.")
 
 
 @app.command(cls=o.Command)

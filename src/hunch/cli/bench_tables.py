@@ -109,20 +109,15 @@ class PeersOptions(m.OutputOptions):
     workload: m.Workload = "mixed"
     prompts: o.Prompts = None
     limit: m.Limit = None
-    quick: Annotated[
-        bool, typer.Option("--quick", help="2 prompts, 16 tokens, one round: a look.")
-    ] = False
-    concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1)] = 1
+    quick: bool = o.option(False, "2 prompts, 16 tokens, one round: a look.", "--quick")
+    concurrency: int = o.option(1, "Requests at once.", min=1)
     max_tokens: o.MaxTokens = 96
     repeats: m.Repeats = 3
-    threads: Annotated[int, typer.Option(help="Of every engine.", min=1)] = 2
-    skip: Annotated[
-        str, typer.Option(help="Leave out: hunch, llama.cpp, ik_llama.cpp, transformers.")
-    ] = ""
-    server: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=COMMAND: a further llama-server, say ik_llama.cpp's own."),
-    ] = None
+    threads: int = o.option(2, "Of every engine.", min=1)
+    skip: str = o.option("", "Leave out: hunch, llama.cpp, ik_llama.cpp, transformers.")
+    server: list[str] | None = o.option(
+        None, "NAME=COMMAND: a further llama-server, say ik_llama.cpp's own."
+    )
 
 
 @o.takes(PeersOptions)

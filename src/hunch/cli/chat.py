@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -39,10 +39,8 @@ class Options(o.EngineOptions):
     name: o.ModelName = None
     model: o.Model = o.DEFAULT_MODEL
     speculate: o.Speculate = "auto"
-    system: Annotated[str | None, typer.Option(help="A system message.")] = None
-    server: Annotated[
-        str | None, typer.Option(help="URL of a running server to talk with instead.")
-    ] = None
+    system: str | None = o.option(None, "A system message.")
+    server: str | None = o.option(None, "URL of a running server to talk with instead.")
     max_tokens: o.MaxTokens = 512
     temperature: o.Temperature = 0.0
     top_p: o.TopP = 1.0

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -30,15 +30,9 @@ class Options(o.EngineOptions):
     model: o.Model = o.DEFAULT_MODEL
     speculate: o.Speculate = "auto"
     always_draft: o.AlwaysDraft = False
-    skip_model: Annotated[bool, typer.Option("--skip-model", help="Look at the machine alone.")] = (
-        False
-    )
-    drafter: Annotated[
-        Path | None, typer.Option(help="A drafter's directory: say why it is bad.")
-    ] = None
-    target: Annotated[
-        str | None, typer.Option(help="The model it drafts for; default: --model.")
-    ] = None
+    skip_model: bool = o.option(False, "Look at the machine alone.", "--skip-model")
+    drafter: Path | None = o.option(None, "A drafter's directory: say why it is bad.")
+    target: str | None = o.option(None, "The model it drafts for; default: --model.")
     prompts: o.Prompts = None
     as_json: o.Json = False
 

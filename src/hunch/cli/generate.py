@@ -24,17 +24,15 @@ class Options(o.FilterOptions, o.EngineOptions):
     speculate: o.Speculate = "auto"
     verifier: o.Verifier = "exact"
     always_draft: o.AlwaysDraft = False
-    chat: Annotated[bool, typer.Option("--chat", help="Apply the model's chat template.")] = False
-    trace: Annotated[
-        bool, typer.Option("--trace", help="Print every step: what was guessed and what was kept.")
-    ] = False
+    chat: bool = o.option(False, "Apply the model's chat template.", "--chat")
+    trace: bool = o.option(
+        False, "Print every step: what was guessed and what was kept.", "--trace"
+    )
     as_json: o.Json = False
     max_tokens: o.MaxTokens = 128
     temperature: o.Temperature = 0.0
     seed: o.Seed = None
-    ignore_eos: Annotated[
-        bool, o.sampling_option("--ignore-eos", help="Go on past the end of text.")
-    ] = False
+    ignore_eos: bool = o.sampling_option(False, "Go on past the end of text.", "--ignore-eos")
 
 
 @o.takes(Options)

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from hunch.bench.records import Report
     from hunch.bench.session import Asked
 
-# Options under their headings of the help.
-load_option = partial(typer.Option, rich_help_panel="Load")
-result_option = partial(typer.Option, rich_help_panel="Results")
+load_option = partial(o.option, rich_help_panel="Load")
+result_option = partial(o.option, rich_help_panel="Results")
 
 Methods = Annotated[
     str | None,
@@ -45,11 +44,22 @@ Workload = Annotated[
 ]
 Limit = Annotated[int | None, typer.Option(help="N prompts of each workload or file.", min=1)]
 Repeats = Annotated[
-    int, load_option("--repeats", "--rounds", help="Timed rounds; the median is shown.", min=1)
+    int,
+    typer.Option(
+        "--repeats",
+        "--rounds",
+        help="Timed rounds; the median is shown.",
+        min=1,
+        rich_help_panel="Load",
+    ),
 ]
 KvGib = Annotated[
     float | None,
-    o.engine_option(help="GiB of KV cache for each method; default on a GPU: 8.", min=0.01),
+    typer.Option(
+        help="GiB of KV cache for each method; default on a GPU: 8.",
+        min=0.01,
+        rich_help_panel=o.ENGINE,
+    ),
 ]
 
 
@@ -57,9 +67,9 @@ KvGib = Annotated[
 class OutputOptions:
     """Where a report goes."""
 
-    html: Annotated[Path | None, result_option(help="Write a page with plots, in one file.")] = None
-    csv: Annotated[Path | None, result_option(help="Write every figure as CSV.")] = None
-    markdown: Annotated[Path | None, result_option(help="Write the table as Markdown.")] = None
+    html: Path | None = result_option(None, "Write a page with plots, in one file.")
+    csv: Path | None = result_option(None, "Write every figure as CSV.")
+    markdown: Path | None = result_option(None, "Write the table as Markdown.")
     as_json: o.Json = False
 
     @property
@@ -109,12 +119,9 @@ class OutputOptions:
 
 @dataclass(kw_only=True)
 class GoodputOptions(OutputOptions):
-    goodput: Annotated[
-        str | None,
-        result_option(
-            help="Count the requests within these limits in ms: ttft:200,tpot:30,e2e:4000."
-        ),
-    ] = None
+    goodput: str | None = result_option(
+        None, "Count the requests within these limits in ms: ttft:200,tpot:30,e2e:4000."
+    )
 
 
 @dataclass(kw_only=True)
@@ -126,58 +133,40 @@ class MeasuredOptions(GoodputOptions, o.EngineOptions):
     workload: Workload = "mixed"
     prompts: o.Prompts = None
     limit: Limit = None
-    url: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="[NAME=]URL",
-            help="Measure a server that speaks OpenAI's API instead; repeat it to compare several. "
-            "The key comes from OPENAI_API_KEY.",
-        ),
-    ] = None
-    served_model: Annotated[
-        str | None, typer.Option(help="Name of the server's model; default: its first.")
-    ] = None
-    first_turns: Annotated[
-        bool,
-        load_option(
-            "--first-turns",
-            help="Of conversations (Spec-Bench, SPEED-Bench, MT-bench) ask the first turn alone. "
-            "Otherwise each further turn is asked after the model's own answer.",
-        ),
-    ] = False
-    burstiness: Annotated[
-        float,
-        load_option(
-            help="Of requests per second: 1 is Poisson arrivals, less comes in bursts.", min=0.01
-        ),
-    ] = 1.0
-    seconds: Annotated[
-        float,
-        load_option(help="How long requests arrive in a round, where they come by rate.", min=0.1),
-    ] = 10.0
-    warmup: Annotated[
-        int, load_option(help="Leave the first N requests out of a round's figures.", min=0)
-    ] = 0
-    ignore_eos: Annotated[
-        bool, load_option("--ignore-eos", help="Always generate all of --max-tokens.")
-    ] = False
+    url: list[str] | None = o.option(
+        None,
+        "Measure a server that speaks OpenAI's API instead; repeat it to compare several. The key "
+        "comes from OPENAI_API_KEY.",
+        metavar="[NAME=]URL",
+    )
+    served_model: str | None = o.option(None, "Name of the server's model; default: its first.")
+    first_turns: bool = load_option(
+        False,
+        "Of conversations (Spec-Bench, SPEED-Bench, MT-bench) ask the first turn alone. Otherwise "
+        "each further turn is asked after the model's own answer.",
+        "--first-turns",
+    )
+    burstiness: float = load_option(
+        1.0, "Of requests per second: 1 is Poisson arrivals, less comes in bursts.", min=0.01
+    )
+    seconds: float = load_option(
+        10.0, "How long requests arrive in a round, where they come by rate.", min=0.1
+    )
+    warmup: int = load_option(0, "Leave the first N requests out of a round's figures.", min=0)
+    ignore_eos: bool = load_option(False, "Always generate all of --max-tokens.", "--ignore-eos")
     repeats: Repeats = 3
     max_tokens: o.MaxTokens = 96
     top_p: o.TopP = 1.0
     seed: o.Seed = 0
-    enlarge: Annotated[
-        str | None,
-        o.engine_option(
-            help="Pad the model to a larger one's cost, with the same text: 7b, 70b, or 1b on a "
-            "CPU; 2b also has room for Qwen2.5-0.5B."
-        ),
-    ] = None
-    max_model_len: Annotated[
-        int | None, o.engine_option(help="Longest prompt and answer together.", min=16)
-    ] = None
-    max_num_seqs: Annotated[
-        int | None, o.engine_option("--max-num-seqs", help="Requests that run at once.", min=1)
-    ] = None
+    enlarge: str | None = o.engine_option(
+        None,
+        "Pad the model to a larger one's cost, with the same text: 7b, 70b, or 1b on a CPU; 2b "
+        "also has room for Qwen2.5-0.5B.",
+    )
+    max_model_len: int | None = o.engine_option(None, "Longest prompt and answer together.", min=16)
+    max_num_seqs: int | None = o.engine_option(
+        None, "Requests that run at once.", "--max-num-seqs", min=1
+    )
     kv_gib: KvGib = None
 
     def engine(self) -> dict[str, Any]:

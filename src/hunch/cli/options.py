@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial, wraps
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from hunch import LLM, SamplingParams
 
 Given = TypeVar("Given", contravariant=True)
-# Options under their headings of the help.
-sampling_option = partial(typer.Option, rich_help_panel="Sampling")
-engine_option = partial(typer.Option, rich_help_panel="Engine")
+T = TypeVar("T")
+ENGINE, SAMPLING = "Engine", "Sampling"  # headings that help lists options under
 
 Model = Annotated[
     str, typer.Option("--model", "-m", help="A known name, a directory, a .gguf file or a hub id.")
@@ -49,12 +48,23 @@ AlwaysDraft = Annotated[
     ),
 ]
 Verifier = Annotated[str, typer.Option(help=VERIFIER_HELP)]
-MaxTokens = Annotated[int, sampling_option(help="Generate at most N tokens.", min=1)]
-Temperature = Annotated[float, sampling_option(help="0 always takes the likeliest token.", min=0.0)]
-TopP = Annotated[
-    float, sampling_option(help="Keep the likeliest tokens that together have this probability.")
+MaxTokens = Annotated[
+    int, typer.Option(help="Generate at most N tokens.", min=1, rich_help_panel=SAMPLING)
 ]
-Seed = Annotated[int | None, sampling_option(help="Same seed, same text.", min=0)]
+Temperature = Annotated[
+    float,
+    typer.Option(help="0 always takes the likeliest token.", min=0.0, rich_help_panel=SAMPLING),
+]
+TopP = Annotated[
+    float,
+    typer.Option(
+        help="Keep the likeliest tokens that together have this probability.",
+        rich_help_panel=SAMPLING,
+    ),
+]
+Seed = Annotated[
+    int | None, typer.Option(help="Same seed, same text.", min=0, rich_help_panel=SAMPLING)
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Prompts = Annotated[
     Path | None,
@@ -65,13 +75,17 @@ Prompts = Annotated[
 ]
 
 Threads = Annotated[
-    int | None, engine_option(help="CPU threads; default: OMP_NUM_THREADS, or the cores.", min=1)
+    int | None,
+    typer.Option(
+        help="CPU threads; default: OMP_NUM_THREADS, or the cores.", min=1, rich_help_panel=ENGINE
+    ),
 ]
-Device = Annotated[str, engine_option(help="auto, cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.", rich_help_panel=ENGINE)]
 ActivationBits = Annotated[
     str,
-    engine_option(
+    typer.Option(
         metavar="BITS",
+        rich_help_panel=ENGINE,
         help="Bits of activations beside quantised weights on a CPU: 8 is faster, 14 nearer to "
         "float32; auto takes 14 for small models.",
     ),
@@ -80,21 +94,28 @@ ActivationBits = Annotated[
 __all__ = ["DEFAULT_MODEL"]
 
 
+def option(usual: T, help_text: str, *names: str, **how: Any) -> T:
+    """A field of a command's options: its default, and what help says of it.
+
+    `names` are for those that are not called as the field is, and for flags without a --no-NAME.
+    """
+    return field(default=usual, metadata={"option": typer.Option(*names, help=help_text, **how)})
+
+
+engine_option = partial(option, rich_help_panel=ENGINE)
+sampling_option = partial(option, rich_help_panel=SAMPLING)
+
+
 @dataclass(kw_only=True)
 class FilterOptions:
     """Which tokens may be chosen, and where a text ends."""
 
     top_p: TopP = 1.0
-    top_k: Annotated[int, sampling_option(help="Keep the K likeliest tokens; 0: all.")] = 0
-    min_p: Annotated[
-        float,
-        sampling_option(
-            help="Drop tokens with less than this share of the likeliest one's probability."
-        ),
-    ] = 0.0
-    stop: Annotated[
-        list[str] | None, sampling_option(help="End before this text; may be repeated.")
-    ] = None
+    top_k: int = sampling_option(0, "Keep the K likeliest tokens; 0: all.")
+    min_p: float = sampling_option(
+        0.0, "Drop tokens with less than this share of the likeliest one's probability."
+    )
+    stop: list[str] | None = sampling_option(None, "End before this text; may be repeated.")
 
 
 @dataclass(kw_only=True)
@@ -102,12 +123,12 @@ class EngineOptions:
     """How a model is held."""
 
     threads: Threads = None
-    dtype: Annotated[
-        str, engine_option(help="auto, float32, bfloat16, float16, int8, int4, or fp8 on a GPU.")
-    ] = "auto"
-    kv_cache_dtype: Annotated[
-        str, engine_option(help="Of keys and values: auto, or fp8 or int8 for half the memory.")
-    ] = "auto"
+    dtype: str = engine_option(
+        "auto", "auto, float32, bfloat16, float16, int8, int4, or fp8 on a GPU."
+    )
+    kv_cache_dtype: str = engine_option(
+        "auto", "Of keys and values: auto, or fp8 or int8 for half the memory."
+    )
     device: Device = "auto"
     activation_bits: ActivationBits = "auto"
 
@@ -128,6 +149,9 @@ class _Command(Protocol[Given]):
 def takes(options_class: type[Given]) -> Callable[[_Command[Given]], Callable[..., None]]:
     """For a command that gets its options as an object: every field of the class is one of them."""
     hints = get_type_hints(options_class, include_extras=True)
+    for one in fields(options_class):  # type: ignore[arg-type]
+        if told := one.metadata.get("option"):
+            hints[one.name] = Annotated[hints[one.name], told]
     params = [Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     # The class's own first, then those of its bases, as they are listed.
     for name in dict.fromkeys(n for c in options_class.__mro__ for n in vars(c).get(_HINTS, ())):

@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -24,67 +24,42 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Options:
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            "-t",
-            help="The target's parameters, say 70B, or a model, whose config is read; default: 8B, "
-            "or the model of --from.",
-        ),
-    ] = None
-    draft: Annotated[
-        str | None,
-        typer.Option(help="The draft model's, likewise; default: lookups, which cost nothing."),
-    ] = None
-    gpu: Annotated[
-        str | None,
-        typer.Option(
-            help="A GPU's name; --list-gpus shows them. Default: H100, or that of --from."
-        ),
-    ] = None
-    tp: Annotated[int, typer.Option(help="GPUs that share every pass.", min=1)] = 1
-    pp: Annotated[int, typer.Option(help="Stages of layers; with --link.", min=1)] = 1
-    dtype: Annotated[str, typer.Option(help="Type of the weights: bf16, fp8, int8, int4.")] = "bf16"
-    acceptance: Annotated[
-        float | None,
-        typer.Option(help="Chance that a guess is right; default: 0.7, without a draft 0.45."),
-    ] = None
-    prompt: Annotated[int, typer.Option(help="Tokens of a prompt.", min=1)] = 512
-    answer: Annotated[int, typer.Option(help="Tokens of an answer.", min=1)] = 256
-    rps: Annotated[float | None, typer.Option(help="Requests per second to serve.", min=0.001)] = (
-        None
+    target: str | None = o.option(
+        None,
+        "The target's parameters, say 70B, or a model, whose config is read; default: 8B, or the "
+        "model of --from.",
+        "--target",
+        "-t",
     )
-    seconds: Annotated[
-        float | None, typer.Option(help="How long they come; default: for ever.", min=0.01)
-    ] = None
-    price: Annotated[float | None, typer.Option(help="Price of a GPU hour; adds the cost.")] = None
-    bandwidth: Annotated[
-        float | None,
-        typer.Option(help="Memory bandwidth in GB/s, as advertised; in place of --gpu's."),
-    ] = None
-    tflops: Annotated[
-        float | None, typer.Option(help="Dense 16-bit TFLOP/s; in place of --gpu's.")
-    ] = None
-    memory: Annotated[float | None, typer.Option(help="GB of memory; in place of --gpu's.")] = None
-    layers: Annotated[
-        int | None, typer.Option(help="Layers of the target; default: by its size.")
-    ] = None
-    kv_bytes: Annotated[
-        float | None, typer.Option(help="Bytes of KV per token; default: by its size.")
-    ] = None
-    from_report: Annotated[
-        Path | None, typer.Option("--from", help="Calibrate by a report of hunch bench.")
-    ] = None
-    link: Annotated[
-        str | None,
-        typer.Option(
-            help="Print what --tp ranks exchange over it (nvlink4, pcie5, ndr) and leave."
-        ),
-    ] = None
-    list_gpus: Annotated[
-        bool, typer.Option("--list-gpus", help="Print the table of GPUs and leave.")
-    ] = False
+    draft: str | None = o.option(
+        None, "The draft model's, likewise; default: lookups, which cost nothing."
+    )
+    gpu: str | None = o.option(
+        None, "A GPU's name; --list-gpus shows them. Default: H100, or that of --from."
+    )
+    tp: int = o.option(1, "GPUs that share every pass.", min=1)
+    pp: int = o.option(1, "Stages of layers; with --link.", min=1)
+    dtype: str = o.option("bf16", "Type of the weights: bf16, fp8, int8, int4.")
+    acceptance: float | None = o.option(
+        None, "Chance that a guess is right; default: 0.7, without a draft 0.45."
+    )
+    prompt: int = o.option(512, "Tokens of a prompt.", min=1)
+    answer: int = o.option(256, "Tokens of an answer.", min=1)
+    rps: float | None = o.option(None, "Requests per second to serve.", min=0.001)
+    seconds: float | None = o.option(None, "How long they come; default: for ever.", min=0.01)
+    price: float | None = o.option(None, "Price of a GPU hour; adds the cost.")
+    bandwidth: float | None = o.option(
+        None, "Memory bandwidth in GB/s, as advertised; in place of --gpu's."
+    )
+    tflops: float | None = o.option(None, "Dense 16-bit TFLOP/s; in place of --gpu's.")
+    memory: float | None = o.option(None, "GB of memory; in place of --gpu's.")
+    layers: int | None = o.option(None, "Layers of the target; default: by its size.")
+    kv_bytes: float | None = o.option(None, "Bytes of KV per token; default: by its size.")
+    from_report: Path | None = o.option(None, "Calibrate by a report of hunch bench.", "--from")
+    link: str | None = o.option(
+        None, "Print what --tp ranks exchange over it (nvlink4, pcie5, ndr) and leave."
+    )
+    list_gpus: bool = o.option(False, "Print the table of GPUs and leave.", "--list-gpus")
     as_json: o.Json = False
 
 

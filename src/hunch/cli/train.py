@@ -37,54 +37,38 @@ class Options:
             metavar="KEY=VALUE", help="Its options, say layers=4, draft_vocab=8192 or loss=blend."
         ),
     ] = None
-    target: Annotated[
-        str | None,
-        typer.Option(
-            "--target",
-            "--model",
-            "-t",
-            "-m",
-            metavar="MODEL",
-            help="The model to draft for: a name, a directory, a .gguf file or a hub id. "
-            f"[default: {o.DEFAULT_MODEL}]",
-        ),
-    ] = None
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            help="JSON lines or CSV with `turns` (chat template on the first) or `prompt` (raw), "
-            "or a .txt file with a question in every line, also as .gz or .xz, or in parquet; "
-            "default: questions that come with hunch. Your own kind of prompts makes a better "
-            "drafter."
-        ),
-    ] = None
-    minutes: Annotated[
-        float | None,
-        typer.Option(
-            help="How long it may take in all [default: 10]; with a method named, its training "
-            "alone.",
-            min=0.01,
-        ),
-    ] = None
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the drafter goes; required.")
-    ] = None
-    resume: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Go on with a method's job; with --prompts, fine-tune its drafter on new ones.",
-        ),
-    ] = None
-    max_model_len: Annotated[
-        int | None, typer.Option(help="Longest prompt and answer together.")
-    ] = None
-    force: Annotated[
-        bool, typer.Option("--force", help="Train even where no drafter is expected to pay.")
-    ] = False
-    register: Annotated[
-        bool, typer.Option(help="Let auto use the drafter for this target from now on, if it pays.")
-    ] = True
+    target: str | None = o.option(
+        None,
+        "The model to draft for: a name, a directory, a .gguf file or a hub id. "
+        f"[default: {o.DEFAULT_MODEL}]",
+        "--target",
+        "--model",
+        "-t",
+        "-m",
+        metavar="MODEL",
+    )
+    prompts: Path | None = o.option(
+        None,
+        "JSON lines or CSV with `turns` (chat template on the first) or `prompt` (raw), or a .txt "
+        "file with a question in every line, also as .gz or .xz, or in parquet; default: questions "
+        "that come with hunch. Your own kind of prompts makes a better drafter.",
+    )
+    minutes: float | None = o.option(
+        None,
+        "How long it may take in all [default: 10]; with a method named, its training alone.",
+        min=0.01,
+    )
+    out: Path | None = o.option(None, "Where the drafter goes; required.", metavar="DIR")
+    resume: Path | None = o.option(
+        None,
+        "Go on with a method's job; with --prompts, fine-tune its drafter on new ones.",
+        metavar="DIR",
+    )
+    max_model_len: int | None = o.option(None, "Longest prompt and answer together.")
+    force: bool = o.option(False, "Train even where no drafter is expected to pay.", "--force")
+    register: bool = o.option(
+        True, "Let auto use the drafter for this target from now on, if it pays."
+    )
     device: o.Device = "auto"
     as_json: o.Json = False
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -48,26 +48,20 @@ class Run:
 @dataclass(kw_only=True)
 class Options(o.FilterOptions, o.EngineOptions):
     model: o.Model = o.DEFAULT_MODEL
-    speculate: Annotated[str, typer.Option(help="Methods to check, commas between.")] = (
-        "ngram,suffix"
-    )
+    speculate: str = o.option("ngram,suffix", "Methods to check, commas between.")
     prompts: o.Prompts = None
-    limit: Annotated[int | None, typer.Option(help="Only the first N prompts.", min=1)] = None
-    temperature: Annotated[
-        str, typer.Option("--temperature", "--temperatures", help="0 is greedy; several: 0,0.7,1")
-    ] = "0"
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: less repetition.")] = 1.0
-    presence_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = 0.0
-    frequency_penalty: Annotated[float, typer.Option(help="From -2 to 2.")] = 0.0
-    logit_bias: Annotated[list[str] | None, typer.Option(help="TOKEN_ID=BIAS, repeatable.")] = None
-    n: Annotated[int, typer.Option(help="Samples per prompt.", min=1)] = 1
-    batch: Annotated[
-        str, typer.Option("--batch", "--batch-sizes", help="Requests at once; several: 1,8,32")
-    ] = "8"
+    limit: int | None = o.option(None, "Only the first N prompts.", min=1)
+    temperature: str = o.option(
+        "0", "0 is greedy; several: 0,0.7,1", "--temperature", "--temperatures"
+    )
+    repetition_penalty: float = o.option(1.0, "Above 1: less repetition.")
+    presence_penalty: float = o.option(0.0, "From -2 to 2.")
+    frequency_penalty: float = o.option(0.0, "From -2 to 2.")
+    logit_bias: list[str] | None = o.option(None, "TOKEN_ID=BIAS, repeatable.")
+    n: int = o.option(1, "Samples per prompt.", min=1)
+    batch: str = o.option("8", "Requests at once; several: 1,8,32", "--batch", "--batch-sizes")
     verifier: o.Verifier = "exact"
-    samples: Annotated[
-        int, typer.Option(help="Samples per prompt where chances are compared.", min=50)
-    ] = 1000
+    samples: int = o.option(1000, "Samples per prompt where chances are compared.", min=50)
     as_json: o.Json = False
     max_tokens: o.MaxTokens = 64
     seed: o.Seed = 0
