@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -50,52 +51,34 @@ def _nothing_said_yet() -> Iterator[None]:
 # --- LLM ----------------------------------------------------------------------------------------
 
 NGRAM = {"speculative_model": "[ngram]"}
+# By section of the config: arguments that stand there under their own name, as they were given.
+AS_GIVEN: dict[str, dict[str, Any]] = {
+    "model": {
+        "model": "m", "tokenizer": "t", "revision": "r", "download_dir": "d", "dtype": "bfloat16",
+        "device": "cpu", "max_model_len": 9, "seed": 3, "lora": "a", "threads": 2,
+        "kernels": "torch", "chat_template": "{{x}}", "tool_call_parser": "hermes",
+        "reasoning_parser": "off", "logprobs_mode": "processed_logprobs", "kv_cache_dtype": "fp8",
+        "quantization": "int8", "activation_bits": 14,
+    },
+    "cache": {
+        "engines_per_device": 2, "block_size": 8, "kv_bytes": 99, "num_blocks": 7,
+        "gpu_memory_utilization": 0.5, "enable_prefix_caching": False,
+    },
+    "schedule": {"max_queue": 4, "depth": 1},
+    "parallel": {"pipeline_parallel_size": 2, "tensor_parallel_size": 2},
+    "spec": {"verifier": "block"},
+}  # fmt: skip
+# The others -> what is given with them, where they end up, what stands there.
 HONOURED: dict[str, tuple[dict[str, Any], Callable[[Config], Any], Any]] = {
-    # argument -> what is given with it, where it ends up, what stands there
-    "model": ({"model": "m"}, lambda c: c.model.model, "m"),
-    "tokenizer": ({"tokenizer": "t"}, lambda c: c.model.tokenizer, "t"),
-    "revision": ({"revision": "r"}, lambda c: c.model.revision, "r"),
+    **{
+        name: ({name: value}, attrgetter(f"{section}.{name}"), value)
+        for section, given in AS_GIVEN.items()
+        for name, value in given.items()
+    },
     "hf_overrides": (
         {"hf_overrides": {"rope_theta": 5.0}},
         lambda c: c.model.hf_overrides,
         '{"rope_theta": 5.0}',
-    ),
-    "download_dir": ({"download_dir": "d"}, lambda c: c.model.download_dir, "d"),
-    "dtype": ({"dtype": "bfloat16"}, lambda c: c.model.dtype, "bfloat16"),
-    "device": ({"device": "cpu"}, lambda c: c.model.device, "cpu"),
-    "max_model_len": ({"max_model_len": 9}, lambda c: c.model.max_model_len, 9),
-    "seed": ({"seed": 3}, lambda c: c.model.seed, 3),
-    "lora": ({"lora": "a"}, lambda c: c.model.lora, "a"),
-    "engines_per_device": ({"engines_per_device": 2}, lambda c: c.cache.engines_per_device, 2),
-    "threads": ({"threads": 2}, lambda c: c.model.threads, 2),
-    "kernels": ({"kernels": "torch"}, lambda c: c.model.kernels, "torch"),
-    "chat_template": ({"chat_template": "{{x}}"}, lambda c: c.model.chat_template, "{{x}}"),
-    "tool_call_parser": (
-        {"tool_call_parser": "hermes"},
-        lambda c: c.model.tool_call_parser,
-        "hermes",
-    ),
-    "reasoning_parser": ({"reasoning_parser": "off"}, lambda c: c.model.reasoning_parser, "off"),
-    "logprobs_mode": (
-        {"logprobs_mode": "processed_logprobs"},
-        lambda c: c.model.logprobs_mode,
-        "processed_logprobs",
-    ),
-    "kv_cache_dtype": ({"kv_cache_dtype": "fp8"}, lambda c: c.model.kv_cache_dtype, "fp8"),
-    "quantization": ({"quantization": "int8"}, lambda c: c.model.quantization, "int8"),
-    "activation_bits": ({"activation_bits": 14}, lambda c: c.model.activation_bits, 14),
-    "block_size": ({"block_size": 8}, lambda c: c.cache.block_size, 8),
-    "kv_bytes": ({"kv_bytes": 99}, lambda c: c.cache.kv_bytes, 99),
-    "num_blocks": ({"num_blocks": 7}, lambda c: c.cache.num_blocks, 7),
-    "gpu_memory_utilization": (
-        {"gpu_memory_utilization": 0.5},
-        lambda c: c.cache.gpu_memory_utilization,
-        0.5,
-    ),
-    "enable_prefix_caching": (
-        {"enable_prefix_caching": False},
-        lambda c: c.cache.enable_prefix_caching,
-        False,
     ),
     "kv_events_config": (
         {"kv_events_config": {"enable_kv_cache_events": True}},
@@ -108,20 +91,7 @@ HONOURED: dict[str, tuple[dict[str, Any], Callable[[Config], Any], Any]] = {
         lambda c: c.schedule.num_tokens,
         33,
     ),
-    "max_queue": ({"max_queue": 4}, lambda c: c.schedule.max_queue, 4),
-    "depth": ({"depth": 1}, lambda c: c.schedule.depth, 1),
-    "pipeline_parallel_size": (
-        {"pipeline_parallel_size": 2},
-        lambda c: c.parallel.pipeline_parallel_size,
-        2,
-    ),
-    "tensor_parallel_size": (
-        {"tensor_parallel_size": 2},
-        lambda c: c.parallel.tensor_parallel_size,
-        2,
-    ),
     "speculate": ({"speculate": "suffix"}, lambda c: c.spec.method, "suffix"),
-    "verifier": ({"verifier": "block"}, lambda c: c.spec.verifier, "block"),
     "always_draft": ({"always_draft": True}, lambda c: c.spec.always, True),
     "speculative_model": ({"speculative_model": "p"}, lambda c: c.spec.path, "p"),
     "num_speculative_tokens": (
@@ -425,21 +395,24 @@ def test_from_so_many_requests_on_nobody_drafts(
 # --- hunch.sglang.Engine ------------------------------------------------------------------------
 
 EAGLE = {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "p"}
+SGLANG_SAME: dict[str, tuple[Any, str]] = {  # what is given, and where it ends up
+    "tokenizer_path": ("t", "model.tokenizer"),
+    "context_length": (9, "model.max_model_len"),
+    "mem_fraction_static": (0.4, "cache.gpu_memory_utilization"),
+    "tp_size": (2, "parallel.tensor_parallel_size"),
+    "pp_size": (2, "parallel.pipeline_parallel_size"),
+    "random_seed": (5, "model.seed"),
+    "max_running_requests": (3, "schedule.num_rows"),
+    "chunked_prefill_size": (64, "schedule.num_tokens"),
+    "page_size": (32, "cache.block_size"),
+    "speculative_draft_model_path": ("p", "spec.path"),
+}
 SGLANG: dict[str, tuple[dict[str, Any], Callable[[Config], Any], Any]] = {
+    **{
+        name: ({name: value}, attrgetter(place), value)
+        for name, (value, place) in SGLANG_SAME.items()
+    },
     "model_path": ({}, lambda c: c.model.model, "m"),
-    "tokenizer_path": ({"tokenizer_path": "t"}, lambda c: c.model.tokenizer, "t"),
-    "context_length": ({"context_length": 9}, lambda c: c.model.max_model_len, 9),
-    "mem_fraction_static": (
-        {"mem_fraction_static": 0.4},
-        lambda c: c.cache.gpu_memory_utilization,
-        0.4,
-    ),
-    "tp_size": ({"tp_size": 2}, lambda c: c.parallel.tensor_parallel_size, 2),
-    "pp_size": ({"pp_size": 2}, lambda c: c.parallel.pipeline_parallel_size, 2),
-    "random_seed": ({"random_seed": 5}, lambda c: c.model.seed, 5),
-    "max_running_requests": ({"max_running_requests": 3}, lambda c: c.schedule.num_rows, 3),
-    "chunked_prefill_size": ({"chunked_prefill_size": 64}, lambda c: c.schedule.num_tokens, 64),
-    "page_size": ({"page_size": 32}, lambda c: c.cache.block_size, 32),
     "disable_radix_cache": (
         {"disable_radix_cache": True},
         lambda c: c.cache.enable_prefix_caching,
@@ -451,11 +424,6 @@ SGLANG: dict[str, tuple[dict[str, Any], Callable[[Config], Any], Any]] = {
         logging.ERROR,
     ),
     "speculative_algorithm": ({"speculative_algorithm": "NGRAM"}, lambda c: c.spec.method, "ngram"),
-    "speculative_draft_model_path": (
-        {"speculative_draft_model_path": "p"},
-        lambda c: c.spec.path,
-        "p",
-    ),
     # A chain of 3 guesses is checked with 4 tokens, and both ways to ask for it are the same.
     "speculative_num_steps": (
         {**EAGLE, "speculative_num_steps": 3},
