@@ -6,6 +6,12 @@ from typing import Any
 import torch
 import transformers
 
+from builders import plain_logits
+from hunch.kernels import native_library
+from hunch.models.load import load_decoder
+from hunch.models.native import load_native
+from hunch.models.weights import open_weights
+
 COMMON: dict[str, Any] = {
     "vocab_size": 90, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 4,
     "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
@@ -187,3 +193,15 @@ def make(name: str, folder: Path, vocab_size: int = 90) -> torch.nn.Module:
                 parameter.add_(torch.randn_like(parameter) * 0.2)
     model.save_pretrained(folder)
     return model
+
+
+def check_logits(path: Path, theirs: torch.nn.Module, *, is_native: bool = True) -> None:
+    """The files' model computes what transformers' does, by torch and by the CPU's kernels."""
+    expected = theirs(torch.tensor([IDS])).logits[0]
+    weights = open_weights(path)
+    torch.testing.assert_close(plain_logits(load_decoder(weights), IDS), expected, **CLOSE)
+    if native_library.is_available():
+        fast = load_native(weights, dtype="float32", num_threads=1)
+        assert (fast is not None) == is_native
+        if fast is not None:
+            torch.testing.assert_close(plain_logits(fast, IDS), expected, **CLOSE)

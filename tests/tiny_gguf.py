@@ -96,6 +96,30 @@ def gguf_name(name: str) -> str:
     return f"{_NAMES[stem]}.{ending}"
 
 
+def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    add = {
+        str: writer.add_string,
+        bool: writer.add_bool,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        list: writer.add_array,
+    }[type(value)]
+    add(key, value)
+
+
+def names_in(architecture: str, num_layers: int) -> gguf.TensorNameMap:
+    """How converters name an architecture's tensors."""
+    number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    return gguf.get_tensor_name_map(number, num_layers)
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def write_gguf(
     path: Path,
     tensors: dict[str, np.ndarray],
@@ -118,14 +142,7 @@ def write_gguf(
         f"{architecture}.rope.freq_base": 50000.0,
     }
     for key, value in (usual | (metadata or {})).items():
-        add = {
-            str: writer.add_string,
-            bool: writer.add_bool,
-            int: writer.add_uint32,
-            float: writer.add_float32,
-            list: writer.add_array,
-        }[type(value)]
-        add(key, value)
+        add_key(writer, key, value)
     formats = cycle([block_format] if isinstance(block_format, str) else block_format)
     for seed, (name, value) in enumerate(tensors.items()):
         if architecture in ("llama", "mistral") and ("q_proj" in name or "k_proj" in name):
@@ -142,10 +159,7 @@ def write_gguf(
             writer.add_tensor(gguf_name(name), value)
     for name, value in (extra or {}).items():
         writer.add_tensor(name, value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

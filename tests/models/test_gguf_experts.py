@@ -13,7 +13,7 @@ from hunch.kernels import native_library, native_matrix
 from hunch.models.load import load_decoder
 from hunch.models.native import load_native
 from hunch.models.weights import open_weights
-from tiny_gguf import gguf_name, interleave
+from tiny_gguf import finish, gguf_name, interleave
 
 FAMILIES = {  # case of test_expert_families -> GGUF's architecture
     "mixtral": "llama",
@@ -204,10 +204,7 @@ def write(path: Path, weights, architecture: str, block_format: str) -> Path:
             writer.add_tensor(name, gguf.quants.quantize(value, quantised), raw_dtype=quantised)
         else:
             writer.add_tensor(name, value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

@@ -14,7 +14,7 @@ from hunch.models.load import load_decoder
 from hunch.models.weights import open_weights
 from hunch.models.weights.configs import unified_config
 from their_models import make
-from tiny_gguf import interleave
+from tiny_gguf import add_key, finish, interleave, names_in
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")
 IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -164,14 +164,6 @@ def gemma4_lists(config: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def add_key(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, list):
-        return writer.add_array(key, value)
-    if isinstance(value, str | bool):
-        return (writer.add_string if isinstance(value, str) else writer.add_bool)(key, value)
-    return (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(key, value)
-
-
 def gguf_name(names: gguf.TensorNameMap, name: str) -> str:
     """As converters have it; those of Gemma 4 give some tensors a suffix first."""
     scales = {"router.scale": "ffn_gate_inp", "router.per_expert_scale": "ffn_down_exps"}
@@ -212,8 +204,7 @@ def convert(path: Path, case: str) -> Any:
             add_key(writer, f"{architecture}.{key}", value)
     for key, value in more.items():
         add_key(writer, f"{architecture}.{key}", value)
-    arch = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
-    names = gguf.get_tensor_name_map(arch, 5)
+    names = names_in(architecture, 5)
     if architecture == "apertus":
         for part in ("alpha_p", "alpha_n", "beta", "eps"):
             values = [t.item() for name, t in tensors.items() if name.endswith(f"act_fn.{part}")]
@@ -240,10 +231,7 @@ def convert(path: Path, case: str) -> Any:
     if architecture == "gemma4":
         factors = np.array([1.0] * 3 + [1e30] * 9, np.float32)  # a quarter of 24 numbers is turned
         writer.add_tensor("rope_freqs.weight", factors)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return theirs
 
 
@@ -281,9 +269,6 @@ def test_minicpm_without_the_keys_of_its_scales(tmp_path: Path, monkeypatch) -> 
 def test_why_an_architecture_is_refused_is_said(architecture, words, tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
     writer.add_tensor("token_embd.weight", np.zeros((4, 4), np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     with pytest.raises(UnsupportedModelError, match=f"{architecture}' is not supported: .*{words}"):
         open_weights(tmp_path / "m.gguf")

@@ -8,13 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from builders import plain_logits
 from hunch.errors import UnsupportedModelError
-from hunch.kernels import native_library
-from hunch.models.load import load_decoder
-from hunch.models.native import load_native
 from hunch.models.weights import open_weights
-from recurrent_models import BY_TORCH, CASES, CLOSE, IDS, make
+from recurrent_models import BY_TORCH, CASES, check_logits, make
+from tiny_gguf import add_key, finish, names_in
 
 ARCHITECTURES = {"Lfm2": "lfm2", "Lfm2Moe": "lfm2moe", "GraniteMoeHybrid": "granitehybrid"}
 ARCHITECTURES |= {"NemotronH": "nemotron_h", "FalconH1": "falcon-h1", "Mamba2": "mamba2"}
@@ -117,8 +114,7 @@ def convert(path: Path, case: str, folder: Path, **more: bool) -> Any:
         if key == "expert_count" and value is None:
             value = getattr(config, "num_local_experts", None)
         if value is not None:
-            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-            add(f"{arch}.{key}", value)
+            add_key(writer, f"{arch}.{key}", value)
     eps = getattr(config, "norm_eps", None) or getattr(config, "rms_norm_eps", None)
     eps = eps or config.layer_norm_epsilon
     writer.add_float32(f"{arch}.attention.layer_norm_rms_epsilon", eps)
@@ -141,8 +137,7 @@ def convert(path: Path, case: str, folder: Path, **more: bool) -> Any:
         writer.add_float32(f"{arch}.rope.freq_base", config.rope_parameters["rope_theta"])
         if arch == "falcon-h1":
             writer.add_uint32(f"{arch}.ssm.inner_size", config.mamba_d_ssm)
-    number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    names = names_in(arch, config.num_hidden_layers)
     for whole, tensor in theirs.state_dict().items():
         if whole == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -155,10 +150,7 @@ def convert(path: Path, case: str, folder: Path, **more: bool) -> Any:
                 found = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert found is not None, name
             writer.add_tensor(found, np.ascontiguousarray(x.numpy()))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return theirs
 
 
@@ -173,14 +165,7 @@ def convert(path: Path, case: str, folder: Path, **more: bool) -> Any:
 @torch.no_grad()
 def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     theirs = convert(tmp_path / "m.gguf", case, tmp_path / "saved")
-    expected = theirs(torch.tensor([IDS])).logits[0]
-    weights = open_weights(tmp_path / "m.gguf")
-    torch.testing.assert_close(plain_logits(load_decoder(weights), IDS), expected, **CLOSE)
-    if native_library.is_available():
-        fast = load_native(weights, dtype="float32", num_threads=1)
-        assert (fast is None) == (case in BY_TORCH)
-        fast = fast or load_decoder(weights)
-        torch.testing.assert_close(plain_logits(fast, IDS), expected, **CLOSE)
+    check_logits(tmp_path / "m.gguf", theirs, is_native=case not in BY_TORCH)
 
 
 def test_bamba_says_where_to_read_it_from(tmp_path: Path) -> None:

@@ -8,12 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from builders import plain_logits
-from hunch.kernels import native_library
-from hunch.models.load import load_decoder
-from hunch.models.native import load_native
-from hunch.models.weights import open_weights
-from recurrent_models import CASES, CLOSE, IDS, make
+from recurrent_models import CASES, check_logits, make
+from tiny_gguf import add_key, finish, names_in
 
 ARCHITECTURES = {"Qwen3Next": "qwen3next", "Qwen3_5": "qwen35", "Qwen3_5Moe": "qwen35moe"}
 KEYS = {
@@ -66,14 +62,12 @@ def convert(path: Path, case: str, folder: Path) -> Any:
     for key, name in KEYS.items():
         value = getattr(config, name, None)
         if value is not None:
-            add = writer.add_float32 if isinstance(value, float) else writer.add_uint32
-            add(f"{arch}.{key}", value)
+            add_key(writer, f"{arch}.{key}", value)
     inner = config.linear_value_head_dim * config.linear_num_value_heads
     writer.add_uint32(f"{arch}.ssm.inner_size", inner)
     writer.add_uint32(f"{arch}.rope.dimension_count", config.head_dim // 4)
     writer.add_float32(f"{arch}.rope.freq_base", config.rope_parameters["rope_theta"])
-    number = next(n for n, name in gguf.MODEL_ARCH_NAMES.items() if name == arch)
-    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    names = names_in(arch, config.num_hidden_layers)
     for whole, tensor in theirs.state_dict().items():
         if whole == "lm_head.weight" and config.tie_word_embeddings:
             continue
@@ -93,10 +87,7 @@ def convert(path: Path, case: str, folder: Path) -> Any:
             found = names.get_name(name, try_suffixes=(".weight", ".bias"))
             assert found is not None, name
             writer.add_tensor(found, np.ascontiguousarray(x.numpy()))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return theirs
 
 
@@ -107,11 +98,4 @@ QWEN = [case for case in CASES if case.startswith("qwen") and "dense" not in cas
 @torch.no_grad()
 def test_logits_are_those_of_transformers(case: str, tmp_path: Path) -> None:
     theirs = convert(tmp_path / "m.gguf", case, tmp_path / "saved")
-    expected = theirs(torch.tensor([IDS])).logits[0]
-    weights = open_weights(tmp_path / "m.gguf")
-    ours = load_decoder(weights)
-    torch.testing.assert_close(plain_logits(ours, IDS), expected, **CLOSE)
-    if native_library.is_available():
-        fast = load_native(weights, dtype="float32", num_threads=1)
-        assert fast is not None
-        torch.testing.assert_close(plain_logits(fast, IDS), expected, **CLOSE)
+    check_logits(tmp_path / "m.gguf", theirs)

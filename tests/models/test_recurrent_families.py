@@ -21,7 +21,7 @@ from hunch.models.weights import open_weights
 from hunch.step.batch import Batch
 from hunch.train.attend import Packed
 from hunch.train.packs import Spans
-from recurrent_models import BY_TORCH, CASES, CLOSE, IDS, make
+from recurrent_models import BY_TORCH, CASES, CLOSE, IDS, check_logits, make
 
 
 @pytest.fixture(scope="module", params=CASES)
@@ -216,9 +216,4 @@ def test_nemotron_h_with_biases_of_attention(tmp_path):
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"attention_bias": True}))
-    expected = theirs(torch.tensor([IDS])).logits[0]
-    weights = open_weights(tmp_path)
-    torch.testing.assert_close(plain_logits(load_decoder(weights), IDS), expected, **CLOSE)
-    if native_library.is_available():
-        fast = load_native(weights, dtype="float32", num_threads=1)
-        torch.testing.assert_close(plain_logits(fast, IDS), expected, **CLOSE)
+    check_logits(tmp_path, theirs)
