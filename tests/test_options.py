@@ -86,11 +86,7 @@ HONOURED: dict[str, tuple[dict[str, Any], Callable[[Config], Any], Any]] = {
         True,
     ),
     "max_num_seqs": ({"max_num_seqs": 3}, lambda c: c.schedule.num_rows, 3),
-    "max_num_batched_tokens": (
-        {"max_num_batched_tokens": 33},
-        lambda c: c.schedule.num_tokens,
-        33,
-    ),
+    "max_num_batched_tokens": ({"max_num_batched_tokens": 33}, lambda c: c.schedule.num_tokens, 33),
     "speculate": ({"speculate": "suffix"}, lambda c: c.spec.method, "suffix"),
     "always_draft": ({"always_draft": True}, lambda c: c.spec.always, True),
     "speculative_model": ({"speculative_model": "p"}, lambda c: c.spec.path, "p"),
@@ -343,11 +339,7 @@ def test_lookup_lengths_of_another_method_are_named(caplog: pytest.LogCaptureFix
         ({"activation_bits": 8}, "cpu", None),
         ({"activation_bits": "auto"}, "cuda", None),
         ({"kv_bytes": 9, "num_blocks": 9}, "cpu", "kv_bytes has no effect beside num_blocks"),
-        (
-            {**NGRAM, "speculative_draft_tensor_parallel_size": 1},
-            "cpu",
-            "ngram has no model",
-        ),
+        ({**NGRAM, "speculative_draft_tensor_parallel_size": 1}, "cpu", "ngram has no model"),
     ],
 )
 def test_what_a_device_does_not_use_is_named(

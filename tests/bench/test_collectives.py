@@ -2,16 +2,7 @@
 
 import pytest
 
-from hunch.bench.collectives import (
-    LINKS,
-    NETWORKS,
-    Link,
-    Network,
-    Pipeline,
-    fit,
-    in_step,
-    rows_of,
-)
+from hunch.bench.collectives import LINKS, NETWORKS, Link, Network, Pipeline, fit, in_step, rows_of
 from hunch.errors import ConfigError
 
 

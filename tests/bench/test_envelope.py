@@ -98,8 +98,7 @@ def test_one_round_decides_nothing_and_that_is_said_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("truth", "right", "num_wrong"),
-    [(1.0, YES, 1), (0.955, NO, 1), (1.06, YES, 0), (0.90, NO, 0)],
+    ("truth", "right", "num_wrong"), [(1.0, YES, 1), (0.955, NO, 1), (1.06, YES, 0), (0.90, NO, 0)]
 )
 def test_few_sweeps_are_wrong_though_they_stop_when_decided(
     truth: float, right: str, num_wrong: int

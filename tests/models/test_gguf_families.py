@@ -91,10 +91,7 @@ FAMILIES = {  # case -> architecture, what its converter writes besides
     "seed-oss": ("seed_oss", {}),
     "ernie 4.5": ("ernie4_5", {"rope.freq_base": 5e5}),
     "olmo": ("olmo", {"attention.layer_norm_epsilon": 1e-5}),
-    "olmo, limits": (
-        "olmo",
-        {"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": 0.7},
-    ),
+    "olmo, limits": ("olmo", {"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": 0.7}),
     "hunyuan": ("hunyuan-dense", {}),
     # Converters make another theta of alpha.
     "hunyuan, alpha": ("hunyuan-dense", {"rope.freq_base": 1e4 * 50 ** (16 / 14)}),
@@ -106,10 +103,7 @@ FAMILIES = {  # case -> architecture, what its converter writes besides
     ),
     "apertus": ("apertus", {"rope.freq_base": 1.2e7}),
     "bloom": ("bloom", {"feed_forward_length": 128, "context_length": 128}),
-    "mpt": (
-        "mpt",
-        MPT | {"attention.max_alibi_bias": 8.0},
-    ),
+    "mpt": ("mpt", MPT | {"attention.max_alibi_bias": 8.0}),
     "cohere, head norms": ("command-r", {"rope.freq_base": 5e5}),
     "llama, yarn, betas": (
         "llama",

@@ -59,10 +59,7 @@ CASES = {
     "gpt-bigcode": ("GPTBigCode", GPT2),
     "gemma 2": ("Gemma2", GEMMA | {"attn_logit_softcapping": 4.0}),
     "gemma 3": ("Gemma3", GEMMA),
-    "gemma 4": (
-        "Gemma4",
-        GEMMA4 | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True},
-    ),
+    "gemma 4": ("Gemma4", GEMMA4 | {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}),
     "gemma 4, keys as values": (
         "Gemma4",
         GEMMA4

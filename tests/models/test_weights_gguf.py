@@ -13,15 +13,7 @@ from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
 from hunch.models.weights.base import read_ahead
 from hunch.models.weights.dequant import dequantise
-from tiny_gguf import (
-    HEADS,
-    VOCAB,
-    WIDTH,
-    interleave,
-    random_tensors,
-    write_gguf,
-    write_parts,
-)
+from tiny_gguf import HEADS, VOCAB, WIDTH, interleave, random_tensors, write_gguf, write_parts
 
 
 @pytest.mark.parametrize("architecture", ["llama", "mistral", "qwen2", "qwen3"])

@@ -149,8 +149,7 @@ def test_what_is_not_read_is_named(settings, error, word, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "form",
-    ["awq", "gptq order", "compressed int8", "fp8", "bitsandbytes nf4", "bitsandbytes int8"],
+    "form", ["awq", "gptq order", "compressed int8", "fp8", "bitsandbytes nf4", "bitsandbytes int8"]
 )
 def test_a_model_keeps_what_its_file_holds(form: str, tmp_path: Path) -> None:
     config = tiny_config(hidden_size=64, intermediate_size=128, num_hidden_layers=1)

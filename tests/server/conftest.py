@@ -37,18 +37,14 @@ def servers_in(folders: pytest.TempPathFactory) -> Iterator[Callable[..., LiveSe
 
 
 @pytest.fixture(scope="module")
-def start_server(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[..., LiveServer]]:
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., LiveServer]]:
     """Servers of one file of tests."""
     with servers_in(tmp_path_factory) as start:
         yield start
 
 
 @pytest.fixture(scope="session")
-def start_shared(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Callable[..., LiveServer]]:
+def start_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., LiveServer]]:
     """Servers that all files share."""
     with servers_in(tmp_path_factory) as start:
         yield start

@@ -148,11 +148,7 @@ def test_scores_of_all_tokens_where_the_operator_allows_them() -> None:
     ],
 )
 def test_as_much_as_allowed_but_no_more(
-    small: LiveServer,
-    path: str,
-    allowed: dict[str, Any],
-    too_much: dict[str, Any],
-    param: str,
+    small: LiveServer, path: str, allowed: dict[str, Any], too_much: dict[str, Any], param: str
 ) -> None:
     assert ask(small, path, **allowed).status_code == 200
     answer = ask(small, path, **too_much)

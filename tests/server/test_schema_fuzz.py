@@ -15,10 +15,7 @@ CHECKS = "not_a_server_error,status_code_conformance,response_schema_conformance
 
 @pytest.mark.parametrize(
     ("phases", "num_examples"),
-    [
-        ("fuzzing", 2),
-        pytest.param("coverage,fuzzing,stateful", 100, marks=pytest.mark.slow),
-    ],
+    [("fuzzing", 2), pytest.param("coverage,fuzzing,stateful", 100, marks=pytest.mark.slow)],
 )
 def test_no_request_makes_the_server_fail(
     start_server: Callable[..., LiveServer], phases: str, num_examples: int

@@ -27,9 +27,7 @@ def test_length_and_positions_are_of_the_drafts_since_the_last_line(
 ) -> None:
     caplog.set_level(logging.INFO, "hunch")
     monkeypatch.setattr(logging.getLogger("hunch"), "propagate", True)
-    reports = iter(
-        [totals(100, 300, [80, 40, 20], 240), totals(150, 450, [90, 45, 22, 5], 400)],
-    )
+    reports = iter([totals(100, 300, [80, 40, 20], 240), totals(150, 450, [90, 45, 22, 5], 400)])
     service: Any = SimpleNamespace(engine=SimpleNamespace(stats=lambda: next(reports)))
     lines = StatusLines(service)
     lines.tell()

@@ -20,14 +20,7 @@ from hunch.models.load import load_decoder
 from hunch.registry import RECIPES, resolve
 from hunch.train.cut import UNITS, layers_text
 from hunch.train.go_on import GoOn, job_for
-from hunch.train.job import (
-    Job,
-    build_student,
-    drafts_as,
-    read_settings,
-    run_job,
-    write_student,
-)
+from hunch.train.job import Job, build_student, drafts_as, read_settings, run_job, write_student
 from hunch.train.loop import CANDIDATE, LAST, Loop
 from hunch.train.packs import Laid
 from hunch.train.progress import Progress

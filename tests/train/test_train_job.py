@@ -137,8 +137,7 @@ STAGES = {
 
 
 @pytest.mark.parametrize(
-    "stage",
-    [pytest.param(s, marks=[pytest.mark.slow] * (s not in ("train",))) for s in STAGES],
+    "stage", [pytest.param(s, marks=[pytest.mark.slow] * (s not in ("train",))) for s in STAGES]
 )
 def test_killed_and_resumed_is_the_same_as_undisturbed(
     stage: str,

@@ -40,11 +40,7 @@ class Agreement(Guesses):
 
 
 def fit(
-    llm: LLM,
-    scorer: LLM,
-    prompts: Sequence[list[int]],
-    params: SamplingParams,
-    num_samples: int,
+    llm: LLM, scorer: LLM, prompts: Sequence[list[int]], params: SamplingParams, num_samples: int
 ) -> Agreement:
     """Samples of every prompt by `llm` against the chances that `scorer` gives.
 

@@ -40,10 +40,7 @@ PROMPTS: list[dict[str, Any]] = [
     },
     {"id": "math-boxes", "turns": [TEXTS["mathematics"]["boxes"] + " Think step by step."]},
     {"id": "list-capitals", "turns": [TEXTS["chat"]["capitals"]]},
-    {
-        "id": "extract-json",
-        "turns": [f"Turn into JSON with name, age and city: {TEXTS['people']}"],
-    },
+    {"id": "extract-json", "turns": [f"Turn into JSON with name, age and city: {TEXTS['people']}"]},
     {"id": "story-lighthouse", "turns": [TEXTS["chat"]["lighthouse"]]},
 ]
 

@@ -16,8 +16,7 @@ from hunch.cli import options as o
 from hunch.errors import ConfigError
 
 Targets = Annotated[
-    str,
-    typer.Option(help="small (the model itself), 7b (enlarged to a 7B model's cost), or both."),
+    str, typer.Option(help="small (the model itself), 7b (enlarged to a 7B model's cost), or both.")
 ]
 
 

@@ -12,13 +12,7 @@ from typing import Any, get_type_hints
 
 from hunch import EngineArgs
 from hunch.compat import json_or_text, known_arguments, without_effect, words_of_sglang
-from hunch.config import (
-    DEFAULT_MODEL,
-    CacheConfig,
-    ModelConfig,
-    ParallelConfig,
-    ScheduleConfig,
-)
+from hunch.config import DEFAULT_MODEL, CacheConfig, ModelConfig, ParallelConfig, ScheduleConfig
 
 _DESCRIPTION = """\
 Serve a model over HTTP with OpenAI's API, and a page at /.

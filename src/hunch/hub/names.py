@@ -35,11 +35,7 @@ class ModelFiles:
 
 
 def resolve(
-    name: str,
-    *,
-    revision: str | None = None,
-    progress: bool = True,
-    directory: str | None = None,
+    name: str, *, revision: str | None = None, progress: bool = True, directory: str | None = None
 ) -> ModelFiles:
     """The files behind `name`, fetched first where that is needed and possible.
 

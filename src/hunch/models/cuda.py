@@ -100,11 +100,7 @@ class CudaDecoder:
         return is_same
 
     def forward(
-        self,
-        ids_T: Tensor,
-        attn: AttnInputs,
-        kv: KVCache,
-        feature_layers: tuple[int, ...] = (),
+        self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
     ) -> Hidden:
         num_tokens, width = len(ids_T), self.spec.width
         size = (self.fused.num_rows(num_tokens), width)

@@ -245,11 +245,7 @@ class Decoder(Part):
         return Hidden(x_TD if self.final_norm is None else self.final_norm(x_TD), features)
 
     def forward(
-        self,
-        ids_T: Tensor,
-        attn: AttnInputs,
-        kv: KVCache,
-        feature_layers: tuple[int, ...] = (),
+        self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
     ) -> Hidden:
         """One pass: writes each token's KV and returns its hidden state.
 

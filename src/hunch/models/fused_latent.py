@@ -29,12 +29,7 @@ class FusedLatent:
         self.num_values = num_heads * self.v_up_NVC.shape[1]
 
     def narrow(
-        self,
-        down_SPY: Tensor,
-        h_PD: Tensor,
-        cache_CMH: Tensor,
-        attn: AttnInputs,
-        table_LR: Tensor,
+        self, down_SPY: Tensor, h_PD: Tensor, cache_CMH: Tensor, attn: AttnInputs, table_LR: Tensor
     ) -> Tensor | None:
         """Write each token's latent; returns the queries' own, normed, where they have one."""
         num_tokens = len(attn.pos_T)

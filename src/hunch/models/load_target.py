@@ -56,12 +56,7 @@ def load_target(
     if device.type == "cpu" and is_native:
         bits = activation_bits(ModelSpec.from_config(weights.config), model.activation_bits)
         target = load_native(
-            weights,
-            dtype=dtype,
-            num_threads=model.threads,
-            bits=bits,
-            group=group,
-            stage=stage,
+            weights, dtype=dtype, num_threads=model.threads, bits=bits, group=group, stage=stage
         )
         if target is not None:
             return with_kv(target, model.kv_cache_dtype)

@@ -172,11 +172,7 @@ class NativeDecoder:
         return self.embedding.rows(ids_T)
 
     def forward(
-        self,
-        ids_T: Tensor,
-        attn: AttnInputs,
-        kv: KVCache,
-        feature_layers: tuple[int, ...] = (),
+        self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
     ) -> Hidden:
         return Hidden(*self.network.forward(ids_T.contiguous(), attn, kv, feature_layers))
 

@@ -30,12 +30,7 @@ from hunch.models.spec import ModelSpec
 
 
 def build_native_layer(
-    spec: ModelSpec,
-    reader: Reader,
-    prefix: str,
-    names: Names,
-    layer: int,
-    ropes: list[Rope],
+    spec: ModelSpec, reader: Reader, prefix: str, names: Names, layer: int, ropes: list[Rope]
 ) -> NativePart:
     model, spec = spec, spec.at(layer)
     rope = ropes[spec.rope_index(layer)] if ropes else None

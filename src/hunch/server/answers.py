@@ -303,10 +303,7 @@ class CompletionShape(OpenAIStream):
         return self._logprobs(index, ids, entries)
 
     def _logprobs(
-        self,
-        index: int,
-        ids: Sequence[int],
-        entries: Sequence[Mapping[int, Logprob] | None] | None,
+        self, index: int, ids: Sequence[int], entries: Sequence[Mapping[int, Logprob] | None] | None
     ) -> Json | None:
         """Parallel lists; offsets go on where this answer's last chunk ended."""
         if entries is None:

@@ -24,13 +24,7 @@ from hunch.server.ollama import add_ollama
 from hunch.server.other_names import instead_of
 from hunch.server.problems import ProblemError, faults, from_error, from_validation
 from hunch.server.responses import Stored, add_responses
-from hunch.server.schemas import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    ErrorBody,
-    TokenizeBody,
-)
+from hunch.server.schemas import ChatBody, CompletionBody, DetokenizeBody, ErrorBody, TokenizeBody
 from hunch.server.service import Service, model_entry
 from hunch.server.sglang import add_sglang
 from hunch.server.streaming import ClientGoneError

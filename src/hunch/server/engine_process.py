@@ -44,11 +44,7 @@ class Engine(Protocol):
     def has_work(self) -> bool: ...
 
     def check(
-        self,
-        request_id: str,
-        prompt_ids: list[int],
-        params: SamplingParams,
-        **options: Any,
+        self, request_id: str, prompt_ids: list[int], params: SamplingParams, **options: Any
     ) -> Any: ...
 
     def check_queue(self, num_coming: int) -> None: ...

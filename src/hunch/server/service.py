@@ -137,10 +137,7 @@ class Service(Prompts):
         return await self.run(bodies[0].timeout, request, work)
 
     async def _complete(
-        self,
-        bodies: list[CompletionBody],
-        make_shape: Callable[[], Shape] | None,
-        deadline: float,
+        self, bodies: list[CompletionBody], make_shape: Callable[[], Shape] | None, deadline: float
     ) -> Response:
         body, limits = bodies[0], self.settings.limits
         self.check_model(body.model)

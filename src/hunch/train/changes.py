@@ -18,11 +18,7 @@ from torch import Tensor
 from hunch.models.heads.files import UNREAD
 
 # Where configs name the target's layers whose states are fused; nested ones stand under these.
-LAYER_KEYS = (
-    "eagle_aux_hidden_state_layer_ids",
-    "target_layer_ids",
-    "aux_hidden_state_layer_ids",
-)
+LAYER_KEYS = ("eagle_aux_hidden_state_layer_ids", "target_layer_ids", "aux_hidden_state_layer_ids")
 _NESTED = ("eagle_config", "dflash_config", "dspark_config")
 
 

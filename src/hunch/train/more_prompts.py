@@ -48,14 +48,7 @@ _WORD = re.compile(r"[^\W\d_]+")
 
 
 def more_prompts(
-    llm: LLM,
-    answers: Texts,
-    count: int,
-    show: Progress,
-    *,
-    seconds: float,
-    seed: int,
-    room: int,
+    llm: LLM, answers: Texts, count: int, show: Progress, *, seconds: float, seed: int, room: int
 ) -> list[list[int]]:
     """About `count` prompts of up to `room` tokens; the target's own within about `seconds`."""
     chance = random.Random(seed)
@@ -198,11 +191,7 @@ def about_documents(documents: list[str], chance: random.Random) -> list[str]:
 
 
 def in_languages(
-    languages: list[str],
-    texts: list[str],
-    words: list[str],
-    count: int,
-    chance: random.Random,
+    languages: list[str], texts: list[str], words: list[str], count: int, chance: random.Random
 ) -> list[str]:
     """Translations into these languages and, of texts that are written in them, from them; where
     there are few of those, the target is asked to write some."""

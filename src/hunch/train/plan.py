@@ -166,11 +166,7 @@ def _origin(asked: Asked) -> Origin | None:
 
 def _smaller(asked: Asked, origin: Origin, costs: Costs, agrees: float) -> Smaller:
     return Smaller(
-        name=asked.smaller,
-        spec=origin.spec,
-        costs=costs,
-        agrees=agrees,
-        num_known=origin.num_known,
+        name=asked.smaller, spec=origin.spec, costs=costs, agrees=agrees, num_known=origin.num_known
     )
 
 

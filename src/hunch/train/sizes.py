@@ -54,12 +54,7 @@ METHODS = {
         layers=(1, 2, 3),
     ),
     "medusa": Method(
-        best=lambda layers: 0.31,
-        is_sequential=False,
-        depth=4,
-        passes=4,
-        features=1,
-        layers=(1,),
+        best=lambda layers: 0.31, is_sequential=False, depth=4, passes=4, features=1, layers=(1,)
     ),
 }
 

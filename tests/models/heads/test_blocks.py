@@ -10,14 +10,7 @@ import torch
 
 import head_files
 from builders import DictWeights
-from head_files import (
-    Study,
-    TaughtBlocks,
-    block_tensors,
-    conv_tensors,
-    layer_config,
-    write,
-)
+from head_files import Study, TaughtBlocks, block_tensors, conv_tensors, layer_config, write
 from hunch.errors import ModelError
 from hunch.kernels.kv_store import KVCache
 from hunch.layers.rope import Rope
@@ -63,11 +56,7 @@ def make(
     """A random drafter written as its makers would; its plain form and the states it fuses."""
     taps = (0, 2)  # after the first and the third layer
     c = layer_config(study, num_hidden_layers=2, intermediate_size=96)
-    own: dict[str, Any] = {
-        "block_size": BLOCK,
-        "mask_token_id": 7,
-        "target_layer_ids": list(taps),
-    }
+    own: dict[str, Any] = {"block_size": BLOCK, "mask_token_id": 7, "target_layer_ids": list(taps)}
     tensors = block_tensors(study, c, len(taps), rank=rank, is_gated=is_gated)
     if window:
         c |= {"sliding_window": window, "layer_types": ["sliding_attention", "full_attention"]}

@@ -25,27 +25,14 @@ from hunch.errors import ConfigError
 from hunch.models.decoder import Decoder
 from hunch.registry import RECIPES, resolve
 from hunch.train.answering import HELD, room_for
-from hunch.train.job import (
-    PROMPTS,
-    Job,
-    answer_prompts,
-    build_student,
-    drafts_as,
-    write_student,
-)
+from hunch.train.job import PROMPTS, Job, answer_prompts, build_student, drafts_as, write_student
 from hunch.train.kept import Kept
 from hunch.train.loop import CONTEXT, Loop
 from hunch.train.outcome import is_beside, speculate_text
 from hunch.train.plan import NUM_TRIED, WITHOUT
 from hunch.train.progress import Progress
 from hunch.train.prompts import BUILTIN, read_prompts
-from hunch.train.regenerate import (
-    AnswerOptions,
-    for_answers,
-    give_back,
-    read_answers,
-    regenerate,
-)
+from hunch.train.regenerate import AnswerOptions, for_answers, give_back, read_answers, regenerate
 from hunch.train.serving import Serving
 from hunch.train.speeds import Speeds, compare_speeds, engine_for_one
 from hunch.train.texts import Texts

@@ -52,7 +52,7 @@ class Gemma3n(Decoder):
             "rope_theta": 1e6,
         },
         unused={  # of training, and of other senses
-            *("altup_coef_clip", "audio_soft_tokens_per_image", "vision_soft_tokens_per_image"),
+            *("altup_coef_clip", "audio_soft_tokens_per_image", "vision_soft_tokens_per_image")
         },
         fields={"has_layer_scale": False},
     )

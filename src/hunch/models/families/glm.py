@@ -17,11 +17,7 @@ class Glm(Decoder):
 
     turns_part = True
     keys = Keys(
-        given={
-            "partial_rotary_factor": 0.5,
-            "rms_norm_eps": 1.5625e-07,
-            "attention_bias": True,
-        },
+        given={"partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-07, "attention_bias": True},
         flags={"has_qkv_bias": "attention_bias"},
         fields={"is_rope_interleaved": True},
     )

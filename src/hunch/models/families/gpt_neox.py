@@ -35,10 +35,7 @@ class GptNeoX(Decoder):
             "attention_bias": True,
             "use_parallel_residual": True,
         },
-        named={
-            "partial_rotary_factor": "rotary_pct",
-            "rope_theta": "rotary_emb_base",
-        },
+        named={"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"},
         flags=dict.fromkeys(ATTN_BIASES, "attention_bias")
         | {"is_parallel": "use_parallel_residual"},
         numbers={"norm_eps": "layer_norm_eps"},

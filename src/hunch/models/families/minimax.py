@@ -14,15 +14,7 @@ from hunch.models.decoder import Decoder
 from hunch.models.experts import read_wide_experts
 from hunch.models.families.mistral import Mixtral
 from hunch.models.keys import Keys
-from hunch.models.reading import (
-    FULL,
-    LINEAR,
-    Config,
-    Defaulted,
-    read_float,
-    read_int,
-    read_windows,
-)
+from hunch.models.reading import FULL, LINEAR, Config, Defaulted, read_float, read_int, read_windows
 from hunch.models.recurrent import is_of_type
 from hunch.models.spec import ModelSpec
 

@@ -121,10 +121,7 @@ class FlexOlmo(Olmoe):
     """OLMo 2's layers with experts."""
 
     names = _NAMES
-    keys = Olmoe.keys.but(
-        given={"rms_norm_eps": 1e-6, "rope_theta": 5e5},
-        fields=_BRANCH_NORMS,
-    )
+    keys = Olmoe.keys.but(given={"rms_norm_eps": 1e-6, "rope_theta": 5e5}, fields=_BRANCH_NORMS)
 
 
 def _last_of_pattern(config: Config, num_layers: int) -> list[bool]:

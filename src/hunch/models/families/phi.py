@@ -44,10 +44,7 @@ class Persimmon(Phi):
     """The MLP stands after attention; q, k and v of a head stand side by side in the file."""
 
     names = replace(
-        Phi.names,
-        qkv="self_attn.query_key_value",
-        up="mlp.dense_h_to_4h",
-        down="mlp.dense_4h_to_h",
+        Phi.names, qkv="self_attn.query_key_value", up="mlp.dense_h_to_4h", down="mlp.dense_4h_to_h"
     )
 
     keys = Phi.keys.but(

@@ -18,14 +18,7 @@ from hunch.models.experts import (
     read_shared_experts,
 )
 from hunch.models.keys import ATTN_BIASES, Keys
-from hunch.models.reading import (
-    SLIDING,
-    STILL,
-    Config,
-    read_int,
-    read_local_rope,
-    read_windows,
-)
+from hunch.models.reading import SLIDING, STILL, Config, read_int, read_local_rope, read_windows
 from hunch.models.spec import ModelSpec
 
 _NO_WINDOWS = {"use_sliding_window": False}  # which transformers does not read for these

@@ -18,10 +18,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from hunch.errors import (
-    ModelFormatError,
-    ModelNotFoundError,
-)
+from hunch.errors import ModelFormatError, ModelNotFoundError
 from hunch.hub import resolve as find_files
 from hunch.kernels.native_library import is_available
 from hunch.kernels.native_matrix import FLOAT, INT8, ROUNDED, NativeMatrix

@@ -36,13 +36,7 @@ from hunch.layers.linear import Linear
 from hunch.layers.norm import Norm, RMSNorm
 from hunch.layers.part import Part
 from hunch.models.build import Names, build_block
-from hunch.models.heads.files import (
-    HeadSource,
-    Table,
-    check_hidden,
-    check_vocab,
-    read_config,
-)
+from hunch.models.heads.files import HeadSource, Table, check_hidden, check_vocab, read_config
 from hunch.models.heads.mtp_files import Form, arranged, find_forms, read_layers
 from hunch.models.heads.step import StepNet
 from hunch.models.latent import build_latent_block

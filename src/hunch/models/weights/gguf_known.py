@@ -73,26 +73,20 @@ ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
 _LLAMAS = ("llama", "mistral", "mistral3", "smollm3", "arcee")
 INTERLEAVED = (*_LLAMAS, "granite", "granitemoe", "minicpm", "olmo", "internlm2")
 
-_VECTORS = "it gives texts as vectors and writes none"
 REASONS: dict[str, str] = {  # general.architecture -> why it is not computed
-    name: REFUSED[f"{ours}ForCausalLM"]
-    for name, ours in {
-        **dict.fromkeys(("rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"), "Rwkv"),
-    }.items()
-}
-REASONS |= dict.fromkeys(
-    (
-        *("bert", "modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe", "eurobert"),
-        *("jina-bert-v2", "jina-bert-v3", "gemma-embedding", "llama-embed", "t5encoder"),
+    **dict.fromkeys(("rwkv6", "rwkv7", "rwkv6qwen2", "arwkv7"), REFUSED["RwkvForCausalLM"]),
+    **dict.fromkeys(
+        (
+            *("bert", "modern-bert", "neo-bert", "nomic-bert", "nomic-bert-moe", "eurobert"),
+            *("jina-bert-v2", "jina-bert-v3", "gemma-embedding", "llama-embed", "t5encoder"),
+        ),
+        "it gives texts as vectors and writes none",
     ),
-    _VECTORS,
-)
-REASONS |= dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "it does not write left to right")
-REASONS |= dict.fromkeys(
-    ("bitnet", "deepseek32", "gemma3n", "glm-dsa", "jamba", "kimi-linear"),
-    "it is not read from GGUF files; use its safetensors",
-)
-REASONS |= {
+    **dict.fromkeys(("dream", "llada", "llada-moe", "rnd1"), "it does not write left to right"),
+    **dict.fromkeys(
+        ("bitnet", "deepseek32", "gemma3n", "glm-dsa", "jamba", "kimi-linear"),
+        "it is not read from GGUF files; use its safetensors",
+    ),
     "t5": REFUSED["T5ForConditionalGeneration"],
     "clip": "this file reads pictures for a model that is in another one: give that file",
 }
