@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from statistics import median
 from time import perf_counter
@@ -97,40 +98,22 @@ def compare_speeds(
     tokens. Building the engines counts toward the seconds, but some are always left for answers, as
     kernels are compiled only once per machine. `categories` has the category of each prompt.
     """
-    ends, whole = perf_counter() + seconds, llm.config
-    llm.config = replace(whole, is_greedy=True)
-    engines, first = {PLAIN: llm}, Speed()
-    found: dict[str, list[Speed]] = {name: [] for name in (PLAIN, *methods)}
-    try:
+    ends = perf_counter() + seconds
+    with _engines_over(llm) as engines:
         with (clock or Clock()).part(CAPTURE):
             engines |= {name: llm.sibling(text) for name, text in methods.items()}
-            for name, engine in engines.items():  # compiles kernels, gives policies a first text
-                one = _answer(engine, prompts[0], 16)
-                first = one if name == PLAIN else first
-        ends, num_done = max(ends, perf_counter() + min(seconds, _ANSWERING)), 0
-        most = int((ends - perf_counter()) * first.per_second / (2 * len(engines)))
-        max_tokens = min(max(most, _LEAST), max_tokens)
-        for prompt in prompts:
-            if num_done >= 2 and perf_counter() > ends:
-                break
-            for name, engine in engines.items():
-                found[name].append(_answer(engine, prompt, max_tokens))
-            num_done += 1
-        for name, engine in engines.items():
-            for number in odd_ones(found[name]):
-                again = _answer(engine, prompts[number], max_tokens)
-                found[name][number] = min(found[name][number], again, key=_step_seconds)
+            # Compiles kernels, and gives policies a first text.
+            first = {name: _answer(engine, prompts[0], 16) for name, engine in engines.items()}
+        ends = max(ends, perf_counter() + min(seconds, _ANSWERING))
+        most = int((ends - perf_counter()) * first[PLAIN].per_second / (2 * len(engines)))
+        found = _answers(engines, prompts, min(max(most, _LEAST), max_tokens), ends)
         stats = {name: engine.stats() for name, engine in engines.items() if name != PLAIN}
         captured = {name: _captured(engine) for name, engine in engines.items()}
-    finally:
-        llm.config = whole
-        for name, engine in engines.items():
-            if name != PLAIN:
-                engine.close()
-    plain = Speed.of(found.pop(PLAIN))
+    answered = found.pop(PLAIN)
+    plain = Speed.of(answered)
     whole_of = {name: Speed.of(some) for name, some in found.items()}
     return Speeds(
-        num_prompts=num_done,
+        num_prompts=len(answered),
         num_tokens=plain.tokens,
         plain=plain.per_second,
         speedup={name: one.per_second / plain.per_second for name, one in whole_of.items()},
@@ -143,6 +126,38 @@ def compare_speeds(
             name: _by_category(some, categories) for name, some in found.items() if categories
         },
     )
+
+
+@contextmanager
+def _engines_over(llm: LLM) -> Iterator[dict[str, LLM]]:
+    """`llm`, for greedy requests alone; engines that are added to it are closed in the end."""
+    whole, engines = llm.config, {PLAIN: llm}
+    llm.config = replace(whole, is_greedy=True)
+    try:
+        yield engines
+    finally:
+        llm.config = whole
+        for name, engine in engines.items():
+            if name != PLAIN:
+                engine.close()
+
+
+def _answers(
+    engines: Mapping[str, LLM], prompts: Sequence[list[int]], max_tokens: int, ends: float
+) -> dict[str, list[Speed]]:
+    """Answers to as many prompts as there is time for, two at least, by each engine in turn. Those
+    that took far longer than the engine's others are asked for again."""
+    found: dict[str, list[Speed]] = {name: [] for name in engines}
+    for number, prompt in enumerate(prompts):
+        if number >= 2 and perf_counter() > ends:
+            break
+        for name, engine in engines.items():
+            found[name].append(_answer(engine, prompt, max_tokens))
+    for name, engine in engines.items():
+        for number in odd_ones(found[name]):
+            again = _answer(engine, prompts[number], max_tokens)
+            found[name][number] = min(found[name][number], again, key=_step_seconds)
+    return found
 
 
 def _captured(llm: LLM) -> dict[str, Any]:

@@ -167,6 +167,12 @@ class Student:
         least, most = _BATCHES
         return int(min(max(2 ** round(math.log2(tokens)), least), most))
 
+    @property
+    def asks(self) -> tuple[Any, ...]:
+        """What it learns from of the target's outputs: students that ask for the same share it."""
+        ids = self.columns.ids_C.cpu().numpy().tobytes()
+        return ids, self.feature_layers, self.needs_hidden
+
     def settled(self) -> dict[str, Any]:
         """Options that were left to the recipe, as it chose them; for the card."""
         return {}

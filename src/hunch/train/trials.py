@@ -224,9 +224,7 @@ def train(
     if before is not None and before.is_file() and not (folder / LAST).is_file():
         restore(student, before)
     loop = Loop(student, run.target, folder, options, recipe.lr, remark=remark)
-    ids = student.columns.ids_C.cpu().numpy().tobytes()
-    asks = (ids, student.feature_layers, student.needs_hidden)
-    loop.kept, loop.is_trial = run.kept.get(asks), is_trial
+    loop.kept, loop.is_trial = run.kept.get(student.asks), is_trial
     loop.marks = (1.0,)  # one candidate: what each costs to compare is better spent on learning
     learn, held = run.texts, run.held
     if held is None:
@@ -235,7 +233,7 @@ def train(
     loop.run(learn, held, show)
     run.learning = {"answered_tokens": len(learn.tokens), **loop.to_json(show.peak)}
     if loop.kept is not None:
-        run.kept[asks] = loop.kept
+        run.kept[student.asks] = loop.kept
     for part, seconds in loop.rates.beside().items():
         run.clock.move(part, seconds)
     with run.clock.part(REPLAY):

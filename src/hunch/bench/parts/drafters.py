@@ -124,13 +124,11 @@ class Teaching:
         student, self.target = build_student(job, self.texts, target=self.target)
         loop = Loop(student, self.target, folder, loop_options, wanted.rate * recipe.lr)
         loop.is_trial, loop.marks = True, (1.0,)
-        ids = student.columns.ids_C.cpu().numpy().tobytes()
-        asks = ids, student.feature_layers, student.needs_hidden
-        loop.kept = self.kept.get(asks)
+        loop.kept = self.kept.get(student.asks)
         num_held = min(max(len(self.texts) // 10, 1), NUM_HELD)
         learn, held = self.texts.split(num_held, loop_options.seed)
         loop.run(learn, held, Progress())
-        self.kept = {} if loop.kept is None else {asks: loop.kept}
+        self.kept = {} if loop.kept is None else {student.asks: loop.kept}
         replay, done = loop.test(held), loop.place
         write_student(job, student, folder / "files")
         return Taught(
