@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -19,7 +22,7 @@ from hunch.models.decoder import Decoder, Progress
 from hunch.models.source import EXPAND, HOLDS, KEEP, FileSource, ShapeSource
 from hunch.models.spec import ModelSpec
 from hunch.models.stage import WHOLE, Stage, StageWeights, stage_spec
-from hunch.models.weights.base import ReadsParts, Weights, iterate, part_of, read_ahead
+from hunch.models.weights.base import Packed, ReadsParts, Weights, iterate, part_of, read_ahead
 from hunch.parallel.group import SINGLE, Group
 from hunch.registry import MODELS, resolve
 
@@ -190,6 +193,30 @@ def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         spec = replace(spec, max_len=1)
     resolve(MODELS, spec.architecture)(spec, source)
     return source.shapes
+
+
+class MadeWeights:
+    """Base of `Weights` whose tensors are made when they are asked for, in a model's shapes."""
+
+    def __init__(
+        self,
+        config: dict[str, Any],
+        spec: ModelSpec,
+        path: Path = Path(),
+        metadata: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self.config, self.path, self.metadata = config, path, metadata
+        self.shapes = tensor_shapes(spec)
+        self.nbytes = 2 * sum(map(math.prod, self.shapes.values()))
+
+    def names(self) -> list[str]:
+        return list(self.shapes)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self.shapes[name]
+
+    def packed(self, name: str) -> Packed | None:
+        return None
 
 
 def expert_params(spec: ModelSpec, shapes: dict[str, tuple[int, ...]]) -> int:

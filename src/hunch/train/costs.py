@@ -21,11 +21,10 @@ from torch import Tensor
 
 from hunch.kernels.attention import AttnInputs, Span
 from hunch.models.heads.draft_model import CUT_FROM, DRAFTS_FOR
-from hunch.models.load import spec_of, tensor_shapes
+from hunch.models.load import MadeWeights, spec_of
 from hunch.models.spec import ModelSpec
 from hunch.models.target import Target
-from hunch.models.weights import Packed, Weights
-from hunch.models.weights.base import WeightsOver
+from hunch.models.weights import Weights
 from hunch.registry import MODELS, resolve
 from hunch.step.capture import Graph, new_pool, seconds_of
 from hunch.train.cut import can_lose_units, not_abreast, side_by_side, with_units
@@ -208,28 +207,19 @@ def _room(target: Target) -> float | None:
     return MEMORY_SHARE * max(memory - target.weight_bytes, 0)
 
 
-class BlankWeights(WeightsOver):
+class BlankWeights(MadeWeights):
     """The tensors of a draft that is cut from a model, to be timed: their shapes alone count."""
 
     def __init__(self, weights: Weights, spec: ModelSpec) -> None:
-        super().__init__(weights)
-        self.config, self.nbytes = {**weights.config, CUT_FROM: ""}, 0
+        config = {**weights.config, CUT_FROM: ""}
+        super().__init__(config, spec, weights.path, weights.metadata)
+        self.nbytes = 0
         names = resolve(MODELS, spec.architecture).names
-        self.shapes = tensor_shapes(spec)
         for table in (names.embed, names.head):  # shared with the model
             self.shapes.pop(table, None)
 
-    def names(self) -> list[str]:
-        return list(self.shapes)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self.shapes[name]
-
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.full(self.shapes[name], 0.01, dtype=dtype)
-
-    def packed(self, name: str) -> Packed | None:
-        return None  # a trained draft is written in plain numbers
 
 
 def cut_draft(

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import math
 import re
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hunch.hub import resolve
+from hunch.models.load import MadeWeights
+from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights, open_weights
 
 _KEYS = (
@@ -69,61 +70,22 @@ def _check_room(old: dict[str, Any], size: dict[str, int]) -> None:
             raise ValueError(f"{name}: the model has {needed}, the size {room}")
 
 
-class EnlargedWeights:
-    """The `Weights` of a Llama or Qwen2 in another size; tensors are made when asked for."""
+class EnlargedWeights(MadeWeights):
+    """The `Weights` of a Llama or Qwen2 in another size."""
 
     def __init__(self, small: Weights, size: dict[str, int], device: str) -> None:
         self.small, self.size, self.device = small, size, device
         old = small.config
-        self.path: Path = small.path
-        self.metadata = small.metadata
         self.old_head = old.get("head_dim") or old["hidden_size"] // old["num_attention_heads"]
         if size["head_dim"] not in (self.old_head, 2 * self.old_head):
             raise ValueError(f"head_dim must be {self.old_head} or twice that")
         _check_room(old, size)
         # The mean square over a padded width is smaller by this factor.
         self.shrink = old["hidden_size"] / size["hidden_size"]
-        self.config: dict[str, Any] = {
-            **old,
-            **size,
-            "tie_word_embeddings": False,
-            "rms_norm_eps": old["rms_norm_eps"] * self.shrink,
-        }
+        eps = old["rms_norm_eps"] * self.shrink
+        config = {**old, **size, "tie_word_embeddings": False, "rms_norm_eps": eps}
+        super().__init__(config, ModelSpec.from_config(config), small.path, small.metadata)
         self._random = torch.Generator(device).manual_seed(0)
-        self.nbytes = 2 * sum(math.prod(self.shape(name)) for name in self.names())
-
-    def names(self) -> list[str]:
-        parts = [
-            "input_layernorm", "post_attention_layernorm", "self_attn.q_proj", "self_attn.k_proj",
-            "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-        ]  # fmt: skip
-        layers = range(self.size["num_hidden_layers"])
-        names = [f"model.layers.{layer}.{part}.weight" for layer in layers for part in parts]
-        if "model.layers.0.self_attn.q_proj.bias" in self.small.names():
-            names += [f"model.layers.{n}.self_attn.{k}_proj.bias" for n in layers for k in "qkv"]
-        return ["model.embed_tokens.weight", "lm_head.weight", "model.norm.weight", *names]
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        if name.endswith(".bias"):
-            return self.shape(name.replace(".bias", ".weight"))[:1]
-        size = self.size
-        width, ffn, head = size["hidden_size"], size["intermediate_size"], size["head_dim"]
-        heads, kv = size["num_attention_heads"] * head, size["num_key_value_heads"] * head
-        module = name.split(".")[-2]
-        return {
-            "embed_tokens": (self.config["vocab_size"], width),
-            "lm_head": (self.config["vocab_size"], width),
-            "q_proj": (heads, width),
-            "k_proj": (kv, width),
-            "v_proj": (kv, width),
-            "o_proj": (width, heads),
-            "gate_proj": (ffn, width),
-            "up_proj": (ffn, width),
-            "down_proj": (width, ffn),
-        }.get(module, (width,))
-
-    def packed(self, name: str) -> None:
-        return None
 
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
         shape, module = self.shape(name), name.split(".")[-2]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from hunch.bench.parts import PartOptions
 from hunch.kernels.attention import AttnInputs, Span
 from hunch.kernels.kv_store import KVCache
 from hunch.models.cuda import CudaDecoder
-from hunch.models.load import load_decoder, tensor_shapes
+from hunch.models.load import MadeWeights, load_decoder
 from hunch.models.spec import ModelSpec
 
 COMMON = {"max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 1e4}
@@ -36,26 +34,15 @@ BLOCK = 16
 LEVEL, MAX_TREE = 4, 64  # nodes of a tree's level, and of the largest tree
 
 
-class RandomWeights:
-    """Weights of a model's config, made where they are used when they are asked for."""
+class RandomWeights(MadeWeights):
+    """Weights of a model's config, made where they are used."""
 
     def __init__(self, config: dict[str, Any], device: str = "cuda") -> None:
-        self.path, self.config, self.device = Path(), config, device
-        self.metadata: Mapping[str, Any] = {}
-        self._shapes = tensor_shapes(ModelSpec.from_config(config))
-        self.nbytes = 2 * sum(map(math.prod, self._shapes.values()))
-
-    def names(self) -> list[str]:
-        return list(self._shapes)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return self._shapes[name]
-
-    def packed(self, name: str) -> None:
-        return None
+        super().__init__(config, ModelSpec.from_config(config))
+        self.device = device
 
     def tensor(self, name: str, dtype: torch.dtype = torch.float32) -> Tensor:
-        shape = self._shapes[name]
+        shape = self.shapes[name]
         noise = torch.randn(shape, device=self.device, dtype=dtype)
         return 1 + 0.1 * noise if len(shape) == 1 else noise * shape[-1] ** -0.5
 

@@ -15,6 +15,7 @@ import pstats
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -27,6 +28,9 @@ from torch.nn import functional
 from hunch import LLM, SamplingParams
 from hunch.bench.parts import PartOptions
 from hunch.kernels import native_library
+from hunch.models.load import tensor_shapes
+from hunch.models.spec import ModelSpec
+from hunch.train.student import layer_config
 
 METHODS = [
     *("off", "ngram", "suffix", "recycling", "prediction"),
@@ -84,43 +88,25 @@ class Section:
         setattr(owner, name, timed)
 
 
-def write_head(path: Path, form: str, spec: Any) -> None:
+def write_head(path: Path, form: str, spec: ModelSpec) -> None:
     """Random weights in EAGLE's or MiMo's form: one layer like the target's own."""
-    width, inner = spec.width, spec.ffn_width
-    q, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-    shapes: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj": (q, width),
-        "self_attn.k_proj": (kv, width),
-        "self_attn.v_proj": (kv, width),
-        "self_attn.o_proj": (width, q),
-        "mlp.gate_proj": (inner, width),
-        "mlp.up_proj": (inner, width),
-        "mlp.down_proj": (width, inner),
-        "post_attention_layernorm": (width,),
-        "input_layernorm": (width,),
-    }
+    spec = replace(spec, num_layers=1, windows=(None,))
+    layer, width = "model.layers.0.", spec.width
     prefix = "layers.0." if form == "eagle" else "model.mtp_layers.0."
-    shapes = {prefix + name: shape for name, shape in shapes.items()}
-    if form == "eagle":
-        shapes["fc"] = (width, 2 * width)
-    else:
-        shapes[f"{prefix}input_proj"] = (width, 2 * width)
-        for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
-            shapes[prefix + name] = (width,)
-    tensors = {f"{name}.weight": torch.randn(shape) * 0.02 for name, shape in shapes.items()}
-    config = {
-        "model_type": "llama" if form == "eagle" else "mimo",
-        "vocab_size": spec.vocab_size,
-        "hidden_size": width,
-        "intermediate_size": inner,
-        "num_hidden_layers": 1,
-        "num_attention_heads": spec.num_heads,
-        "num_key_value_heads": spec.num_kv_heads,
-        "head_dim": spec.head_dim,
-        "max_position_embeddings": spec.max_len,
-        "rms_norm_eps": spec.norm_eps,
-        "hidden_act": "silu",
+    shapes: dict[str, tuple[int, ...]] = {
+        name.replace(layer, prefix): shape
+        for name, shape in tensor_shapes(spec).items()
+        if name.startswith(layer)
     }
+    if form == "eagle":
+        shapes["fc.weight"] = (width, 2 * width)
+    else:
+        shapes[f"{prefix}input_proj.weight"] = (width, 2 * width)
+        for name in ("token_layernorm", "hidden_layernorm", "final_layernorm"):
+            shapes[f"{prefix}{name}.weight"] = (width,)
+    tensors = {name: torch.randn(shape) * 0.02 for name, shape in shapes.items()}
+    model_type = "llama" if form == "eagle" else "mimo"
+    config = {**layer_config(spec, {}), "model_type": model_type}
     path.mkdir()
     (path / "config.json").write_text(json.dumps(config))
     save_file(tensors, path / "model.safetensors")
