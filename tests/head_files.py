@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import plain_blocks
@@ -24,9 +24,9 @@ from hunch.models.heads.block import BlockBody, build_body
 from hunch.models.heads.block_files import load_block
 from hunch.models.heads.block_net import attend_dense, seen_from
 from hunch.models.load import load_decoder
-from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 from hunch.models.weights import open_weights
+from hunch.train.student import Masters
 from random_models import random_model
 
 MTP_NAMES = {
@@ -384,8 +384,6 @@ def make_medusa(
 
 def make_draft(target: Path, path: Path, noise: float = 0.0) -> Path:
     """A copy of the target, exact or slightly off."""
-    from safetensors.torch import load_file
-
     path.mkdir(parents=True, exist_ok=True)
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (path / name).write_bytes((target / name).read_bytes())
@@ -400,8 +398,6 @@ def make_draft(target: Path, path: Path, noise: float = 0.0) -> Path:
 
 def cut_vocab(path: Path, count: int) -> None:
     """Take the last rows of a model's tables away, as a family's smaller models have fewer."""
-    from safetensors.torch import load_file
-
     config = json.loads((path / "config.json").read_text())
     size = config["vocab_size"]
     config["vocab_size"] = size - count
@@ -416,8 +412,6 @@ def cut_vocab(path: Path, count: int) -> None:
 
 def shuffle_vocab(path: Path) -> None:
     """Renumber a model's tokens: the same function under other ids."""
-    from safetensors.torch import load_file
-
     content = json.loads((path / "tokenizer.json").read_text())
     vocab = content["model"]["vocab"]
     order = torch.randperm(len(vocab), generator=torch.Generator().manual_seed(2)).tolist()
@@ -432,8 +426,6 @@ def shuffle_vocab(path: Path) -> None:
 
 def look_less_far(path: Path) -> None:
     """Weaken a model's attention: what it says then hangs on its last tokens almost alone."""
-    from safetensors.torch import load_file
-
     tensors = load_file(path / "model.safetensors")
     for name in tensors:
         if "o_proj" in name:
@@ -492,18 +484,6 @@ def conv_tensors(
     return tensors
 
 
-class TensorSource(Source):
-    """Layers over tensors that are being learned."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        super().__init__(torch.float32)
-        self.tensors = tensors
-
-    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        assert self.tensors[name].shape == shape
-        return self.tensors[name]
-
-
 class TaughtBlocks:
     """Blocks anywhere in one known text, as they are taught: each sees the text before its anchor.
 
@@ -555,10 +535,11 @@ def make_block(
     write(path, c, tensors)
     net = load_block(path, s.target, method)  # for its shape: what is learned are the tensors
     learned = {name: tensor.clone() for name, tensor in tensors.items()}
+    source = Masters(learned, torch.float32, torch.device("cpu"))
     turn = iter(range(10**9))
 
     def loss() -> Tensor:
-        body, text = build_body(net.shape, TensorSource(learned)), next(turn) % len(s.tokens)
+        body, text = build_body(net.shape, source), next(turn) % len(s.tokens)
         tokens = s.tokens[text]
         anchors = torch.arange(1, len(tokens) - net.shape.num_tokens)
         context = body.context([s.features[layer][text] for layer in net.feature_layers])
