@@ -6,6 +6,7 @@ Written from the formats' own descriptions, a weight at a time where that is cle
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,39 +145,27 @@ FORMATS: dict[str, tuple[dict[str, Any], Any]] = {  # name: quantization_config,
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP}, gptq),
     "gptq order": (
         {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True},
-        lambda n, k, seed=0: gptq(n, k, seed, order=True),
+        partial(gptq, order=True),
     ),
     "gptq v2 8": (
         {"quant_method": "gptq", "bits": 8, "group_size": GROUP, "checkpoint_format": "gptq_v2"},
-        lambda n, k, seed=0: gptq(n, k, seed, bits=8, v2=True),
+        partial(gptq, bits=8, v2=True),
     ),
     "compressed int4": (COMPRESSED, pack_quantised),
-    "compressed zeros": (
-        COMPRESSED,
-        lambda n, k, seed=0: pack_quantised(n, k, seed, zeros=True),
-    ),
-    "compressed order": (
-        COMPRESSED,
-        lambda n, k, seed=0: pack_quantised(n, k, seed, order=True),
-    ),
-    "compressed 8": (
-        COMPRESSED,
-        lambda n, k, seed=0: pack_quantised(n, k, seed, bits=8, zeros=True),
-    ),
+    "compressed zeros": (COMPRESSED, partial(pack_quantised, zeros=True)),
+    "compressed order": (COMPRESSED, partial(pack_quantised, order=True)),
+    "compressed 8": (COMPRESSED, partial(pack_quantised, bits=8, zeros=True)),
     "compressed int8": (COMPRESSED, int8),
-    "compressed fp8": (
-        COMPRESSED,
-        lambda n, k, seed=0: fp8(n, k, seed, scales="rows"),
-    ),
+    "compressed fp8": (COMPRESSED, partial(fp8, scales="rows")),
     "fp8": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, fp8),
-    "fp8 whole": ({"quant_method": "fp8"}, lambda n, k, seed=0: fp8(n, k, seed, scales="all")),
+    "fp8 whole": ({"quant_method": "fp8"}, partial(fp8, scales="all")),
     "bitsandbytes nf4": (
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
         bitsandbytes,
     ),
     "bitsandbytes fp4": (
         {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
-        lambda n, k, seed=0: bitsandbytes(n, k, seed, form="fp4", nested=False),
+        partial(bitsandbytes, form="fp4", nested=False),
     ),
     "bitsandbytes int8": (
         {"quant_method": "bitsandbytes", "load_in_8bit": True},
@@ -184,7 +173,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Any]] = {  # name: quantization_config,
     ),
     "fbgemm": (
         {"quant_method": "fbgemm_fp8"},
-        lambda n, k, seed=0: fp8(n, k, seed, scales="rows"),
+        partial(fp8, scales="rows"),
     ),
 }
 
