@@ -55,16 +55,17 @@ def random_tensors(*, is_tied: bool = True, has_bias: bool = False) -> dict[str,
 
 # Of formats whose blocks the gguf package does not make: inputs and bytes of a block, and where its
 # half floats are, with values that make weights of about 1/16 around zero.
-K_BLOCKS = {
+RANDOM_BLOCKS = {
+    "IQ4_NL": (32, 18, {0: 1e-3}),
     "Q4_K": (256, 144, {0: 2.5e-4, 2: 1.9e-3}),
     "Q5_K": (256, 176, {0: 1.2e-4, 2: 1.9e-3}),
     "Q6_K": (256, 210, {208: 4.7e-5}),
 }
 
 
-def random_k_blocks(block_format: str, num_out: int, num_in: int, seed: int) -> np.ndarray:
+def random_blocks(block_format: str, num_out: int, num_in: int, seed: int) -> np.ndarray:
     """Any bytes are a block: uint8 [out, bytes of a row]."""
-    size, num_bytes, halves = K_BLOCKS[block_format]
+    size, num_bytes, halves = RANDOM_BLOCKS[block_format]
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (num_out, num_in // size, num_bytes), dtype=np.uint8)
     for first, value in halves.items():
@@ -148,8 +149,8 @@ def write_gguf(
         if architecture in ("llama", "mistral") and ("q_proj" in name or "k_proj" in name):
             value = interleave(value, HEADS if "q_proj" in name else KV_HEADS)
         form = next(formats) if value.ndim == 2 else "F32"
-        if form in K_BLOCKS:
-            packed = random_k_blocks(form, *value.shape, seed)
+        if form in RANDOM_BLOCKS:
+            packed = random_blocks(form, *value.shape, seed)
         elif form != "F32":
             packed = gguf.quants.quantize(value, gguf.GGMLQuantizationType[form])
         if form != "F32":

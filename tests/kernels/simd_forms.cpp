@@ -19,10 +19,7 @@ double normal() { return std::normal_distribution<double>()(generator); }
 
 // Random numbers and scales in place of a file's; limits are as likely as the rest.
 void fill(Matrix& w) {
-    const int levels = w.format == Format::INT8 ? 8
-                       : w.format == Format::K6 ? 6
-                       : w.format == Format::K4 ? 4
-                                                : 5;
+    const int levels = w.format == Format::INT8 ? 8 : w.format == Format::K6 ? 6 : 5;
     const bool is_unsigned = group_bytes(w.format) - head_bytes(w.format) == 16 * P;
     for (int8_t& level : w.levels) level = (int8_t)((int)(generator() % 255) - 127);
     for (int n = 0; n < w.num_out; n++) {
@@ -35,7 +32,14 @@ void fill(Matrix& w) {
             w.put_levels(n, g, q);
             if (!has_supers(w.format)) w.put_scale(n, g, (float)normal(), (float)normal());
         }
-        for (int s = 0; has_supers(w.format) && s < w.num_groups / SUPER; s++) {
+        for (int g = 0; has_supers(w.format) && super_groups(w.format) == 1 && g < w.num_groups; g++) {
+            uint16_t d = to_half((float)normal()), m = to_half((float)normal());
+            uint8_t power = (uint8_t)(120 + generator() % 16);
+            if (w.format == Format::FP4) w.put_apart(n, g, &power, 1);
+            else w.put_apart(n, g, (uint8_t*)&d, 2);
+            if (w.format == Format::INT5M) w.put_apart(n, g, (uint8_t*)&m, 2, 2 * P);
+        }
+        for (int s = 0; super_groups(w.format) > 1 && s < w.num_groups / SUPER; s++) {
             uint16_t d = to_half((float)normal()), m = to_half((float)normal());
             uint8_t scales[2 * SUPER], minima[SUPER];
             for (uint8_t& x : scales) x = (uint8_t)(generator() & (has_halves(w.format) ? 255 : 63));
@@ -118,11 +122,11 @@ double largest_error(Format format, int num_rows, bool is_fine) {
 }  // namespace
 
 int main() {
-    const char* names[] = {"INT4", "INT8", "FLOAT", "INT5", "K4", "K5", "K6", "TABLE"};
+    const char* names[] = {"INT4", "INT8", "FLOAT", "INT5", "K4", "K5", "K6", "TABLE", "INT5M", "NL", "FP4"};
     bool is_good = true;
     std::printf("%d channels, %d rows\n", P, RT);
     for (Format format : {Format::INT4, Format::INT8, Format::INT5, Format::K4, Format::K5, Format::K6,
-                          Format::TABLE})
+                          Format::TABLE, Format::INT5M, Format::NL, Format::FP4})
         for (bool is_fine : {false, true}) {
             double worst = 0;
             hash = 0xCBF29CE484222325;

@@ -5,6 +5,8 @@ import math
 import re
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 
@@ -23,6 +25,9 @@ BLOCKS = {
     "Q4_0": (32, 18, (0,)),
     "Q4_1": (32, 20, (0, 2)),
     "Q5_0": (32, 22, (0,)),
+    "Q5_1": (32, 24, (0, 2)),
+    "IQ4_NL": (32, 18, (0,)),
+    "MXFP4": (32, 17, ()),
     "Q8_0": (32, 34, (0,)),
     "Q4_K": (256, 144, (0, 2)),
     "Q5_K": (256, 176, (0, 2)),
@@ -51,6 +56,8 @@ def random(*shape, seed=0):
 def with_finite_scales(weight_format, data):
     if weight_format == "IQ1_M":  # its half float is in pieces; here its sign and exponent
         data[..., 55] = data[..., 55] & 15 | 32
+    if weight_format == "MXFP4":  # powers of two, not of thousands
+        data[..., 0] = data[..., 0] % 16 + 112
 
 
 def blocks(weight_format, num_out, num_in, seed=0):
@@ -93,6 +100,22 @@ def test_blocks_are_kept_bit_for_bit(weight_format, shape):
     matrix = of_blocks(weight_format, shape, data)
     got = matrix.rows(torch.arange(shape[0]))
     assert got.equal(dequantise(weight_format, data, shape[1]))
+
+
+@pytest.mark.parametrize("weight_format", ["Q5_1", "IQ4_NL", "MXFP4"])
+def test_blocks_of_any_bits_are_kept_in_as_little_memory_as_the_file(weight_format):
+    """The smallest and the largest scales among them, and no numbers."""
+    generator = torch.Generator().manual_seed(0)
+    size, num_bytes, _ = BLOCKS[weight_format]
+    shape = (256, 1024 // size * num_bytes)
+    data = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+    matrix = of_blocks(weight_format, (256, 1024), data)
+    with np.errstate(invalid="ignore", over="ignore"):
+        kind = gguf.GGMLQuantizationType[weight_format]
+        expected = torch.from_numpy(gguf.quants.dequantize(data.numpy(), kind))
+    got = matrix.rows(torch.arange(256))
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+    assert matrix.nbytes == data.numel()
 
 
 @pytest.mark.parametrize(("weight_format", "shape"), BLOCK_SHAPES)

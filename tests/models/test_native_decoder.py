@@ -19,6 +19,7 @@ from hunch.models.native_layers import Reader
 from hunch.models.source import FileSource
 from hunch.models.spec import ModelSpec
 from hunch.models.weights.base import Packed
+from hunch.models.weights.dequant import FORMATS
 from random_models import RandomSource
 
 pytestmark = pytest.mark.skipif(not native_library.is_available(), reason="no C++ compiler")
@@ -318,38 +319,43 @@ def test_only_small_models_take_fourteen_bits_of_themselves(width, bits):
     assert [activation_bits(spec, asked) for asked in (8, 14)] == [8, 14]
 
 
+class Blocks(DictWeights):
+    """Matrices of random blocks, and nothing else."""
+
+    def __init__(self, **formats: str) -> None:
+        self._packed = {}
+        for name, block_format in formats.items():
+            size, num_bytes = FORMATS[block_format]
+            blocks = torch.randint(0, 256, (16, 512 // size, num_bytes), dtype=torch.uint8)
+            blocks[:, :, :2] = torch.rand(*blocks.shape[:2], 1).half().view(torch.uint8)
+            packed = Packed(block_format, (16, 512), blocks.flatten(1), lambda: None)
+            self._packed[f"{name}.weight"] = packed
+        super().__init__({}, {name: p.numbers(0, 16) for name, p in self._packed.items()})
+
+    def packed(self, name: str) -> Packed | None:
+        return self._packed[name]
+
+
 def test_levels_of_a_table_are_kept_in_four_bits(caplog: pytest.LogCaptureFixture) -> None:
     """A file of 2 bits had 8 in memory, and other numbers."""
-
-    class Blocks(DictWeights):
-        def packed(self, name: str) -> Packed | None:
-            return packed if name.endswith("down_proj.weight") else None
-
     say_once.cache_clear()
-    blocks = torch.randint(0, 256, (16, 2, 66), dtype=torch.uint8)
-    blocks[:, :, :2] = torch.rand(16, 2, 1).half().view(torch.uint8)
-    packed = Packed("IQ2_XXS", (16, 512), blocks.flatten(1), lambda: None)
-    name = "model.layers.0.mlp.down_proj.weight"
-    weights = Blocks({}, {name: packed.numbers(0, 16)})
-    reader = Reader(FileSource(weights, torch.float32), "auto", 1)
-    matrix = reader.matrix(name)
-    assert matrix.rows(torch.arange(16)).equal(weights.tensors[name])
+    weights = Blocks(down="IQ2_XXS")
+    matrix = Reader(FileSource(weights, torch.float32), "auto", 1).matrix("down.weight")
+    assert matrix.rows(torch.arange(16)).equal(weights.tensors["down.weight"])
     assert matrix.nbytes < 4.6 / 8 * 16 * 512
     assert "do not hold" not in caplog.text
 
 
-def test_a_format_that_is_not_kept_is_rounded_and_told_of_once(
+def test_two_formats_in_one_matrix_are_rounded_and_that_is_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Nearly: half of a step of 8 bits, in groups of 32."""
     say_once.cache_clear()
-    blocks = torch.randint(0, 256, (16, 2, 18), dtype=torch.uint8)
-    blocks[:, :, :2] = torch.rand(16, 2, 1).half().view(torch.uint8)
-    packed = Packed("IQ4_NL", (16, 64), blocks.flatten(1), lambda: None)
-    numbers = packed.numbers(0, 16)
+    weights = Blocks(gate="IQ4_NL", up="Q4_0")
+    numbers = torch.cat(list(weights.tensors.values()))
     for _ in range(2):
-        matrix = native_matrix.NativeMatrix(native_matrix.INT8, 16, 64, 1)
-        Reader(FileSource(DictWeights({}, {}), torch.float32), "auto", 1)._expand(matrix, 0, packed)
-        away = (matrix.rows(torch.arange(16)) - numbers).view(16, 2, 32).abs().amax(dim=2)
-        assert (away <= numbers.view(16, 2, 32).abs().amax(dim=2) / 253).all()
+        reader = Reader(FileSource(weights, torch.float32), "auto", 1)
+        matrix = reader.stack(["gate.weight", "up.weight"])
+        away = (matrix.rows(torch.arange(32)) - numbers).view(32, 16, 32).abs().amax(dim=2)
+        assert (away <= numbers.view(32, 16, 32).abs().amax(dim=2) / 253).all()
     assert caplog.text.count("do not hold IQ4_NL") == 1

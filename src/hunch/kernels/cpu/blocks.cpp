@@ -22,6 +22,14 @@ void nibbles(const uint8_t* from, int8_t* q) {
     }
 }
 
+// 4 bytes whose bits say which numbers have 16 more, then the nibbles; less 16.
+void five_bits(const uint8_t* from, int8_t* q) {
+    uint32_t high;
+    std::memcpy(&high, from, 4);
+    nibbles(from + 4, q);
+    for (int j = 0; j < GROUP; j++) q[j] = (int8_t)(q[j] - (high >> j & 1 ? 0 : 16));
+}
+
 // 8 scales and 8 minima of 6 bits in 12 bytes.
 void six_bits(const uint8_t* from, uint8_t* scales, uint8_t* minima) {
     for (int i = 0; i < 4; i++) {
@@ -53,13 +61,26 @@ struct Filler {
     }
     const uint8_t* q5_0(int i, const uint8_t* block) const {
         int8_t q[GROUP];
-        uint32_t high;
-        std::memcpy(&high, block + 2, 4);
-        nibbles(block + 6, q);
-        for (int j = 0; j < GROUP; j++) q[j] = (int8_t)(q[j] - (high >> j & 1 ? 0 : 16));
+        five_bits(block + 2, q);
         w.put_scale(channel, i, half(block), 0);
         w.put_levels(channel, i, q);
         return block + 22;
+    }
+    const uint8_t* q5_1(int i, const uint8_t* block) const {
+        int8_t q[GROUP];
+        five_bits(block + 4, q);
+        w.put_apart(channel, i, block, 2);
+        w.put_apart(channel, i, block + 2, 2, 2 * P);
+        w.put_levels(channel, i, q);
+        return block + 24;
+    }
+    // A scale of one or two bytes, then nibbles that number levels.
+    const uint8_t* levels(int i, const uint8_t* block, int scale_bytes) const {
+        int8_t q[GROUP];
+        nibbles(block + scale_bytes, q);
+        w.put_apart(channel, i, block, scale_bytes);
+        w.put_levels(channel, i, q);
+        return block + scale_bytes + 16;
     }
     const uint8_t* q8_0(int i, const uint8_t* block) const {
         w.put_scale(channel, i, half(block), 0);
@@ -110,7 +131,7 @@ struct Filler {
 
 void Matrix::fill(BlockFormat block_format, const uint8_t* rows, int first, int count) {
     if (block_format == BlockFormat::FLOATS) return fill_floats((const float*)rows, first, count);
-    const int num_blocks = has_supers(format) ? num_groups / SUPER : num_groups;
+    const int num_blocks = num_groups / super_groups(format);
     for (int n = 0; n < count; n++) {
         Filler filler{*this, first + n};
         for (int i = 0; i < num_blocks; i++) switch (block_format) {
@@ -123,6 +144,9 @@ void Matrix::fill(BlockFormat block_format, const uint8_t* rows, int first, int 
                 case BlockFormat::Q5_K: rows = filler.q45_k(i, rows, true); break;
                 case BlockFormat::Q6_K: rows = filler.q6_k(i, rows); break;
                 case BlockFormat::CODED: rows = filler.coded(i, rows); break;
+                case BlockFormat::Q5_1: rows = filler.q5_1(i, rows); break;
+                case BlockFormat::IQ4_NL: rows = filler.levels(i, rows, 2); break;
+                case BlockFormat::MXFP4: rows = filler.levels(i, rows, 1); break;
             }
     }
 }

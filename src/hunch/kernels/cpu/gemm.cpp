@@ -7,6 +7,7 @@
 #else
 #include "tile_generic.h"
 #endif
+#include "scales.h"
 
 namespace hunch {
 
@@ -107,53 +108,30 @@ int sum16(const int8_t* q) {
     return sum;
 }
 
-// See scales_floats.
-template <Format FORMAT>
-void expand_scales(const Matrix& w, int panel, float* out) {
-    constexpr bool HAS_HALVES = has_halves(FORMAT);
-    const uint8_t* at = w.panel(panel);
-    const vf minus_magic = set1(-12582912.0f);
-    for (int s = 0; s < w.num_groups / SUPER; s++) {
-        vf d = load_half((const uint16_t*)at), minus_m = zero();
-        if (HAS_HALVES) d = mul(d, set1(FORMAT == Format::K6 ? 0.25f : w.unit));
-        if (!HAS_HALVES) minus_m = sub(zero(), load_half((const uint16_t*)at + P));
-        const vf offset = mul(d, minus_magic);
-        at += HAS_HALVES ? 2 * P : 4 * P;
-        HUNCH_UNROLL for (int i = 0; i < SUPER; i++, at += 2 * P, out += scales_floats(FORMAT)) {
-            vf first, second;
-            if (HAS_HALVES) {
-                float* then = out + scales_floats(FORMAT) / 2;
-                load_int8(at, first, second);
-                store(out, mul(offset, first));
-                store(out + P, mul(d, first));
-                store(then, mul(offset, second));
-                store(then + P, mul(d, second));
-                if (FORMAT == Format::TABLE) {
-                    std::memcpy(out + 2 * P, w.levels, sizeof w.levels);
-                    std::memcpy(then + 2 * P, w.levels, sizeof w.levels);
-                }
-            } else {
-                load_uint8(at, first, second);
-                vf scale = mul(d, first), m = mul(minus_m, second);
-                store(out, mul(offset, first));
-                store(out + P, scale);
-                store(out + 2 * P, FORMAT == Format::K5 ? fma(m, scale, 16.0f) : m);
-            }
-        }
+// How a panel's scales are expanded, and the tiles that read them.
+struct Scaled {
+    void (*expand)(const Matrix& w, int panel, float* out);
+    ScaledTile* const (*tiles)[9];
+};
+
+Scaled scaled_of(Format format) {
+    switch (format) {
+        case Format::K4: return {expand_scales<Format::K4>, tile_k4_table};
+        case Format::K5: return {expand_scales<Format::K5>, tile_k5_table};
+        case Format::K6: return {expand_scales<Format::K6>, tile_k6_table};
+        case Format::INT5M: return {expand_scales_apart<Format::INT5M>, tile_k5_table};
+        case Format::NL: return {expand_scales_apart<Format::NL>, tile_levels_table};
+        case Format::FP4: return {expand_scales_apart<Format::FP4>, tile_levels_table};
+        default: return {expand_scales<Format::TABLE>, tile_levels_table};
     }
 }
 
-// One panel of a K matrix for all rows.
+// One panel of a matrix whose scales are apart, for all rows.
 void multiply_scaled(const Matrix& w, int panel, const Input& input, const uint8_t* tiles, int count,
                      float* out, int stride, float* scales) {
-    if (w.format == Format::K4) expand_scales<Format::K4>(w, panel, scales);
-    if (w.format == Format::K5) expand_scales<Format::K5>(w, panel, scales);
-    if (w.format == Format::K6) expand_scales<Format::K6>(w, panel, scales);
-    if (w.format == Format::TABLE) expand_scales<Format::TABLE>(w, panel, scales);
-    ScaledTile* const* table = w.format == Format::K4   ? tile_k4_table[input.is_fine]
-                               : w.format == Format::K5 ? tile_k5_table[input.is_fine]
-                               : w.format == Format::K6 ? tile_k6_table[input.is_fine]
-                                                        : tile_levels_table[input.is_fine];
+    const Scaled scaled = scaled_of(w.format);
+    scaled.expand(w, panel, scales);
+    ScaledTile* const* table = scaled.tiles[input.is_fine];
     const uint8_t* groups = w.panel(panel) + w.scales_bytes();
     for (int r = 0; r < count; r += RT)
         table[count - r < RT ? count - r : RT](groups, scales, w.num_groups,

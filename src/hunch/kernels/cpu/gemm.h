@@ -42,11 +42,11 @@ struct Input {
 // An unpacked INT4 group: int8 [8][P][4], then d, m and (for NEON) -MAGIC * d as floats.
 constexpr size_t UNPACKED_GROUP = 32 * P + 3 * P * sizeof(float);
 
-// The scales of a K panel as floats, group by group. K4, K5: -MAGIC * d (for NEON), d, m, with
-// weight = d * q + m. K6: -MAGIC * d and d for each half, with weight = d * 4q. TABLE: -MAGIC * d, d and
-// the 16 levels as bytes for each half, with weight = d * level.
+// The scales of a panel that has them apart, as floats, group by group. K4, K5, INT5M: -MAGIC * d (for
+// NEON), d, m, with weight = d * q + m. K6: -MAGIC * d and d for each half, with weight = d * 4q. With
+// levels: -MAGIC * d, d and the 16 levels as bytes for each half, with weight = d * level.
 constexpr int scales_floats(Format format) {
-    return format == Format::TABLE ? 4 * P + 8 : (format == Format::K6 ? 4 : 3) * P;
+    return has_levels(format) ? 4 * P + 8 : (format == Format::K6 ? 4 : 3) * P;
 }
 
 // Scratch of one thread.

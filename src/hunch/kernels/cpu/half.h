@@ -38,4 +38,7 @@ inline uint16_t to_half(float x) {
     return (uint16_t)(sign | rest >> 13);
 }
 
+// 2^(e - 128)
+inline float from_power(uint8_t e) { return float_of_bits(e < 2 ? 0x200000u << e : (e - 1u) << 23); }
+
 }  // namespace hunch

@@ -40,6 +40,9 @@ constexpr int byte_of(int lane, int i) {
     return IN_PAIRS ? (i / 8 * 2 + lane / 2) * 4 * P + lane % 2 * 8 + i % 8 : (i / 4 * P + lane) * 4 + i % 4;
 }
 
+constexpr int8_t NL_LEVELS[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t FP4_LEVELS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+
 void set_bits(uint8_t& byte, int mask, int bits) { byte = (uint8_t)((byte & ~mask) | (bits & mask)); }
 
 }  // namespace
@@ -90,7 +93,10 @@ Matrix::Matrix(Format format, int num_out, int num_in)
       num_in(num_in),
       num_panels((num_out + P - 1) / P),
       num_groups((num_in + GROUP - 1) / GROUP) {
-    if (has_supers(format)) num_groups = (num_groups + SUPER - 1) / SUPER * SUPER;
+    const int supers = super_groups(format);
+    num_groups = (num_groups + supers - 1) / supers * supers;
+    if (format == Format::NL) std::memcpy(levels, NL_LEVELS, sizeof levels);
+    if (format == Format::FP4) std::memcpy(levels, FP4_LEVELS, sizeof levels);
     data = Pages::take(num_bytes(), pages_);
 }
 
@@ -175,6 +181,10 @@ void Matrix::put_super(int channel, int s, const uint8_t* d, const uint8_t* m, c
         at[i * P + lane] = !minima ? scales[i] : i % 2 ? minima[i / 2] : scales[i / 2];
 }
 
+void Matrix::put_apart(int channel, int g, const uint8_t* scale, int size, int at) {
+    std::memcpy(super(channel, g) + at + channel % P * size, scale, size);
+}
+
 void Matrix::fill_floats(const float* rows, int first, int count) {
     for (int n = 0; n < count; n++, rows += num_in)
         for (int g = 0; g < num_groups; g++) {
@@ -204,6 +214,23 @@ void Matrix::fill_floats(const float* rows, int first, int count) {
         }
 }
 
+// The scales of a group's halves go to d; returns the minimum.
+float Matrix::scale_of(int channel, int g, float* d) const {
+    const int lane = channel % P;
+    const uint8_t* at = has_supers(format) ? super(channel, g / super_groups(format)) : group(channel, g);
+    d[0] = d[1] = format == Format::FP4 ? from_power(at[lane]) : half_at(at, lane);
+    if (super_groups(format) == 1)
+        return format == Format::INT4 || format == Format::INT5M ? half_at(at + 2 * P, lane) : 0;
+    const uint8_t* mine = at + super_bytes(format) - (SUPER - g % SUPER) * 2 * P + lane;
+    if (has_halves(format)) {
+        d[0] *= unit * (int8_t)mine[0];
+        d[1] *= unit * (int8_t)mine[P];
+        return 0;
+    }
+    d[0] = d[1] *= mine[0];
+    return -(half_at(at + 2 * P, lane) * mine[P]);
+}
+
 void Matrix::read_row(int channel, float* out) const {
     const int lane = channel % P;
     for (int g = 0; g * GROUP < num_in; g++, out += GROUP) {
@@ -213,27 +240,13 @@ void Matrix::read_row(int channel, float* out) const {
             for (int j = 0; j < size; j++) out[j] = reinterpret_cast<const float*>(at)[j * P + lane];
             continue;
         }
-        float d[2], m = 0;  // of each half
+        float d[2];  // of each half
         int8_t q[GROUP];
         get_levels(channel, g, q);
-        if (!has_supers(format)) {
-            d[0] = d[1] = half_at(at, lane);
-            if (format == Format::INT4) m = half_at(at + 2 * P, lane);
-        } else {
-            const uint8_t* scales = super(channel, g / SUPER);
-            const uint8_t* mine = scales + super_bytes(format) - (SUPER - g % SUPER) * 2 * P + lane;
-            float whole = half_at(scales, lane) * unit;
-            if (has_halves(format)) {
-                d[0] = whole * (int8_t)mine[0];
-                d[1] = whole * (int8_t)mine[P];
-            } else {
-                d[0] = d[1] = whole * mine[0];
-                m = -(half_at(scales + 2 * P, lane) * mine[P]);
-            }
-        }
-        if (format == Format::TABLE)
+        const float m = scale_of(channel, g, d);
+        if (has_levels(format))
             for (int8_t& x : q) x = levels[x];
-        const int shift = format == Format::K5 ? 16 : 0;
+        const int shift = is_shifted(format) ? 16 : 0;
         for (int j = 0; j < size; j++) out[j] = d[j / 16] * (float)(q[j] + shift) + m;
     }
 }

@@ -1,0 +1,77 @@
+// The scales of a panel that has them apart as its tiles read them: see scales_floats.
+#pragma once
+#include <cstring>
+
+#include "gemm.h"
+#include "half.h"
+
+namespace hunch {
+
+constexpr float MINUS_MAGIC = -12582912.0f;
+
+// The scale of half a group of levels; returns where the next one begins.
+inline float* put_half_scale(const Matrix& w, vf d, float* out) {
+    store(out, mul(d, set1(MINUS_MAGIC)));
+    store(out + P, d);
+    std::memcpy(out + 2 * P, w.levels, sizeof w.levels);
+    return out + scales_floats(Format::TABLE) / 2;
+}
+
+// weight = d * (q + 16) + m; returns where the next group's scales begin.
+inline float* put_shifted_scale(vf d, vf m, float* out) {
+    store(out, mul(d, set1(MINUS_MAGIC)));
+    store(out + P, d);
+    store(out + 2 * P, fma(m, d, 16.0f));
+    return out + scales_floats(Format::K5);
+}
+
+// Of formats that have d for 8 groups. Products of d, whole numbers and MAGIC are exact.
+template <Format FORMAT>
+void expand_scales(const Matrix& w, int panel, float* out) {
+    const uint8_t* at = w.panel(panel);
+    for (int s = 0; s < w.num_groups / SUPER; s++) {
+        vf d = load_half((const uint16_t*)at), minus_m = zero();
+        if (FORMAT == Format::K6) d = mul(d, set1(0.25f));
+        if (FORMAT == Format::TABLE) d = mul(d, set1(w.unit));
+        if (!has_halves(FORMAT)) minus_m = sub(zero(), load_half((const uint16_t*)at + P));
+        at += has_halves(FORMAT) ? 2 * P : 4 * P;
+        HUNCH_UNROLL for (int i = 0; i < SUPER; i++, at += 2 * P) {
+            vf first, second;
+            if (has_halves(FORMAT)) load_int8(at, first, second);
+            else load_uint8(at, first, second);
+            if (FORMAT == Format::TABLE) {
+                out = put_half_scale(w, mul(d, second), put_half_scale(w, mul(d, first), out));
+            } else if (FORMAT == Format::K5) {
+                out = put_shifted_scale(mul(d, first), mul(minus_m, second), out);
+            } else {
+                store(out, mul(mul(d, first), set1(MINUS_MAGIC)));
+                store(out + P, mul(d, first));
+                store(out + 2 * P, FORMAT == Format::K4 ? mul(minus_m, second)
+                                                        : mul(mul(d, second), set1(MINUS_MAGIC)));
+                if (FORMAT == Format::K6) store(out + 3 * P, mul(d, second));
+                out += scales_floats(FORMAT);
+            }
+        }
+    }
+}
+
+inline vf load_powers(const uint8_t* at) {
+    float powers[P];
+    for (int i = 0; i < P; i++) powers[i] = from_power(at[i]);
+    return load(powers);
+}
+
+// Of formats that have d for every group.
+template <Format FORMAT>
+void expand_scales_apart(const Matrix& w, int panel, float* out) {
+    const uint8_t* at = w.panel(panel);
+    for (int g = 0; g < w.num_groups; g++, at += super_bytes(FORMAT)) {
+        vf d = FORMAT == Format::FP4 ? load_powers(at) : load_half((const uint16_t*)at);
+        if (FORMAT == Format::INT5M)
+            out = put_shifted_scale(d, load_half((const uint16_t*)at + P), out);
+        else
+            out = put_half_scale(w, d, put_half_scale(w, d, out));
+    }
+}
+
+}  // namespace hunch
