@@ -131,6 +131,18 @@ def test_products_of_blocks(weight_format, shape, num_rows, is_fine):
     assert (got - expected).abs().max() < (3e-5 if is_fine else 1e-6) * size
 
 
+@pytest.mark.parametrize("exponent", [0, 1, 2, 3, 100, 231])
+@pytest.mark.parametrize("is_fine", [False, True])
+def test_products_of_the_smallest_and_largest_powers(exponent, is_fine):
+    data = blocks("MXFP4", 32, 64)
+    data.view(32, 2, 17)[..., 0] = exponent
+    weight = dequantise("MXFP4", data, 64).double()
+    x = random(3, 64) * (2.0**60 if exponent < 100 else 1.0)
+    got = of_blocks("MXFP4", (32, 64), data)(x, is_fine=is_fine)
+    size = (x.double().abs() @ weight.abs().T).max()
+    assert (got - rounded(x, 8127 if is_fine else 127) @ weight.T).abs().max() < 3e-5 * size
+
+
 @pytest.mark.parametrize("shape", [(64, 64), (7, 33), (101, 70)])
 @pytest.mark.parametrize("num_rows", [1, 3, 9, 70])
 def test_float_products(shape, num_rows):

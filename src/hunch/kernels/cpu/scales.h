@@ -55,10 +55,12 @@ void expand_scales(const Matrix& w, int panel, float* out) {
     }
 }
 
+// 2^(e - 128) of P bytes e: what is below 2^-126 is a product.
 inline vf load_powers(const uint8_t* at) {
-    float powers[P];
-    for (int i = 0; i < P; i++) powers[i] = from_power(at[i]);
-    return load(powers);
+    vf e, next;
+    load_uint8(at, e, next);
+    const vf normal = pow2(add(max(e, set1(2.0f)), set1(12582912.0f - 128)));
+    return mul(normal, pow2(add(min(e, set1(2.0f)), set1(12582912.0f - 2))));
 }
 
 // Of formats that have d for every group.
