@@ -171,7 +171,7 @@ def _count_blocks(
 ) -> int:
     schedule, device, working = config.schedule, target.device, 0
     if config.cache.kv_bytes is None and config.cache.num_blocks is None:
-        working = working_bytes(target, schedule.num_tokens, schedule.num_rows, max_len)
+        working = working_bytes(target, schedule.num_tokens, schedule.num_rows, max_len, max_nodes)
     sharing = config.parallel.num_ranks if device.type == "cpu" else 1
     if isinstance(target, OverProcesses):
         shapes = [replace(shapes[0], num_layers=target.most_kv_layers), *shapes[1:]]

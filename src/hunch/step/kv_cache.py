@@ -16,13 +16,15 @@ from torch import Tensor
 
 from hunch.config import Config
 from hunch.draft import KVShape
+from hunch.drafting.step_shapes import MAX_CHECKED
 from hunch.errors import CapacityError
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache, has_scales
 from hunch.kernels.recurrence import RecurrentStates, StatesShape
 from hunch.models.target import Target
 
-GRAPHS = 2**28  # bytes for captured steps: their logits and inputs
+GRAPHS = 2**28  # bytes for captured steps, beside their logits
+LOGITS = 6  # bytes per checked token and vocabulary entry: in 16 bits, and in 32 where filtered
 RULES = 9  # bytes per row and token of `kernels.process.ProcessTables`
 ROWS = 9  # bytes per row and position of `kernels.step.RowState`, with its table of blocks
 
@@ -143,11 +145,14 @@ def _free_ram(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 @torch.inference_mode()
-def working_bytes(target: Target, num_tokens: int, num_rows: int, max_len: int) -> int:
+def working_bytes(
+    target: Target, num_tokens: int, num_rows: int, max_len: int, max_nodes: int
+) -> int:
     """Bytes that a GPU must keep free beside weights and KV.
 
     Measured by one pass over padding, with `num_tokens` tokens and the logits of `num_rows`. Beside
-    that there is the state of rows of up to `max_len` tokens.
+    that there are the logits of captured steps, whose memory nothing else uses, and the state of
+    rows of up to `max_len` tokens.
     """
     device: torch.device = target.device
     if device.type != "cuda":
@@ -162,4 +167,7 @@ def working_bytes(target: Target, num_tokens: int, num_rows: int, max_len: int) 
     peak = torch.cuda.max_memory_allocated(device) - before
     del hidden
     torch.cuda.empty_cache()
-    return int(peak) + GRAPHS + num_rows * (RULES * int(target.spec.vocab_size) + ROWS * max_len)
+    vocab_size = int(target.spec.vocab_size)
+    num_checked = max(num_rows, min(num_rows * (1 + max_nodes), MAX_CHECKED))
+    of_steps = GRAPHS + num_checked * LOGITS * vocab_size
+    return int(peak) + of_steps + num_rows * (RULES * vocab_size + ROWS * max_len)
