@@ -25,7 +25,7 @@ BELOW = {**IN_TOP, C: Logprob(logprob=-9.0, rank=3)}
 
 
 @pytest.mark.parametrize(("chosen", "entry"), [(B, IN_TOP), (C, BELOW), (A, IN_TOP)])
-def test_as_many_alternatives_as_asked_whatever_was_chosen(
+def test_as_many_alternatives_as_asked_and_in_completions_the_chosen_token_too(
     chosen: int, entry: dict[int, Logprob]
 ) -> None:
     chat = ChatShape(id="x", model="m", text=FakeText(), num_top=2)
@@ -35,7 +35,7 @@ def test_as_many_alternatives_as_asked_whatever_was_chosen(
     assert [other["token"] for other in content[0]["top_logprobs"]] == ["a", "b"]
     done = CompletionShape(id="x", model="m", text=FakeText(), num_top=2, num_answers=1)
     logprobs = done.whole([output(chosen, entry)])["choices"][0]["logprobs"]
-    assert logprobs["top_logprobs"] == [{"a": -0.1, "b": -2.0}]
+    assert logprobs["top_logprobs"] == [{chr(t): one.logprob for t, one in entry.items()}]
     assert logprobs["token_logprobs"] == [entry[chosen].logprob]
 
 

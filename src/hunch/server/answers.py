@@ -318,8 +318,9 @@ class CompletionShape(OpenAIStream):
             string = token_text(self.text, token, score)
             strings.append(self._name(token, score))
             values.append(max(entry[token].logprob, -9999.0) if entry else None)
-            top = ranked(entry, self.num_top) if entry else []
-            tops.append({self._name(t, lp): lp.logprob for t, lp in top} or None)
+            # The chosen one comes on top, as from OpenAI, where it is none of the likeliest.
+            top = {**dict(ranked(entry, self.num_top)), token: entry[token]} if entry else {}
+            tops.append({self._name(t, lp): lp.logprob for t, lp in top.items()} or None)
             offsets.append(offset)
             offset += len(string)
         self._offsets[index] = offset
