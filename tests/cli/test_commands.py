@@ -157,7 +157,7 @@ def test_long_names_are_shown_whole(
 
 def test_verify_says_equal(shell: Callable, model: str, prompts: str) -> None:
     code, out, _ = shell(
-        "verify", "-m", model, "--prompts", prompts, "--speculate",
+        "verify", model, "--prompts", prompts, "--speculate",
         "ngram:adaptive=false,suffix:adaptive=false", "--max-tokens", "40", "--json",
     )  # fmt: skip
     report = json.loads(out)

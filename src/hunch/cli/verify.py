@@ -47,6 +47,7 @@ class Run:
 
 @dataclass(kw_only=True)
 class Options(o.FilterOptions, o.EngineOptions):
+    name: o.ModelName = None
     model: o.Model = o.DEFAULT_MODEL
     speculate: str = o.option("ngram,suffix", "Methods to check, commas between.")
     prompts: o.Prompts = None
@@ -79,6 +80,7 @@ def verify(ctx: typer.Context, given: Options) -> None:
     """
     from hunch.bench.workloads import PROMPTS
 
+    given = replace(given, model=o.one_model(ctx, given.name, given.model))
     if given.verifier == "exact" and o.given_options(ctx, ["samples"]):
         raise ConfigError("--samples is for verifiers whose chances are compared; exact is not one")
     records = PROMPTS[: given.limit]
