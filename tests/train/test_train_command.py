@@ -132,7 +132,8 @@ def test_ctrl_c_says_how_to_go_on(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("hunch.train.job.run_job", stop)
-    code, _, err = run(capsys, "train", "draft", "--out", tmp_path / "out")
+    code, _, err = run(capsys, "train", "draft", "--out", tmp_path / "out", "--minutes", "3")
+    assert "--minutes 3 is for the training alone" in err
     assert code == 130
     assert f"hunch train draft --resume {tmp_path / 'out'}" in err
 

@@ -129,6 +129,12 @@ def _train_method(job: Job, before: Path | None, given: Options) -> None:
     from hunch.train.job import drafts_as, run_job
     from hunch.train.progress import Progress
 
+    if given.minutes is not None and job.method != "phrases" and not given.as_json:
+        typer.echo(
+            f"--minutes {given.minutes:g} is for the training alone; the target answers the "
+            "prompts first. Without a METHOD it is for all",
+            err=True,
+        )
     try:
         measured = run_job(job, Progress(given.as_json, _peak(given.device)), before)
     except KeyboardInterrupt:
