@@ -57,6 +57,7 @@ def random_tensors(*, is_tied: bool = True, has_bias: bool = False) -> dict[str,
 # half floats are, with values that make weights of about 1/16 around zero.
 RANDOM_BLOCKS = {
     "IQ4_NL": (32, 18, {0: 1e-3}),
+    "Q2_K": (256, 84, {80: 4e-3, 82: 6e-3}),
     "Q4_K": (256, 144, {0: 2.5e-4, 2: 1.9e-3}),
     "Q5_K": (256, 176, {0: 1.2e-4, 2: 1.9e-3}),
     "Q6_K": (256, 210, {208: 4.7e-5}),

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.skipif(not native_library.is_available(), reason="no C+
 WIDTH, HEADS, HEAD_DIM, FFN, VOCAB = 256, 8, 32, 256, 300
 FORMATS = [
     *("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"),
-    *("IQ4_NL", "MXFP4"),
+    *("IQ4_NL", "MXFP4", "Q2_K", "TQ1_0", "TQ2_0"),
 ]
 PROMPTS = [[5, 6, 7] * 5, [40, 41, 42, 43, 40, 41], [9], list(range(100, 130))]
 PARAMS = [
@@ -96,4 +96,5 @@ def test_what_is_held_is_no_larger_than_the_file(folder):
     for block_format in FORMATS:
         weights = open_weights(write(folder / f"{block_format}.gguf", block_format))
         model = load_native(weights)
-        assert model.weight_bytes < 1.13 * weights.nbytes, block_format
+        most = 1.23 if block_format == "TQ1_0" else 1.13
+        assert model.weight_bytes < most * weights.nbytes, block_format

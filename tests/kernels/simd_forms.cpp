@@ -27,26 +27,28 @@ void fill(Matrix& w) {
             int8_t q[GROUP];
             for (int8_t& x : q) {
                 int raw = (int)(generator() & 0xFF);
-                x = is_unsigned ? (int8_t)(raw & 15) : (int8_t)((int8_t)raw >> (8 - levels));
+                x = is_2bit(w.format) ? (int8_t)(raw & 3)
+                    : is_unsigned     ? (int8_t)(raw & 15)
+                                      : (int8_t)((int8_t)raw >> (8 - levels));
             }
             w.put_levels(n, g, q);
             if (!has_supers(w.format)) w.put_scale(n, g, (float)normal(), (float)normal());
         }
-        for (int g = 0; has_supers(w.format) && super_groups(w.format) == 1 && g < w.num_groups; g++) {
+        for (int i = 0; has_supers(w.format) && i < w.num_groups / super_groups(w.format); i++) {
             uint16_t d = to_half((float)normal()), m = to_half((float)normal());
-            uint8_t power = (uint8_t)(120 + generator() % 16);
-            if (w.format == Format::FP4) w.put_apart(n, g, &power, 1);
-            else w.put_apart(n, g, (uint8_t*)&d, 2);
-            if (w.format == Format::INT5M) w.put_apart(n, g, (uint8_t*)&m, 2, 2 * P);
-        }
-        for (int s = 0; super_groups(w.format) > 1 && s < w.num_groups / SUPER; s++) {
-            uint16_t d = to_half((float)normal()), m = to_half((float)normal());
+            if (super_bytes(w.format) <= 4 * P) {
+                uint8_t power = (uint8_t)(120 + generator() % 16);
+                if (w.format == Format::FP4) w.put_apart(n, i, &power, 1);
+                else w.put_apart(n, i, (uint8_t*)&d, 2);
+                if (w.format == Format::INT5M) w.put_apart(n, i, (uint8_t*)&m, 2, 2 * P);
+                continue;
+            }
             uint8_t scales[2 * SUPER], minima[SUPER];
-            for (uint8_t& x : scales) x = (uint8_t)(generator() & (has_halves(w.format) ? 255 : 63));
+            const bool is_byte = has_halves(w.format) || w.format == Format::K2;
+            for (uint8_t& x : scales) x = (uint8_t)(generator() & (is_byte ? 255 : 63));
             for (uint8_t& x : minima) x = (uint8_t)(generator() & 63);
-            bool has_minima = !has_halves(w.format);
-            w.put_super(n, s, (uint8_t*)&d, has_minima ? (uint8_t*)&m : nullptr, scales,
-                        has_minima ? minima : nullptr);
+            w.put_super(n, i, (uint8_t*)&d, has_halves(w.format) ? nullptr : (uint8_t*)&m, scales,
+                        is_byte ? nullptr : minima);
         }
     }
 }
@@ -122,11 +124,11 @@ double largest_error(Format format, int num_rows, bool is_fine) {
 }  // namespace
 
 int main() {
-    const char* names[] = {"INT4", "INT8", "FLOAT", "INT5", "K4", "K5", "K6", "TABLE", "INT5M", "NL", "FP4"};
+    const char* names[] = {"INT4", "INT8", "FLOAT", "INT5", "K4", "K5", "K6", "TABLE", "INT5M", "NL", "FP4", "K2", "T2"};
     bool is_good = true;
     std::printf("%d channels, %d rows\n", P, RT);
     for (Format format : {Format::INT4, Format::INT8, Format::INT5, Format::K4, Format::K5, Format::K6,
-                          Format::TABLE, Format::INT5M, Format::NL, Format::FP4})
+                          Format::TABLE, Format::INT5M, Format::NL, Format::FP4, Format::K2, Format::T2})
         for (bool is_fine : {false, true}) {
             double worst = 0;
             hash = 0xCBF29CE484222325;

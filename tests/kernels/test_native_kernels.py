@@ -28,6 +28,9 @@ BLOCKS = {
     "Q5_1": (32, 24, (0, 2)),
     "IQ4_NL": (32, 18, (0,)),
     "MXFP4": (32, 17, ()),
+    "Q2_K": (256, 84, (80, 82)),
+    "TQ1_0": (256, 54, (52,)),
+    "TQ2_0": (256, 66, (64,)),
     "Q8_0": (32, 34, (0,)),
     "Q4_K": (256, 144, (0, 2)),
     "Q5_K": (256, 176, (0, 2)),
@@ -102,7 +105,7 @@ def test_blocks_are_kept_bit_for_bit(weight_format, shape):
     assert got.equal(dequantise(weight_format, data, shape[1]))
 
 
-@pytest.mark.parametrize("weight_format", ["Q5_1", "IQ4_NL", "MXFP4"])
+@pytest.mark.parametrize("weight_format", ["Q5_1", "IQ4_NL", "MXFP4", "Q2_K", "TQ1_0", "TQ2_0"])
 def test_blocks_of_any_bits_are_kept_in_as_little_memory_as_the_file(weight_format):
     """The smallest and the largest scales among them, and no numbers."""
     generator = torch.Generator().manual_seed(0)
@@ -115,7 +118,10 @@ def test_blocks_of_any_bits_are_kept_in_as_little_memory_as_the_file(weight_form
         expected = torch.from_numpy(gguf.quants.dequantize(data.numpy(), kind))
     got = matrix.rows(torch.arange(256))
     torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
-    assert matrix.nbytes == data.numel()
+    wider = (
+        66 / 54 if weight_format == "TQ1_0" else 1
+    )  # held as TQ2_0: five digits in a byte are not
+    assert matrix.nbytes == wider * data.numel()
 
 
 @pytest.mark.parametrize(("weight_format", "shape"), BLOCK_SHAPES)

@@ -10,17 +10,17 @@ from torch import Tensor
 
 from hunch.kernels.native_library import library, team
 
-INT4, INT8, FLOAT, INT5, K4, K5, K6, TABLE, INT5M, NL, FP4 = range(11)  # formats of a matrix
+INT4, INT8, FLOAT, INT5, K4, K5, K6, TABLE, INT5M, NL, FP4, K2, T2 = range(13)  # of matrices
 ROUNDED = (INT4, INT8, FLOAT)  # those that floats can become; the others hold a file's blocks
 # GGUF blocks that are kept as they are: their number in the kernels, and the matrix format that
 # holds them.
 FORMATS = {
     "Q4_0": 1, "Q4_1": 2, "Q8_0": 3, "Q5_0": 4, "Q4_K": 5, "Q5_K": 6, "Q6_K": 7, "Q5_1": 9,
-    "IQ4_NL": 10, "MXFP4": 11,
+    "IQ4_NL": 10, "MXFP4": 11, "Q2_K": 12, "TQ1_0": 13, "TQ2_0": 14,
 }  # fmt: skip
 EXACT_FORMAT = {
     "Q4_0": INT4, "Q4_1": INT4, "Q5_0": INT5, "Q8_0": INT8, "Q4_K": K4, "Q5_K": K5, "Q6_K": K6,
-    "Q5_1": INT5M, "IQ4_NL": NL, "MXFP4": FP4,
+    "Q5_1": INT5M, "IQ4_NL": NL, "MXFP4": FP4, "Q2_K": K2, "TQ1_0": T2, "TQ2_0": T2,
 }  # fmt: skip
 _FLOATS, _CODED = 0, 8
 

@@ -1,5 +1,6 @@
 // GGUF's blocks to the panels of a matrix. Offsets are those of dequant.py, which says every layout.
 #include <cstring>
+#include <initializer_list>
 
 #include "half.h"
 #include "matrix.h"
@@ -115,6 +116,37 @@ struct Filler {
         }
         return block + 210;
     }
+    // Codes of 2 bits: four groups share 32 bytes.
+    void pairs(int i, const uint8_t* from) const {
+        for (int g = 0; g < SUPER; g++) {
+            int8_t q[GROUP];
+            for (int j = 0; j < GROUP; j++) q[j] = (int8_t)(from[g / 4 * 32 + j] >> (g % 4 * 2) & 3);
+            w.put_levels(channel, i * SUPER + g, q);
+        }
+    }
+    const uint8_t* q2_k(int i, const uint8_t* block) const {
+        w.put_super(channel, i, block + 80, block + 82, block, nullptr);
+        pairs(i, block + 16);
+        return block + 84;
+    }
+    const uint8_t* tq2_0(int i, const uint8_t* block) const {
+        w.put_apart(channel, i, block + 64, 2);
+        pairs(i, block);
+        return block + 66;
+    }
+    // 32 bytes, 16 and 4: each holds five digits of three levels (the last four), the highest first.
+    const uint8_t* tq1_0(int i, const uint8_t* block) const {
+        int8_t q[SUPER * GROUP], *to = q;
+        const uint8_t* from = block;
+        for (int size : {32, 16, 4}) {
+            for (int power = 1; power < (size == 4 ? 81 : 243); power *= 3)
+                for (int j = 0; j < size; j++) *to++ = (int8_t)((uint8_t)(from[j] * power) * 3 >> 8);
+            from += size;
+        }
+        w.put_apart(channel, i, from, 2);
+        for (int g = 0; g < SUPER; g++) w.put_levels(channel, i * SUPER + g, q + g * GROUP);
+        return from + 2;
+    }
     const uint8_t* coded(int i, const uint8_t* block) const {
         w.put_super(channel, i, block, nullptr, block + 2, nullptr);
         block += 18;
@@ -147,6 +179,9 @@ void Matrix::fill(BlockFormat block_format, const uint8_t* rows, int first, int 
                 case BlockFormat::Q5_1: rows = filler.q5_1(i, rows); break;
                 case BlockFormat::IQ4_NL: rows = filler.levels(i, rows, 2); break;
                 case BlockFormat::MXFP4: rows = filler.levels(i, rows, 1); break;
+                case BlockFormat::Q2_K: rows = filler.q2_k(i, rows); break;
+                case BlockFormat::TQ1_0: rows = filler.tq1_0(i, rows); break;
+                case BlockFormat::TQ2_0: rows = filler.tq2_0(i, rows); break;
             }
     }
 }

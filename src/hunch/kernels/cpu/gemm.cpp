@@ -102,12 +102,6 @@ void multiply_float(const Matrix& w, int first, int last, const Input& input, in
     }
 }
 
-int sum16(const int8_t* q) {
-    int sum = 0;
-    for (int i = 0; i < 16; i++) sum += q[i];
-    return sum;
-}
-
 // How a panel's scales are expanded, and the tiles that read them.
 struct Scaled {
     void (*expand)(const Matrix& w, int panel, float* out);
@@ -122,6 +116,8 @@ Scaled scaled_of(Format format) {
         case Format::INT5M: return {expand_scales_apart<Format::INT5M>, tile_k5_table};
         case Format::NL: return {expand_scales_apart<Format::NL>, tile_levels_table};
         case Format::FP4: return {expand_scales_apart<Format::FP4>, tile_levels_table};
+        case Format::T2: return {expand_scales_apart<Format::T2>, tile_levels_table};
+        case Format::K2: return {expand_scales_k2, tile_levels_table};
         default: return {expand_scales<Format::TABLE>, tile_levels_table};
     }
 }
@@ -133,10 +129,18 @@ void multiply_scaled(const Matrix& w, int panel, const Input& input, const uint8
     scaled.expand(w, panel, scales);
     ScaledTile* const* table = scaled.tiles[input.is_fine];
     const uint8_t* groups = w.panel(panel) + w.scales_bytes();
+    if (is_2bit(w.format)) {
+        uint8_t* nibbles = (uint8_t*)(scales + nibbles_at(w.num_groups));
+        unpack2(groups, w.num_groups, nibbles);
+        groups = nibbles;
+    }
     for (int r = 0; r < count; r += RT)
         table[count - r < RT ? count - r : RT](groups, scales, w.num_groups,
                                                tiles + r / RT * input.tile_bytes(),
                                                out + (size_t)r * stride, stride);
+    if (w.format == Format::K2)
+        take_minima(scales + minima_at(w.num_groups), scales + sums_at(w.num_groups), 2 * w.num_groups,
+                    count, out, stride);
 }
 
 }  // namespace
@@ -178,7 +182,7 @@ void Input::put(int row, int first, int last, const float* x) const {
             scales[(RT + r) * SCALE_COPIES + i] = d * (float)sum;
         }
         if (KEEPS_SUMS) {
-            int first = sum16(q) * (is_fine ? 64 : 1) + (is_fine ? sum16(q + RT * GROUP) : 0);
+            int first = sum16(q, 8) * (is_fine ? 64 : 1) + (is_fine ? sum16(q + RT * GROUP, 8) : 0);
             const int times = is_fine ? -2 : -128, start = is_fine ? 0 : SUMS_START;
             int32_t* starts = (int32_t*)scales + 2 * RT + r;
             starts[0] = start + times * sum;
@@ -197,8 +201,10 @@ void multiply(const Matrix& w, int first, int last, const Input& input, int row,
     }
     const uint8_t* tiles = input.tiles + row / RT * input.tile_bytes();
     if (has_supers(w.format)) {
+        float* scales = (float*)scratch.panel;
+        if (w.format == Format::K2) sum_halves(input, tiles, count, scales + sums_at(w.num_groups));
         for (int p = panel; p < end; p++, out += P)
-            multiply_scaled(w, p, input, tiles, count, out, stride, (float*)scratch.panel);
+            multiply_scaled(w, p, input, tiles, count, out, stride, scales);
         return;
     }
     bool is_unpacked = w.format == Format::INT4 && count >= UNPACK_FROM;

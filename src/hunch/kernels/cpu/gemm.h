@@ -1,6 +1,8 @@
 // Matrix products whose rows do not see each other: every row's sums run over the groups in order,
 // by the same operations, however many rows are computed beside it.
 #pragma once
+#include <algorithm>
+
 #include "matrix.h"
 
 namespace hunch {
@@ -49,11 +51,19 @@ constexpr int scales_floats(Format format) {
     return has_levels(format) ? 4 * P + 8 : (format == Format::K6 ? 4 : 3) * P;
 }
 
+// Where floats stand after the scales of 2-bit panels: K2's minima of each half of a group, the unpacked
+// nibbles, and the sums of the rows' inputs over each half.
+constexpr size_t minima_at(int num_groups) { return (size_t)num_groups * scales_floats(Format::K2); }
+constexpr size_t nibbles_at(int num_groups) { return minima_at(num_groups) + (size_t)num_groups * 2 * P; }
+constexpr size_t sums_at(int num_groups) { return nibbles_at(num_groups) + (size_t)num_groups * 4 * P; }
+
 // Scratch of one thread.
 struct Scratch {
-    uint8_t* panel;  // one unpacked INT4 panel, or the scales of a K panel
+    uint8_t* panel;  // one unpacked INT4 panel, or the scales of a K panel, and what stands after them
     static size_t panel_bytes(int num_in) {
-        return (size_t)((num_in + GROUP - 1) / GROUP) * UNPACKED_GROUP;
+        const int num_groups = (num_in + SUPER * GROUP - 1) / (SUPER * GROUP) * SUPER;
+        const size_t after = (sums_at(num_groups) + (size_t)num_groups * 2 * ROW_CHUNK) * sizeof(float);
+        return std::max(num_groups * UNPACKED_GROUP, after);
     }
 };
 

@@ -41,6 +41,7 @@ constexpr int byte_of(int lane, int i) {
 }
 
 constexpr int8_t NL_LEVELS[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+constexpr int8_t T2_LEVELS[16] = {-1, 0, 1, 2}, K2_LEVELS[16] = {0, 1, 2, 3};
 constexpr int8_t FP4_LEVELS[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 void set_bits(uint8_t& byte, int mask, int bits) { byte = (uint8_t)((byte & ~mask) | (bits & mask)); }
@@ -97,6 +98,8 @@ Matrix::Matrix(Format format, int num_out, int num_in)
     num_groups = (num_groups + supers - 1) / supers * supers;
     if (format == Format::NL) std::memcpy(levels, NL_LEVELS, sizeof levels);
     if (format == Format::FP4) std::memcpy(levels, FP4_LEVELS, sizeof levels);
+    if (format == Format::K2) std::memcpy(levels, K2_LEVELS, sizeof levels);
+    if (format == Format::T2) std::memcpy(levels, T2_LEVELS, sizeof levels);
     data = Pages::take(num_bytes(), pages_);
 }
 
@@ -123,6 +126,11 @@ void Matrix::put_levels(int channel, int g, const int8_t* q) {
             }
         return;
     }
+    for (int i = 0; is_2bit(format) && i < 16; i++) {
+        const int byte = byte_of(lane, i), shift = byte / (8 * P) * 4;
+        set_bits(at[byte % (8 * P)], 15 << shift, (q[i] | q[i + 16] << 2) << shift);
+    }
+    if (is_2bit(format)) return;
     for (int i = 0; i < 16; i++)
         at[byte_of(lane, i)] = (uint8_t)((q[i] & 15) | (q[i + 16] & 15) << 4);
     if (group_bytes(format) - head_bytes(format) == 16 * P) return;
@@ -150,6 +158,12 @@ void Matrix::get_levels(int channel, int g, int8_t* q) const {
             }
         return;
     }
+    for (int i = 0; is_2bit(format) && i < 16; i++) {
+        const int byte = byte_of(lane, i), bits = at[byte % (8 * P)] >> byte / (8 * P) * 4;
+        q[i] = bits & 3;
+        q[i + 16] = bits >> 2 & 3;
+    }
+    if (is_2bit(format)) return;
     for (int i = 0; i < 16; i++) {
         uint8_t byte = at[byte_of(lane, i)];
         q[i] = byte & 15;
@@ -214,21 +228,22 @@ void Matrix::fill_floats(const float* rows, int first, int count) {
         }
 }
 
-// The scales of a group's halves go to d; returns the minimum.
-float Matrix::scale_of(int channel, int g, float* d) const {
+// The scales and minima of a group's halves.
+void Matrix::scales_of(int channel, int g, float* d, float* m) const {
     const int lane = channel % P;
     const uint8_t* at = has_supers(format) ? super(channel, g / super_groups(format)) : group(channel, g);
     d[0] = d[1] = format == Format::FP4 ? from_power(at[lane]) : half_at(at, lane);
-    if (super_groups(format) == 1)
-        return format == Format::INT4 || format == Format::INT5M ? half_at(at + 2 * P, lane) : 0;
+    m[0] = m[1] = format == Format::INT4 || format == Format::INT5M ? half_at(at + 2 * P, lane) : 0;
+    if (super_groups(format) == 1 || format == Format::T2) return;
     const uint8_t* mine = at + super_bytes(format) - (SUPER - g % SUPER) * 2 * P + lane;
-    if (has_halves(format)) {
-        d[0] *= unit * (int8_t)mine[0];
-        d[1] *= unit * (int8_t)mine[P];
-        return 0;
+    for (int half = 0; half < 2; half++) {
+        const uint8_t count = mine[half * P];
+        if (has_halves(format)) d[half] *= unit * (int8_t)count;
+        else if (format == Format::K2) d[half] *= count & 15;
+        else d[half] *= mine[0];
+        if (!has_halves(format))
+            m[half] = -(half_at(at + 2 * P, lane) * (format == Format::K2 ? count >> 4 : mine[P]));
     }
-    d[0] = d[1] *= mine[0];
-    return -(half_at(at + 2 * P, lane) * mine[P]);
 }
 
 void Matrix::read_row(int channel, float* out) const {
@@ -240,14 +255,14 @@ void Matrix::read_row(int channel, float* out) const {
             for (int j = 0; j < size; j++) out[j] = reinterpret_cast<const float*>(at)[j * P + lane];
             continue;
         }
-        float d[2];  // of each half
+        float d[2], m[2];  // of each half
         int8_t q[GROUP];
         get_levels(channel, g, q);
-        const float m = scale_of(channel, g, d);
+        scales_of(channel, g, d, m);
         if (has_levels(format))
             for (int8_t& x : q) x = levels[x];
         const int shift = is_shifted(format) ? 16 : 0;
-        for (int j = 0; j < size; j++) out[j] = d[j / 16] * (float)(q[j] + shift) + m;
+        for (int j = 0; j < size; j++) out[j] = d[j / 16] * (float)(q[j] + shift) + m[j / 16];
     }
 }
 

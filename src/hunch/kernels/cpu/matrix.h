@@ -14,12 +14,17 @@
 //          are bits 5-4, 3-2 and 1-0 of the last four inputs. weight = scale * q, q in -32..31.
 //   TABLE, NL, FP4  the nibbles of INT4. weight = scale * levels[q] for the matrix's 16 levels, each a
 //          small whole number.
+//   K2 T2  8 P bytes: the low half of byte i has the lower two bits of both nibbles of INT4's byte i, the
+//          high half those of byte i + 8 P. They number levels too.
 //   INT5M  the nibbles and signs of INT5.
 // Before the groups of a panel whose groups hold no scales stand these, for each 8 groups:
 //   K4 K5  d[P] m[P] as half floats, then for each group scale[P] minimum[P] as uint8:
 //          weight = d * scale * q - m * minimum, q in 0..15 and 0..31 (kept as q - 16).
 //   K6     d[P] as half floats, then for each half group scale[P] as int8: weight = d * scale * q.
 //   TABLE  the same: weight = unit * d * scale * levels[q], where the matrix has a unit too.
+//   K2     d[P] m[P] as half floats, then for each half group bytes [P] of scale (low nibble) and minimum:
+//          weight = d * scale * q - m * minimum, q in 0..3.
+//   T2     d[P] as half floats: weight = d * (q - 1).
 // or for each group:
 //   NL     d[P] as half floats.
 //   FP4    e[P] as uint8: the scale is 2^(e - 128). Products are finite for e below 232.
@@ -37,7 +42,8 @@
 namespace hunch {
 
 enum class Format : int {
-    INT4 = 0, INT8 = 1, FLOAT = 2, INT5 = 3, K4 = 4, K5 = 5, K6 = 6, TABLE = 7, INT5M = 8, NL = 9, FP4 = 10
+    INT4 = 0, INT8 = 1, FLOAT = 2, INT5 = 3, K4 = 4, K5 = 5, K6 = 6, TABLE = 7, INT5M = 8, NL = 9, FP4 = 10,
+    K2 = 11, T2 = 12
 };
 
 constexpr int group_bytes(Format format) {
@@ -53,6 +59,8 @@ constexpr int group_bytes(Format format) {
         case Format::K5:
         case Format::INT5M: return 20 * P;
         case Format::K6: return 24 * P;
+        case Format::K2:
+        case Format::T2: return 8 * P;
     }
     return 0;
 }
@@ -66,8 +74,9 @@ constexpr int SUPER = 8;  // groups of a K matrix that share d
 
 // Whether each half of a group has a scale of its own.
 constexpr bool has_halves(Format format) { return format == Format::K6 || format == Format::TABLE; }
+constexpr bool is_2bit(Format format) { return group_bytes(format) == 8 * P; }
 constexpr bool has_levels(Format format) {
-    return format == Format::TABLE || format == Format::NL || format == Format::FP4;
+    return format == Format::TABLE || format == Format::NL || format == Format::FP4 || is_2bit(format);
 }
 // Whether numbers of 5 bits are kept less 16.
 constexpr bool is_shifted(Format format) { return format == Format::K5 || format == Format::INT5M; }
@@ -79,6 +88,8 @@ constexpr int super_bytes(Format format) {
         case Format::K5: return 4 * P + SUPER * 2 * P;
         case Format::K6:
         case Format::TABLE: return 2 * P + SUPER * 2 * P;
+        case Format::K2: return 4 * P + SUPER * 2 * P;
+        case Format::T2:
         case Format::NL: return 2 * P;
         case Format::FP4: return P;
         case Format::INT5M: return 4 * P;
@@ -87,13 +98,16 @@ constexpr int super_bytes(Format format) {
 }
 constexpr bool has_supers(Format format) { return super_bytes(format) > 0; }
 // Whose scales these are: of SUPER groups, or of one.
-constexpr int super_groups(Format format) { return super_bytes(format) > 4 * P ? SUPER : 1; }
+constexpr int super_groups(Format format) {
+    const bool is_of_one = format == Format::NL || format == Format::FP4 || format == Format::INT5M;
+    return is_of_one || !has_supers(format) ? 1 : SUPER;
+}
 
 // GGUF's blocks, by the numbers that Python has for them.
 enum class BlockFormat : int {
     FLOATS = 0, Q4_0 = 1, Q4_1 = 2, Q8_0 = 3, Q5_0 = 4, Q4_K = 5, Q5_K = 6, Q6_K = 7,
     CODED = 8,  // not GGUF's: d, 16 scales as int8, then for each group the nibbles of Q4_0
-    Q5_1 = 9, IQ4_NL = 10, MXFP4 = 11
+    Q5_1 = 9, IQ4_NL = 10, MXFP4 = 11, Q2_K = 12, TQ1_0 = 13, TQ2_0 = 14
 };
 
 struct Pages;  // memory that matrices share
@@ -135,12 +149,13 @@ struct Matrix {
     // A part of the scale of one group that stands before the groups: `size` bytes for each of P channels,
     // the first channel's at `at`.
     void put_apart(int channel, int g, const uint8_t* scale, int size, int at = 0);
-    // The scales of 8 groups of one channel; d and m point at half floats. K6 and TABLE have no minima.
+    // The scales of 8 groups of one channel; d and m point at half floats. K6 and TABLE have no minima,
+    // K2 has them beside the scales.
     void put_super(int channel, int s, const uint8_t* d, const uint8_t* m, const uint8_t* scales,
                    const uint8_t* minima);
 
 private:
-    float scale_of(int channel, int g, float* d) const;
+    void scales_of(int channel, int g, float* d, float* m) const;
     void fill_floats(const float* rows, int first, int count);
     std::shared_ptr<Pages> pages_;
 };

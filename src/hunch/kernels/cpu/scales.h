@@ -63,16 +63,90 @@ inline vf load_powers(const uint8_t* at) {
     return mul(normal, pow2(add(min(e, set1(2.0f)), set1(12582912.0f - 2))));
 }
 
-// Of formats that have d for every group.
+// Of formats that have nothing but d, or d and m.
 template <Format FORMAT>
 void expand_scales_apart(const Matrix& w, int panel, float* out) {
-    const uint8_t* at = w.panel(panel);
-    for (int g = 0; g < w.num_groups; g++, at += super_bytes(FORMAT)) {
+    for (int g = 0; g < w.num_groups; g++) {
+        const uint8_t* at = w.panel(panel) + (size_t)(g / super_groups(FORMAT)) * super_bytes(FORMAT);
         vf d = FORMAT == Format::FP4 ? load_powers(at) : load_half((const uint16_t*)at);
         if (FORMAT == Format::INT5M)
             out = put_shifted_scale(d, load_half((const uint16_t*)at + P), out);
         else
             out = put_half_scale(w, d, put_half_scale(w, d, out));
+    }
+}
+
+// Of K2, whose minima go to out + minima_at.
+inline void expand_scales_k2(const Matrix& w, int panel, float* out) {
+    const uint8_t* at = w.panel(panel);
+    float* minima = out + minima_at(w.num_groups);
+    for (int s = 0; s < w.num_groups / SUPER; s++) {
+        const vf d = load_half((const uint16_t*)at), m = load_half((const uint16_t*)at + P);
+        at += 4 * P;
+        for (int i = 0; i < SUPER; i++, at += 2 * P, minima += 2 * P) {
+            uint8_t low[2 * P], high[2 * P];
+            for (int j = 0; j < 2 * P; j++) {
+                low[j] = at[j] & 15;
+                high[j] = at[j] >> 4;
+            }
+            vf first, second;
+            load_uint8(low, first, second);
+            out = put_half_scale(w, mul(d, second), put_half_scale(w, mul(d, first), out));
+            load_uint8(high, first, second);
+            store(minima, mul(m, first));
+            store(minima + P, mul(m, second));
+        }
+    }
+}
+
+// Codes of 2 bits as the nibbles that TABLE has.
+inline void unpack2(const uint8_t* from, int num_groups, uint8_t* to) {
+    for (int g = 0; g < num_groups; g++, from += 8 * P, to += 16 * P)
+        for (int i = 0; i < 8 * P; i++) {
+            to[i] = (uint8_t)((from[i] & 3) | (from[i] & 12) << 2);
+            to[i + 8 * P] = (uint8_t)((from[i] >> 4 & 3) | (from[i] >> 2 & 48));
+        }
+}
+
+// The sum of 16 numbers, the second 8 of them `apart` bytes after the first: four sums in a word.
+inline int sum16(const int8_t* q, int apart) {
+    constexpr uint64_t EVEN = 0x00FF00FF00FF00FF, SIGNS = 0x8080808080808080;
+    uint64_t first, second;
+    std::memcpy(&first, q, 8);
+    std::memcpy(&second, q + apart, 8);
+    first ^= SIGNS;
+    second ^= SIGNS;  // every number plus 128
+    const uint64_t sums = (first & EVEN) + (first >> 8 & EVEN) + (second & EVEN) + (second >> 8 & EVEN);
+    return (int)(sums * 0x0001000100010001 >> 48) - 16 * 128;
+}
+
+// The sums of a row's inputs over each half of a group, for all rows.
+inline void sum_halves(const Input& input, const uint8_t* tiles, int count, float* out) {
+    constexpr int APART = tile_byte(0, 8), LOW = RT * GROUP;
+    const int parts = input.is_fine ? 2 : 1;
+    for (int row = 0; row < count; row++) {
+        const int r = row % RT;
+        const uint8_t* at = tiles + row / RT * input.tile_bytes();
+        for (int g = 0; g < input.num_groups(); g++, at += tile_group_bytes(input.is_fine)) {
+            const float d = ((const float*)(at + parts * LOW))[r * SCALE_COPIES];
+            for (int half = 0; half < 2; half++) {
+                const int8_t* q = (const int8_t*)at + tile_byte(r, 16 * half);
+                const int sum = sum16(q, APART);
+                *out++ = d * (float)(input.is_fine ? 64 * sum + sum16(q + LOW, APART) : sum);
+            }
+        }
+    }
+}
+
+// Takes K2's minima times the sums from the products. Four sums side by side: one waits for itself.
+inline void take_minima(const float* minima, const float* sums, int num_halves, int count, float* out,
+                        int stride) {
+    for (int r = 0; r < count; r++, sums += num_halves, out += stride) {
+        vf acc[4] = {zero(), zero(), zero(), zero()};
+        for (int h = 0; h < num_halves; h += 4)
+            HUNCH_UNROLL for (int i = 0; i < 4; i++)
+                acc[i] = fma(acc[i], load(minima + (size_t)(h + i) * P), sums[h + i]);
+        store(out, sub(load(out), add(add(acc[0], acc[1]), add(acc[2], acc[3]))));
     }
 }
 
