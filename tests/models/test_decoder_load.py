@@ -7,6 +7,7 @@ from builders import plain_logits, tiny_config, tiny_model, tiny_spec, tiny_weig
 from hunch.config import ModelConfig, say_once
 from hunch.errors import ConfigError, ModelFormatError
 from hunch.layers.linear import Linear
+from hunch.models import load
 from hunch.models.load import load_decoder
 from hunch.models.load_target import load_target
 from random_models import random_model
@@ -95,7 +96,7 @@ def test_a_tied_embedding_is_held_once():
     assert untied.weight_bytes - tied.weight_bytes == 96 * 32 * 4
 
 
-def test_progress_is_told_of_every_layer():
+def test_progress_is_told_of_every_layer(monkeypatch):
     seen = []
 
     def watch(names):
@@ -103,7 +104,8 @@ def test_progress_is_told_of_every_layer():
             seen.append(name)
             yield name
 
-    load_decoder(tiny_weights(), progress=watch)
+    monkeypatch.setattr(load, "iterate", watch)
+    load_decoder(tiny_weights())
     assert seen == ["model.layers.0.", "model.layers.1.", "model.layers.2."]
 
 

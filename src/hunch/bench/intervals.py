@@ -50,7 +50,7 @@ def bootstrap(items: Sequence[T], value: Callable[[Sequence[T]], float]) -> Inte
 
 
 def ratio_of_sums(
-    first: Sequence[Sequence[float]], second: Sequence[Sequence[float]], num_draws: int = NUM_DRAWS
+    first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]
 ) -> Interval | None:
     """The ratio of the sums of two tables (a line per prompt, a column per round).
 
@@ -62,7 +62,7 @@ def ratio_of_sums(
         return None
 
     chooser = np.random.default_rng(SEED)
-    rows = chooser.integers(len(one), size=(num_draws, len(one)))
+    rows = chooser.integers(len(one), size=(NUM_DRAWS, len(one)))
     sums = [_drawn_sums(table, rows, chooser) for table in (one, two)]
     low, high = np.quantile(sums[0] / np.maximum(sums[1], 1e-12), (0.025, 0.975))
     whole = np.median(one, axis=1).sum() / np.median(two, axis=1).sum()

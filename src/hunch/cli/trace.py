@@ -14,14 +14,12 @@ if TYPE_CHECKING:
 ACCEPTED, REJECTED, TARGET = "green", "red strike", "bold"
 
 
-def show_trace(
-    tokenizer: Tokenizer, answer: CompletionOutput, console: Console | None = None
-) -> None:
+def show_trace(tokenizer: Tokenizer, answer: CompletionOutput) -> None:
     """One line per step: accepted guesses, rejected ones struck out, then the target's token.
 
     Where there are no colours, brackets say the same.
     """
-    console = console or Console(highlight=False)
+    console = Console(highlight=False)
     kept, dropped = "{}", "{}"
     if console.no_color or console.color_system is None:
         kept, dropped = "[{}]", "(-{}-)"

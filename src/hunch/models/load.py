@@ -18,7 +18,7 @@ from hunch.errors import ConfigError, ModelFormatError
 from hunch.models import staging
 from hunch.models.arrange import Arranged
 from hunch.models.build import Names
-from hunch.models.decoder import Decoder, Progress
+from hunch.models.decoder import Decoder
 from hunch.models.source import EXPAND, HOLDS, KEEP, FileSource, ShapeSource
 from hunch.models.spec import ModelSpec
 from hunch.models.stage import WHOLE, Stage, StageWeights, stage_spec
@@ -53,7 +53,6 @@ def load_decoder(
     device: str | torch.device = "cpu",
     group: Group = SINGLE,
     stage: Stage = WHOLE,
-    progress: Progress = iterate,
     hold: str | None = None,
     max_len: int = 0,
 ) -> Decoder:
@@ -73,7 +72,7 @@ def load_decoder(
         spec = stage_spec(spec, stage)
     source = FileSource(weights, choose_dtype(dtype, spec, device), device, group, hold)
     check_tensors(spec, source)
-    decoder = family(spec, source, progress)
+    decoder = family(spec, source, iterate)
     decoder.reach(max_len)
     staging.release()
     if source.expanded:
