@@ -160,7 +160,7 @@ class Lines:
 
 @dataclass(slots=True)
 class Open:
-    """A request that runs: whom to tell, and how much he knows."""
+    """A request that runs: whom to tell of it, and what was told already."""
 
     channel: Channel
     sent: wire.Sent = field(default_factory=wire.Sent)

@@ -255,7 +255,7 @@ def _check_host(header: str, hosts: frozenset[str]) -> None:
 
 
 def check_characters(body: bytes) -> None:
-    """JSON can spell half a character, which no text can hold; every field is spared of it here."""
+    """Refuse half a character, which JSON can spell and no text can hold, wherever it stands."""
     if b"\\u" in body and _HALF.search(body.replace(b"\\\\", b"  ")):
         raise ProblemError(400, "the body holds half of a surrogate pair")
 

@@ -18,31 +18,21 @@ from hunch.errors import (
     RequestError,
 )
 
-ERROR_TYPES = {
-    400: "invalid_request_error",
+_SHARED_TYPES = {
+    **dict.fromkeys((400, 405, 415), "invalid_request_error"),
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
+    429: "rate_limit_error",
+}
+ERROR_TYPES = _SHARED_TYPES | {
     408: "timeout_error",
     413: "invalid_request_error",
-    415: "invalid_request_error",
     431: "invalid_request_error",
-    429: "rate_limit_error",
     500: "server_error",
     503: "service_unavailable_error",
 }
-ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    413: "request_too_large",
-    415: "invalid_request_error",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
+ANTHROPIC_TYPES = _SHARED_TYPES | {413: "request_too_large", 503: "overloaded_error"}
 ANTHROPIC, OLLAMA = "/v1/messages", "/api/"  # paths whose errors have a form of their own
 _TYPE_NAME = re.compile(
     r"body$|\[key\]$|(constrained-)?(str|int|float|bool)$|(list|dict|literal)\["

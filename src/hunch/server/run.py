@@ -8,7 +8,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import uvicorn
@@ -289,22 +289,16 @@ async def started_again(engine: AnyEngine) -> bool:
     return True
 
 
+@dataclass
 class Keeper:
     """Decides when a server leaves, and how."""
 
-    def __init__(
-        self,
-        service: Service,
-        server: uvicorn.Server,
-        workers: Workers | None = None,
-        switch: Switch | None = None,
-    ) -> None:
-        self.switch = switch
-        self.service = service
-        self.server = server
-        self.workers = workers
-        self.exit_code = 0
-        self._drain: asyncio.Task[None] | None = None
+    service: Service
+    server: uvicorn.Server
+    workers: Workers | None = None
+    switch: Switch | None = None
+    exit_code: int = 0
+    _drain: asyncio.Task[None] | None = None
 
     def stop(self) -> None:
         """The first signal drains, the second leaves at once."""

@@ -37,8 +37,8 @@ def answer_for(
     keep: Callable[[], None] | None,
 ) -> None:
     """Answer the stored prompts for so long. Where they are used up and `keep` is given, more are
-    made, stored and kept: tasks about what was written before, so first as many as take a third of
-    the time, then the rest."""
+    made, stored and kept. Some ask about earlier answers, so the first round takes a third of the
+    time, and the next one the rest."""
     ends, folder = perf_counter() + seconds, work / ANSWERS
     held, quiet = stored["held_out"], Progress(is_quiet=True)
     regenerate(llm, held, work / HELD, options, quiet, _HELD_SHARE * seconds)

@@ -107,7 +107,7 @@ class Clock:
 
 
 class Rates:
-    """How fast the target went over texts it had not seen, and what is no step of the student."""
+    """The target's speed over new texts, and the seconds that no step of the student took."""
 
     def __init__(self) -> None:
         self.num_tokens, self.seconds = 0, 0.0

@@ -156,25 +156,24 @@ class Report:
         }
 
 
+@dataclass(slots=True)
 class Doctor:
     """Runs a drafter beside its target, as it is and with one thing changed at a time."""
 
-    def __init__(
-        self,
-        target: str,
-        folder: Path,
-        prompts: list[str],
-        engine: dict[str, Any],
-        max_tokens: int = 96,
-        options: str = "",
-        say: Callable[[str], None] = lambda words: None,  # what is tried now
-    ) -> None:
-        self.target, self.folder, self.prompts, self.engine = target, folder, prompts, engine
-        self.method, self.max_tokens = detect(folder), max_tokens
-        self.say, self.options = say, options  # as the drafter is asked for, ":KEY=VALUE"...
-        self.has_template = True  # told by the first look, as are the next
-        self.is_rounded = False  # the target's weights are held in fewer than 16 bits
-        self.trials: list[Trial] = []
+    target: str
+    folder: Path
+    prompts: list[str]
+    engine: dict[str, Any]
+    max_tokens: int = 96
+    options: str = ""  # as the drafter is asked for, ":KEY=VALUE"...
+    say: Callable[[str], None] = lambda words: None  # what is tried now
+    method: str = field(init=False)
+    has_template: bool = True  # what the first look shows, as is the next
+    is_rounded: bool = False  # the target's weights are held in fewer than 16 bits
+    trials: list[Trial] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.method = detect(self.folder)
 
     def run(self) -> Report:
         """Everything that is wrong; the last word is training where nothing else is."""

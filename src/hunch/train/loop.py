@@ -84,7 +84,7 @@ class Loop:
     """Keeps the student, its optimiser and the place in step with the checkpoint."""
 
     marks: tuple[float, ...] = _MARKS
-    is_trial = False  # beside others: what the target takes to read is nobody's time
+    is_trial = False  # one of several: the target's reading, which they share, is not its time
     waits = False  # after each step, for the device: nothing is under way when it is stopped
 
     def __init__(
