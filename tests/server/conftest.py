@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from hunch.hub import ModelFiles
-from server.live_server import LiveServer, api_server
+from server.live_server import LiveServer, Start, api_server
 
 COMMAND = (
     "--host 0.0.0.0 --model smollm2-135m --seed 42 -tp 1 --speculative_model [ngram] "
@@ -19,7 +19,7 @@ COMMAND = (
 
 
 @contextmanager
-def servers_in(folders: pytest.TempPathFactory) -> Iterator[Callable[..., LiveServer]]:
+def servers_in(folders: pytest.TempPathFactory) -> Iterator[Start]:
     """What starts servers; all of them leave together at the end."""
     servers: list[LiveServer] = []
 
@@ -37,27 +37,27 @@ def servers_in(folders: pytest.TempPathFactory) -> Iterator[Callable[..., LiveSe
 
 
 @pytest.fixture(scope="module")
-def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., LiveServer]]:
+def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """Servers of one file of tests."""
     with servers_in(tmp_path_factory) as start:
         yield start
 
 
 @pytest.fixture(scope="session")
-def start_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., LiveServer]]:
+def start_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
     """Servers that all files share."""
     with servers_in(tmp_path_factory) as start:
         yield start
 
 
 @pytest.fixture(scope="session")
-def server(start_shared: Callable[..., LiveServer]) -> LiveServer:
+def server(start_shared: Start) -> LiveServer:
     """One server that tests share; they must leave it as they found it."""
     return start_shared()
 
 
 @pytest.fixture(scope="session")
-def thinker(start_shared: Callable[..., LiveServer]) -> LiveServer:
+def thinker(start_shared: Start) -> LiveServer:
     """The same for a model that reasons, with a longer context."""
     return start_shared(reasoning_parser="qwen3", max_model_len=4096)
 

@@ -159,3 +159,6 @@ class LiveServer:
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
+
+
+Start = Callable[..., LiveServer]  # the fixture `start_server`: settings in, a server out

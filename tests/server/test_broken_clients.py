@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 
 from server.broken_clients import BAD_BODIES, BAD_HEADS, Crowd, held
-from server.live_server import LiveServer, wait_for
+from server.live_server import LiveServer, Start, wait_for
 
 
-def test_broken_clients_leave_nothing_behind(start_server: Callable[..., LiveServer]) -> None:
+def test_broken_clients_leave_nothing_behind(start_server: Start) -> None:
     server = start_server(max_queue=1000)
     crowd = Crowd(server.port, pause=0.2)
 

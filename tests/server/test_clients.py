@@ -10,13 +10,12 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from server.client_scripts import CLIENTS
-from server.live_server import LiveServer
+from server.live_server import LiveServer, Start
 from tiny_models import write_llama
 
 PYTHON = os.environ.get("HUNCH_CLIENTS_PYTHON", sys.executable)
@@ -24,7 +23,7 @@ SCRIPT = Path(__file__).parent / "client_scripts.py"
 
 
 @pytest.fixture(scope="module")
-def talker(start_server: Callable[..., LiveServer]) -> LiveServer:
+def talker(start_server: Start) -> LiveServer:
     return start_server(max_model_len=8192)
 
 

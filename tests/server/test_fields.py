@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -17,7 +16,7 @@ from hunch.server.schemas import ChatBody
 from hunch.server.settings import ServeConfig
 from hunch.types import recommended
 from server.fake_engine import expected_text, expected_tokens
-from server.live_server import LiveServer, wait_for
+from server.live_server import LiveServer, Start, wait_for
 
 COMPLETE = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -218,7 +217,7 @@ def test_cached_tokens_are_counted_and_a_salt_keeps_them_apart(server: LiveServe
     assert cached(cache_salt="yours") == 0
 
 
-def test_urgent_requests_go_first(start_server: Callable[..., LiveServer]) -> None:
+def test_urgent_requests_go_first(start_server: Start) -> None:
     server = start_server(env={"FAKE_STEP_SECONDS": "0.01"}, max_num_seqs=1)
 
     def ask(priority: int) -> None:
@@ -419,7 +418,7 @@ def test_an_operators_values_for_templates_are_the_defaults() -> None:
 
 
 def test_wrong_guesses_are_hidden_where_keys_share_texts(
-    start_server: Callable[..., LiveServer], server: LiveServer
+    start_server: Start, server: LiveServer
 ) -> None:
     hiding = start_server(hides_guesses=True, force_usage=True)
     body = {"prompt": "x", "max_tokens": 60, "seed": 1, "speculation": {"origins": True}}

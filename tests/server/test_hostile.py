@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from hunch.server.guard import check_characters, check_values
 from hunch.server.problems import ProblemError
 from hunch.text.tokenizer import load_tokenizer
 from server.fake_engine import expected_text
-from server.live_server import PATIENCE, LiveServer, wait_for
+from server.live_server import PATIENCE, LiveServer, Start, wait_for
 from tiny_models import write_tokenizer
 
 COMPLETE = "/v1/completions"
@@ -58,7 +57,7 @@ BODIES = {
 
 
 @pytest.fixture(scope="module")
-def guarded(start_server: Callable[..., LiveServer]) -> LiveServer:
+def guarded(start_server: Start) -> LiveServer:
     """Open to the network, with a key, a web site's origin and room for three sequences."""
     return start_server(
         host="0.0.0.0", api_keys=["key"], cors_origins=["https://site.example"],
@@ -67,7 +66,7 @@ def guarded(start_server: Callable[..., LiveServer]) -> LiveServer:
 
 
 @pytest.fixture(scope="module")
-def narrow(start_server: Callable[..., LiveServer]) -> LiveServer:
+def narrow(start_server: Start) -> LiveServer:
     """A few connections, all the time for headers, and a name."""
     return start_server(
         env={"FAKE_HEADER_SECONDS": "600"}, max_connections=20, allowed_hosts=["llm.example"]
@@ -75,7 +74,7 @@ def narrow(start_server: Callable[..., LiveServer]) -> LiveServer:
 
 
 @pytest.fixture(scope="module")
-def hasty(start_server: Callable[..., LiveServer]) -> LiveServer:
+def hasty(start_server: Start) -> LiveServer:
     """Open to the network without a key, and with little time for headers."""
     return start_server(host="0.0.0.0", env={"FAKE_HEADER_SECONDS": "0.3"})
 

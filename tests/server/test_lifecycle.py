@@ -9,7 +9,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ import pytest
 from hunch.config import Config
 from hunch.server import remote
 from server.fake_engine import expected_text
-from server.live_server import PATIENCE, LiveServer, wait_for
+from server.live_server import PATIENCE, LiveServer, Start, wait_for
 
 COMPLETE = "/v1/completions"
 SLOW = {"FAKE_STEP_SECONDS": "0.03"}
@@ -48,7 +47,7 @@ def read_stream(
 
 
 @pytest.fixture(scope="module")
-def slow(start_server: Callable[..., LiveServer]) -> LiveServer:
+def slow(start_server: Start) -> LiveServer:
     return start_server(env=SLOW, max_num_seqs=2, max_queue=2, max_model_len=ROOM)
 
 
@@ -130,9 +129,7 @@ def test_a_reader_that_stalls_does_not_stall_others(server: LiveServer) -> None:
         wait_for(lambda: server.stats()["engine"]["num_running"] == 0)  # it was generated anyway
 
 
-def test_sigterm_lets_running_streams_finish_and_refuses_new_ones(
-    start_server: Callable[..., LiveServer],
-) -> None:
+def test_sigterm_lets_running_streams_finish_and_refuses_new_ones(start_server: Start) -> None:
     server = start_server(env={"FAKE_STEP_SECONDS": "0.02"}, drain_timeout=PATIENCE)
     body = {**LONG, "max_tokens": 60}
     with ThreadPoolExecutor(50) as pool:
@@ -150,7 +147,7 @@ def test_sigterm_lets_running_streams_finish_and_refuses_new_ones(
     assert server.process.wait(PATIENCE) == 0
 
 
-def test_after_the_drain_limit_the_rest_is_told(start_server: Callable[..., LiveServer]) -> None:
+def test_after_the_drain_limit_the_rest_is_told(start_server: Start) -> None:
     server = start_server(env=SLOW, drain_timeout=0.3, max_model_len=ROOM)
     with ThreadPoolExecutor(8) as pool:
         streams = [pool.submit(read_stream, server, ENDLESS) for _ in range(8)]
@@ -164,7 +161,7 @@ def test_after_the_drain_limit_the_rest_is_told(start_server: Callable[..., Live
     assert server.process.wait(PATIENCE) == 0
 
 
-def test_a_killed_engine_is_told_to_everyone(start_server: Callable[..., LiveServer]) -> None:
+def test_a_killed_engine_is_told_to_everyone(start_server: Start) -> None:
     server = start_server(env=SLOW, death_grace=PATIENCE, engine_restarts=0, max_model_len=ROOM)
     with ThreadPoolExecutor(6) as pool:
         streams = [pool.submit(read_stream, server, ENDLESS) for _ in range(4)]
@@ -183,16 +180,14 @@ def test_a_killed_engine_is_told_to_everyone(start_server: Callable[..., LiveSer
     assert "was killed by SIGKILL" in server.log()
 
 
-def test_a_server_without_an_engine_leaves(start_server: Callable[..., LiveServer]) -> None:
+def test_a_server_without_an_engine_leaves(start_server: Start) -> None:
     server = start_server(death_grace=0.1, engine_restarts=0)
     os.kill(server.engine_pid, signal.SIGKILL)
     assert server.process.wait(PATIENCE) == 1
     assert "the server leaves" in server.log()
 
 
-def test_a_dead_and_a_hung_engine_are_started_again(
-    start_server: Callable[..., LiveServer],
-) -> None:
+def test_a_dead_and_a_hung_engine_are_started_again(start_server: Start) -> None:
     server = start_server(env=SLOW, engine_restarts=2, engine_timeout=6)
     short = {**LONG, "max_tokens": 5}
     pids = [server.engine_pid]
@@ -251,9 +246,7 @@ def test_an_error_nobody_foresaw_ends_one_request_alone(server: LiveServer) -> N
     assert server.post(COMPLETE, body).status_code == 200
 
 
-def test_the_engine_leaves_when_the_server_is_killed(
-    start_server: Callable[..., LiveServer],
-) -> None:
+def test_the_engine_leaves_when_the_server_is_killed(start_server: Start) -> None:
     server = start_server()
     pid = server.engine_pid
     server.process.kill()
@@ -272,7 +265,7 @@ def test_the_engine_leaves_when_the_server_is_killed(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_the_model_loads_ends_both_processes(
-    start_server: Callable[..., LiveServer], number: signal.Signals
+    start_server: Start, number: signal.Signals
 ) -> None:
     server = start_server(env={"FAKE_LOAD_SECONDS": "600"}, is_expected_to_serve=False)
     children = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/children")
@@ -286,9 +279,7 @@ def test_a_signal_while_the_model_loads_ends_both_processes(
     assert "Traceback" not in server.log()
 
 
-def test_a_model_that_cannot_be_loaded_ends_the_server_with_a_reason(
-    start_server: Callable[..., LiveServer],
-) -> None:
+def test_a_model_that_cannot_be_loaded_ends_the_server_with_a_reason(start_server: Start) -> None:
     server = start_server(model="missing", is_expected_to_serve=False)
     assert server.process.wait(PATIENCE) == 1
     assert "there is no such model" in server.log()
@@ -305,7 +296,7 @@ def test_logs_are_json_lines_with_request_ids_and_no_prompts(server: LiveServer)
     assert "top secret words" not in server.log()
 
 
-def test_a_status_line_appears_as_vllm_prints_it(start_server: Callable[..., LiveServer]) -> None:
+def test_a_status_line_appears_as_vllm_prints_it(start_server: Start) -> None:
     server = start_server(stats_interval=0.3)
     server.post(COMPLETE, {"prompt": "x", "max_tokens": 200})
     wait_for(lambda: "Avg generation throughput" in server.log())

@@ -6,7 +6,6 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -19,7 +18,7 @@ from hunch.server.params import completion_params
 from hunch.server.schemas import CompletionBody
 from hunch.server.settings import Limits
 from hunch.types import Capacity, Logprob
-from server.live_server import PATIENCE, LiveServer
+from server.live_server import PATIENCE, LiveServer, Start
 
 COMPLETE = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -49,7 +48,7 @@ LARGE_TOOL = {"type": "function", "function": {"name": "f", "parameters": {"titl
 
 
 @pytest.fixture(scope="module")
-def small(start_server: Callable[..., LiveServer]) -> LiveServer:
+def small(start_server: Start) -> LiveServer:
     """A server with small limits and two keys."""
     return start_server(limits=SMALL, api_keys=KEYS, cors_origins=["https://site.example"])
 
@@ -274,7 +273,7 @@ def test_malformed_bodies_get_a_plain_400(server: LiveServer, body: bytes) -> No
 
 
 def test_templates_from_requests_are_refused_unless_allowed(
-    server: LiveServer, start_server: Callable[..., LiveServer]
+    server: LiveServer, start_server: Start
 ) -> None:
     body = {
         "messages": [{"role": "user", "content": "x"}],
@@ -375,9 +374,7 @@ def test_every_limit_is_made_small_here() -> None:
     assert set(SMALL) == {field.name for field in fields(Limits)}
 
 
-def test_a_request_cannot_outstay_the_servers_own_deadline(
-    start_server: Callable[..., LiveServer],
-) -> None:
+def test_a_request_cannot_outstay_the_servers_own_deadline(start_server: Start) -> None:
     server = start_server(env={"FAKE_STEP_SECONDS": "0.03"}, request_timeout=0.5)
     body = {"prompt": "x", "max_tokens": 300, "speculation": {"mode": "off"}, "timeout": 60}
     answer = server.post(COMPLETE, body)

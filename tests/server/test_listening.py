@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -13,13 +12,13 @@ import pytest
 from hunch.errors import ConfigError
 from hunch.server.listen import bind, forget, listen
 from hunch.server.settings import ServeConfig
-from server.live_server import PATIENCE, LiveServer, wait_for
+from server.live_server import PATIENCE, Start, wait_for
 
 COMPLETE = "/v1/completions"
 
 
 def test_a_socket_of_the_file_system_and_comments_in_a_silent_stream(
-    start_server: Callable[..., LiveServer], tmp_path: Path
+    start_server: Start, tmp_path: Path
 ) -> None:
     path = tmp_path / "hunch.sock"
     server = start_server(is_expected_to_serve=False, uds=str(path), sse_keep_alive_interval=0.05)

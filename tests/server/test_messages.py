@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from server.live_server import LiveServer
+from server.live_server import LiveServer, Start
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -17,7 +16,7 @@ KEY = "secret-key"
 
 
 @pytest.fixture(scope="module")
-def thinker(start_server: Callable[..., LiveServer]) -> LiveServer:
+def thinker(start_server: Start) -> LiveServer:
     return start_server(reasoning_parser="qwen3", max_model_len=4096, api_keys=[KEY])
 
 

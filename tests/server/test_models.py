@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from hunch.cli.serve import _adapter, _named
 from hunch.errors import ConfigError
 from hunch.server.settings import ServeConfig
 from server.fake_engine import expected_text
-from server.live_server import PATIENCE, LiveServer, wait_for
+from server.live_server import PATIENCE, LiveServer, Start, wait_for
 
 COMPLETE = "/v1/completions"
 
@@ -29,7 +28,7 @@ def loaded(server: LiveServer) -> set[str]:
     return {model["id"] for model in models if model["is_loaded"]}
 
 
-def test_models_are_loaded_on_demand_and_make_room(start_server: Callable[..., LiveServer]) -> None:
+def test_models_are_loaded_on_demand_and_make_room(start_server: Start) -> None:
     others = [["b", "bytes"], ["c", "bytes"], ["broken", "missing"]]
     server = start_server(models=others, max_loaded_models=2)
     assert loaded(server) == {"bytes", "alias"}
@@ -55,7 +54,7 @@ def test_models_are_loaded_on_demand_and_make_room(start_server: Callable[..., L
 
 
 @pytest.fixture(scope="module")
-def pair(start_server: Callable[..., LiveServer]) -> LiveServer:
+def pair(start_server: Start) -> LiveServer:
     return start_server(models=[["b", "bytes"]])
 
 
@@ -84,7 +83,7 @@ def test_responses_of_every_model_are_kept_in_one_place(pair: LiveServer) -> Non
     assert pair.get(path).status_code == 404
 
 
-def test_a_model_nobody_asks_for_is_unloaded(start_server: Callable[..., LiveServer]) -> None:
+def test_a_model_nobody_asks_for_is_unloaded(start_server: Start) -> None:
     server = start_server(models=[["b", "bytes"]], idle_unload=1)
     wait_for(lambda: not loaded(server))
     assert server.get("/health").status_code == 200  # it would load them again
@@ -110,7 +109,7 @@ def adapters(server: LiveServer) -> dict[str, str]:
     raise AssertionError("there is no such gauge")
 
 
-def test_an_adapter_is_a_model_by_name(start_server: Callable[..., LiveServer]) -> None:
+def test_an_adapter_is_a_model_by_name(start_server: Start) -> None:
     server = start_server(adapters=[["sql", "lora"]])
     labels = {"max_lora": "1", "running_lora_adapters": "", "waiting_lora_adapters": ""}
     assert adapters(server) == labels

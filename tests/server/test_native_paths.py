@@ -5,19 +5,18 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from server.fake_engine import expected_text, expected_tokens
-from server.live_server import LiveServer
+from server.live_server import LiveServer, Start
 
 SAMPLING = {"temperature": 0.7, "max_new_tokens": 8, "sampling_seed": 5, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def slow(start_server: Callable[..., LiveServer]) -> LiveServer:
+def slow(start_server: Start) -> LiveServer:
     """Steps that can be told apart by the clock, and the news alone in events of /generate."""
     env = {"FAKE_STEP_SECONDS": "0.04"}
     return start_server(env=env, incremental_streaming_output=True, max_model_len=30_000)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import re
 import signal
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from server.live_server import LiveServer, wait_for
+from server.live_server import LiveServer, Start, wait_for
 
 COMPLETE = "/v1/completions"
 NAMES = [
@@ -56,9 +55,7 @@ def read(server: LiveServer) -> dict[str, dict[tuple[str, ...], float]]:
     return found
 
 
-def test_metrics_have_vllms_names_and_count_what_happened(
-    start_server: Callable[..., LiveServer],
-) -> None:
+def test_metrics_have_vllms_names_and_count_what_happened(start_server: Start) -> None:
     server = start_server()
     families = {f.name for f in text_string_to_metric_families(server.get("/metrics").text)}
     assert {f"hunch:{name}" for name in NAMES} <= families
@@ -88,9 +85,7 @@ def test_metrics_have_vllms_names_and_count_what_happened(
     assert now["hunch_engine_process_resident_memory_bytes"][()] > 1e6
 
 
-def test_routers_of_clusters_find_the_queue_and_the_kv_memory(
-    start_server: Callable[..., LiveServer],
-) -> None:
+def test_routers_of_clusters_find_the_queue_and_the_kv_memory(start_server: Start) -> None:
     """The names and labels that llm-d and the Gateway API's inference extension look for."""
     room = {"max_model_len": 30_000, "max_num_seqs": 2, "drain_timeout": 0}
     server = start_server(**room, env={"FAKE_STEP_SECONDS": "0.05"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,10 @@ import pytest
 from hunch.errors import ConfigError
 from hunch.server.prompts import PromptLog
 from hunch.train.prompts import read_prompts
-from server.live_server import LiveServer
+from server.live_server import Start
 
 
-def test_prompts_are_added_to_a_file(
-    start_server: Callable[..., LiveServer], tmp_path: Path
-) -> None:
+def test_prompts_are_added_to_a_file(start_server: Start, tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "from before"}\n')
     server = start_server(prompt_log=str(path))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +20,7 @@ from hunch.server.routing import PIECE, Router
 from hunch.server.settings import ServeConfig
 from parallel.test_served import followers
 from server.fake_engine import expected_text
-from server.live_server import PATIENCE, LiveServer, api_server, wait_for
+from server.live_server import PATIENCE, LiveServer, Start, api_server, wait_for
 from server.test_lifecycle import COMPLETE, read_stream
 from server.test_operations import read
 from tiny_models import write_llama
@@ -40,7 +39,7 @@ def engines(server: LiveServer) -> list[int]:
 
 
 @pytest.fixture
-def pair(start_server: Callable[..., LiveServer]) -> LiveServer:
+def pair(start_server: Start) -> LiveServer:
     return start_server(replicas=2, max_num_seqs=128, env={"FAKE_STEP_SECONDS": "0.02"})
 
 

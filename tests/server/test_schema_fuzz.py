@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
-from server.live_server import LiveServer
+from server.live_server import Start
 
 CHECKS = "not_a_server_error,status_code_conformance,response_schema_conformance,unsupported_method"
 
@@ -18,7 +17,7 @@ CHECKS = "not_a_server_error,status_code_conformance,response_schema_conformance
     [("fuzzing", 2), pytest.param("coverage,fuzzing,stateful", 100, marks=pytest.mark.slow)],
 )
 def test_no_request_makes_the_server_fail(
-    start_server: Callable[..., LiveServer], phases: str, num_examples: int
+    start_server: Start, phases: str, num_examples: int
 ) -> None:
     server = start_server(limits={"max_tokens": 8}, log_level="warning")
     command = [sys.executable, "-m", "schemathesis.cli", "run", server.url + "/openapi.json"]

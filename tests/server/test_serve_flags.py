@@ -21,11 +21,12 @@ from hunch.config import Config
 from hunch.errors import ConfigError
 from hunch.server.settings import ServeConfig
 
+Started = list[tuple[Config, ServeConfig]]  # what the command would have served
+
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Config, ServeConfig]]:
-    """What the command would have served."""
-    calls: list[tuple[Config, ServeConfig]] = []
+def started(monkeypatch: pytest.MonkeyPatch) -> Started:
+    calls: Started = []
 
     def serve(config: Config, settings: ServeConfig, **_: Any) -> int:
         calls.append((config, settings))
@@ -46,9 +47,7 @@ EXAMPLE = (
 @pytest.mark.parametrize(
     "words", [EXAMPLE, EXAMPLE.replace("_", "-"), EXAMPLE.replace("k-m", "k_m")]
 )
-def test_vllms_documented_command_line_is_taken(
-    started: list[tuple[Config, ServeConfig]], words: str
-) -> None:
+def test_vllms_documented_command_line_is_taken(started: Started, words: str) -> None:
     with pytest.raises(SystemExit) as left:
         main(["serve", *words.split()])
     assert left.value.code == 0
@@ -74,7 +73,7 @@ SGLANG = """--model-path NAME --speculative-algorithm EAGLE3 --speculative-draft
   --disable-radix-cache --cuda-graph-max-bs 2 --random-seed 9"""
 
 
-def test_flags_pasted_from_vllms_docs(started: list[tuple[Config, ServeConfig]]) -> None:
+def test_flags_pasted_from_vllms_docs(started: Started) -> None:
     run(VLLM.split())
     ((config, settings),) = started
     assert settings.cors_origins == ("https://a.example", "https://b.example")
@@ -89,7 +88,7 @@ def test_flags_pasted_from_vllms_docs(started: list[tuple[Config, ServeConfig]])
     assert (settings.replicas, config.model.max_model_len) == (3, None)
 
 
-def test_flags_pasted_from_sglangs_docs(started: list[tuple[Config, ServeConfig]]) -> None:
+def test_flags_pasted_from_sglangs_docs(started: Started) -> None:
     run(SGLANG.split())
     ((config, settings),) = started
     assert (config.model.model, config.model.seed, config.model.max_model_len) == ("NAME", 9, 4096)
@@ -108,9 +107,7 @@ MORE = """NAME --dtype half --kv-cache-memory-bytes 1G --scheduling-policy prior
   --hf-overrides {} --max-cudagraph-capture-size 64 --enable-eplb --disable-sliding-window"""
 
 
-def test_further_flags_of_vllm(
-    started: list[tuple[Config, ServeConfig]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_further_flags_of_vllm(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "")
     run([*MORE.split(), "--hf-token", "secret"])
     ((config, settings),) = started
@@ -135,9 +132,7 @@ NEWEST_OF_SGLANG = """--model-path NAME --speculative-algorithm NGRAM --hicache-
   --disable-flashinfer-autotune --prefill-delayer-max-delay-ms 5 --weight-loader-disable-mmap"""
 
 
-def test_flags_of_vllms_and_sglangs_newest_releases(
-    started: list[tuple[Config, ServeConfig]],
-) -> None:
+def test_flags_of_vllms_and_sglangs_newest_releases(started: Started) -> None:
     run(NEWEST.split())
     config, settings = started.pop()
     assert (config.spec.method, config.spec.path) == ("eagle3", "HEAD")
@@ -166,14 +161,14 @@ def test_flags_known_by_their_prefix_hide_none_of_ours() -> None:
     ],
 )
 def test_the_opposite_of_a_switch_without_a_meaning_asks_for_nothing(
-    started: list[tuple[Config, ServeConfig]], words: str
+    started: Started, words: str
 ) -> None:
     run(["NAME", *words.split()])
     ((config, settings),) = started
     assert (config.model.model, settings.models) == ("NAME", ())
 
 
-def test_vllms_words_for_switching_off(started: list[tuple[Config, ServeConfig]]) -> None:
+def test_vllms_words_for_switching_off(started: Started) -> None:
     words = "--disable-prefix-caching --disable-force-include-usage --enable-custom-all-reduce"
     run(["NAME", *words.split(), "--disable-lora", "--disable-auto-tool-choice"])
     ((config, settings),) = started
@@ -184,7 +179,7 @@ def test_vllms_words_for_switching_off(started: list[tuple[Config, ServeConfig]]
 
 
 def test_llama_servers_defaults_ask_for_nothing(
-    started: list[tuple[Config, ServeConfig]], caplog: pytest.LogCaptureFixture
+    started: Started, caplog: pytest.LogCaptureFixture
 ) -> None:
     words = "-m NAME -t -1 -np -1 --seed -1 -mg 0 -sm layer --yarn-ext-factor -1.00 --rope-scale 1"
     run([*words.split(), "--draft-max", "16", "--yarn-orig-ctx", "0"])
@@ -196,7 +191,7 @@ def test_llama_servers_defaults_ask_for_nothing(
             run(["-m", "NAME", *wrong.split()])
 
 
-def test_flags_of_sglangs_0_5_23(started: list[tuple[Config, ServeConfig]]) -> None:
+def test_flags_of_sglangs_0_5_23(started: Started) -> None:
     words = "--speculative-algorithm NGRAM --speculative-use-block-verification --attn-dp-size 1"
     words += (
         " --monokernel-backend amd --enable-hicache --ple-offload-embedding --qsa-indexer-dtype"
@@ -223,9 +218,7 @@ def test_no_flag_has_two_meanings() -> None:
     assert set(NOTHING_VALUED) >= MANY
 
 
-def test_sglangs_way_to_start_it(
-    started: list[tuple[Config, ServeConfig]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sglangs_way_to_start_it(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     for words, port in (([], 30000), (["--port=7"], 7)):
         monkeypatch.setattr(sys, "argv", ["launch_server", "--model-path", "NAME", *words])
         with pytest.raises(SystemExit):
@@ -233,9 +226,7 @@ def test_sglangs_way_to_start_it(
         assert started[-1][1].port == port
 
 
-def test_keys_of_the_environment(
-    started: list[tuple[Config, ServeConfig]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_keys_of_the_environment(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "a,b")
     run(["NAME"])
     monkeypatch.setenv("HUNCH_API_KEY", "c,d")
@@ -243,7 +234,7 @@ def test_keys_of_the_environment(
     assert [settings.api_keys for _, settings in started] == [("a,b",), ("c", "d")]
 
 
-def test_flags_from_a_file(started: list[tuple[Config, ServeConfig]], tmp_path: Path) -> None:
+def test_flags_from_a_file(started: Started, tmp_path: Path) -> None:
     """vLLM's --config."""
     file = tmp_path / "serve.yaml"
     file.write_text(
@@ -281,9 +272,7 @@ def test_flags_from_a_file(started: list[tuple[Config, ServeConfig]], tmp_path: 
         ("--override-generation-config x", "is not JSON"),
     ],
 )
-def test_what_cannot_be_is_refused(
-    started: list[tuple[Config, ServeConfig]], words: str, text: str
-) -> None:
+def test_what_cannot_be_is_refused(started: Started, words: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         run(words.split())
     assert not started
@@ -294,7 +283,7 @@ LLAMACPP = """-m NAME.gguf -c 4096 -np 4 -b 256 -t 2 -ngl 99 -fa on -cb --jinja 
   --mlock --metrics -ctk f16 -ctv f16 --reasoning-format none -fa"""
 
 
-def test_flags_pasted_from_llama_cpps_docs(started: list[tuple[Config, ServeConfig]]) -> None:
+def test_flags_pasted_from_llama_cpps_docs(started: Started) -> None:
     run(LLAMACPP.split())
     config, settings = started.pop()
     assert (config.model.model, config.model.max_model_len, config.model.threads) == (
@@ -324,16 +313,14 @@ def test_flags_pasted_from_llama_cpps_docs(started: list[tuple[Config, ServeConf
     ],
 )
 def test_llama_cpps_ways_to_say_what_drafts(
-    started: list[tuple[Config, ServeConfig]], words: str, method: str, num_nodes: str | None
+    started: Started, words: str, method: str, num_nodes: str | None
 ) -> None:
     run(["-m", "a", *words.split()])
     config, _ = started.pop()
     assert (config.spec.method, config.spec.options.get("num_nodes")) == (method, num_nodes)
 
 
-def test_further_flags_of_llama_cpp(
-    started: list[tuple[Config, ServeConfig]], tmp_path: Path
-) -> None:
+def test_further_flags_of_llama_cpp(started: Started, tmp_path: Path) -> None:
     words = "-m a -s 42 --reasoning-budget 0 --no-slots --samplers top_k --mirostat 0 -lv 3"
     run(words.split())
     config, settings = started.pop()
@@ -381,7 +368,7 @@ def test_flags_of_llama_cpp_hide_no_others() -> None:
     assert not theirs & (known | vllms)
 
 
-def test_log_probabilities_without_a_limit(started: list[tuple[Config, ServeConfig]]) -> None:
+def test_log_probabilities_without_a_limit(started: Started) -> None:
     run(["m", "--max-logprobs", "-1"])
     _, settings = started.pop()
     assert settings.limits.max_logprobs > 10**6
@@ -389,7 +376,7 @@ def test_log_probabilities_without_a_limit(started: list[tuple[Config, ServeConf
         run(["m", "--max-logprobs", "-2"])
 
 
-def test_values_in_place_of_config_jsons(started: list[tuple[Config, ServeConfig]]) -> None:
+def test_values_in_place_of_config_jsons(started: Started) -> None:
     words = ["m", "--hf-overrides", '{"a": 1}', "--rope-theta", "5000"]
     words += ["--rope-scaling", '{"rope_type": "yarn", "factor": 4.0}', "--hf-overrides.b=2"]
     run([*words, "--json-model-override-args", '{"c": 3}'])
@@ -399,7 +386,7 @@ def test_values_in_place_of_config_jsons(started: list[tuple[Config, ServeConfig
     assert json.loads(config.model.hf_overrides) == wanted
 
 
-def test_our_own_flags(started: list[tuple[Config, ServeConfig]], tmp_path: Path) -> None:
+def test_our_own_flags(started: Started, tmp_path: Path) -> None:
     template = tmp_path / "chat.jinja"
     template.write_text("{{ messages }}")
     words = ["some/model", "--served-model-name", "a", "b", "--api-key", "k1", "--api-key", "k2"]
@@ -425,7 +412,7 @@ def test_our_own_flags(started: list[tuple[Config, ServeConfig]], tmp_path: Path
 
 
 def test_keys_may_come_from_the_environment(
-    started: list[tuple[Config, ServeConfig]], monkeypatch: pytest.MonkeyPatch
+    started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HUNCH_API_KEY", "secret-1,secret-2")
     run([])
@@ -443,9 +430,7 @@ def test_keys_may_come_from_the_environment(
         (["--quantization", "hqq"], "quantization"),
     ],
 )
-def test_what_cannot_work_is_named(
-    started: list[tuple[Config, ServeConfig]], words: list[str], text: str
-) -> None:
+def test_what_cannot_work_is_named(started: Started, words: list[str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         run(words)
     assert started == []

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 
 from server.fake_engine import expected_text
-from server.live_server import PATIENCE, LiveServer
+from server.live_server import PATIENCE, LiveServer, Start
 
 NUM_CLIENTS = 200
 COMPLETE = "/v1/completions"
@@ -51,7 +50,7 @@ async def client(http: httpx.AsyncClient, url: str, number: int, ends: dict[str,
     ends[kind] = ends.get(kind, 0) + 1
 
 
-def test_many_clients_at_once(start_server: Callable[..., LiveServer]) -> None:
+def test_many_clients_at_once(start_server: Start) -> None:
     server = start_server(max_queue=1000)
     ends: dict[str, int] = {}
 

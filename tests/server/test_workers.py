@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 
 from server.fake_engine import expected_text
-from server.live_server import PATIENCE, LiveServer, wait_for
+from server.live_server import PATIENCE, LiveServer, Start, wait_for
 from server.test_lifecycle import read_stream
 
 COMPLETE = "/v1/completions"
@@ -23,9 +22,7 @@ def children(server: LiveServer) -> list[int]:
     return [int(pid) for pid in path.read_text().split() if int(pid) != server.engine_pid]
 
 
-def test_processes_share_the_engine_the_port_and_the_counts(
-    start_server: Callable[..., LiveServer],
-) -> None:
+def test_processes_share_the_engine_the_port_and_the_counts(start_server: Start) -> None:
     server = start_server(workers=3, max_num_seqs=64, env={"FAKE_STEP_SECONDS": "0.005"})
     wait_for(lambda: "engine_pid" in server.log())
     wait_for(lambda: len(children(server)) == 2)
