@@ -17,7 +17,7 @@ from hunch.errors import ConfigError
 from hunch.kernels.phrases import PhraseTable, load_phrases
 from hunch.server.run import hiding
 from hunch.server.settings import ServeConfig
-from hunch.train.count import count_bytes
+from hunch.train.phrases import count_bytes
 from tiny_models import write_llama
 
 ENGINE = {"device": "cpu", "dtype": "float32", "max_model_len": 256, "kv_bytes": 8_000_000}

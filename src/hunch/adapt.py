@@ -45,7 +45,7 @@ PAUSE = 20.0  # seconds between two countings, at least
 IDLE = 0.25  # seconds without a step after which there is time for it
 PATIENCE = 30.0  # seconds that counting may be kept waiting by requests: it takes about one
 _LOOK = 0.02  # seconds between two looks at whether there is
-_COUNTER, _TRAINER = "hunch.train.count", "hunch.train.go_on"  # modules that other processes run
+_COUNTER, _TRAINER = "hunch.train.phrases", "hunch.train.go_on"  # modules that other processes run
 # The lowest priority from the first import on, also among processes that have a fixed one.
 _START = """
 import os, runpy, sys

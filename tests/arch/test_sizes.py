@@ -15,7 +15,6 @@ REASONS = {
     "garbage.py": "rooms that know no steps use it too",
     "sampling/stop.py": "both forms of a step ask it",
     "chat/ids.py": "server and chat share it, and nothing else of it",
-    "train/count.py": "a process of its own",
     "server/text.py": "a protocol that half of the server names",
 }
 

@@ -33,7 +33,6 @@ from hunch.models.load_target import load_target
 from hunch.models.spec import ModelSpec
 from hunch.train.clock import Clock
 from hunch.train.costs import Costs, cut_draft, measure_costs
-from hunch.train.count import count_bytes
 from hunch.train.expect import (
     TREES,
     answering_share,
@@ -51,6 +50,7 @@ from hunch.train.expect import (
 from hunch.train.job import Job
 from hunch.train.outcome import Outcome, outcome_of
 from hunch.train.phrase_job import PhraseCount, stored_texts, write_table
+from hunch.train.phrases import count_bytes
 from hunch.train.plan import Asked, Plan
 from hunch.train.regenerate import SHARD, write_shard
 from hunch.train.replay import Curve

@@ -16,7 +16,7 @@ from hunch.train.texts import Texts
 
 PER_SECOND = 40_000  # tokens that are counted in a second, at the least
 MIN_TOKENS, MAX_TOKENS = 1_000_000, 12_000_000  # of texts that are counted, as there is time
-_COUNTER = "hunch.train.count"
+_COUNTER = "hunch.train.phrases"
 
 
 def stored_texts(texts: Texts, vocab_size: int, seconds: float = 0.0) -> bytes:

@@ -5,12 +5,16 @@ contexts already make them: its gain is tokens, each less what checking a guess 
 the texts is kept out of a first table, to measure how far to trust guesses; the table that is
 written counts all of them.
 
+As a process of its own, it reads texts from stdin and writes their table to stdout. It takes one
+thread, and whoever starts it gives it the lowest priority.
+
 Shape letters: T tokens of all texts, A tokens of answers, F those of the texts kept out, E entries,
 V vocabulary, O other tokens.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,6 +22,7 @@ from math import log
 
 import numpy as np
 import torch
+from safetensors.numpy import save
 
 from hunch.kernels.lookup import (
     MAX_MATCH,
@@ -263,3 +268,18 @@ def fit(
     optimiser.step(loss)  # type: ignore[no-untyped-call]
     found = terms.detach().numpy()
     return [found[first:last] for first, last in pairwise(offsets)]
+
+
+def count_bytes(data: bytes) -> bytes:
+    """The table of texts, both as the files they could be."""
+    texts, more = Texts.from_bytes(data)
+    return bytes(save(make_table(texts, int(more["vocab_size"]), Counting()).files()))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    sys.stdout.buffer.write(count_bytes(sys.stdin.buffer.read()))
+
+
+if __name__ == "__main__":
+    main()
