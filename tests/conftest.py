@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import os
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import pytest
 import torch
@@ -71,6 +71,20 @@ def logs_as_they_were() -> Iterator[None]:
         for handler in list(log.handlers):
             if type(handler) is logging.StreamHandler and handler not in handlers:
                 log.removeHandler(handler)
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """A command's exit code, and what it wrote to both outputs."""
+    from hunch.cli import main
+
+    def call(*words: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as left:
+            main(list(words))
+        out, err = capsys.readouterr()
+        return int(left.value.code or 0), out, err
+
+    return call
 
 
 @pytest.fixture(scope="session")

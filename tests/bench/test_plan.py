@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -259,14 +260,8 @@ def test_gpus_have_sources_and_plausible_figures() -> None:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    def call(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(["plan", *words])
-        out, err = capsys.readouterr()
-        return int(left.value.code or 0), out, err
-
-    return call
+def run(shell: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    return partial(shell, "plan")
 
 
 def test_what_stages_exchange_fits_a_terminal(run: Callable[..., tuple[int, str, str]]) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from hunch.bench.records import FORMAT
-from hunch.cli import main
 from tiny_models import write_llama
 
 Call = Callable[..., tuple[int, str, str]]
@@ -28,14 +28,8 @@ def prompts(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Call:
-    def call(*words: str) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as left:
-            main(["bench", *words])
-        out, err = capsys.readouterr()
-        return int(left.value.code or 0), out, err
-
-    return call
+def run(shell: Call) -> Call:
+    return partial(shell, "bench")
 
 
 def test_methods_side_by_side(run: Call, model: str, prompts: str, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import chi2
 
 from hunch.bench.distribution import chi_square, upper_tail
-from hunch.cli import main
 from hunch.verify import rejection
 from tiny_vocab import write_drafter, write_target
 
@@ -24,19 +23,13 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
 
 
 @pytest.fixture
-def run(
-    capsys: pytest.CaptureFixture[str], files: tuple[str, str], tmp_path: Path
-) -> Callable[..., tuple[int, str]]:
+def run(shell: Callable, files: tuple[str, str], tmp_path: Path) -> Callable[..., tuple[int, str]]:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"id": "x", "prompt": "a b c a b d a b"}\n')
 
     def call(*words: str) -> tuple[int, str]:
-        try:
-            main(["verify", "-m", files[0], "--prompts", str(prompts), "--threads", "1", *words])
-        except SystemExit as left:
-            code = int(left.code or 0)
-        out, _ = capsys.readouterr()
-        return code, out
+        given = ("-m", files[0], "--prompts", str(prompts), "--threads", "1")
+        return shell("verify", *given, *words)[:2]
 
     return call
 
