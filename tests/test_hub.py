@@ -326,40 +326,30 @@ def test_a_hub_id_is_fetched_then_taken_from_the_cache(fake: FakeHub) -> None:
     assert hub.resolve("org/name", revision="main", progress=False).path == fake.folder
 
 
-def test_a_snapshot_that_lacks_a_shard_is_completed(fake: FakeHub) -> None:
-    index = json.dumps({"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}})
+@pytest.mark.parametrize(
+    ("index", "ending"),
+    [("model.safetensors.index.json", "safetensors"), ("pytorch_model.bin.index.json", "bin")],
+)
+def test_a_snapshot_that_lacks_a_shard_is_completed(fake: FakeHub, index: str, ending: str) -> None:
+    shards = {"weight_map": {"a": f"one.{ending}", "b": f"two.{ending}"}}
     fake.folder.mkdir()
     for file, content in {
         "config.json": "{}",
-        "model.safetensors.index.json": index,
-        "one.safetensors": "",
+        index: json.dumps(shards),
+        f"one.{ending}": "",
     }.items():
         (fake.folder / file).write_text(content)
-    fake.remote = {"two.safetensors": ""}
+    fake.remote = {f"two.{ending}": ""}
     hub.resolve("org/name", progress=False)
     assert fake.calls[-1]["local_files_only"] is False
-    assert (fake.folder / "two.safetensors").is_file()
+    assert ("*.bin" in fake.calls[-1]["allow_patterns"]) == (ending == "bin")
+    assert (fake.folder / f"two.{ending}").is_file()
 
 
 def test_torch_files_are_fetched_only_where_there_is_nothing_else(fake: FakeHub) -> None:
     fake.remote = {"config.json": "{}", "pytorch_model.bin": ""}
     hub.resolve("org/head", progress=False)
     assert "*.bin" in fake.calls[-1]["allow_patterns"]
-
-
-def test_shards_of_torch_files_that_are_not_all_there_are_fetched(fake: FakeHub) -> None:
-    index = json.dumps({"weight_map": {"a": "one.bin", "b": "two.bin"}})
-    fake.folder.mkdir()
-    for file, content in {
-        "config.json": "{}",
-        "pytorch_model.bin.index.json": index,
-        "one.bin": "",
-    }.items():
-        (fake.folder / file).write_text(content)
-    fake.remote = {"two.bin": ""}
-    hub.resolve("org/name", progress=False)
-    assert "*.bin" in fake.calls[-1]["allow_patterns"]
-    assert (fake.folder / "two.bin").is_file()
 
 
 def test_offline_says_what_to_do(fake: FakeHub) -> None:

@@ -6,6 +6,9 @@ from typing import Any
 import torch
 import transformers
 
+from builders import plain_logits
+from hunch.models.decoder import Decoder
+
 COMMON = {
     "vocab_size": 90,
     "hidden_size": 32,
@@ -303,6 +306,8 @@ CASES = {
     ),
 }
 
+IDS = torch.randint(3, 90, (41,), generator=torch.Generator().manual_seed(5)).tolist()
+
 
 def make(name: str) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
     """The model of a case in float32, its config.json, its tensors."""
@@ -329,3 +334,8 @@ def make(name: str) -> tuple[Any, dict[str, Any], dict[str, torch.Tensor]]:
     if family == "GPTNeoX":  # its files have another name than its code
         tensors["embed_out.weight"] = tensors.pop("lm_head.weight")
     return theirs, saved, tensors
+
+
+def check_logits(ours: Decoder, theirs: Any) -> None:
+    expected = theirs(torch.tensor([IDS])).logits[0]
+    torch.testing.assert_close(plain_logits(ours, IDS), expected, atol=1e-4, rtol=1e-4)

@@ -103,22 +103,14 @@ def test_a_missing_shard_is_named(tmp_path) -> None:
         open_weights(folder)
 
 
-def test_an_index_that_names_more_than_there_is(tmp_path) -> None:
+@pytest.mark.parametrize("file", ["model-0.safetensors", "../secret.safetensors"])
+def test_an_index_that_names_more_than_there_is(tmp_path, file) -> None:
     folder = directory(tmp_path / "m")
     shard(folder, tensors())
     index = json.loads((folder / "model.safetensors.index.json").read_text())
-    index["weight_map"]["ghost.weight"] = "model-0.safetensors"
+    index["weight_map"]["ghost.weight"] = file
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelFormatError, match="ghost"):
-        open_weights(folder)
-
-
-def test_an_index_stays_in_its_directory(tmp_path) -> None:
-    folder = directory(tmp_path / "m")
-    shard(folder, tensors())
-    index = {"weight_map": {"a": "../secret.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ModelFormatError, match="secret"):
+    with pytest.raises(ModelFormatError, match="secret" if "secret" in file else "ghost"):
         open_weights(folder)
 
 
