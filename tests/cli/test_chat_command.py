@@ -64,16 +64,14 @@ def test_a_model_that_is_not_there_leaves_the_old_one(monkeypatch, capsys, model
     assert captured.out.strip()
 
 
-def test_a_model_by_its_place(monkeypatch, capsys, model):
+def test_a_model_by_its_place(shell, monkeypatch, model):
     monkeypatch.setattr("sys.stdin", io.StringIO("/model\n"))
-    with pytest.raises(SystemExit) as stop:
-        main(["chat", model, "--max-tokens", "4"])
-    assert not stop.value.code
-    assert model in capsys.readouterr().err
-    with pytest.raises(SystemExit) as stop:
-        main(["chat", model, "--model", "other"])
-    assert stop.value.code == 2
-    assert "two models given" in capsys.readouterr().err
+    code, _, err = shell("chat", model, "--max-tokens", "4")
+    assert code == 0
+    assert model in err
+    code, _, err = shell("chat", model, "--model", "other")
+    assert code == 2
+    assert "two models given" in err
 
 
 def test_a_model_without_a_chat_template_says_what_it_is_for(monkeypatch, capsys, tmp_path):
