@@ -131,5 +131,5 @@ def pretrain(
 ) -> None:
     """Teach the student the text; killed, it goes on where it was."""
     texts = read_stored(work)
-    learn, held = texts.split(max(min(len(texts) // 10, 16), 1), options.seed)
+    learn, held = texts.hold_out(16, options.seed)
     Pretrain(student, target, work / "pretrain", options, lr).run(learn, held, show)

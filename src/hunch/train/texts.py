@@ -62,6 +62,10 @@ class Texts:
         order = np.random.default_rng(seed).permutation(len(self))
         return self.take(np.sort(order[num_held_out:])), self.take(np.sort(order[:num_held_out]))
 
+    def hold_out(self, most: int, seed: int) -> tuple[Texts, Texts]:
+        """The same with a tenth kept aside, or `most` texts."""
+        return self.split(min(max(len(self) // 10, 1), most), seed)
+
     def count(self, vocab_size: int) -> Array:
         """How often each token occurs in the answers."""
         first, last = int(self.offset[0]), int(self.offset[-1])

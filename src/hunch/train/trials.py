@@ -228,8 +228,7 @@ def train(
     loop.marks = (1.0,)  # one candidate: what each costs to compare is better spent on learning
     learn, held = run.texts, run.held
     if held is None:
-        num_held = min(max(len(run.texts) // 10, 1), 32)
-        learn, held = run.texts.split(num_held, options.seed)
+        learn, held = run.texts.hold_out(32, options.seed)
     loop.run(learn, held, show)
     run.learning = {"answered_tokens": len(learn.tokens), **loop.to_json(show.peak)}
     if loop.kept is not None:

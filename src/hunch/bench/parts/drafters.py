@@ -125,8 +125,7 @@ class Teaching:
         loop = Loop(student, self.target, folder, loop_options, wanted.rate * recipe.lr)
         loop.is_trial, loop.marks = True, (1.0,)
         loop.kept = self.kept.get(student.asks)
-        num_held = min(max(len(self.texts) // 10, 1), NUM_HELD)
-        learn, held = self.texts.split(num_held, loop_options.seed)
+        learn, held = self.texts.hold_out(NUM_HELD, loop_options.seed)
         loop.run(learn, held, Progress())
         self.kept = {} if loop.kept is None else {student.asks: loop.kept}
         replay, done = loop.test(held), loop.place
