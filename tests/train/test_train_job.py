@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from train_setup import ENGINE, new_job, write_prompts
+from train_setup import ENGINE, check_no_text_changes, new_job, write_prompts
 
 import hunch.train.export
 import hunch.train.job
@@ -53,13 +53,7 @@ def test_a_cut_draft_is_worth_having(undisturbed: Path) -> None:
 
 
 def test_it_changes_no_text(undisturbed: Path, target: Path) -> None:
-    params = SamplingParams(temperature=0, max_tokens=24)
-    texts = []
-    for speculate in ("off", f"draft:{undisturbed}"):
-        with LLM(str(target), speculate=speculate, **ENGINE) as llm:
-            outputs = llm.generate(["the model", "a guess"], params)
-            texts.append([output.outputs[0].token_ids for output in outputs])
-    assert texts[0] == texts[1]
+    check_no_text_changes(target, f"draft:{undisturbed}")
 
 
 def test_the_card_says_what_it_is(undisturbed: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from hunch import LLM, SamplingParams
 from hunch.models.decoder import Decoder
 from hunch.train.job import Job
 from hunch.train.packs import Pack, PackInputs
@@ -71,3 +72,14 @@ def read_texts(
     inputs = pack.inputs(target.device)
     states = read_pack(target, inputs, student.feature_layers)
     return inputs, states, opinions_of(target, student.columns, inputs, states)
+
+
+def check_no_text_changes(target: Path, *methods: str) -> None:
+    """With each of them the target writes what it does by plain decoding."""
+    params = SamplingParams(temperature=0, max_tokens=24)
+    texts = []
+    for speculate in ("off", *methods):
+        with LLM(str(target), speculate=speculate, **ENGINE) as llm:
+            outputs = llm.generate(["the model", "a guess"], params)
+            texts.append([output.outputs[0].token_ids for output in outputs])
+    assert all(text == texts[0] for text in texts)
