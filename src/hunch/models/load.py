@@ -8,7 +8,6 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -202,9 +201,9 @@ class MadeWeights:
         config: dict[str, Any],
         spec: ModelSpec,
         path: Path = Path(),
-        metadata: Mapping[str, Any] = MappingProxyType({}),
+        metadata: Mapping[str, Any] | None = None,
     ) -> None:
-        self.config, self.path, self.metadata = config, path, metadata
+        self.config, self.path, self.metadata = config, path, metadata or {}
         self.shapes = tensor_shapes(spec)
         self.nbytes = 2 * sum(map(math.prod, self.shapes.values()))
 
