@@ -6,11 +6,13 @@ from functools import partial
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import GptOssForCausalLM
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from builders import check_rows, plain_logits
 from expert_models import CASES, IDS, TORCH_CASES, make
 from hunch.kernels import native_library
+from hunch.kernels.native_matrix import FP4
 from hunch.models.load import load_decoder
 from hunch.models.native import load_native
 from hunch.models.weights import for_length, open_weights
@@ -108,3 +110,11 @@ def test_gpt_oss_as_published_in_mxfp4(tmp_path):
     (packed / "config.json").write_text(json.dumps(config))
     expected = plain_logits(load_decoder(open_weights(plain)), IDS)
     assert torch.equal(plain_logits(load_decoder(open_weights(packed)), IDS), expected)
+    theirs = GptOssForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    logits = theirs(torch.tensor([IDS])).logits[0]
+    torch.testing.assert_close(expected, logits, atol=2e-4, rtol=2e-4)
+    if native_library.is_available():
+        ours = load_native(open_weights(packed), num_threads=1, bits=14)
+        experts = [layer.values["experts"].values for layer in ours.network.layers]
+        assert {each[part].format for each in experts for part in ("up", "down")} == {FP4}
+        assert (plain_logits(ours, IDS) - logits).norm() / logits.norm() < 2e-3

@@ -81,7 +81,7 @@ class Reader:
             elif matrix_format == exact == TABLE:
                 self._code(matrix, first, pack)
             elif matrix_format == exact:
-                matrix.put_blocks(pack.format, first, pack.data)
+                matrix.put_blocks(pack.format, first, pack.blocks())
                 pack.release()
             else:
                 self._expand(matrix, first, pack)

@@ -44,6 +44,10 @@ class Packed:
         data = self.data[:, first * num_bytes // num_in : last * num_bytes // num_in].contiguous()
         return Packed(self.format, (num_out, last - first), data, self.release)
 
+    def blocks(self) -> Tensor:
+        """Its rows as blocks of the format, uint8 [out, bytes of a row]."""
+        return self.data
+
     def numbers(self, first: int, last: int) -> Tensor:
         """Rows [first, last) in float32."""
         return dequantise(self.format, self.data[first:last], self.shape[1])

@@ -5,7 +5,8 @@ GPTQ with and without act-order, bitsandbytes, and the 4-bit floats of gpt-oss. 
 says of activations is not followed: they stay in 16 bits, which is nearer to the model it was made
 from.
 
-Shape letters: N outputs, K inputs, G groups of inputs, E experts.
+Shape letters: N outputs, K inputs, G groups of inputs, E experts, Y bytes of a row, P halves of a
+group.
 """
 
 from __future__ import annotations
@@ -74,6 +75,34 @@ class Coded(Packed):
 
     def codes(self, device: torch.device | str = "cpu") -> Codes | None:
         return self.read(device)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fp4Experts(Packed):
+    """Rows of gpt-oss's experts, in the file: bytes of two codes, and a scale for 32 of these."""
+
+    words_NY: Tensor
+    scale_NG: Tensor
+
+    def take(self, rows: Rows) -> Packed:
+        words_NY, scale_NG = self.words_NY[rows], self.scale_NG[rows]
+        shape = len(words_NY), self.shape[1]
+        return replace(self, shape=shape, words_NY=words_NY, scale_NG=scale_NG)
+
+    def take_columns(self, first: int, last: int) -> Packed | None:
+        return None  # their numbers are read
+
+    def blocks(self) -> Tensor:
+        """A scale, then 16 bytes: the codes of the first 16 inputs in the low bits."""
+        words_NGP8 = self.words_NY.reshape(len(self.words_NY), -1, 2, 8)
+        low, high = torch.stack([words_NGP8 & 15, words_NGP8 >> 4], dim=-1).flatten(3).unbind(2)
+        return torch.cat([self.scale_NG[:, :, None], low | high << 4], dim=2).flatten(1)
+
+    def numbers(self, first: int, last: int) -> Tensor:
+        return fp4(self.words_NY[first:last], self.scale_NG[first:last]).numbers()
+
+    def codes(self, device: torch.device | str = "cpu") -> Codes | None:
+        return fp4(self.words_NY.to(device), self.scale_NG.to(device))
 
 
 def settings_of(stored: RawWeights) -> Mapping[str, Any] | None:
@@ -180,17 +209,16 @@ class PublishedWeights(WeightsOver):
 
     def _packed_experts(self, stem: str, shape: tuple[int, ...]) -> Packed:
         """The rows of all experts."""
-
-        @lru_cache(maxsize=1)
-        def read(device: torch.device | str) -> Codes:
-            blocks, scales = (
-                self._stored.raw(f"{stem}_{part}").to(device) for part in ("blocks", "scales")
-            )
-            return fp4(blocks.flatten(0, 1).flatten(1), scales.flatten(0, 1))
-
+        blocks, scales = (self._stored.raw(f"{stem}_{part}") for part in ("blocks", "scales"))
         num_experts, num_out, num_in = shape
-        size = (num_experts * num_out, num_in)
-        return Coded(self.method, size, torch.empty(0), _nothing, read=read)
+        return Fp4Experts(
+            "MXFP4",
+            (num_experts * num_out, num_in),
+            torch.empty(0),
+            _nothing,
+            words_NY=blocks.flatten(0, 1).flatten(1),
+            scale_NG=scales.flatten(0, 1),
+        )
 
     def _experts(self, stem: str, dtype: torch.dtype) -> Tensor:
         """All experts' matrices, [E, N, K], one expert at a time."""
