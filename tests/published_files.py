@@ -186,6 +186,20 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> P
     return folder
 
 
+def random_mxfp4(tensors: dict[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
+    """A gpt-oss's tensors with random experts in their place, as they are published: blocks
+    [expert, out, group, 16] and a power of two for each group."""
+    generator = torch.Generator().manual_seed(seed)
+    stored = dict(tensors)
+    for name in [name for name in tensors if name.endswith(("gate_up_proj", "experts.down_proj"))]:
+        num_experts, num_in, num_out = stored.pop(name).shape
+        size = (num_experts, num_out, num_in // 32)
+        blocks = torch.randint(0, 256, (*size, 16), generator=generator, dtype=torch.uint8)
+        scales = torch.randint(120, 125, size, generator=generator, dtype=torch.uint8)
+        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
+    return stored
+
+
 def quantised_copy(
     folder: Path, form: str, config: dict[str, Any], tensors: dict[str, Tensor]
 ) -> tuple[Path, dict[str, Tensor]]:

@@ -1,5 +1,6 @@
 """The law for a target with experts: what a draft asks of them changes no token of the text."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from drafters import speculate_for
 from hunch import LLM, SamplingParams
+from published_files import random_mxfp4, write
 from tiny_families import write_family
 from tiny_models import write_llama, write_tokenizer
 
@@ -134,6 +136,20 @@ def test_a_target_with_its_own_mtp_layer(family: str, latent_target: Path, tmp_p
         expected = texts(llm)
     spec = f"mtp:{tmp_path}"
     with LLM(str(target), speculate=spec, always_draft=True, **options) as llm:
+        assert texts(llm) == expected
+        assert llm.stats()["drafted"] > 0
+
+
+@pytest.mark.parametrize("speculate", ["suffix", "recycling"])
+def test_experts_in_mxfp4_too(speculate: str, tmp_path: Path) -> None:
+    model = write_family(tmp_path, "gpt-oss")
+    stored = random_mxfp4(load_file(model / "model.safetensors"))
+    config = json.loads((model / "config.json").read_text())
+    write(model, {**config, "quantization_config": {"quant_method": "mxfp4"}}, stored)
+    with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL) as llm:
+        expected = texts(llm)
+    spec = speculate_for(speculate, model, tmp_path)
+    with LLM(str(model), speculate=spec, always_draft=True, **SMALL) as llm:
         assert texts(llm) == expected
         assert llm.stats()["drafted"] > 0
 

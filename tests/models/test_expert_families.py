@@ -16,6 +16,7 @@ from hunch.kernels.native_matrix import FP4
 from hunch.models.load import load_decoder
 from hunch.models.native import load_native
 from hunch.models.weights import for_length, open_weights
+from published_files import random_mxfp4, write
 
 SLOW_TYPES = [pytest.param(dtype, marks=pytest.mark.slow) for dtype in ("int8", "int4")]
 
@@ -90,24 +91,14 @@ def test_gpt_oss_as_published_in_mxfp4(tmp_path):
     plain, packed = tmp_path / "plain", tmp_path / "packed"
     make("gpt-oss, 64", plain)
     tensors = load_file(plain / "model.safetensors")
-    stored = dict(tensors)
-    noise = torch.Generator().manual_seed(0)
-    for name in [name for name in tensors if name.endswith(("gate_up_proj", "experts.down_proj"))]:
-        num_experts, num_in, num_out = stored.pop(name).shape
-        blocks = torch.randint(
-            0, 256, (num_experts, num_out, num_in // 32, 16), generator=noise, dtype=torch.uint8
-        )
-        scales = torch.randint(
-            120, 125, (num_experts, num_out, num_in // 32), generator=noise, dtype=torch.uint8
-        )
-        stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-        tensors[name] = convert_moe_packed_tensors(blocks, scales, dtype=torch.float32).contiguous()
+    stored = random_mxfp4(tensors)
+    for name in tensors.keys() - stored.keys():
+        parts = stored[f"{name}_blocks"], stored[f"{name}_scales"]
+        tensors[name] = convert_moe_packed_tensors(*parts, dtype=torch.float32).contiguous()
     save_file(tensors, plain / "model.safetensors")
-    packed.mkdir()
-    save_file(stored, packed / "model.safetensors")
     config = json.loads((plain / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "mxfp4"}
-    (packed / "config.json").write_text(json.dumps(config))
+    write(packed, config, stored)
     expected = plain_logits(load_decoder(open_weights(plain)), IDS)
     assert torch.equal(plain_logits(load_decoder(open_weights(packed)), IDS), expected)
     theirs = GptOssForCausalLM.from_pretrained(plain, dtype=torch.float32)
