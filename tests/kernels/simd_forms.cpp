@@ -89,12 +89,15 @@ double largest_error(Format format, int num_rows, bool is_fine) {
     Input alone = input;
     std::vector<uint8_t> tiles(input.bytes_for(num_rows)), panel(Scratch::panel_bytes(num_in));
     std::vector<uint8_t> one(num_rows * input.bytes_for(1), 0x55);
+    std::vector<float> sums(num_rows * 2 * input.num_groups()), own = sums;
     input.tiles = tiles.data();
+    input.sums = sums.data();
     for (int row = 0; row < num_rows; row++) {
         std::vector<float> x(num_in);
         for (float& value : x) value = row % 3 ? (float)normal() : row % 2 ? 1.0f : -1.0f;
         input.put_row(row, x.data());
         alone.tiles = one.data() + row * input.bytes_for(1);
+        alone.sums = own.data() + row * 2 * input.num_groups();
         alone.put_row(0, x.data());
     }
     const int stride = 4 * P;
@@ -103,6 +106,7 @@ double largest_error(Format format, int num_rows, bool is_fine) {
     double worst = 0;
     for (int row = 0; row < num_rows; row++) {
         alone.tiles = one.data() + row * input.bytes_for(1);
+        alone.sums = own.data() + row * 2 * input.num_groups();
         multiply(w, 0, num_out, alone, 0, 1, single.data(), stride, Scratch{panel.data()});
         const float* mine = &out[(size_t)row * stride];
         if (std::memcmp(mine, single.data(), num_out * sizeof(float))) return INFINITY;

@@ -54,7 +54,7 @@ void hunch_multiply(const Matrix* w, Team* team, const float* x, int64_t num_row
     input.is_fine = is_fine;
     input.num_in = w->num_in;
     const bool is_int = w->format != Format::FLOAT;
-    input.reserve(Forms{is_int, false}, (int)num_rows);
+    input.reserve(Forms{is_int, false, w->format == Format::K2}, (int)num_rows);
     if (!is_int) input.rows = const_cast<float*>(x);
     const int size = 64;
     team->run([&](Worker& worker) {

@@ -102,6 +102,12 @@ void multiply_float(const Matrix& w, int first, int last, const Input& input, in
     }
 }
 
+int sum16(const int8_t* q) {
+    int sum = 0;
+    for (int i = 0; i < 16; i++) sum += q[i];
+    return sum;
+}
+
 // How a panel's scales are expanded, and the tiles that read them.
 struct Scaled {
     void (*expand)(const Matrix& w, int panel, float* out);
@@ -123,8 +129,9 @@ Scaled scaled_of(Format format) {
 }
 
 // One panel of a matrix whose scales are apart, for all rows.
-void multiply_scaled(const Matrix& w, int panel, const Input& input, const uint8_t* tiles, int count,
-                     float* out, int stride, float* scales) {
+void multiply_scaled(const Matrix& w, int panel, const Input& input, int row, int count, float* out,
+                     int stride, float* scales) {
+    const uint8_t* tiles = input.tiles + row / RT * input.tile_bytes();
     const Scaled scaled = scaled_of(w.format);
     scaled.expand(w, panel, scales);
     ScaledTile* const* table = scaled.tiles[input.is_fine];
@@ -139,8 +146,8 @@ void multiply_scaled(const Matrix& w, int panel, const Input& input, const uint8
                                                tiles + r / RT * input.tile_bytes(),
                                                out + (size_t)r * stride, stride);
     if (w.format == Format::K2)
-        take_minima(scales + minima_at(w.num_groups), scales + sums_at(w.num_groups), 2 * w.num_groups,
-                    count, out, stride);
+        take_minima(scales + minima_at(w.num_groups), input.sums + (size_t)row * 2 * w.num_groups,
+                    2 * w.num_groups, count, out, stride);
 }
 
 }  // namespace
@@ -181,8 +188,14 @@ void Input::put(int row, int first, int last, const float* x) const {
             scales[r * SCALE_COPIES + i] = d;
             scales[(RT + r) * SCALE_COPIES + i] = d * (float)sum;
         }
-        if (KEEPS_SUMS) {
-            int first = sum16(q, 8) * (is_fine ? 64 : 1) + (is_fine ? sum16(q + RT * GROUP, 8) : 0);
+        if (KEEPS_SUMS || sums) {
+            const int first = is_fine ? 64 * sum16(high) + sum16(low) : sum16(high);
+            if (sums) {
+                float* mine = sums + 2 * ((size_t)row * num_groups() + g);
+                mine[0] = d * (float)first;
+                mine[1] = d * (float)(sum - first);
+            }
+            if (!KEEPS_SUMS) continue;
             const int times = is_fine ? -2 : -128, start = is_fine ? 0 : SUMS_START;
             int32_t* starts = (int32_t*)scales + 2 * RT + r;
             starts[0] = start + times * sum;
@@ -199,14 +212,13 @@ void multiply(const Matrix& w, int first, int last, const Input& input, int row,
         multiply_float(w, panel, end, input, row, count, out, stride);
         return;
     }
-    const uint8_t* tiles = input.tiles + row / RT * input.tile_bytes();
     if (has_supers(w.format)) {
         float* scales = (float*)scratch.panel;
-        if (w.format == Format::K2) sum_halves(input, tiles, count, scales + sums_at(w.num_groups));
         for (int p = panel; p < end; p++, out += P)
-            multiply_scaled(w, p, input, tiles, count, out, stride, scales);
+            multiply_scaled(w, p, input, row, count, out, stride, scales);
         return;
     }
+    const uint8_t* tiles = input.tiles + row / RT * input.tile_bytes();
     bool is_unpacked = w.format == Format::INT4 && count >= UNPACK_FROM;
     Tile* const* table = w.format == Format::INT8   ? tile_int8_table[input.is_fine]
                          : w.format == Format::INT5 ? tile_int5_table[input.is_fine]

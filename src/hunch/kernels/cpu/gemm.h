@@ -29,6 +29,7 @@ constexpr int SCALE_COPIES = IN_PAIRS ? 2 : 1;
 struct Input {
     uint8_t* tiles = nullptr;
     float* rows = nullptr;
+    float* sums = nullptr;  // over each half of a group, which K2 reads: [row][2 * num_groups]
     int num_in = 0;
     bool is_fine = false;  // activations of 14 bits instead of 8
 
@@ -51,19 +52,18 @@ constexpr int scales_floats(Format format) {
     return has_levels(format) ? 4 * P + 8 : (format == Format::K6 ? 4 : 3) * P;
 }
 
-// Where floats stand after the scales of 2-bit panels: K2's minima of each half of a group, the unpacked
-// nibbles, and the sums of the rows' inputs over each half.
+// Where floats stand after the scales of 2-bit panels: K2's minima of each half of a group, and the
+// unpacked nibbles.
 constexpr size_t minima_at(int num_groups) { return (size_t)num_groups * scales_floats(Format::K2); }
 constexpr size_t nibbles_at(int num_groups) { return minima_at(num_groups) + (size_t)num_groups * 2 * P; }
-constexpr size_t sums_at(int num_groups) { return nibbles_at(num_groups) + (size_t)num_groups * 4 * P; }
 
 // Scratch of one thread.
 struct Scratch {
     uint8_t* panel;  // one unpacked INT4 panel, or the scales of a K panel, and what stands after them
     static size_t panel_bytes(int num_in) {
         const int num_groups = (num_in + SUPER * GROUP - 1) / (SUPER * GROUP) * SUPER;
-        const size_t after = (sums_at(num_groups) + (size_t)num_groups * 2 * ROW_CHUNK) * sizeof(float);
-        return std::max(num_groups * UNPACKED_GROUP, after);
+        const size_t floats = nibbles_at(num_groups) + (size_t)num_groups * 4 * P;
+        return std::max(num_groups * UNPACKED_GROUP, floats * sizeof(float));
     }
 };
 

@@ -46,9 +46,11 @@ inline void put_item(const Item& item, float* out, int stride, const float* bias
 
 // The forms of input that matrices read.
 struct Forms {
-    bool has_int = false, has_float = false;
+    bool has_int = false, has_float = false, has_sums = false;
     void note(const Matrix* w) {  // may be null
-        if (w) (w->format == Format::FLOAT ? has_float : has_int) = true;
+        if (!w) return;
+        (w->format == Format::FLOAT ? has_float : has_int) = true;
+        has_sums = has_sums || w->format == Format::K2;
     }
 };
 
@@ -58,12 +60,14 @@ struct HeldInput : Input {
         if (forms.has_int) tile_memory_.resize(bytes_for(num_rows));
         if (forms.has_float) row_memory_.resize((size_t)num_rows * num_in);
         tiles = forms.has_int ? tile_memory_.data() : nullptr;
+        if (forms.has_sums) sum_memory_.resize((size_t)num_rows * 2 * num_groups());
         rows = forms.has_float ? row_memory_.data() : nullptr;
+        sums = forms.has_sums ? sum_memory_.data() : nullptr;
     }
 
 private:
     std::vector<uint8_t> tile_memory_;
-    std::vector<float> row_memory_;
+    std::vector<float> row_memory_, sum_memory_;
 };
 
 }  // namespace hunch

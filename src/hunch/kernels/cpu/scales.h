@@ -108,37 +108,7 @@ inline void unpack2(const uint8_t* from, int num_groups, uint8_t* to) {
         }
 }
 
-// The sum of 16 numbers, the second 8 of them `apart` bytes after the first: four sums in a word.
-inline int sum16(const int8_t* q, int apart) {
-    constexpr uint64_t EVEN = 0x00FF00FF00FF00FF, SIGNS = 0x8080808080808080;
-    uint64_t first, second;
-    std::memcpy(&first, q, 8);
-    std::memcpy(&second, q + apart, 8);
-    first ^= SIGNS;
-    second ^= SIGNS;  // every number plus 128
-    const uint64_t sums = (first & EVEN) + (first >> 8 & EVEN) + (second & EVEN) + (second >> 8 & EVEN);
-    return (int)(sums * 0x0001000100010001 >> 48) - 16 * 128;
-}
-
-// The sums of a row's inputs over each half of a group, for all rows.
-inline void sum_halves(const Input& input, const uint8_t* tiles, int count, float* out) {
-    constexpr int APART = tile_byte(0, 8), LOW = RT * GROUP;
-    const int parts = input.is_fine ? 2 : 1;
-    for (int row = 0; row < count; row++) {
-        const int r = row % RT;
-        const uint8_t* at = tiles + row / RT * input.tile_bytes();
-        for (int g = 0; g < input.num_groups(); g++, at += tile_group_bytes(input.is_fine)) {
-            const float d = ((const float*)(at + parts * LOW))[r * SCALE_COPIES];
-            for (int half = 0; half < 2; half++) {
-                const int8_t* q = (const int8_t*)at + tile_byte(r, 16 * half);
-                const int sum = sum16(q, APART);
-                *out++ = d * (float)(input.is_fine ? 64 * sum + sum16(q + LOW, APART) : sum);
-            }
-        }
-    }
-}
-
-// Takes K2's minima times the sums from the products. Four sums side by side: one waits for itself.
+// Takes K2's minima times the inputs' sums from the products. Four sums side by side: one waits for itself.
 inline void take_minima(const float* minima, const float* sums, int num_halves, int count, float* out,
                         int stride) {
     for (int r = 0; r < count; r++, sums += num_halves, out += stride) {
