@@ -47,7 +47,7 @@ class Drafter:
 
     name, is_guided, draft_model = "auto", False, object()
     trained_len = max_len = None
-    priors, network_rows = NETWORK_PRIORS, MAX_CHECKED
+    priors, max_network_rows = NETWORK_PRIORS, MAX_CHECKED
 
     def __init__(self, *shapes: StepShape, margin: float = 0.0, num_levels: int = 5) -> None:
         self.shapes, self.margin, self.num_levels = shapes, margin, num_levels
@@ -203,7 +203,7 @@ class Replay:
                 shape = self._read_missed(shape, row_R)
             if all(self.waits[row] == -1 for row in self.place):  # nothing is there to check
                 shape = StepShape(0, shape.source)
-            shape = self.policy.note_launch(shape, row_R)
+            shape = self.policy.shape_to_launch(shape, row_R)
             done = self._step(shape, row_R, has_waited=not is_ready)
             self._learn_pending()
             self.pending = done
@@ -319,7 +319,7 @@ class Fixed:
     def is_ready(self, shape: Any, row_R: np.ndarray) -> bool:
         return True
 
-    def note_launch(self, shape: Any, row_R: np.ndarray) -> Any:
+    def shape_to_launch(self, shape: Any, row_R: np.ndarray) -> Any:
         return shape
 
     def start(self, ids: list[int]) -> None: ...

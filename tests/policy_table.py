@@ -39,7 +39,7 @@ from hunch.drafting.step_shapes import DraftSource, StepKey, StepShape
 from policy_replay import Drafter, Fixed, Replay, Text, buffers, text
 
 CHAIN, TREE, MERGED, ALONE = (
-    DraftSource.CHAIN, DraftSource.TREE, DraftSource.MERGED, DraftSource.LOOKUP_ALONE,
+    DraftSource.CHAIN, DraftSource.TREE, DraftSource.MERGED, DraftSource.HEAD_DROPPED,
 )  # fmt: skip
 
 

@@ -287,14 +287,14 @@ class RowResult:
     row: int
     tokens: list[int] = field(default_factory=list)  # committed now; empty while catching up
     num_processed: int = 0  # known tokens whose KV was written
-    num_drafted: int = 0  # nodes verified, up to the remaining token budget
+    num_checked: int = 0  # nodes that were checked, up to the remaining token budget
     num_accepted: int = 0
     finish: str | None = None  # "stop" or "length", decided on the device; "abort": see problem
     problem: str | None = None  # why the row cannot go on
     is_lost: bool = False  # without memory, its recurrent state was lost: it has to start again
     computed: tuple[int, ...] = ()  # per KV group: leading tokens whose KV is written
-    num_nodes: int = 0  # nodes of the new draft, which waits for the next step
-    num_levels: int | None = None  # depth of the verified draft; None: a chain, num_drafted deep
+    num_waiting: int = 0  # nodes of the new draft, which waits for the next step
+    num_levels: int | None = None  # depth of the verified draft; None: a chain, num_checked deep
     logprobs: list[dict[int, Logprob]] | None = None  # one per committed token
     prompt_logprobs: list[dict[int, Logprob]] | None = None  # of the tokens after those processed
     pooled: list[float] | list[int] | None = None  # states of the prompt's tokens, see pooling.py
@@ -313,17 +313,17 @@ class DecodedRows:
     """
 
     tokens: list[list[int]]  # []: the row's result is the next one of `StepResult.rows`
-    num_drafted: list[int] | None = None
+    num_checked: list[int] | None = None
     methods: list[str] | None = None
-    num_nodes: list[int] | None = None
+    num_waiting: list[int] | None = None
     computed: list[list[int]] | None = None
     logprobs: list[list[dict[int, Logprob]] | None] | None = None
 
     def leave_out(self, place: int) -> None:
         """The row at this place has its result in `StepResult.rows`."""
         self.tokens[place] = []
-        if self.num_drafted is not None:
-            self.num_drafted[place] = 0
+        if self.num_checked is not None:
+            self.num_checked[place] = 0
 
 
 @dataclass(kw_only=True, slots=True)

@@ -85,8 +85,8 @@ def test_drafts_and_company_change_no_token(block_format, folder):
     formats = ["Q6_K", "Q5_0", "Q4_K", "Q8_0", "Q5_K"] if block_format == "mixed" else block_format
     model = write(folder / f"{block_format}.gguf", formats)
     plain, _ = texts(model, folder, "off", together=False)
-    drafted, num_drafted = texts(model, folder, "suffix", together=True)
-    assert num_drafted > 0
+    drafted, num_checked = texts(model, folder, "suffix", together=True)
+    assert num_checked > 0
     assert drafted == plain
 
 

@@ -115,7 +115,7 @@ def test_more_rows_than_may_check_a_node_check_none():
 
 def test_steps_of_more_rows_than_the_network_drafts_for_have_the_lookup_alone():
     lookup, merged = StepShape(7), StepShape(7, DraftSource.MERGED)
-    shapes = StepShapes([StepShape(0), lookup, merged], network_rows=4)
+    shapes = StepShapes([StepShape(0), lookup, merged], max_network_rows=4)
     assert [shapes.at(rows) for rows in (4, 8)] == [
         [StepShape(0), lookup, merged],
         [StepShape(0), lookup],

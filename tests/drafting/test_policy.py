@@ -453,7 +453,7 @@ def test_rows_a_network_has_not_read_wait_for_the_host():
     policy.catch_up([0], see)
     assert read == [0]
     assert policy.is_ready(chain, row_R)
-    policy.note_launch(StepShape(3), row_R)
+    policy.shape_to_launch(StepShape(3), row_R)
     assert not policy.is_ready(chain, row_R), "a step without it left a hole"
     policy.rows.computed[-1], policy.rows.end[:] = (
         0,
@@ -487,11 +487,11 @@ def test_rows_that_name_a_method_are_drafted_for_by_no_other():
 
 def test_a_tree_that_waits_is_checked_as_a_tree_or_dropped():
     policy, row_R = new_policy(MEASURED, drafter=Drafter(*NETWORK)), np.arange(1)
-    policy.note_launch(StepShape(0, DraftSource.TREE), row_R)
-    assert policy.note_launch(StepShape(15, DraftSource.TREE), row_R).num_nodes == 15
+    policy.shape_to_launch(StepShape(0, DraftSource.TREE), row_R)
+    assert policy.shape_to_launch(StepShape(15, DraftSource.TREE), row_R).num_nodes == 15
     chain = StepShape(7, DraftSource.CHAIN)
-    assert policy.note_launch(chain, row_R) == StepShape(0, DraftSource.CHAIN)
-    assert policy.note_launch(chain, row_R) == chain
+    assert policy.shape_to_launch(chain, row_R) == StepShape(0, DraftSource.CHAIN)
+    assert policy.shape_to_launch(chain, row_R) == chain
 
 
 def test_who_drafted_what_was_checked_is_told():

@@ -57,7 +57,7 @@ CHAINS = [StepShape(n, DraftSource.CHAIN) for n in (1, 3, 5)]
 TREE = StepShape(15, DraftSource.TREE)
 BOTH = Drafter(*LOOKUPS.shapes, *CHAINS, TREE, margin=0.01)
 HEAD = Head(*NETWORK.shapes, margin=0.01)
-ALONE = [StepShape(n, DraftSource.LOOKUP_ALONE) for n, _ in LOOKUPS.shapes]
+ALONE = [StepShape(n, DraftSource.HEAD_DROPPED) for n, _ in LOOKUPS.shapes]
 WITH_HEAD = Head(*BOTH.shapes, *ALONE, margin=0.01)
 MERGED = StepShape(43, DraftSource.MERGED)
 WITH_MERGED = Drafter(*BOTH.shapes, MERGED, margin=0.01)
@@ -227,15 +227,15 @@ def test_a_tree_that_waits_is_not_dropped_for_what_is_better_for_a_moment() -> N
         )
 
     assert choose(2.0) == DraftSource.TREE
-    assert policy.note_launch(TREE, rows) == TREE
+    assert policy.shape_to_launch(TREE, rows) == TREE
     assert choose(3.3) == DraftSource.TREE
     steps = 1
     while choose(3.3) == DraftSource.TREE:
         steps += 1
     assert 3 < steps < 30
-    assert policy.note_launch(CHAINS[1], rows) == StepShape(0, chain)  # what waited is lost
+    assert policy.shape_to_launch(CHAINS[1], rows) == StepShape(0, chain)  # what waited is lost
     assert choose(2.98) == chain
-    assert policy.note_launch(CHAINS[1], rows) == CHAINS[1]
+    assert policy.shape_to_launch(CHAINS[1], rows) == CHAINS[1]
 
 
 def test_a_head_does_not_draft_for_rows_that_it_did_not_follow() -> None:
@@ -249,7 +249,7 @@ def test_a_head_does_not_draft_for_rows_that_it_did_not_follow() -> None:
     policy.network_rows.is_current[1] = False
     assert policy.choose(row_R).source == DraftSource.LOOKUP
     policy.network_rows.is_current[0] = False
-    assert policy.choose(row_R).source == DraftSource.LOOKUP_ALONE
+    assert policy.choose(row_R).source == DraftSource.HEAD_DROPPED
 
 
 def test_a_merged_tree_is_not_checked_without_its_lookup_for_a_moment() -> None:
@@ -259,7 +259,7 @@ def test_a_merged_tree_is_not_checked_without_its_lookup_for_a_moment() -> None:
     def choose(tree: float) -> int:
         rates = {DraftSource.LOOKUP: 1.0, DraftSource.TREE: tree, DraftSource.MERGED: 3.0}
         source = policy.choice.best_group(rows, rates)
-        policy.note_launch(StepShape(15, source), rows)
+        policy.shape_to_launch(StepShape(15, source), rows)
         return source
 
     assert choose(2.0) == DraftSource.MERGED

@@ -151,11 +151,11 @@ class FakeRunner:
             ]
         )
         result.rows = [row for row, is_in in zip(rows, is_decoding, strict=True) if not is_in]
-        if is_all or any(row.num_drafted for row in rows):
+        if is_all or any(row.num_checked for row in rows):
             pairs = zip(rows, is_decoding, strict=True)
-            result.decoded.num_drafted = [row.num_drafted * is_in for row, is_in in pairs]
+            result.decoded.num_checked = [row.num_checked * is_in for row, is_in in pairs]
             result.decoded.methods = [row.method for row in rows]
-        result.decoded.num_nodes = [row.num_nodes for row in rows]
+        result.decoded.num_waiting = [row.num_waiting for row in rows]
         if is_all or len(self.capacity.groups) > 1:
             result.decoded.computed = [list(row.computed) for row in rows]
         if is_all or any(row.logprobs for row in rows):
@@ -165,7 +165,7 @@ class FakeRunner:
         """Whether the row had a token before, and goes on with more and nothing else."""
         row = self.rows[result.row]
         num_before = len(row.tokens) - len(row.request.prompt_ids) - len(result.tokens)
-        is_chain = result.num_levels in (None, result.num_drafted)
+        is_chain = result.num_levels in (None, result.num_checked)
         is_more = result.finish or result.trace or result.is_lost or not is_chain
         return bool(num_before and result.tokens and result.num_processed == 1 and not is_more)
 
@@ -269,7 +269,7 @@ class FakeRunner:
         self._write_ahead(row)
         if result.tokens:  # a drafter's pass within the step ends with it
             self._slot(row, len(row.tokens) - 1)
-        result.computed, result.num_nodes = tuple(row.computed), len(row.draft)
+        result.computed, result.num_waiting = tuple(row.computed), len(row.draft)
         return result
 
     def _decide(self, row: Row, draft: list[tuple[int, int]], result: RowResult) -> None:
@@ -284,7 +284,7 @@ class FakeRunner:
             found = [i for i, guess in enumerate(draft) if guess == (token, node)]
             node = found[0] if found else None
             path += found
-        result.num_drafted, result.num_accepted = len(draft), len(path)
+        result.num_checked, result.num_accepted = len(draft), len(path)
         result.num_levels = _depth(draft)
         if request.params.speculation.trace:
             result.trace = DraftTrace(

@@ -24,7 +24,7 @@ def row(num_tokens: int, *, drafted: int = 0, processed: int = 1, levels: int | 
         row=0,
         tokens=[5] * num_tokens,
         num_processed=processed,
-        num_drafted=drafted,
+        num_checked=drafted,
         num_accepted=max(num_tokens - 1, 0),
         num_levels=levels,
     )
@@ -190,10 +190,10 @@ class TimedRunner(FakeRunner):
         super().submit(plan)
         result = self._results[-1][0]
         num_known = sum(row.num_processed for row in result.rows)
-        num_packed = num_known + sum(row.num_drafted for row in result.rows)
+        num_packed = num_known + sum(row.num_checked for row in result.rows)
         result.target_seconds = 5e-3 + 4e-4 * num_packed
         result.plain_seconds = 5e-3 + 4e-4 * num_known
-        result.draft_seconds = 1e-4 * max(row.num_nodes for row in result.rows)
+        result.draft_seconds = 1e-4 * max(row.num_waiting for row in result.rows)
         self.now += 6e-4 + result.target_seconds + result.draft_seconds
 
 

@@ -209,7 +209,7 @@ class Row:
         accepted = sum(a == b for a, b in zip(tokens, draft, strict=False))
         self.num_computed += min(accepted, len(tokens) - 1)
         result.tokens = tokens
-        result.num_drafted, result.num_accepted = min(len(draft), room), accepted
+        result.num_checked, result.num_accepted = min(len(draft), room), accepted
         result.method = self.method
         if tokens[-1] in self.request.stop_ids:
             result.finish = "stop"
@@ -226,7 +226,7 @@ class Row:
                 method=self.method,
             )
         self._guess(work.max_draft)
-        result.num_nodes = len(self.draft)
+        result.num_waiting = len(self.draft)
 
     def _guess(self, max_draft: int) -> None:
         """What the client expects, token by token; else the right tokens but for every fifth."""

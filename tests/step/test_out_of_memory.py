@@ -133,7 +133,7 @@ def check_nothing_leaked(llm: LLM) -> None:
     runner = llm.engine.runner
     assert not runner._queue
     if runner.captured is not None:
-        assert runner.captured._num_pending == 0
+        assert runner.captured._num_unreceived == 0
 
 
 @pytest.mark.parametrize("number", [pytest.param(0, marks=pytest.mark.slow), 1])

@@ -169,11 +169,11 @@ class DeviceAutoHead(DeviceEither):
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
-        alone = [StepShape(n, DraftSource.LOOKUP_ALONE) for n, _ in self.matches.shapes]
+        alone = [StepShape(n, DraftSource.HEAD_DROPPED) for n, _ in self.matches.shapes]
         return (*super().shapes, *(alone if self.matches.is_adaptive else ()))
 
     def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
-        if source != DraftSource.LOOKUP_ALONE:
+        if source != DraftSource.HEAD_DROPPED:
             head = self.trees.get(source, self.model)
             head.draft(state, step, hidden, source)
         if source > 0:
@@ -208,7 +208,7 @@ class DeviceAutoRecycling(DeviceWithLookups):
         return (*self.matches.shapes, *(StepShape(n, DraftSource.MERGED) for n in merged))
 
     @property
-    def network_rows(self) -> int:
+    def max_network_rows(self) -> int:
         return CANDIDATE_ROWS
 
     def sees_in(self, source: int) -> bool:

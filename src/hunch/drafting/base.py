@@ -176,7 +176,7 @@ class DeviceDrafter:
         return NETWORK_PRIORS
 
     @property
-    def network_rows(self) -> int:
+    def max_network_rows(self) -> int:
         """The most rows of a step that its network drafts for."""
         return MAX_CHECKED
 

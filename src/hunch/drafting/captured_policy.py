@@ -50,7 +50,7 @@ class CapturedPolicy:
         self.is_plain = drafter is None  # there is nothing to choose
         self.drafter = drafter = drafter or DeviceDrafter(name="off", is_adaptive=False)
         self.rows, self.costs = rows, StepCosts(is_measured=is_measured)
-        self.shapes = StepShapes(drafter.shapes, drafter.network_rows)
+        self.shapes = StepShapes(drafter.shapes, drafter.max_network_rows)
         self.has_choice = len(self.shapes.all) > 1  # else there is nothing to learn either
         self.network_rows = NetworkRows(drafter, self.shapes, rows)
         self.choice = ShapeChoice(drafter, self.shapes, self.network_rows, self.costs)
@@ -128,10 +128,10 @@ class CapturedPolicy:
         self.counts.num_changes += not is_ready
         return is_ready
 
-    def note_launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
+    def shape_to_launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
         """Note that a step of this shape is launched next; returns the shape that it can have."""
         has_network = self.network_rows.has_network
-        return self.network_rows.note_launch(shape, row_R) if has_network else shape
+        return self.network_rows.shape_to_launch(shape, row_R) if has_network else shape
 
     def catch_up(
         self, ids: list[int], run: Callable[[list[int]], None], running: Collection[int] = ()

@@ -32,7 +32,7 @@ class NetworkRows:
         # The network is a draft model.
         self.can_catch_up = self.has_network and drafter.draft_model is not None
         # The network is a head beside lookups.
-        self.can_drop = any(shape.source == DraftSource.LOOKUP_ALONE for shape in shapes.all)
+        self.can_drop = any(shape.source == DraftSource.HEAD_DROPPED for shape in shapes.all)
         # The network has seen all of the row's tokens; and the row cannot get too long for it.
         self.is_current = np.zeros(num_rows, dtype=np.bool_)
         self.fits_network = np.ones(num_rows, dtype=np.bool_)
@@ -70,7 +70,7 @@ class NetworkRows:
         """For each row, whether the head was dropped."""
         return ~self.is_current[ids] & self.can_drop
 
-    def note_launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
+    def shape_to_launch(self, shape: StepShape, row_R: np.ndarray) -> StepShape:
         """Note that a step of this shape is launched next; returns the shape that it can have.
 
         A waiting tree can only be checked by a step for trees; another one checks no nodes.

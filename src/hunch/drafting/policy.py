@@ -294,7 +294,7 @@ class ShapeChoice:
         Other groups than that of the waiting drafts must lead by a margin.
         rates: the best expected tokens per second of each group, for the next step.
         """
-        rows, alone = self.rows, DraftSource.LOOKUP_ALONE
+        rows, alone = self.rows, DraftSource.HEAD_DROPPED
         if len(rates) == 1:
             return next(iter(rates))
         if rows.can_drop and rows.dropped_steps:

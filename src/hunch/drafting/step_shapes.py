@@ -25,7 +25,7 @@ FIRST_LEVELS = 7  # levels drafted in a step that checked no nodes
 class DraftSource(IntEnum):
     """What drafts at the end of a captured step, for the next one. Networks are above 0."""
 
-    LOOKUP_ALONE = -2  # a lookup; the head was dropped and does not follow the target's states
+    HEAD_DROPPED = -2  # a lookup; the head was dropped and does not follow the target's states
     NOBODY = -1
     LOOKUP = 0
     CHAIN = 1  # of a network
@@ -107,8 +107,8 @@ class SourceShapes(NamedTuple):
 class StepShapes:
     """The shapes that a device drafter's steps may have, by rows."""
 
-    def __init__(self, shapes: Sequence[StepShape], network_rows: int = MAX_CHECKED) -> None:
-        self.network_rows = network_rows  # steps of more rows have no shapes of the network
+    def __init__(self, shapes: Sequence[StepShape], max_network_rows: int = MAX_CHECKED) -> None:
+        self.max_network_rows = max_network_rows  # steps of more rows have no shapes of the network
         self.all = tuple(sorted(shapes))
         self.max_nodes = max(shape.num_nodes for shape in self.all)
         # Most nodes that a step checks of a lookup's chain; the chain may be longer.
@@ -126,7 +126,7 @@ class StepShapes:
     def at(self, num_rows: int) -> list[StepShape]:
         """The shapes of steps of `num_rows` rows; plain decoding, if among them, comes first."""
         if num_rows not in self._at:
-            of_all = self.all if num_rows <= self.network_rows else self._of_lookup
+            of_all = self.all if num_rows <= self.max_network_rows else self._of_lookup
             fit = [shape for shape in of_all if num_rows * (1 + shape.num_nodes) <= MAX_CHECKED]
             if 2 * num_rows < TILE and StepShape(3) in fit:  # one node costs as much as three
                 fit = [shape for shape in fit if shape.num_nodes != 1 or not self.has_lookup]

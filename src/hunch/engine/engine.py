@@ -231,12 +231,12 @@ class Engine:
         apply_tokens, free_blocks = self._scheduler.apply_tokens, self._scheduler.free_blocks
         rows, gaps, new_tokens = iter(result.rows), dict[float, int](), self._new_tokens
         leaving = State.LEAVING
-        for member, tokens, num_drafted, method, num_nodes, computed, scores in zip(
+        for member, tokens, num_checked, method, num_waiting, computed, scores in zip(
             members,
             decoded.tokens,
-            decoded.num_drafted or repeat(0),
+            decoded.num_checked or repeat(0),
             decoded.methods or repeat(""),
-            decoded.num_nodes or repeat(0),
+            decoded.num_waiting or repeat(0),
             decoded.computed or repeat(None),
             decoded.logprobs or repeat(None),
             strict=False,
@@ -245,11 +245,11 @@ class Engine:
                 self._take(member, next(rows), share, now)
                 continue
             sequence = member.sequence
-            apply_tokens(member, tokens, num_nodes, computed)
+            apply_tokens(member, tokens, num_waiting, computed)
             if not sequence.is_over:
                 output = sequence.output
                 is_ended, num_tokens = output.push_tokens(tokens, scores), len(tokens)
-                check = method, num_drafted, num_drafted, num_tokens - 1
+                check = method, num_checked, num_checked, num_tokens - 1
                 gap = output.tally.add_tokens(num_tokens, check, share, now)
                 gaps[gap] = gaps.get(gap, 0) + num_tokens
                 if is_ended:

@@ -340,7 +340,7 @@ class Scheduler:
         sequence.tokens += result.tokens
         before, sequence.num_computed = sequence.num_computed, result.computed[0]
         if not sequence.num_pending:
-            sequence.num_nodes, sequence.steady_until = result.num_nodes, 0
+            sequence.num_nodes, sequence.steady_until = result.num_waiting, 0
         pool, size = self.pool, self.pool.block_size
         is_more = len(result.computed) > 1 or before // size < result.computed[0] // size
         if pool.tracks_progress and is_more:
@@ -350,7 +350,7 @@ class Scheduler:
             pool.keep_state(sequence.table, is_read * result.computed[0], work.snapshot)
 
     def apply_tokens(
-        self, member: Member, tokens: list[int], num_nodes: int, computed: list[int] | None
+        self, member: Member, tokens: list[int], num_waiting: int, computed: list[int] | None
     ) -> None:
         """`apply` for a row that decodes and goes on; see `DecodedRows`."""
         sequence, pool, known = member.sequence, self.pool, member.sequence.tokens
@@ -359,7 +359,7 @@ class Scheduler:
         sequence.pending_nodes -= member.work.num_nodes
         sequence.num_pending -= 1
         if not sequence.num_pending:
-            sequence.num_nodes, sequence.steady_until = num_nodes, 0
+            sequence.num_nodes, sequence.steady_until = num_waiting, 0
         if (computed or num_computed % pool.block_size < len(tokens)) and pool.tracks_progress:
             pool.advance(sequence.table, known, computed or (num_computed,))
 

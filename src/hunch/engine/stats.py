@@ -68,7 +68,7 @@ class Tally:
 
     def add(self, row: RowResult, share: Share, now: float) -> None:
         """A step's result for this sequence, with its share of the step's seconds."""
-        target = share.target * (row.num_processed + row.num_drafted)
+        target = share.target * (row.num_processed + row.num_checked)
         if not row.tokens:
             self.reading_target += target
             return
@@ -76,18 +76,18 @@ class Tally:
             self.reading_target += target
             self.reading_draft += share.draft
             share = NO_SHARE
-        levels = row.num_drafted if row.num_levels is None else row.num_levels
-        check = row.method, row.num_drafted, levels, row.num_accepted
+        levels = row.num_checked if row.num_levels is None else row.num_levels
+        check = row.method, row.num_checked, levels, row.num_accepted
         self.add_tokens(len(row.tokens), check, share, now)
 
     def add_tokens(self, num_tokens: int, check: Check, share: Share, now: float) -> float:
         """`add` for a row that decodes and goes on; returns the gap before each of its tokens."""
         self.steps += 1
         self.tokens += num_tokens
-        if num_drafted := check[1]:
+        if num_checked := check[1]:
             self.checks[check] = self.checks.get(check, 0) + 1
         target, draft, plain = share
-        self.decode_target += target * (1 + num_drafted)
+        self.decode_target += target * (1 + num_checked)
         self.decode_draft += draft
         self.decode_plain += plain * num_tokens
         gap = (now - self.last_token) / num_tokens
@@ -292,11 +292,11 @@ class EngineStats:
         decoded = result.decoded
         num_decoded = 0 if decoded is None else len(decoded.tokens) - len(result.rows)
         num_known = num_packed = num_drafting = num_decoded
-        if decoded is not None and decoded.num_drafted is not None:
-            num_packed += sum(decoded.num_drafted)
+        if decoded is not None and decoded.num_checked is not None:
+            num_packed += sum(decoded.num_checked)
         for row in result.rows:
             num_known += row.num_processed
-            num_packed += row.num_processed + row.num_drafted
+            num_packed += row.num_processed + row.num_checked
             if row.tokens:
                 num_drafting += 1
         return Share(

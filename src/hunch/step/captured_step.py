@@ -38,6 +38,7 @@ from hunch.types import Request, RowStart, RowWork, StepResult
 log = logging.getLogger("hunch")
 
 MAX_PREPARED = 256  # rows up to which steps are captured at the start
+Receive = Callable[[], set[int]]
 
 
 class CapturedSteps:
@@ -62,20 +63,20 @@ class CapturedSteps:
             self.catch_up = CatchUp(model, kv, self.rows, self.device_rows.state.tokens_XL, pool)
         # By row: captured steps can do all it asks for; the choice of its first token was launched.
         self.can_be_captured, self.is_decoding = np.zeros((2, capacity.max_rows), dtype=np.bool_)
-        self.extras = RowExtras(
+        self.row_extras = RowExtras(
             self.rows,
             parts.grammars,
             self.sampling,
             self.device_rows.mark_stale,
             None if drafter is None else drafter.methods,
-            self.steps.row_sources,
+            self.steps.named_methods,
             can_take_back=not parts.scores_processed and not capacity.has_recurrent_states,
         )
         # All work of the last step, and the part of it that was captured.
         self._last_group: tuple[list[RowWork], StepGroup] | None = None
         self._received_at: float | None = None  # the last result; None: the device was idle since
         self._host_seconds = self._prompt_seconds = 0.0  # since then: steps by the host, prompts
-        self._num_pending = self.num_with_masks = 0  # steps not received; those that read masks
+        self._num_unreceived = self.num_with_masks = 0  # steps not received; those that read masks
         most = None if drafter is None else step_kinds.max_draft_rows(shapes, capacity.max_rows)
         self.capacity = replace(
             capacity,
@@ -127,10 +128,10 @@ class CapturedSteps:
             self.device_rows.mark_stale(start.row)
             self.is_decoding[start.row] = False
             self.can_be_captured[start.row] = self._can_be_captured(start.request)
-            self.extras.start(
+            self.row_extras.start(
                 start.row, start.request, bool(self.policy.network_rows.fits_network[start.row])
             )
-            self.policy.network_rows.by_network[start.row] = self.extras.by_network(start.row)
+            self.policy.network_rows.by_network[start.row] = self.row_extras.by_network(start.row)
 
     def _can_be_captured(self, request: Request) -> bool:
         """Whether captured steps can do all that the request asks for."""
@@ -187,7 +188,7 @@ class CapturedSteps:
         for row in result.rows:
             self.device_rows.mark_stale(row.row)
             self.is_decoding[row.row] |= bool(row.tokens)
-            self.extras.forget_draft(row.row)
+            self.row_extras.forget_draft(row.row)
         began = perf_counter()
         self._read_missed([row.row for row in result.rows])
         seconds = perf_counter() - began
@@ -206,20 +207,20 @@ class CapturedSteps:
     # --- before a step ----------------------------------------------------------------------------
 
     def launch(
-        self, work: list[RowWork], receive: Callable[[], set[int]], apply: Callable[[], None]
+        self, work: list[RowWork], receive_pending: Receive, apply_pending: Callable[[], None]
     ) -> PendingStep | None:
         """Launch a step of the rows that can take one; None: the host must run all of them.
 
-        `receive` receives the results of earlier steps, and returns the rows whose tokens were
-        taken back. `apply` applies these results.
+        `receive_pending` receives the results of earlier steps, and returns the rows whose last
+        token their grammar refused. `apply_pending` applies these results.
         """
         group = self._group(work)
         if group is not None and self.drafter is not None:
             group = self._ready_rows(group, self.drafter)
         if group is None:
             return None
-        shape = self._shape(group, apply)
-        shape = self.policy.note_launch(
+        shape = self._shape(group, apply_pending)
+        shape = self.policy.shape_to_launch(
             shape if group.has_waiting else StepShape(0, shape.source), group.row_R
         )
         graph = group.graphs.get(shape) or self.graph(group, shape)
@@ -227,22 +228,22 @@ class CapturedSteps:
             return None
         self.upload(group, graph)
         graph.forward.replay()
-        num_masked, taken_back = dict[int, int](), set[int]()
+        num_masked, refused_rows = dict[int, int](), set[int]()
         if group.has_masks:
-            taken_back = receive()
+            refused_rows = receive_pending()
             masks = self.steps.step_masks()
-            num_masked = self.extras.fill_masks(group, graph, masks, taken_back)
+            num_masked = self.row_extras.fill_masks(group, graph, masks, refused_rows)
         graph.finish.replay()
-        return self.note_launch(group, graph, num_masked, taken_back)
+        return self.pending_step(group, graph, num_masked, refused_rows)
 
-    def note_launch(
-        self, group: StepGroup, graph: StepGraph, num_masked: dict[int, int], taken_back: set[int]
+    def pending_step(
+        self, group: StepGroup, graph: StepGraph, num_masked: dict[int, int], refused_rows: set[int]
     ) -> PendingStep:
         """Note that a step was launched; returns what is kept until its result is applied."""
-        self._num_pending += 1
+        self._num_unreceived += 1
         self.num_with_masks += group.has_masks
         buffer = self.steps.download.next_buffer()
-        return PendingStep(group, graph, buffer, num_masked, taken_back)
+        return PendingStep(group, graph, buffer, num_masked, refused_rows)
 
     def _group(self, work: list[RowWork]) -> StepGroup | None:
         """The rows that take part. In most steps they are those of the step before."""
@@ -253,7 +254,7 @@ class CapturedSteps:
         part = [item for item, takes_part in zip(work, takes_part_R, strict=True) if takes_part]
         if not part:
             return None
-        self._last_group = work, StepGroup(part, self.extras)
+        self._last_group = work, StepGroup(part, self.row_extras)
         return self._last_group[1]
 
     def _ready_rows(self, group: StepGroup, drafter: DeviceDrafter) -> StepGroup | None:
@@ -265,9 +266,9 @@ class CapturedSteps:
             return None
         pairs = zip(group.work, is_ready_R.tolist(), strict=True)
         ready = [work for work, is_ready in pairs if is_ready]
-        return StepGroup(ready, self.extras) if ready else None
+        return StepGroup(ready, self.row_extras) if ready else None
 
-    def _shape(self, group: StepGroup, apply: Callable[[], None]) -> StepShape:
+    def _shape(self, group: StepGroup, apply_pending: Callable[[], None]) -> StepShape:
         """The shape of the next step.
 
         If a draft model will draft in it, and missed tokens, its passes over these are launched.
@@ -277,7 +278,7 @@ class CapturedSteps:
         shape = self.policy.choose(group.row_R, extras=group.extras)
         if self.policy.is_ready(shape, group.row_R):
             return shape
-        apply()  # the host packs the missed tokens, so it must know them
+        apply_pending()  # the host packs the missed tokens, so it must know them
         rows = self._read_missed(group.ids)
         is_ready = bool(rows) and self.policy.network_rows.is_ready(shape, np.array(rows))
         return shape if is_ready else self.plain_shape
@@ -296,9 +297,9 @@ class CapturedSteps:
 
     def upload(self, group: StepGroup, graph: StepGraph) -> None:
         """Bring the rows of a step up to date on the device, before it is launched."""
-        if not self._num_pending:  # the device was idle: the time since the last result is no cost
+        if not self._num_unreceived:  # the device was idle: time since the last result is no cost
             self._received_at, self._host_seconds, self._prompt_seconds = None, 0.0, 0.0
-        inputs_3R, max_checked = group.inputs_3R, self.extras.max_checked(group)
+        inputs_3R, max_checked = group.inputs_3R, self.row_extras.max_checked(group)
         if max_checked is not group.max_checked:
             inputs_3R = np.array((group.ids, max_checked, inputs_3R[2]))
         renewed = self.device_rows.update(inputs_3R, graph.kind.num_rows)
@@ -315,7 +316,7 @@ class CapturedSteps:
         Returns the rows that chose a token without a mask and whose grammar refused it.
         """
         if pending.received is not None:
-            return pending.received.adjusted.taken_back
+            return pending.received.adjusted.refused_rows
         group, columns = pending.group, pending.graph.columns
         result_RC, seconds = self.steps.download.receive(
             pending.buffer, len(group.ids), columns.end, pending.graph.num_numbers
@@ -323,7 +324,7 @@ class CapturedSteps:
         seconds = seconds if pending.timer is None else pending.timer.seconds()
         if self.steps.lead is not None:
             self.steps.lead.check_alive()
-        self._num_pending -= 1
+        self._num_unreceived -= 1
         self.num_with_masks -= group.has_masks
         requests = self.rows.requests
         here = [
@@ -332,15 +333,15 @@ class CapturedSteps:
         ]
         since, other_seconds = self._times(pending, seconds)
         lines = result_RC[:, : columns.scores_at].tolist()
-        for row, line in zip(group.ids if pending.taken_back else (), lines, strict=False):
-            if row in pending.taken_back:
+        for row, line in zip(group.ids if pending.began_after_refusal else (), lines, strict=False):
+            if row in pending.began_after_refusal:
                 take_back(line, 0)
-        adjusted = self.extras.adjust_result(group, here, lines, columns, pending.num_masked)
-        if pending.taken_back or adjusted.is_cut:
+        adjusted = self.row_extras.adjust_result(group, here, lines, columns, pending.num_masked)
+        if pending.began_after_refusal or adjusted.is_cut:
             result_RC[:, :FIRST] = [line[:FIRST] for line in lines]
         times = seconds, since if any(here) else None, other_seconds
         pending.received = Received(result_RC, lines, *times, adjusted)
-        return adjusted.taken_back
+        return adjusted.refused_rows
 
     def _times(self, pending: PendingStep, seconds: float) -> tuple[float | None, float]:
         """Seconds since the last result, and those of prompts and the host's steps among them."""
@@ -359,7 +360,7 @@ class CapturedSteps:
         assert pending.received is not None
         result_RC, lines, seconds, since, other_seconds, adjusted = pending.received
         graph, group, drafter = pending.graph, pending.group, self.drafter
-        named, methods = self.extras.take_sources(group, lines), None
+        named, methods = self.row_extras.methods_of_step(group, lines), None
         if drafter is not None:
             methods = self.policy.learn(group.row_R, lines, graph)
         if methods is not None and named:
@@ -378,14 +379,14 @@ class CapturedSteps:
             num_k=graph.kind.num_nodes + 1,
             writes_kv=writes_kv,
             is_dropped_R=is_dropped_R,
-            is_traced=group.is_traced,
+            wants_whole_result=group.wants_whole_result,
         )
-        for row in adjusted.taken_back:
+        for row in adjusted.refused_rows:
             if self.rows.requests[row] is group.requests[group.ids.index(row)]:
                 self.device_rows.mark_cut(row)  # else another request may be there now
         is_scored = group.num_best != NO_SCORES
         scores = graph.columns.scores(result_RC, group.num_best_R) if is_scored else None
-        results = self.extras.complete(group, adjusted, scores, decoded, results)
+        results = self.row_extras.complete(group, adjusted, scores, decoded, results)
         target_seconds = plain_seconds = seconds
         if not pending.follows_prompts:
             target_seconds, plain_seconds = self.policy.timed(graph, seconds, since, other_seconds)

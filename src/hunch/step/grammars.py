@@ -127,7 +127,7 @@ class RowGrammars:
         drafts: Mapping[int, tuple[list[int], list[int]]],  # tokens and parents, by row
         counts: Sequence[int],
         num_k: int,
-        taken_back: Collection[int],  # rows whose choices will be dropped
+        refused_rows: Collection[int],  # rows whose choices will be dropped
         mask_MW: np.ndarray,
         is_masked_M: np.ndarray,
         *,
@@ -144,7 +144,7 @@ class RowGrammars:
         num_masked: dict[int, int] = {}
         for place, row in enumerate(rows):
             matcher = self.matchers.get(row)
-            if matcher is None or row in taken_back:
+            if matcher is None or row in refused_rows:
                 continue
             first = place * num_k
             if row in self._asked_later:

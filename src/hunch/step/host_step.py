@@ -253,7 +253,7 @@ class HostStep:
                 continue
             self.rows.computed[0, part.row] = known
             result.num_levels = part.num_levels
-            result.num_drafted = min(part.num_nodes, max(int(self.rows.end[part.row]) - known, 0))
+            result.num_checked = min(part.num_nodes, max(int(self.rows.end[part.row]) - known, 0))
             result.method = part.nodes.method
             if request.params.speculation.trace:
                 result.trace = DraftTrace(
@@ -322,11 +322,11 @@ class HostStep:
         rows = [outcome.part.row for outcome in drafting]
         counts = self.rows.put_drafts(rows, self.drafter.propose(self.rows.view(rows)))
         for outcome, row, count in zip(drafting, rows, counts, strict=True):
-            outcome.result.num_nodes = count
+            outcome.result.num_waiting = count
             if row in self.grammars.matchers:
                 fit = self.grammars.fit(row, self.rows.drafts[row], int(self.rows.max_draft[row]))
                 self.rows.drafts[row] = fit
-                outcome.result.num_nodes = 0 if fit is None else len(fit.tokens_N)
+                outcome.result.num_waiting = 0 if fit is None else len(fit.tokens_N)
         return perf_counter() - began
 
     def _result(

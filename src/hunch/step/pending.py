@@ -41,7 +41,7 @@ class PendingStep:
     graph: StepGraph
     buffer: int  # of the download, where its result will be
     num_masked: dict[int, int]  # masks of each row whose choices its grammar checks later
-    taken_back: set[int]  # rows that began it after a token that was taken back
+    began_after_refusal: set[int]  # rows that began it after a token that their grammar refused
     timer: StepTimer | None = None  # of the pass over prompts, if it chose their first tokens
     plan_id: int = 0
     received: Received | None = None  # its result, once grammars have consumed its tokens
@@ -86,9 +86,9 @@ def merge_results(
         rows=[by_row[work.row] for work in order if work.row in by_row],
         decoded=DecodedRows(
             tokens=spread(decoded.tokens, []) or [],
-            num_drafted=spread(decoded.num_drafted, 0),
+            num_checked=spread(decoded.num_checked, 0),
             methods=spread(decoded.methods, ""),
-            num_nodes=spread(decoded.num_nodes, 0),
+            num_waiting=spread(decoded.num_waiting, 0),
             computed=spread(decoded.computed, []),
             logprobs=spread(decoded.logprobs, None),
         ),

@@ -99,7 +99,7 @@ class PromptSteps:
         if ending:
             num_masked = self._fill_masks(group, graph, receive)
             graph.finish.replay()
-            pending.step = self.captured.note_launch(group, graph, num_masked, set())
+            pending.step = self.captured.pending_step(group, graph, num_masked, set())
             timer.end()
             pending.step.timer = timer
             self.captured.begin_decoding(group.ids)
@@ -136,9 +136,9 @@ class PromptSteps:
     def _first_step(self, work: list[RowWork]) -> tuple[StepGroup, StepGraph]:
         """The rows that get their first token, and the step that chooses it."""
         captured = self.captured
-        group = StepGroup(work, captured.extras)
-        group.is_traced = [True] * len(work)  # each row gets a whole result
-        shape = captured.policy.note_launch(self._first_shape(group), group.row_R)
+        group = StepGroup(work, captured.row_extras)
+        group.wants_whole_result = [True] * len(work)  # each row gets a whole result
+        shape = captured.policy.shape_to_launch(self._first_shape(group), group.row_R)
         graph = captured.graph(group, shape)
         if graph is None:
             raise torch.OutOfMemoryError("no GPU memory to capture what follows prompts")
@@ -153,12 +153,12 @@ class PromptSteps:
         captured, policy = self.captured, self.captured.policy
         network_rows, shapes, plain = policy.network_rows, policy.shapes, captured.plain_shape
         if network_rows.can_drop and network_rows.is_dropped(group.ids).all():
-            return StepShape(0, DraftSource.LOOKUP_ALONE)
+            return StepShape(0, DraftSource.HEAD_DROPPED)
         is_drafting = group.is_drafting or plain not in shapes.all
         if network_rows.can_catch_up or not shapes.network_sources or not is_drafting:
             return plain
         row_R = np.array(sorted({*group.ids, *captured.running()}))
-        extras = int(np.bitwise_or.reduce(captured.extras.extras_X[row_R]))
+        extras = int(np.bitwise_or.reduce(captured.row_extras.extras_X[row_R]))
         return StepShape(0, policy.choose(row_R, extras=extras).source)
 
     def _partial(self, part: RowPart) -> RowResult:
@@ -180,7 +180,7 @@ class PromptSteps:
             return {}
         if self.captured.num_with_masks:
             receive()
-        masks, extras = self.captured.steps.step_masks(), self.captured.extras
+        masks, extras = self.captured.steps.step_masks(), self.captured.row_extras
         return extras.fill_masks(group, graph, masks, set(), is_first=True)
 
     def _catch_up(self, rows: list[int]) -> float:

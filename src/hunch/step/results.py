@@ -188,7 +188,7 @@ def apply_rows(
     num_k: int,
     writes_kv: bool,
     is_dropped_R: np.ndarray | None = None,
-    is_traced: list[bool] | None = None,
+    wants_whole_result: list[bool] | None = None,
 ) -> tuple[DecodedRows, list[RowResult]]:
     """Commit the rows' tokens; returns what rows that go on got, and the results of the others.
 
@@ -205,14 +205,14 @@ def apply_rows(
     _commit(rows, row_R, result_RC, is_here, num_k, writes_kv, is_dropped_R)
     decoded = DecodedRows(
         tokens=[line[FIRST : FIRST + line[TOKENS]] for line in lines],
-        num_nodes=result_RC[:, DRAFTED].tolist(),
+        num_waiting=result_RC[:, DRAFTED].tolist(),
     )
     if num_k > 1:
         num_left_R = rows.end[row_R] - result_RC[:, KNOWN] + result_RC[:, TOKENS]
-        decoded.num_drafted = np.minimum(result_RC[:, CHECKED], num_left_R).tolist()
+        decoded.num_checked = np.minimum(result_RC[:, CHECKED], num_left_R).tolist()
         decoded.methods = methods
     results: list[RowResult] = []
-    flags = zip(lines, is_here, is_traced or repeat(False), strict=False)
+    flags = zip(lines, is_here, wants_whole_result or repeat(False), strict=False)
     goes_on = [here and not (line[REASON] or is_whole) for line, here, is_whole in flags]
     for place in [place for place, is_in in enumerate(goes_on) if not is_in]:
         decoded.leave_out(place)
@@ -221,7 +221,7 @@ def apply_rows(
             results.append(RowResult(row=ids[place]))  # it had ended before this step
             continue
         result = _result(rows, ids[place], line, request, writes_kv)
-        if methods is not None and result.num_drafted:
+        if methods is not None and result.num_checked:
             result.method = methods[place]
         results.append(result)
     if writes_kv:
@@ -243,10 +243,10 @@ def _result(
         row=row,
         tokens=line[FIRST : FIRST + num_tokens],
         num_processed=1,
-        num_drafted=min(line[CHECKED], max(num_left, 0)),
+        num_checked=min(line[CHECKED], max(num_left, 0)),
         num_accepted=num_tokens - 1,
         computed=computed,
-        num_nodes=line[DRAFTED],
+        num_waiting=line[DRAFTED],
     )
     if line[REASON]:
         result.finish = REASONS[line[REASON]]

@@ -23,22 +23,22 @@ from hunch.step.step_kinds import (
     DRAFTS,
     MANY_SCORES,
     MASKS,
+    NAMED,
     RULES,
     SCORE_SIZES,
     SCORES,
-    SOURCES,
     USUAL_SCORES,
     StepGraph,
     StepKind,
 )
-from hunch.step.upload import StepMasks, StepSources
+from hunch.step.upload import NamedMethods, StepMasks
 from hunch.types import DecodedRows, DraftTrace, Request, RowResult, RowWork
 
 # The usual extras, each with its number of best tokens. Combinations launch the same kernels.
 USUAL_EXTRAS = (
     (RULES, NO_SCORES),
     (MASKS | DRAFTS, NO_SCORES),
-    (SOURCES, NO_SCORES),
+    (NAMED, NO_SCORES),
     *((SCORES, size) for size in SCORE_SIZES if size <= USUAL_SCORES),
 )
 NO_ROWS = np.empty(0, dtype=np.int64)
@@ -57,31 +57,31 @@ def with_extras(kinds: list[StepKind]) -> list[StepKind]:
 class StepGroup:
     """The rows of a captured step, and what they ask for."""
 
-    def __init__(self, work: list[RowWork], rows: RowExtras) -> None:
+    def __init__(self, work: list[RowWork], row_extras: RowExtras) -> None:
         self.work = work
         self.ids = [item.row for item in work]
-        self.requests = [rows.rows.requests[row] for row in self.ids]
+        self.requests = [row_extras.rows.requests[row] for row in self.ids]
         self.max_checked = [item.num_nodes for item in work]  # nodes, at most
         max_draft = [item.max_draft for item in work]
-        if not rows.undrafted.isdisjoint(self.ids):
+        if not row_extras.undrafted.isdisjoint(self.ids):
             for place, row in enumerate(self.ids):
-                if row in rows.undrafted:
+                if row in row_extras.undrafted:
                     self.max_checked[place] = max_draft[place] = 0
         self.has_waiting = any(self.max_checked)
         self.is_drafting = self.has_waiting or any(max_draft)
         # The rows, how many nodes of each are checked at most, and how many drafted.
         self.inputs_3R = np.array(self.ids + self.max_checked + max_draft).reshape(3, -1)
         self.row_R = row_R = self.inputs_3R[0]
-        self.extras = int(np.bitwise_or.reduce(rows.extras_X[row_R]))
+        self.extras = int(np.bitwise_or.reduce(row_extras.extras_X[row_R]))
         self.has_masks = bool(self.extras & MASKS)
-        self.num_best_R = rows.num_best_X[row_R] if self.extras & SCORES else NO_ROWS
+        self.num_best_R = row_extras.num_best_X[row_R] if self.extras & SCORES else NO_ROWS
         self.num_best = max(self.num_best_R.tolist(), default=NO_SCORES)
         # A row that is traced gets its drafts back.
-        self.is_traced: list[bool] | None = None
+        self.wants_whole_result: list[bool] | None = None
         if self.extras & DRAFTS:
-            self.is_traced = rows.is_traced_X[row_R].tolist()
-        self.draws = rows.sampling.draws(row_R)
-        self.has_more_stops = not rows.with_more_stops.isdisjoint(self.ids)
+            self.wants_whole_result = row_extras.is_traced_X[row_R].tolist()
+        self.draws = row_extras.sampling.draws(row_R)
+        self.has_more_stops = not row_extras.with_more_stops.isdisjoint(self.ids)
         self.graphs: dict[StepShape, StepGraph] = {}  # by the shapes that its steps had
         self.worth_checking: list[int] = []  # nodes of each row, kept for a few steps
         self.num_held = 0  # steps for which they are still kept
@@ -94,8 +94,8 @@ class Adjustments(NamedTuple):
     """How a step's result was changed before it is applied, and which drafts the step checked."""
 
     drafts: dict[int, WaitingDraft]  # drafts that the step checked, by row
-    taken_back: set[int]  # rows that chose without a mask what their grammar refused
-    refused: dict[int, tuple[list[int], str]]  # by place: tokens that fit, and why the row ends
+    refused_rows: set[int]  # rows that chose without a mask what their grammar refused
+    ended: dict[int, tuple[list[int], str]]  # by place: tokens that fit, and why the row ends
     is_cut: bool  # a line of the result was shortened
 
 
@@ -108,15 +108,15 @@ class RowExtras:
         grammars: RowGrammars,
         sampling: SamplingState,
         mark_stale: Callable[[int], None],  # to be called when the host changed a row
-        sources: Mapping[str, RowMethod] | None,  # methods a request may name; None: no drafter
-        row_sources: Callable[[], StepSources],
+        methods: Mapping[str, RowMethod] | None,  # methods a request may name; None: no drafter
+        named_methods: Callable[[], NamedMethods],
         *,
         can_take_back: bool,  # a step changes nothing but tokens and KV
     ) -> None:
         num_rows = len(rows.known)
         self.rows, self.grammars, self.sampling = rows, grammars, sampling
         self.mark_stale = mark_stale
-        self.sources, self._row_sources = sources, row_sources
+        self.methods, self._named_methods = methods, named_methods
         self.extras_X = np.zeros(num_rows, dtype=np.int64)  # RULES, MASKS and so on
         self.num_best_X = np.full(num_rows, NO_SCORES)
         self.undrafted: set[int] = set()  # rows that are too long for the network
@@ -124,7 +124,7 @@ class RowExtras:
         self.is_traced_X = np.zeros(num_rows, dtype=np.bool_)
         # Tokens and parents of the waiting drafts of rows with a grammar or a trace.
         self._drafts: dict[int, WaitingDraft] = {}
-        self._source: list[RowMethod | None] = [None] * num_rows  # named by the row's request
+        self._method: list[RowMethod | None] = [None] * num_rows  # named by the row's request
         self._is_predicted = np.zeros(num_rows, dtype=np.bool_)  # the waiting draft
         self.with_more_stops: set[int] = set()  # rows with more stop ids than the device knows
 
@@ -135,8 +135,8 @@ class RowExtras:
         self.with_more_stops.discard(row)
         if len(request.stop_ids) > MAX_STOPS:
             self.with_more_stops.add(row)
-        self._start_source(row, request, fits_network)
-        extras = int(self.extras_X[row]) & SOURCES
+        self._start_method(row, request, fits_network)
+        extras = int(self.extras_X[row]) & NAMED
         if self.sampling.flags_X[row] & HISTORY:
             extras |= RULES
         if request.grammar is not None:
@@ -151,35 +151,35 @@ class RowExtras:
         self.extras_X[row] = extras | DRAFTS * params.speculation.trace
         self.num_best_X[row] = NO_SCORES if params.logprobs is None else params.logprobs
 
-    def _start_source(self, row: int, request: Request, fits_network: bool) -> None:
+    def _start_method(self, row: int, request: Request, fits_network: bool) -> None:
         """Tell the device which method drafts for the row, if its request names one.
 
         A row that the network does not follow is drafted for by a lookup, or from its prediction.
         """
-        if self.sources is None:
+        if self.methods is None:
             return
         mode, expected = request.params.speculation.mode, request.prediction_ids
-        source = self.sources.get(mode)
+        method = self.methods.get(mode)
         self.undrafted.discard(row)
-        if not fits_network and mode != "off" and (source is None or source.by_network):
-            lookups = (one for one in self.sources.values() if one.by_network is False)
-            source = next(lookups, self.sources.get(PREDICTION))
-            if not expected and (source is None or source.by_network is not False):
+        if not fits_network and mode != "off" and (method is None or method.by_network):
+            lookups = (one for one in self.methods.values() if one.by_network is False)
+            method = next(lookups, self.methods.get(PREDICTION))
+            if not expected and (method is None or method.by_network is not False):
                 self.undrafted.add(row)
-        self._source[row] = source
-        if mode == "off" or (source is not None and not source.with_prediction):
+        self._method[row] = method
+        if mode == "off" or (method is not None and not method.with_prediction):
             expected = ()
-        if source is not None or expected:
-            self._row_sources().put(row, source, expected, len(request.prompt_ids))
-            self.extras_X[row] = SOURCES
-        elif self.extras_X[row] & SOURCES:
-            self._row_sources().clear(row)
+        if method is not None or expected:
+            self._named_methods().put(row, method, expected, len(request.prompt_ids))
+            self.extras_X[row] = NAMED
+        elif self.extras_X[row] & NAMED:
+            self._named_methods().clear(row)
             self.extras_X[row] = 0
 
     def by_network(self, row: int) -> bool | None:
         """Whether the row's request names a network (True) or a lookup; None: it names neither."""
-        source = self._source[row]
-        return None if source is None else source.by_network
+        method = self._method[row]
+        return None if method is None else method.by_network
 
     def watches(self, rows: list[int]) -> bool:
         """Whether the host follows the tokens or drafts of a request in one of these rows."""
@@ -190,20 +190,20 @@ class RowExtras:
         self._drafts.pop(row, None)
         self._is_predicted[row] = False
 
-    def take_sources(self, group: StepGroup, lines: list[list[int]]) -> dict[int, str]:
+    def methods_of_step(self, group: StepGroup, lines: list[list[int]]) -> dict[int, str]:
         """Who drafted what a step checked, by place, for rows whose requests name a method.
 
         Also notes which of the step's new drafts come from predictions.
         """
-        if not group.extras & SOURCES:
+        if not group.extras & NAMED:
             return {}
         names = {}
         for place, row in enumerate(group.ids):
-            source = self._source[row]
+            method = self._method[row]
             if self._is_predicted[row]:
                 names[place] = PREDICTION
-            elif source is not None:
-                names[place] = source.name
+            elif method is not None:
+                names[place] = method.name
         for row, line in zip(group.ids, lines, strict=True):
             self._is_predicted[row] = line[MATCHED] >= BY_PREDICTION
             line[MATCHED] &= BY_PREDICTION - 1
@@ -228,14 +228,14 @@ class RowExtras:
         group: StepGroup,
         graph: StepGraph,
         masks: StepMasks,
-        taken_back: set[int],
+        refused_rows: set[int],
         *,
         is_first: bool = False,
     ) -> dict[int, int]:
         """Fill in the masks of a step's roots and nodes; see `RowGrammars.fill`."""
         num_k, fill = graph.kind.num_nodes + 1, self.grammars.fill
         drafts = self._drafts, group.max_checked
-        write = partial(fill, group.ids, *drafts, num_k, taken_back, is_first=is_first)
+        write = partial(fill, group.ids, *drafts, num_k, refused_rows, is_first=is_first)
         return masks.fill(graph.kind.num_rows * num_k, write)
 
     def adjust_result(
@@ -260,8 +260,8 @@ class RowExtras:
                 if request is not None and self.extras_X[row] & DRAFTS:
                     checked_drafts[row] = self._drafts.get(row, ([], []))
                     self._drafts[row] = columns.draft_of(line)
-        taken_back: set[int] = set()
-        refused: dict[int, tuple[list[int], str]] = {}
+        refused_rows: set[int] = set()
+        ended: dict[int, tuple[list[int], str]] = {}
         if group.extras & MASKS:
             for place, (row, request, line) in enumerate(
                 zip(group.ids, requests, lines, strict=True)
@@ -271,12 +271,12 @@ class RowExtras:
                 tokens = line[FIRST : FIRST + line[TOKENS]]
                 num_taken, problem = self.grammars.consume(row, tokens, num_masked.get(row))
                 if problem is not None:
-                    refused[place] = tokens[:num_taken], problem
+                    ended[place] = tokens[:num_taken], problem
                 elif num_taken < len(tokens):
-                    taken_back.add(row)
+                    refused_rows.add(row)
                     take_back(line, num_taken)
-        is_cut = bool(taken_back) or group.has_more_stops
-        return Adjustments(checked_drafts, taken_back, refused, is_cut)
+        is_cut = bool(refused_rows) or group.has_more_stops
+        return Adjustments(checked_drafts, refused_rows, ended, is_cut)
 
     def complete(
         self,
@@ -291,7 +291,7 @@ class RowExtras:
         if scores is not None:
             is_scored = (group.num_best_R != NO_SCORES).tolist()
             decoded.logprobs = scores.of_rows(decoded.tokens, is_scored)
-        if not results and not adjusted.refused:
+        if not results and not adjusted.ended:
             return results
         whole = iter(results)
         found = [None if tokens else next(whole) for tokens in decoded.tokens]
@@ -302,7 +302,7 @@ class RowExtras:
             if request.params.speculation.trace:
                 draft = adjusted.drafts.get(group.ids[place], ([], []))
                 result.trace = _trace(draft, result)
-        for place, (kept, problem) in adjusted.refused.items():
+        for place, (kept, problem) in adjusted.ended.items():
             found[place] = self._ended(group.ids[place], found[place], kept, problem)
             decoded.leave_out(place)
             self._end(group, place)
@@ -335,7 +335,7 @@ def _trace(checked: WaitingDraft, result: RowResult) -> DraftTrace:
     tokens, parents = checked
     accepted = accepted_path(tokens, parents, result.tokens[: result.num_accepted])
     # Near a row's end, a tree has more nodes than tokens can still come.
-    count = max(result.num_drafted, accepted[-1] + 1 if accepted else 0)
+    count = max(result.num_checked, accepted[-1] + 1 if accepted else 0)
     return DraftTrace(
         tokens=tokens[:count], parents=parents[:count], accepted=accepted, method=result.method
     )

@@ -187,7 +187,7 @@ class Runner:
     def _update_rows(self, plan: StepPlan) -> None:
         """What a plan asks for before its step: free rows, start requests in rows, add blocks."""
         freed = plan.freed_rows
-        if self.captured is not None and self.captured.extras.watches(freed):
+        if self.captured is not None and self.captured.row_extras.watches(freed):
             self._receive_pending()  # a preempted row's grammar and trace must have all its tokens
         for row in freed:
             self.rows.leave(row)

@@ -41,14 +41,14 @@ from hunch.step.results import (
 from hunch.step.step_kinds import (
     DRAFTS,
     MASKS,
+    NAMED,
     RULES,
-    SOURCES,
     USUAL_SCORES,
     StepGraph,
     StepKind,
     bucket,
 )
-from hunch.step.upload import DeviceRows, StepMasks, StepSources
+from hunch.step.upload import DeviceRows, NamedMethods, StepMasks
 
 MAX_LOGITS = 1024  # rows of logits whose masks are kept at least
 
@@ -99,7 +99,7 @@ class StepGraphs:
         self._results: dict[int, Tensor] = {}  # by their size
         self.download = Download(self._usual_room, self.device)
         self.masks: StepMasks | None = None  # made with the first grammar
-        self.sources: StepSources | None = None  # made with the first request that names one
+        self.named: NamedMethods | None = None  # made with the first request that names one
         self._buffers: dict[tuple[int, int, int], StepBuffers] = {}
         self._forwards: dict[tuple[int, int, int], tuple[Graph, float]] = {}
         self._packs: dict[int, Graph] = {}  # by rows
@@ -112,7 +112,7 @@ class StepGraphs:
         other._results, other._buffers, other._forwards = {}, {}, {}
         other._packs, other._drafting, other._steps = {}, {}, {}
         other.masks = self._new_masks(torch.device("cpu"))
-        other.sources = self._new_sources(torch.device("meta"))
+        other.named = self._new_named_methods(torch.device("meta"))
         return other
 
     def rehearse(self, kind: StepKind) -> None:
@@ -159,7 +159,7 @@ class StepGraphs:
     def _depth_of(self, kind: StepKind, drafter: DeviceDrafter | None) -> int:
         """The depth of the trees that a step of this kind checks; 0: it checks chains."""
         depth = 0 if drafter is None else drafter.depth(kind.source)
-        if depth and kind.extras & SOURCES:  # a prediction's chain may be deeper than the trees
+        if depth and kind.extras & NAMED:  # a prediction's chain may be deeper than the trees
             return kind.num_nodes
         return min(depth, kind.num_nodes)
 
@@ -178,13 +178,13 @@ class StepGraphs:
         rows = replace(buffers.rows, result_RC=result_RC, guesses_end=columns.draft)
         buffers_QW = self.download.buffers(result_RC.numel())
         rows.draws, rows.has_rules = kind.draws, bool(kind.extras & RULES)
-        has_sources = bool(kind.extras & SOURCES) and self.drafts_at(kind.num_rows)
-        rows.methods = self.row_sources().tables if has_sources else None
+        has_named = bool(kind.extras & NAMED) and self.drafts_at(kind.num_rows)
+        rows.methods = self.named_methods().tables if has_named else None
 
         def draft(hidden: Hidden) -> None:
             if drafter is not None:
                 drafter.draft(state, rows, hidden, kind.source)
-            if has_sources:
+            if has_named:
                 expect(state, rows, self.num_guesses)
 
         def finish() -> None:
@@ -217,7 +217,7 @@ class StepGraphs:
 
         graph = self._captured(Piece.FINISH, size, finish)
         seconds, draft_seconds = forward_seconds + seconds_of(graph, self.device), 0.0
-        if drafter is not None and (has_sources or drafter.drafts_in(kind.source)):
+        if drafter is not None and (has_named or drafter.drafts_in(kind.source)):
             draft_seconds = self._seconds_of_drafting(kind, draft, len(buffers.ids_T))
         packing = self._pack_of(size, buffers, forward) if not kind.num_nodes else None
         return StepGraph(kind, columns, forward, graph, seconds, draft_seconds, packing)
@@ -226,7 +226,7 @@ class StepGraphs:
         self, kind: StepKind, draft: Callable[[Hidden], None], num_tokens: int
     ) -> float:
         """Seconds of drafting alone, timed once for all kinds that draft alike."""
-        kind = kind._replace(extras=kind.extras & (RULES | SOURCES), num_best=NO_SCORES)
+        kind = kind._replace(extras=kind.extras & (RULES | NAMED), num_best=NO_SCORES)
         if kind not in self._drafting:
             alone = Graph(partial(draft, self._states(num_tokens)), self.device, self.pool)
             self._drafting[kind] = seconds_of(alone, self.device)
@@ -317,15 +317,15 @@ class StepGraphs:
         most = max(self.inputs_3R.shape[1] * (1 + nodes), MAX_LOGITS)
         return StepMasks(most, self.target.spec.vocab_size, device)
 
-    def row_sources(self) -> StepSources:
-        """The sources that requests name, made on first use."""
-        if self.sources is None:
-            self.sources = self._new_sources(self.device)
-        return self.sources
+    def named_methods(self) -> NamedMethods:
+        """The methods that requests name, made on first use."""
+        if self.named is None:
+            self.named = self._new_named_methods(self.device)
+        return self.named
 
-    def _new_sources(self, device: torch.device) -> StepSources:
+    def _new_named_methods(self, device: torch.device) -> NamedMethods:
         num_rows, room = self.state.tokens_XL.shape
-        return StepSources(num_rows, room, device)
+        return NamedMethods(num_rows, room, device)
 
     def _buffers_of(self, size: tuple[int, int, int]) -> StepBuffers:
         """A step's packed tokens, its rows and what attention needs."""

@@ -15,7 +15,7 @@ RULES = 1  # penalties, bias, bad words, allowed ids, min_tokens
 MASKS = 2  # a grammar's masks, which the host fills in while the forward graph runs
 DRAFTS = 4  # the new draft itself comes back to the host, for masks and traces
 SCORES = 8  # log-probabilities
-SOURCES = 16  # a method that the request names, or a prediction, drafts for the row
+NAMED = 16  # a method that the request names, or a prediction, drafts for the row
 MANY_SCORES = 32  # of more than the usual number of best tokens
 # Best tokens a captured step scores beside each chosen one; memory for more than the usual number
 # is allocated with the first step that scores them.

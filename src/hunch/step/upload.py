@@ -1,4 +1,4 @@
-"""What the host writes for captured steps: rows that changed, grammars' masks, sources of drafts.
+"""What the host writes for captured steps: changed rows, grammars' masks, and methods by name.
 
 Host and device hold the rows' state in the same layout, so that a change is a place and a value.
 
@@ -177,8 +177,8 @@ class StepMasks:
         return write(self._words[:num_logits], flags_M)
 
 
-class StepSources:
-    """The sources of drafts that requests name: written by the host when requests start."""
+class NamedMethods:
+    """The methods that requests name: written by the host when requests start."""
 
     def __init__(self, num_rows: int, room: int, device: torch.device) -> None:
         self.tables = RowMethods.create(num_rows, min(room, MAX_EXPECTED), device)
@@ -186,21 +186,21 @@ class StepSources:
         self._is_own = [False] * num_rows
 
     def put(
-        self, row: int, source: RowMethod | None, expected: Sequence[int], num_prompt: int
+        self, row: int, method: RowMethod | None, expected: Sequence[int], num_prompt: int
     ) -> None:
         """The row's request names a method (None: it does not), or brings a prediction."""
         settings_XW, expected_XE = self.tables.settings_XW, self.tables.expected_XE
         expected = expected[: expected_XE.shape[1]]
-        source = source or RowMethod(name="")
-        matches = source.sure_match, source.min_match, source.max_match, source.has_table
-        line = (*matches, len(expected), source.is_alone, num_prompt, 0)
+        method = method or RowMethod(name="")
+        matches = method.sure_match, method.min_match, method.max_match, method.has_table
+        line = (*matches, len(expected), method.is_alone, num_prompt, 0)
         settings_XW[row] = torch.tensor(line, dtype=torch.int64)
         if expected:
             expected_XE[row, : len(expected)] = torch.tensor(expected, dtype=torch.int32)
         self._is_own[row] = True
 
     def clear(self, row: int) -> None:
-        """The row's request names no source."""
+        """The row's request names no method."""
         if self._is_own[row]:
             self.tables.settings_XW[row] = self._usual_W
             self._is_own[row] = False
