@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,10 @@ def test_models_are_loaded_on_demand_and_make_room(start_server: Start) -> None:
         assert answer.json()["model"] == name
         assert loaded(server) == held
     assert server.get("/v1/models/c").json()["max_model_len"] == 512
-    assert 'model_name="c"' in server.get("/metrics").text
+    told = server.get("/metrics").text
+    seconds = r'^hunch_engine_process_start_time_seconds\{model_name="(.*)"\} '
+    started = re.findall(seconds, told, re.M)
+    assert sorted(started) == ["bytes", "c"]  # each engine's own: a sum would be no time
     broken = ask(server, "broken")
     assert broken.status_code == 503
     assert "there is no such model" in broken.json()["error"]["message"]

@@ -46,6 +46,7 @@ def pair(start_server: Start) -> LiveServer:
 @pytest.mark.parametrize("num_streams", [24, pytest.param(200, marks=pytest.mark.slow)])
 def test_streams_go_on_when_their_engine_is_killed(num_streams: int, pair: LiveServer) -> None:
     server = pair
+    assert set(read(server)["hunch_engine_process_start_time_seconds"]) == {("0",), ("1",)}
     bodies = [
         {"prompt": f"Once {seed}", "max_tokens": 120, "seed": seed, **KINDS[seed % len(KINDS)]}
         for seed in range(num_streams)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -25,6 +26,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from hunch.server.prompts import AnyEngine
+from hunch.server.replicas import Replicas
 from hunch.types import SamplingParams
 
 PREFIX = "hunch:"
@@ -102,6 +104,7 @@ class Metrics:
         self._own = CollectorRegistry()  # what this one has counted
         self._process = CollectorRegistry()  # what this one takes of the machine
         self._engine, self._num_workers = engine, num_workers
+        self.model_name = model_name
         self._labels = {"model_name": model_name, "engine": "0"}
         self.registry.register(EngineCollector(engine, self._labels))
         self._prompt_size = self._histogram("request_prompt_tokens", TOKENS)
@@ -123,7 +126,6 @@ class Metrics:
         )
         # Under the names every program has: process_resident_memory_bytes and such.
         ProcessCollector(registry=self._process)
-        ProcessCollector("hunch_engine", pid=lambda: engine.pid, registry=self.registry)
 
     def exposition(self) -> bytes:
         """The text Prometheus reads."""
@@ -131,13 +133,23 @@ class Metrics:
         own = self._engine.info.index
         others = [counts for index, counts in self._engine.counts.items() if index != own]
         families = [family for counts in (self.families(), *others) for family in counts]
-        return generate_latest(_Sum([*_plain(self.registry), *families]))
+        return generate_latest(_Sum([*_plain(self.registry), *self.of_engines(), *families]))
 
     def families(self) -> list[Family]:
         """What this process has counted and takes, as plain values."""
         # A sum of times of starts or of limits would mean nothing: each worker has its own.
         labels = (("worker", str(self._engine.info.index)),) if self._num_workers > 1 else ()
         return [*_plain(self._own), *_plain(self._process, labels)]
+
+    def of_engines(self, labels: Labels = ()) -> list[Family]:
+        """What the engines' processes take of the machine."""
+        engine, found = self._engine, list[Family]()
+        engines = engine.engines if isinstance(engine, Replicas) else [engine]
+        for place, one in enumerate(engines):
+            process = ProcessCollector("hunch_engine", pid=partial(int, one.pid), registry=None)
+            own = (("replica", str(place)),) if len(engines) > 1 else ()
+            found += _plain(process, (*labels, *own))
+        return found
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         self._http.labels(**self._labels, path=path, status=str(status)).inc()
@@ -175,7 +187,8 @@ def joined(all_metrics: Sequence[Metrics], further: Sequence[Family] = ()) -> by
     """The text of several models' metrics; of the process itself the first one tells."""
     families: list[Family] = [*further]
     for number, metrics in enumerate(all_metrics):
-        found = [*_plain(metrics.registry), *metrics.families()]
+        name = ("model_name", metrics.model_name)
+        found = [*_plain(metrics.registry), *metrics.of_engines((name,)), *metrics.families()]
         families += [one for one in found if not number or not one[0][0].startswith("process_")]
     return generate_latest(_Sum(families))
 
