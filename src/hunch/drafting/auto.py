@@ -1,6 +1,7 @@
 """Several methods as one drafter, and `auto`: which method drafts for which row.
 
-One method drafts for each row, and the policy shares nodes among all rows. A request with a
+One method drafts for each row, or two in a merged tree of a captured step, and the policy shares
+nodes among all rows. A request with a
 prediction is drafted from it while the answer follows it. Other rows are drafted for by the method
 that the request or the config names or, with `auto`, by suffix lookup or by a network (a draft
 model or a head), whichever promises more.

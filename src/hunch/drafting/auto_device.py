@@ -188,8 +188,8 @@ class DeviceAutoHead(DeviceEither):
 class DeviceAutoRecycling(DeviceWithLookups):
     """A lookup alone, or its guesses beside a tree of the target's best candidates.
 
-    The candidates after a token are kept in steps with such trees alone: to find the best of all
-    tokens takes longer than a lookup.
+    The successors of tokens are kept only in steps with such trees: to find the best of all tokens
+    takes longer than a lookup.
     """
 
     def __init__(self, matches: DeviceLookup, candidates: DeviceRecycling, room: int) -> None:

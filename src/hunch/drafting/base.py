@@ -285,7 +285,10 @@ class DeviceDrafter:
         return None
 
     def drafted_by(self, source: int, matched: int) -> str:
-        """The method that made a draft of this source, after a lookup's match of this length."""
+        """The method that made a draft of this source, after a lookup's match of this length.
+
+        A merged tree counts as a whole for one of its two methods.
+        """
         return self.name
 
 

@@ -56,8 +56,8 @@ class CapturedPolicy:
         self.choice = ShapeChoice(drafter, self.shapes, self.network_rows, self.costs)
         self.lookup, self.network = self.choice.lookup, self.choice.network
         # By row: the line of its newest result, with the columns of `kernels.step`; the one before;
-        # the shape of the step that the newest is of. A choice goes by the newest lines, and the
-        # result that comes next is of a step that was chosen by the lines before.
+        # the shape of the step that the newest is of. When step n is chosen, the newest line is of
+        # step n-2. So when the result of step n-1 comes, that step was chosen by the line before.
         self.lines, self.lines_before = [NO_LINE] * num_rows, [NO_LINE] * num_rows
         self.line_shapes = [StepShape(0)] * num_rows
         self.counts = StepCounts()

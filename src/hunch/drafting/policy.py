@@ -40,9 +40,9 @@ from hunch.drafting.step_shapes import SURE_MATCH, DraftSource, StepKey, StepSha
 def tokens_per_step(gains: Sequence[float]) -> float:
     """The expected tokens of a row in a step: a mean over its rows, from the gain of each.
 
-    All rows wait for all nodes that a step checks, and a request takes as many steps as its tokens
-    need. So the mean is taken of steps per token. It is their root mean square, which lets slow
-    rows count for more.
+    All rows wait for all nodes that a step checks. A row needs 1 / (1 + gain) steps for a token, so
+    the mean is taken of these: their root mean square, in which slow rows count for more. The
+    result is its inverse.
     """
     return sqrt(len(gains) / sum([(1.0 + gain) ** -2 for gain in gains]))
 
@@ -184,7 +184,8 @@ PER_STEP_LOST, REPAID, MOST_GAINED = 0.2, 0.005, 16.0
 class ShapeChoice:
     """Chooses the shapes of captured steps: the nodes to check, and the source that drafts next.
 
-    All rows of a captured step check the same number of nodes, drafted by the same source.
+    All rows of a captured step check the same number of nodes, and the same source drafts for the
+    next step.
     """
 
     def __init__(

@@ -23,9 +23,12 @@ FIRST_LEVELS = 7  # levels drafted in a step that checked no nodes
 
 
 class DraftSource(IntEnum):
-    """What drafts at the end of a captured step, for the next one. Networks are above 0."""
+    """What drafts at the end of a captured step, for the next one.
 
-    HEAD_DROPPED = -2  # a lookup; the head was dropped and does not follow the target's states
+    Above 0: a network, or recycling, which takes a network's place on a device.
+    """
+
+    HEAD_DROPPED = -2  # a lookup; the head does not follow the target's states any more
     NOBODY = -1
     LOOKUP = 0
     CHAIN = 1  # of a network
@@ -34,7 +37,11 @@ class DraftSource(IntEnum):
 
 
 class StepShape(NamedTuple):
-    """The nodes that a captured step checks of each row, and what drafts for the next step."""
+    """The nodes that a captured step checks of each row, and what drafts for the next step.
+
+    The checked nodes were drafted by the step before. A shape's expected tokens are counted as if
+    every step had this shape.
+    """
 
     num_nodes: int
     source: int = DraftSource.LOOKUP

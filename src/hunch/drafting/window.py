@@ -160,9 +160,10 @@ class KvWindow:
         return lambda level: chain.level(level.path_MP.shape[1] - 1, level.place_M)
 
     def nodes(self, rows: Rows, row_T: Array, base_T: Array, path_TP: Array) -> AttnInputs:
-        """Inputs for nodes of a tree: a node with path (a, b, self) has slot base + self.
+        """Inputs for nodes of a tree: node n has the slot of position base + n.
 
-        `base` is the position of depth 0. Nodes of a row are packed together.
+        A path ends with the node itself. `base` is the position of depth 0. Nodes of a row are
+        packed together.
         """
         depth = path_TP.shape[1] - 1
         pos_T = base_T + depth

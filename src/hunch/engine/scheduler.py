@@ -3,7 +3,8 @@
 There is no prefill and no decode: a sequence has known tokens, some of them computed, and catches
 up. Running rows come first, in order of arrival, then waiting ones, by priority and arrival, as far
 as rows, blocks and the step's token budget allow. If tokens are short, every row gets one before
-any gets more; if blocks are short, drafts are shortened first, then the last row is preempted.
+any gets more; if blocks are short, drafts are shortened first, then the least urgent of the rows
+that are not planned yet is preempted.
 
 A step may be planned while earlier ones are *pending*: submitted, not collected. What they commit
 is known only as a range: at least one token each, at most one more than the nodes they check.

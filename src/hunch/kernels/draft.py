@@ -68,7 +68,10 @@ def lookup_ref(
     drafted: tuple[int, int] = (0, 0),
     num_second: int = 0,
 ) -> None:
-    """Draft what followed the last match of a row's end, or what the phrase table holds."""
+    """Draft what followed the last match of a row's end, or what the phrase table holds.
+
+    What `sure`, `drafted` and `num_second` ask for: see `gpu_lookup.lookup`.
+    """
     for r, row in live_rows(state, step):
         known = int(state.known_X[row])
         text: list[int] = state.tokens_XL[row, :known].tolist()
@@ -128,7 +131,8 @@ def write_second(state: RowState, step: StepRows, r: int, guesses: list[int], fi
 
 
 def graft_ref(state: RowState, step: StepRows, num_nodes: int, num_guesses: int) -> None:
-    """Add the first guesses of a lookup to the row's tree, after nodes that are equal to them."""
+    """Follow the first guesses of a lookup down the row's tree while it has equal nodes, and append
+    the others there as a chain."""
     first = step.guesses_at(num_nodes)
     for r, row in live_rows(state, step):
         if step.methods is not None and step.methods.settings_XW[row, at.SURE] != at.AS_OTHERS:

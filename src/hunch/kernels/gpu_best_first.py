@@ -108,15 +108,15 @@ def _next_nodes(
 
 @triton.jit
 def _finish(
-    token, place, is_new, token_G, place_G, is_before, g, total, room, count_ptr, result_ptr, size,
-    guesses_at,
+    token, place, is_new, token_G, place_G, is_before, g, total, room, num_nodes_ptr, result_ptr,
+    size, guesses_at,
 ):  # fmt: skip
     """Write a row's guesses, and how many of them may be checked."""
     guesses_ptr, count = result_ptr + guesses_at, tl.minimum(total, room)
     tl.store(guesses_ptr + place_G, token_G, mask=is_before)
     tl.store(guesses_ptr + place, token, mask=is_new)
     tl.store(guesses_ptr + g, g * 0 - 1, mask=(g >= total) & (g < size))
-    tl.store(count_ptr, count)
+    tl.store(num_nodes_ptr, count)
     tl.store(result_ptr + C_MATCHED, tl.full((), 1, tl.int64))
     tl.store(result_ptr + C_DRAFTED, count)
 
@@ -137,15 +137,16 @@ def _places(chance_G, is_before, g, chance, is_new, one):
 
 @triton.jit(do_not_specialize=["num_parents", "num_grown", "depth", "guesses_at", "least"])
 def _extend_kernel(
-    token_ptr, gain_ptr, odds_ptr, chance_ptr, node_ptr, path_ptr, rows_ptr, room_ptr, count_in_ptr,
-    known_ptr, end_ptr, done_ptr, temperature_ptr, count_ptr, draft_ptr, parents_ptr, result_ptr,
-    next_node_ptr, next_ptr, up_ptr, next_path_ptr, num_parents, num_grown, size, depth, max_path,
-    draft_stride, result_stride, guesses_at, least, BRANCH: tl.constexpr, IS_SHARED: tl.constexpr,
-    HAS_ODDS: tl.constexpr, HAS_NEXT: tl.constexpr, HAS_PATHS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_W: tl.constexpr,
+    token_ptr, gain_ptr, odds_ptr, chance_ptr, node_ptr, path_ptr, rows_ptr, max_draft_ptr,
+    num_checked_ptr, known_ptr, end_ptr, done_ptr, temperature_ptr, num_nodes_ptr, draft_ptr,
+    parents_ptr, result_ptr, next_node_ptr, next_ptr, up_ptr, next_path_ptr, num_parents, num_grown,
+    size, depth, max_path, draft_stride, result_stride, guesses_at, least, BRANCH: tl.constexpr,
+    IS_SHARED: tl.constexpr, HAS_ODDS: tl.constexpr, HAS_NEXT: tl.constexpr,
+    HAS_PATHS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_G: tl.constexpr,
+    BLOCK_W: tl.constexpr,
 ):  # fmt: skip
     """One row: the children among the likeliest nodes; each node finds its own place."""
-    r, row, is_row = live_row(rows_ptr, count_in_ptr, done_ptr)
+    r, row, is_row = live_row(rows_ptr, num_checked_ptr, done_ptr)
     left = tl.load(end_ptr + row) - tl.load(known_ptr + row)
     chance_ptr += r * size
     draft_ptr += row * draft_stride
@@ -194,19 +195,19 @@ def _extend_kernel(
         )  # fmt: skip
     elif is_row:
         _finish(
-            token, place, is_new, token_G, place_G, is_before, g, total, tl.load(room_ptr + r),
-            count_ptr + row, result_ptr + r * result_stride, size, guesses_at,
+            token, place, is_new, token_G, place_G, is_before, g, total, tl.load(max_draft_ptr + r),
+            num_nodes_ptr + row, result_ptr + r * result_stride, size, guesses_at,
         )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["depth", "first_node", "num_nodes", "guesses_at"])
 def _ranked_kernel(
-    token_ptr, rank_ptr, from_ptr, rows_ptr, room_ptr, count_in_ptr, known_ptr, end_ptr, done_ptr,
-    count_ptr, draft_ptr, parents_ptr, result_ptr, depth, first_node, num_nodes, num_ranks,
-    draft_stride, result_stride, guesses_at, BLOCK_N: tl.constexpr,
+    token_ptr, rank_ptr, from_ptr, rows_ptr, max_draft_ptr, num_checked_ptr, known_ptr, end_ptr,
+    done_ptr, num_nodes_ptr, draft_ptr, parents_ptr, result_ptr, depth, first_node, num_nodes,
+    num_ranks, draft_stride, result_stride, guesses_at, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One row: a level's nodes take the tokens of their ranks."""
-    r, row, is_row = live_row(rows_ptr, count_in_ptr, done_ptr)
+    r, row, is_row = live_row(rows_ptr, num_checked_ptr, done_ptr)
     left = tl.load(end_ptr + row) - tl.load(known_ptr + row)
     n = tl.arange(0, BLOCK_N)
     is_in = is_row & (n < num_nodes)
@@ -218,11 +219,11 @@ def _ranked_kernel(
     tl.store(parents_ptr + at, parent, mask=is_in)
     result_ptr += r * result_stride
     tl.store(result_ptr + guesses_at + first_node + n, token, mask=is_in)
-    before = tl.where(depth > 0, tl.load(count_ptr + row), 0)
-    most = tl.minimum(tl.load(room_ptr + r), first_node + num_nodes)
+    before = tl.where(depth > 0, tl.load(num_nodes_ptr + row), 0)
+    most = tl.minimum(tl.load(max_draft_ptr + r), first_node + num_nodes)
     count = tl.where(depth < left - 1, most, before)
     if is_row:
-        tl.store(count_ptr + row, count)
+        tl.store(num_nodes_ptr + row, count)
         tl.store(result_ptr + C_MATCHED, tl.full((), 1, tl.int64))
         tl.store(result_ptr + C_DRAFTED, count)
 

@@ -17,7 +17,7 @@ from hunch.kernels.step import RowState, StepRows
 
 @triton.jit
 def _text_kernel(
-    ids_ptr, count_in_ptr, result_ptr, history_ptr, known_ptr, table_ptr, packed_ptr, pos_ptr,
+    ids_ptr, num_checked_ptr, result_ptr, history_ptr, known_ptr, table_ptr, packed_ptr, pos_ptr,
     slot_ptr, seq_ptr, base_ptr, last_ptr, result_stride, history_stride, table_stride, width,
     IS_COMMITTED: tl.constexpr, BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -25,7 +25,7 @@ def _text_kernel(
     r = tl.program_id(0).to(tl.int64)
     take_turns()
     row = tl.maximum(tl.load(ids_ptr + r), 0)
-    is_row = tl.load(count_in_ptr + r) >= 0
+    is_row = tl.load(num_checked_ptr + r) >= 0
     place = tl.arange(0, BLOCK).to(tl.int64)
     is_in = place < width
     at = r * width + place

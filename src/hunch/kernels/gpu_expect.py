@@ -54,13 +54,13 @@ def _longest_expected(
 
 @triton.jit
 def _expect_kernel(
-    ids_ptr, room_ptr, count_in_ptr, history_ptr, known_ptr, end_ptr, done_ptr, count_ptr,
-    draft_ptr, parents_ptr, result_ptr, settings_ptr, expected_ptr, history_stride, draft_stride,
-    result_stride, settings_stride, expected_stride, num_nodes, guesses_at,
+    ids_ptr, max_draft_ptr, num_checked_ptr, history_ptr, known_ptr, end_ptr, done_ptr,
+    num_nodes_ptr, draft_ptr, parents_ptr, result_ptr, settings_ptr, expected_ptr, history_stride,
+    draft_stride, result_stride, settings_stride, expected_stride, num_nodes, guesses_at,
     MAX_MATCH: tl.constexpr, NEAR: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One row: what comes next in its prediction, instead of the draft it has."""
-    r, row, is_row = live_row(ids_ptr, count_in_ptr, done_ptr)
+    r, row, is_row = live_row(ids_ptr, num_checked_ptr, done_ptr)
     settings_ptr += row * settings_stride
     num_expected = tl.where(is_row, tl.load(settings_ptr + R_EXPECTED), 0).to(tl.int32)
     is_alone = is_row & (tl.load(settings_ptr + R_IS_ALONE) > 0)
@@ -70,7 +70,9 @@ def _expect_kernel(
         num_answer = known - prompt
         expected_ptr += row * expected_stride
         ahead = num_answer + tl.load(settings_ptr + R_SHIFT).to(tl.int32)
-        has_draft = tl.load(count_ptr + row) > 0  # read by all warps before one of them writes it
+        has_draft = (
+            tl.load(num_nodes_ptr + row) > 0
+        )  # read by all warps before one of them writes it
         matched, place = _longest_expected(
             history_ptr + row * history_stride + prompt, num_answer, expected_ptr, num_expected,
             ahead, MAX_MATCH, NEAR, BLOCK,
@@ -83,9 +85,9 @@ def _expect_kernel(
             tokens = tl.load(expected_ptr + place + node, mask=node < num_guesses, other=-1)
             heard = tl.where(is_kept, tl.minimum(4 + 4 * matched, MAX_MATCH), 0) + BY_PREDICTION
             put_chain(
-                tokens.to(tl.int64), node, num_guesses, heard.to(tl.int64), known, r, row, room_ptr,
-                end_ptr, count_ptr, draft_ptr, parents_ptr, result_ptr, draft_stride, result_stride,
-                num_nodes, guesses_at,
+                tokens.to(tl.int64), node, num_guesses, heard.to(tl.int64), known, r, row,
+                max_draft_ptr, end_ptr, num_nodes_ptr, draft_ptr, parents_ptr, result_ptr,
+                draft_stride, result_stride, num_nodes, guesses_at,
             )  # fmt: skip
 
 

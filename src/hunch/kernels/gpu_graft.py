@@ -18,19 +18,19 @@ R_SURE, AS_OTHERS = tl.constexpr(at.SURE), tl.constexpr(at.AS_OTHERS)
 
 @triton.jit
 def _graft_kernel(
-    ids_ptr, room_ptr, count_in_ptr, known_ptr, end_ptr, done_ptr, count_ptr, draft_ptr,
+    ids_ptr, max_draft_ptr, num_checked_ptr, known_ptr, end_ptr, done_ptr, num_nodes_ptr, draft_ptr,
     parents_ptr, result_ptr, settings_ptr, draft_stride, result_stride, settings_stride, guesses_at,
     num_guesses, HAS_METHODS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_G: tl.constexpr,
 ):  # fmt: skip
     """One row: down the tree while a child is the next guess, then the rest as a chain."""
-    r, row, is_row = live_row(ids_ptr, count_in_ptr, done_ptr)
+    r, row, is_row = live_row(ids_ptr, num_checked_ptr, done_ptr)
     if HAS_METHODS:
         is_row &= tl.load(settings_ptr + row * settings_stride + R_SURE) == AS_OTHERS
     if is_row:
         draft_ptr += row * draft_stride
         parents_ptr += row * draft_stride
         result_ptr += r * result_stride
-        count = tl.load(count_ptr + row)
+        count = tl.load(num_nodes_ptr + row)
         n = tl.arange(0, BLOCK_N).to(tl.int64)
         token_N = tl.load(draft_ptr + n, mask=n < count, other=-1)
         parent_N = tl.load(parents_ptr + n, mask=n < count, other=-2)
@@ -51,8 +51,8 @@ def _graft_kernel(
         is_new = (g >= place) & (g < num_left)
         tl.store(draft_ptr + to, guess_G, mask=is_new)
         tl.store(parents_ptr + to, tl.where(g == place, node, to - 1), mask=is_new)
-        count = tl.minimum(tl.load(room_ptr + r), count + num_left - place)
-        tl.store(count_ptr + row, count)
+        count = tl.minimum(tl.load(max_draft_ptr + r), count + num_left - place)
+        tl.store(num_nodes_ptr + row, count)
         tl.store(result_ptr + C_DRAFTED, count)
 
 

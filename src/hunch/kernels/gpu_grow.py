@@ -116,22 +116,22 @@ def log_totals(top_ptr, mass_ptr, r, num_chunks, NUM_PARENTS: tl.constexpr,
 
 @triton.jit
 def _place_nodes(
-    token, place, parent, is_in, is_row, r, row, kept, room_ptr, count_ptr, draft_ptr,
+    token, place, parent, is_in, is_row, r, row, kept, max_draft_ptr, num_nodes_ptr, draft_ptr,
     parents_ptr, result_ptr, first_node, draft_stride, result_stride, guesses_at,
 ):  # fmt: skip
     """Write the level's nodes into the draft and the guesses, and the new number of nodes.
 
     kept: nodes of the level; 0: the draft ended before it.
     """
-    count = tl.minimum(tl.load(room_ptr + r), first_node + kept)
-    before = tl.load(count_ptr + row)  # after the level before
+    count = tl.minimum(tl.load(max_draft_ptr + r), first_node + kept)
+    before = tl.load(num_nodes_ptr + row)  # after the level before
     count = tl.where(kept > 0, count, tl.where(first_node > 0, before, 0))
     at = row * draft_stride + first_node + place
     result_ptr += r * result_stride
     if is_row:
         tl.store(draft_ptr + at, token, mask=is_in)
         tl.store(parents_ptr + at, parent, mask=is_in)
-        tl.store(count_ptr + row, count)
+        tl.store(num_nodes_ptr + row, count)
         tl.store(result_ptr + guesses_at + first_node + place, token, mask=is_in)
         tl.store(result_ptr + C_MATCHED, tl.full((), 1, tl.int64))
         tl.store(result_ptr + C_DRAFTED, count)
@@ -167,17 +167,17 @@ def _next_inputs(
 
 @triton.jit(do_not_specialize=["first_node", "first_parent", "depth", "guesses_at", "least"])
 def _grow_kernel(
-    rank_ptr, top_ptr, mass_ptr, chance_ptr, ids_ptr, rows_ptr, room_ptr, count_in_ptr, known_ptr,
-    end_ptr, done_ptr, count_ptr, table_ptr, draft_ptr, parents_ptr, result_ptr, packed_ptr,
-    pos_ptr, slot_ptr, seq_ptr, base_ptr, tree_ptr, num_chunks, first_node, first_parent, depth,
-    max_depth, draft_stride, table_stride, result_stride, guesses_at, least,
+    rank_ptr, top_ptr, mass_ptr, chance_ptr, ids_ptr, rows_ptr, max_draft_ptr, num_checked_ptr,
+    known_ptr, end_ptr, done_ptr, num_nodes_ptr, table_ptr, draft_ptr, parents_ptr, result_ptr,
+    packed_ptr, pos_ptr, slot_ptr, seq_ptr, base_ptr, tree_ptr, num_chunks, first_node,
+    first_parent, depth, max_depth, draft_stride, table_stride, result_stride, guesses_at, least,
     NUM_PARENTS: tl.constexpr, WIDTH: tl.constexpr, BRANCH: tl.constexpr, GROWN: tl.constexpr,
     HAS_IDS: tl.constexpr, HAS_CHANCES: tl.constexpr, HAS_LEAST: tl.constexpr,
     HAS_NEXT: tl.constexpr, IS_TREE: tl.constexpr, SEES_NEXT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """One row: the likeliest paths become the level's nodes, the path of first children first."""
-    r, row, is_row = live_row(rows_ptr, count_in_ptr, done_ptr)
+    r, row, is_row = live_row(rows_ptr, num_checked_ptr, done_ptr)
     known = tl.load(known_ptr + row)
     left = tl.load(end_ptr + row) - known
     rank_NB = merged(rank_ptr, r, num_chunks, NUM_PARENTS, BRANCH, BLOCK_N, BLOCK_B, BLOCK_K)
@@ -208,13 +208,15 @@ def _grow_kernel(
         token = tl.load(ids_ptr + token, mask=is_in, other=0)
     parent = first_parent + n.to(tl.int64)
     _place_nodes(
-        token, place, parent, is_in, is_row, r, row, tl.where(depth < left - 1, kept, 0), room_ptr,
-        count_ptr, draft_ptr, parents_ptr, result_ptr, first_node, draft_stride, result_stride,
-        guesses_at,
+        token, place, parent, is_in, is_row, r, row, tl.where(depth < left - 1, kept, 0),
+        max_draft_ptr, num_nodes_ptr, draft_ptr, parents_ptr, result_ptr, first_node, draft_stride,
+        result_stride, guesses_at,
     )  # fmt: skip
     if HAS_NEXT:
         is_in &= place < GROWN
-        is_live = is_row & is_in & (first_node + place < tl.load(room_ptr + r)) & (depth < left)
+        is_live = (
+            is_row & is_in & (first_node + place < tl.load(max_draft_ptr + r)) & (depth < left)
+        )
         _next_inputs(
             token, place, parent, is_in, is_live, r, row, known, table_ptr + row * table_stride,
             parents_ptr + row * draft_stride, packed_ptr, pos_ptr, slot_ptr, seq_ptr, base_ptr,

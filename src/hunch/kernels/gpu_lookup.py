@@ -278,17 +278,16 @@ def _own_settings(
 
 @triton.jit
 def _lookup_kernel(
-    ids_ptr, room_ptr, count_in_ptr, history_ptr, known_ptr, end_ptr, done_ptr, count_ptr,
-    draft_ptr, parents_ptr, result_ptr, entries_ptr, needed_ptr, settings_ptr, history_stride,
-    draft_stride, result_stride, settings_stride, num_nodes, guesses_at, bits, num_asked,
-    most_nodes,
-    MIN_MATCH: tl.constexpr, MAX_MATCH: tl.constexpr, SURE: tl.constexpr, NUM_LEVELS: tl.constexpr,
-    BY_TABLE: tl.constexpr, MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr, MAX_ORDER: tl.constexpr,
-    NUM_PLACES: tl.constexpr, HAS_METHODS: tl.constexpr, NUM_DRAFTED: tl.constexpr,
-    NUM_SECOND: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
+    ids_ptr, max_draft_ptr, num_checked_ptr, history_ptr, known_ptr, end_ptr, done_ptr,
+    num_nodes_ptr, draft_ptr, parents_ptr, result_ptr, entries_ptr, needed_ptr, settings_ptr,
+    history_stride, draft_stride, result_stride, settings_stride, num_nodes, guesses_at, bits,
+    num_asked, most_nodes, MIN_MATCH: tl.constexpr, MAX_MATCH: tl.constexpr, SURE: tl.constexpr,
+    NUM_LEVELS: tl.constexpr, BY_TABLE: tl.constexpr, MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr,
+    MAX_ORDER: tl.constexpr, NUM_PLACES: tl.constexpr, HAS_METHODS: tl.constexpr,
+    NUM_DRAFTED: tl.constexpr, NUM_SECOND: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One row: what followed the longest match of its end, or what the table holds."""
-    r, row, is_row = live_row(ids_ptr, count_in_ptr, done_ptr)
+    r, row, is_row = live_row(ids_ptr, num_checked_ptr, done_ptr)
     history_ptr += row * history_stride
     known = tl.where(is_row, tl.load(known_ptr + row), 0).to(tl.int32)
     least, most, sure, may_ask = MIN_MATCH, MAX_MATCH, SURE, is_row
@@ -311,7 +310,7 @@ def _lookup_kernel(
     is_node = node < num_guesses
     is_kept = is_node & (matched >= sure)
     left = tl.maximum(tl.load(end_ptr + row) - known - 1, 0)
-    room = tl.load(room_ptr + r)
+    room = tl.load(max_draft_ptr + r)
     count = tl.minimum(tl.minimum(room, left), num_guesses)
     drafted, parents = tokens, (node - 1).to(tl.int64)
     if NUM_SECOND:
@@ -331,18 +330,18 @@ def _lookup_kernel(
     if matched >= sure:
         tl.store(result_ptr + C_DRAFTED, count)
         if is_row:
-            tl.store(count_ptr + row, count)
+            tl.store(num_nodes_ptr + row, count)
     if NUM_DRAFTED:
         is_open = is_row & may_ask & (matched < sure)
-        if is_open & (tl.load(count_ptr + row) == NUM_DRAFTED):
-            most = tl.minimum(tl.minimum(tl.load(room_ptr + r), left), most_nodes).to(tl.int32)
+        if is_open & (tl.load(num_nodes_ptr + row) == NUM_DRAFTED):
+            most = tl.minimum(tl.minimum(tl.load(max_draft_ptr + r), left), most_nodes).to(tl.int32)
             count = _go_on(
                 known, most, is_row, history_ptr, draft_ptr + row * draft_stride,
                 parents_ptr + row * draft_stride, entries_ptr, bits,
                 NUM_DRAFTED, MULTIPLIER, SHIFT, MAX_ORDER, NUM_PLACES,
             ).to(tl.int64)  # fmt: skip
             tl.store(result_ptr + C_DRAFTED, count)
-            tl.store(count_ptr + row, count)
+            tl.store(num_nodes_ptr + row, count)
 
 
 def lookup(

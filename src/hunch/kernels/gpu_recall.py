@@ -25,10 +25,10 @@ R_SURE, AS_OTHERS = tl.constexpr(at.SURE), tl.constexpr(at.AS_OTHERS)
 
 @triton.jit
 def _asking_row(
-    ids_ptr, count_in_ptr, done_ptr, settings_ptr, settings_stride, HAS_METHODS: tl.constexpr
+    ids_ptr, num_checked_ptr, done_ptr, settings_ptr, settings_stride, HAS_METHODS: tl.constexpr
 ):
     """`live_row` for rows that draft as the others do."""
-    r, row, is_row = live_row(ids_ptr, count_in_ptr, done_ptr)
+    r, row, is_row = live_row(ids_ptr, num_checked_ptr, done_ptr)
     if HAS_METHODS:
         is_row &= tl.load(settings_ptr + row * settings_stride + R_SURE) == AS_OTHERS
     return r, row, is_row
@@ -36,14 +36,14 @@ def _asking_row(
 
 @triton.jit
 def _search_kernel(
-    ids_ptr, count_in_ptr, history_ptr, known_ptr, done_ptr, result_ptr, settings_ptr, ring_ptr,
+    ids_ptr, num_checked_ptr, history_ptr, known_ptr, done_ptr, result_ptr, settings_ptr, ring_ptr,
     first_ptr, best_ptr, history_stride, result_stride, settings_stride, size, num_chunks,
     MAX_MATCH: tl.constexpr, HAS_METHODS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row and one chunk of the ring: the longest match, the most recent among equals."""
     c = tl.program_id(1)
     r, row, is_row = _asking_row(
-        ids_ptr, count_in_ptr, done_ptr, settings_ptr, settings_stride, HAS_METHODS
+        ids_ptr, num_checked_ptr, done_ptr, settings_ptr, settings_stride, HAS_METHODS
     )
     known = tl.where(is_row, tl.load(known_ptr + row), 0).to(tl.int32)
     own = tl.load(result_ptr + r * result_stride + C_MATCHED).to(tl.int32)
@@ -69,14 +69,14 @@ def _search_kernel(
 
 @triton.jit
 def _take_kernel(
-    ids_ptr, room_ptr, count_in_ptr, known_ptr, end_ptr, done_ptr, count_ptr, draft_ptr,
+    ids_ptr, max_draft_ptr, num_checked_ptr, known_ptr, end_ptr, done_ptr, num_nodes_ptr, draft_ptr,
     parents_ptr, result_ptr, settings_ptr, ring_ptr, first_ptr, best_ptr, draft_stride,
     result_stride, settings_stride, size, num_chunks, num_nodes, guesses_at,
     HAS_METHODS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One row: what followed the best match of all chunks, up to the end of that answer."""
     r, row, is_row = _asking_row(
-        ids_ptr, count_in_ptr, done_ptr, settings_ptr, settings_stride, HAS_METHODS
+        ids_ptr, num_checked_ptr, done_ptr, settings_ptr, settings_stride, HAS_METHODS
     )
     chunk = tl.arange(0, BLOCK_C)
     best_C = tl.load(best_ptr + r * num_chunks + chunk, mask=chunk < num_chunks, other=0)
@@ -91,8 +91,8 @@ def _take_kernel(
         num_guesses = tl.min(tl.where(tokens < 0, node, BLOCK_N), axis=0)
         num_guesses = tl.minimum(num_guesses, num_nodes).to(tl.int64)
         put_chain(
-            tokens, node, num_guesses, best >> 32, tl.load(known_ptr + row), r, row, room_ptr,
-            end_ptr, count_ptr, draft_ptr, parents_ptr, result_ptr, draft_stride, result_stride,
+            tokens, node, num_guesses, best >> 32, tl.load(known_ptr + row), r, row, max_draft_ptr,
+            end_ptr, num_nodes_ptr, draft_ptr, parents_ptr, result_ptr, draft_stride, result_stride,
             num_nodes, guesses_at,
         )  # fmt: skip
 

@@ -53,7 +53,7 @@ def _keep_kernel(
 ):  # fmt: skip
     """One token: its best successors, unless a later token takes its slot.
 
-    They are in the groups with the best keys, of which there need not be more than successors.
+    They are in the groups with the best keys; as many groups as successors are enough.
     """
     t = tl.program_id(0).to(tl.int64)
     take_turns()
@@ -85,7 +85,7 @@ def _keep_kernel(
 
 
 def keep(successors: Successors, ids_T: Tensor, slot_T: Tensor, logits_TV: Tensor) -> None:
-    """`Successors.keep` of the tokens that have a slot of the KV cache."""
+    """`Successors.keep` of all tokens but padding, which has no slot of the KV cache."""
     num_tokens, num_columns = logits_TV.shape
     width, num_groups = successors.next_SC.shape[1], cdiv(num_columns, GROUP)
     assert logits_TV.is_contiguous()
@@ -104,13 +104,13 @@ def keep(successors: Successors, ids_T: Tensor, slot_T: Tensor, logits_TV: Tenso
 
 @triton.jit
 def _recycle_kernel(
-    ids_ptr, room_ptr, count_in_ptr, history_ptr, known_ptr, end_ptr, done_ptr, count_ptr,
-    draft_ptr, parents_ptr, result_ptr, token_ptr, next_ptr, rank_ptr, parent_ptr, history_stride,
-    draft_stride, result_stride, num_slots, width, num_nodes,
-    DEPTH: tl.constexpr, BLOCK: tl.constexpr,
+    ids_ptr, max_draft_ptr, num_checked_ptr, history_ptr, known_ptr, end_ptr, done_ptr,
+    num_nodes_ptr, draft_ptr, parents_ptr, result_ptr, token_ptr, next_ptr, rank_ptr, parent_ptr,
+    history_stride, draft_stride, result_stride, num_slots, width, num_nodes, DEPTH: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One row: every node looks up its own path, then nodes that have one move together."""
-    r, row, is_row = live_row(ids_ptr, count_in_ptr, done_ptr)
+    """One row: every node looks up its own path; those that have one are written without gaps."""
+    r, row, is_row = live_row(ids_ptr, num_checked_ptr, done_ptr)
     if is_row:
         known = tl.load(known_ptr + row)
         left = tl.load(end_ptr + row) - known - 1  # levels that can still be committed
@@ -137,11 +137,11 @@ def _recycle_kernel(
         tl.debug_barrier()
         tl.store(draft_ptr + number, token, mask=has_path)
         tl.store(parents_ptr + number, above, mask=has_path)
-        count = tl.minimum(tl.sum(has_path.to(tl.int64), axis=0), tl.load(room_ptr + r))
+        count = tl.minimum(tl.sum(has_path.to(tl.int64), axis=0), tl.load(max_draft_ptr + r))
         result_ptr += r * result_stride
         tl.store(result_ptr + C_MATCHED, 1)
         tl.store(result_ptr + C_DRAFTED, count)
-        tl.store(count_ptr + row, count)
+        tl.store(num_nodes_ptr + row, count)
 
 
 def recycled(state: RowState, step: StepRows, successors: Successors, tree: RankTree) -> None:

@@ -43,32 +43,33 @@ HAS_CLOCK = tl.constexpr(not IS_INTERPRETED)
 
 
 @triton.jit
-def live_row(ids_ptr, count_in_ptr, done_ptr):
+def live_row(ids_ptr, num_checked_ptr, done_ptr):
     """This program's row of the step, that of the engine, and whether it goes on."""
     r = tl.program_id(0).to(tl.int64)
     take_turns()
     row = tl.maximum(tl.load(ids_ptr + r), 0)
-    return r, row, (tl.load(count_in_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
+    return r, row, (tl.load(num_checked_ptr + r) >= 0) & (tl.load(done_ptr + row) == 0)
 
 
 @triton.jit
 def put_chain(
-    tokens, node, num_guesses, matched, known, r, row, room_ptr, end_ptr, count_ptr, draft_ptr,
-    parents_ptr, result_ptr, draft_stride, result_stride, num_nodes, guesses_at,
+    tokens, node, num_guesses, matched, known, r, row, max_draft_ptr, end_ptr, num_nodes_ptr,
+    draft_ptr, parents_ptr, result_ptr, draft_stride, result_stride, num_nodes, guesses_at,
 ):  # fmt: skip
-    """Write a row's guesses, and as a draft those that it may check and can still use."""
+    """Write all of a row's guesses to its result. The first of them become its draft, as many as it
+    may check and can still use."""
     is_node = node < num_guesses
     draft_at = row * draft_stride + node
     tl.store(draft_ptr + draft_at, tokens, mask=is_node)
     tl.store(parents_ptr + draft_at, (node - 1).to(tl.int64), mask=is_node)
     left = tl.maximum(tl.load(end_ptr + row) - known - 1, 0)
-    count = tl.minimum(tl.minimum(tl.load(room_ptr + r), left), num_guesses)
+    count = tl.minimum(tl.minimum(tl.load(max_draft_ptr + r), left), num_guesses)
     result_ptr += r * result_stride
     tokens = tl.where(is_node, tokens, -1)
     tl.store(result_ptr + guesses_at + node, tokens, mask=node < num_nodes)
     tl.store(result_ptr + C_MATCHED, matched)
     tl.store(result_ptr + C_DRAFTED, count)
-    tl.store(count_ptr + row, count)
+    tl.store(num_nodes_ptr + row, count)
 
 
 # --- pack -----------------------------------------------------------------------------------------
@@ -98,9 +99,9 @@ def live_slots(table_ptr, where, is_live, BLOCK_SIZE: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_nodes", "max_depth"])
 def _pack_kernel(
-    ids_ptr, allowed_ptr, count_out_ptr, history_ptr, known_ptr, done_ptr, count_ptr, table_ptr,
-    draft_ptr, parents_ptr, packed_ptr, pos_ptr, slot_ptr, seq_ptr, base_ptr, tree_ptr, clock_ptr,
-    num_nodes, max_depth, history_stride, table_stride, draft_stride,
+    ids_ptr, max_checked_ptr, num_checked_ptr, history_ptr, known_ptr, done_ptr, num_nodes_ptr,
+    table_ptr, draft_ptr, parents_ptr, packed_ptr, pos_ptr, slot_ptr, seq_ptr, base_ptr, tree_ptr,
+    clock_ptr, num_nodes, max_depth, history_stride, table_stride, draft_stride,
     BLOCK_SIZE: tl.constexpr, IS_TREE: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One row: its last known token, then its nodes, and where each finds its keys."""
@@ -114,9 +115,9 @@ def _pack_kernel(
     row = tl.maximum(row, 0)
     is_row &= tl.load(done_ptr + row) == 0
     known = tl.load(known_ptr + row)
-    count = tl.minimum(tl.load(count_ptr + row), tl.load(allowed_ptr + r))
+    count = tl.minimum(tl.load(num_nodes_ptr + row), tl.load(max_checked_ptr + r))
     count = tl.minimum(count, num_nodes)
-    tl.store(count_out_ptr + r, tl.where(is_row, count, -1))
+    tl.store(num_checked_ptr + r, tl.where(is_row, count, -1))
     place = tl.arange(0, BLOCK_N)  # 0: the root; then node place - 1
     is_in = place < num_nodes + 1
     is_live = is_row & (place <= count) & is_in
@@ -176,15 +177,15 @@ def pack(state: RowState, step: StepRows, num_nodes: int, ids_T: Tensor, attn: A
 
 @triton.jit(do_not_specialize=["num_nodes"])
 def _commit_kernel(
-    ids_ptr, choice_ptr, count_in_ptr, draft_ptr, parents_ptr, history_ptr, known_ptr, end_ptr,
-    done_ptr, count_ptr, stop_ptr, path_ptr, result_ptr,
+    ids_ptr, choice_ptr, num_checked_ptr, draft_ptr, parents_ptr, history_ptr, known_ptr, end_ptr,
+    done_ptr, num_nodes_ptr, stop_ptr, path_ptr, result_ptr,
     num_nodes, draft_stride, history_stride, result_stride, num_stops,
     BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
     """One row: walk the draft while it agrees with the target, append tokens, look for the end."""
     r = tl.program_id(0).to(tl.int64)
     take_turns()
-    num_checked = tl.load(count_in_ptr + r)
+    num_checked = tl.load(num_checked_ptr + r)
     is_row = num_checked >= 0
     row = tl.maximum(tl.load(ids_ptr + r), 0)
     node_N = tl.arange(0, BLOCK_N)
@@ -220,7 +221,7 @@ def _commit_kernel(
     if is_row:
         tl.store(known_ptr + row, known + count)
         tl.store(done_ptr + row, (reason > 0).to(tl.int64))
-        tl.store(count_ptr + row, tl.zeros((), tl.int64))
+        tl.store(num_nodes_ptr + row, tl.zeros((), tl.int64))
 
 
 def commit(state: RowState, step: StepRows, choice_M: Tensor, num_nodes: int) -> None:

@@ -24,13 +24,13 @@ STRIDE = tl.constexpr(at.STRIDE)
 
 @triton.jit
 def _remembered_kernel(
-    ids_ptr, room_ptr, count_in_ptr, history_ptr, known_ptr, end_ptr, done_ptr, count_ptr,
-    draft_ptr, parents_ptr, result_ptr, about_ptr, answers_ptr, runs_ptr, history_stride,
-    draft_stride, result_stride, about_stride, answers_stride, num_runs, num_nodes, guesses_at,
-    vocab_size, BLOCK: tl.constexpr,
+    ids_ptr, max_draft_ptr, num_checked_ptr, history_ptr, known_ptr, end_ptr, done_ptr,
+    num_nodes_ptr, draft_ptr, parents_ptr, result_ptr, about_ptr, answers_ptr, runs_ptr,
+    history_stride, draft_stride, result_stride, about_stride, answers_stride, num_runs, num_nodes,
+    guesses_at, vocab_size, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One row: what its answer continued with, right as far as its turn says."""
-    r, row, is_row = live_row(ids_ptr, count_in_ptr, done_ptr)
+    r, row, is_row = live_row(ids_ptr, num_checked_ptr, done_ptr)
     if is_row:
         about_ptr += row * about_stride
         answers_ptr += row * answers_stride
@@ -53,8 +53,8 @@ def _remembered_kernel(
         is_wrong = is_node & (n >= tl.load(runs_ptr + turn))
         tokens = tl.where(is_wrong, (tokens + 1) % vocab_size, tokens)
         put_chain(
-            tokens, n, num_guesses, 0, known, r, row, room_ptr, end_ptr, count_ptr, draft_ptr,
-            parents_ptr, result_ptr, draft_stride, result_stride, num_nodes, guesses_at,
+            tokens, n, num_guesses, 0, known, r, row, max_draft_ptr, end_ptr, num_nodes_ptr,
+            draft_ptr, parents_ptr, result_ptr, draft_stride, result_stride, num_nodes, guesses_at,
         )  # fmt: skip
 
 

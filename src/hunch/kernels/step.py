@@ -181,7 +181,10 @@ def pack_ref(
 
 
 def commit_ref(state: RowState, step: StepRows, choice_M: Tensor, num_nodes: int) -> None:
-    """Walk each row's draft while it agrees with the target, and append the chosen tokens."""
+    """Walk each row's draft while it agrees with the target, and append the chosen tokens.
+
+    Of a row that had ended, CHECKED and KNOWN mean nothing in the result.
+    """
     for r, row in enumerate(step.ids_R.tolist()):
         line, checked = step.result_RC[r], int(step.num_checked_R[r])
         line[: FIRST + num_nodes + 1] = 0

@@ -1,5 +1,7 @@
 """The target's best successors of each token, on a device, and trees of them: the specification.
 
+A *slot* here is an entry of the table of successors, not of the KV cache.
+
 Shape letters: as in `step`; S slots of the table, C successors of a token, T packed tokens, V
 vocabulary, N nodes of a tree of ranks, P ranks on the path to a node.
 """
@@ -34,8 +36,10 @@ class Successors:
         return len(self.token_S) - 1
 
     def keep(self, ids_T: Tensor, is_token_T: Tensor, logits_TV: Tensor) -> None:
-        """Keep the best successors of these tokens, the lowest first among equals; of the tokens
-        with one slot, the last one's."""
+        """Keep the best successors of these tokens.
+
+        Of equal logits, the lower token comes first. If tokens share a slot, the last one keeps it.
+        """
         size = self.num_slots
         place_T = torch.arange(len(ids_T), device=ids_T.device)
         slot_T = torch.where(is_token_T, ids_T % size, size)
@@ -80,8 +84,8 @@ class RankTree:
 
 
 def recycled_ref(state: RowState, step: StepRows, successors: Successors, tree: RankTree) -> None:
-    """Draft a tree of successors, without nodes after tokens that have none in the table, and
-    without those of positions past the row's last token."""
+    """Draft a tree of successors: no nodes after tokens that have none in the table, and none past
+    the row's end (`end_X`)."""
     depth_N = (tree.rank_NP >= 0).sum(1).tolist()
     for r, row in live_rows(state, step):
         known = int(state.known_X[row])

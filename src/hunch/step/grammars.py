@@ -135,9 +135,9 @@ class RowGrammars:
     ) -> dict[int, int]:
         """Write the masks of a captured step as words of bits, `num_k` masks per row.
 
-        `counts`: how many nodes of each row's draft are checked. A mask that is not written allows
-        nothing. Returns how many masks each row has that chooses first: one, or none where a
-        refusal is unlikely (`Matcher.can_wait`).
+        `counts`: how many nodes of each row's draft are checked. The masks of further nodes allow
+        nothing; rows without a grammar have no masks. Returns how many masks each row has that
+        chooses first: one, or none where a refusal is unlikely (`Matcher.can_wait`).
         """
         masks = _masks()
         jobs: list[Job] = []

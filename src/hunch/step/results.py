@@ -41,7 +41,7 @@ class Columns:
     """The columns of a result's line after the fixed ones of `kernels.step`."""
 
     num_tokens: int  # tokens the step can commit, from FIRST on
-    num_guesses: int  # guesses of the lookup for the next draft, after them
+    num_guesses: int  # guesses for the next draft, after them
     num_best: int  # tokens scored beside each committed one; NO_SCORES: none is scored
     draft: int  # tokens of the next draft, then the parents of its nodes, if the step returns it
     scores_at: int  # per committed token its rank, then (id, logprob) of it and of the best ones

@@ -119,7 +119,7 @@ class RowExtras:
         self.methods, self._named_methods = methods, named_methods
         self.extras_X = np.zeros(num_rows, dtype=np.int64)  # RULES, MASKS and so on
         self.num_best_X = np.full(num_rows, NO_SCORES)
-        self.undrafted: set[int] = set()  # rows that are too long for the network
+        self.undrafted: set[int] = set()  # too long for the network, with nothing else that drafts
         self._can_take_back = can_take_back
         self.is_traced_X = np.zeros(num_rows, dtype=np.bool_)
         # Tokens and parents of the waiting drafts of rows with a grammar or a trace.
