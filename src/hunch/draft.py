@@ -2,8 +2,8 @@
 
 Shape letters: X rows of the engine, R rows of this step, L longest sequence, N nodes of a draft,
 K tokens one step can commit (longest path + 1), G KV groups, B blocks of a table, T packed tokens,
-D width, V vocabulary, M tokens that were checked, C candidates after each. Token ids, positions and
-slots are int64.
+D width, V vocabulary, M tokens that were checked, C likeliest tokens after each. Token ids,
+positions and slots are int64.
 """
 
 from __future__ import annotations
@@ -108,14 +108,14 @@ class Rows:
 class TargetStep:
     """What the target just did for `rows`: known tokens processed, then some committed.
 
-    Row r processed positions [start_R[r], known_R[r]) with states of each, packed row after row,
+    Row r processed positions [start_R[r], stop_R[r]) with states of each, packed row after row,
     those of row r from offset_R[r] on. Rejected nodes are not among them. Tokens up to
     known_X[row], the bonus included, are in rows.tokens_XL.
     """
 
     rows: Rows
     start_R: Tensor
-    known_R: Tensor  # known length without the bonus: states exist below it
+    stop_R: Tensor  # known length without the bonus
     offset_R: Tensor
     hidden_TD: Tensor | None  # states after the final norm; None: the drafter needs none
     features: tuple[Tensor, ...] = ()  # outputs after Needs.feature_layers, each TD

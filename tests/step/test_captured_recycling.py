@@ -103,7 +103,7 @@ def take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ShapeChoice, "best", in_turn)
 
 
-def test_candidates_beside_lookups(
+def test_successors_beside_lookups(
     model: Path, plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the policy chooses, and however often it changes its mind."""
@@ -120,7 +120,7 @@ def test_candidates_beside_lookups(
         assert min(drafters[name]["accepted"] for name in ("recycling", "suffix")) > 0
 
 
-def test_a_row_that_names_the_lookup_has_no_candidates(
+def test_a_row_that_names_the_lookup_has_no_successors(
     model: Path, plain: dict[str, list[list[int]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its steps are captured, beside others that have them."""
@@ -143,7 +143,7 @@ def test_a_row_that_names_the_lookup_has_no_candidates(
     ("options", "largest"),
     [(":num_nodes=16", 15), (":num_nodes=7", 7), (":num_nodes=4", 0), (":adaptive=false", 0)],
 )
-def test_candidates_are_within_the_nodes_asked_for(model: Path, options: str, largest: int) -> None:
+def test_successors_are_within_the_nodes_asked_for(model: Path, options: str, largest: int) -> None:
     with LLM(str(model), speculate=f"auto{options}", **SMALL) as llm:
         shapes = llm.engine.runner.captured.drafter.shapes
         assert max((shape.num_nodes for shape in shapes if shape.source > 0), default=0) == largest

@@ -22,7 +22,7 @@ from hunch.config import MERGE, SpecConfig
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.auto_device import (
     MAX_NODES,
-    OF_CANDIDATES,
+    OF_SUCCESSORS,
     DeviceAuto,
     DeviceAutoHead,
     DeviceAutoRecycling,
@@ -97,7 +97,7 @@ class RoutedDrafter:
         self.needs = replace(method.needs, max_nodes=max(sizes.values()), methods=sizes)
         self.network_name = default if network is None else network.name
         # Drafts beside the lookup in captured steps, and in no others.
-        self.candidates: RecyclingDrafter | None = None
+        self.recycling: RecyclingDrafter | None = None
         self._routes: dict[int, Route] = {}
 
     def observe(self, step: TargetStep) -> None:
@@ -224,9 +224,9 @@ class RoutedDrafter:
                 found = DeviceAutoHead(matches, network, room, only_chains=only_chains)
             else:
                 found = DeviceAuto(matches, network, room, only_chains=only_chains)
-        candidates = form_on_device(self.candidates)
-        if isinstance(matches, DeviceLookup) and isinstance(candidates, DeviceRecycling):
-            found = DeviceAutoRecycling(matches, candidates, self.needs.max_nodes)
+        recycling = form_on_device(self.recycling)
+        if isinstance(matches, DeviceLookup) and isinstance(recycling, DeviceRecycling):
+            found = DeviceAutoRecycling(matches, recycling, self.needs.max_nodes)
         if found is not None:
             found.methods = self._row_methods(found, matches, network)
         return found
@@ -264,13 +264,13 @@ class RoutedDrafter:
 
     def clear(self) -> None:
         network = None if self.network is None else self.network.method
-        for method in (self.lookup, network, self.candidates, *self.lookups.values()):
+        for method in (self.lookup, network, self.recycling, *self.lookups.values()):
             if isinstance(method, Clears):
                 method.clear()
 
 
 class AutoDrafter(RoutedDrafter):
-    """Lookups, and a network where it pays; without one, captured steps check candidates too.
+    """Lookups, and a network where it pays; without one, captured steps use recycling too.
 
     Its options are those of `suffix`, and `draft`.
     """
@@ -292,9 +292,9 @@ class AutoDrafter(RoutedDrafter):
         super().__init__("suffix", suffix, model, lookups, context)
         sizes = {"auto": suffix.needs.max_nodes, **self.needs.methods}
         needs = self.needs
-        room = sizes["auto"] if "num_nodes" in options else OF_CANDIDATES[-1].num_nodes
-        if model is None and _has_candidates(suffix, room, context):
-            self.candidates = RecyclingDrafter({}, None, context)
+        room = sizes["auto"] if "num_nodes" in options else OF_SUCCESSORS[-1].num_nodes
+        if model is None and _can_recycle(suffix, room, context):
+            self.recycling = RecyclingDrafter({}, None, context)
             sizes["auto"] = max(sizes["auto"], room)
         if model is not None:
             needs = model.method.needs
@@ -305,10 +305,10 @@ class AutoDrafter(RoutedDrafter):
         self.needs = replace(needs, max_nodes=max(sizes.values()), methods=sizes)
 
 
-def _has_candidates(lookup: LookupDrafter, room: int, context: DrafterContext) -> bool:
-    """Whether captured steps may check the target's candidates beside the lookup's guesses."""
+def _can_recycle(lookup: LookupDrafter, room: int, context: DrafterContext) -> bool:
+    """Whether captured steps may check trees of recycling beside the lookup's guesses."""
     has_trees = context.is_fused and not context.only_chains and not lookup.is_alone_on_device
-    return has_trees and lookup.is_adaptive and room >= OF_CANDIDATES[0].num_nodes
+    return has_trees and lookup.is_adaptive and room >= OF_SUCCESSORS[0].num_nodes
 
 
 def load_drafter(spec: SpecConfig, context: DrafterContext) -> Drafter:

@@ -31,11 +31,11 @@ OF_MODELS = {
     DraftSource.TREE: (TreeSize(5, 3),),
     DraftSource.MERGED: (TreeSize(4, 4, 14), TreeSize(3, 7, 10)),
 }
-# Trees of candidates, with a lookup's guesses: with the last known token, they fill tiles.
-OF_CANDIDATES = TreeSize(2, 2, 3), TreeSize(3, 3, 6), TreeSize(6, 4, 7)
-# Steps of more rows check no candidates. At 8 rows of a 2B Qwen a step with 15 nodes took 2.19 ms
+# Trees of successors, with a lookup's guesses: with the last known token, they fill tiles.
+OF_SUCCESSORS = TreeSize(2, 2, 3), TreeSize(3, 3, 6), TreeSize(6, 4, 7)
+# Steps of more rows check no successors. At 8 rows of a 2B Qwen a step with 15 nodes took 2.19 ms
 # and brought 6,700 tok/s; those of a lookup with 7 took 1.88 ms and brought 7,300 (H200, bfloat16).
-CANDIDATE_ROWS = 4
+MAX_SUCCESSOR_ROWS = 4
 MAX_NODES = max(size.num_nodes for sizes in OF_BLOCKS.values() for size in sizes)
 
 
@@ -186,18 +186,18 @@ class DeviceAutoHead(DeviceEither):
 
 
 class DeviceAutoRecycling(DeviceWithLookups):
-    """A lookup alone, or its guesses beside a tree of the target's best candidates.
+    """A lookup alone, or its guesses beside a tree of the target's best successors.
 
     The successors of tokens are kept only in steps with such trees: to find the best of all tokens
     takes longer than a lookup.
     """
 
-    def __init__(self, matches: DeviceLookup, candidates: DeviceRecycling, room: int) -> None:
-        sizes = [size for size in OF_CANDIDATES if size.num_nodes <= room]
-        super().__init__("auto", matches, candidates, {DraftSource.MERGED: sizes})
+    def __init__(self, matches: DeviceLookup, recycling: DeviceRecycling, room: int) -> None:
+        sizes = [size for size in OF_SUCCESSORS if size.num_nodes <= room]
+        super().__init__("auto", matches, recycling, {DraftSource.MERGED: sizes})
         self.trees = {
             size: replace(
-                candidates, num_nodes=self.num_nodes, tree_nodes=size.width * size.num_levels
+                recycling, num_nodes=self.num_nodes, tree_nodes=size.width * size.num_levels
             )
             for size in sizes
         }
@@ -209,7 +209,7 @@ class DeviceAutoRecycling(DeviceWithLookups):
 
     @property
     def max_network_rows(self) -> int:
-        return CANDIDATE_ROWS
+        return MAX_SUCCESSOR_ROWS
 
     def sees_in(self, source: int) -> bool:
         return source > 0

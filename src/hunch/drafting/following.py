@@ -108,7 +108,7 @@ class StateFollower:
         arrays = self.host.read(rows)
         self.window.add_new(rows, arrays.ids_R)
         is_caught_up = repeat(True) if step.is_caught_up_R is None else step.is_caught_up_R.tolist()
-        columns = step.start_R.tolist(), step.known_R.tolist(), step.offset_R.tolist()
+        columns = step.start_R.tolist(), step.stop_R.tolist(), step.offset_R.tolist()
         parts: Parts = []
         source: list[Array] = []  # the packed place of each position's state
         for row, start, stop, offset, may_draft in zip(

@@ -102,13 +102,13 @@ class LastStateDrafter:
         """Keep the state of each row's last token."""
         assert step.hidden_TD is not None
         ids_R = host(step.rows.ids_R)
-        last_R = host(step.offset_R) + host(step.known_R) - host(step.start_R) - 1
+        last_R = host(step.offset_R) + host(step.stop_R) - host(step.start_R) - 1
         device = step.hidden_TD.device
         state_RD = step.hidden_TD[torch.from_numpy(last_R).to(device)]
         if self.state_XD is None:
             self.state_XD = state_RD.new_zeros(self.context.max_rows, state_RD.shape[1])
         self.state_XD[torch.from_numpy(ids_R).to(device)] = state_RD
-        self.known_X[ids_R] = host(step.known_R) + 1
+        self.known_X[ids_R] = host(step.stop_R) + 1
 
     def propose(self, rows: Rows) -> Draft:
         assert self.state_XD is not None, "observe comes before propose"

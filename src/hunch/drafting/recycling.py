@@ -1,6 +1,6 @@
-"""Token recycling: a tree of the target's best candidates after each token, as last seen.
+"""Token recycling: a tree of the target's best successors of each token, as last seen.
 
-Shape letters: M tokens checked, C candidates kept per token, S slots of the table, T packed tokens,
+Shape letters: M tokens checked, C successors kept per token, S slots of the table, T packed tokens,
 V vocabulary.
 Paper: arXiv 2408.08696. No training; the table stays under 2 MB and is shared by all requests.
 """
@@ -27,11 +27,11 @@ from hunch.kernels.successors import RankTree, Successors
 from hunch.models.target import Hidden
 
 MAX_BYTES = 2_000_000
-# How often the candidate of each rank is the target's choice, and the ratio per level: starting
+# How often the successor of each rank is the target's choice, and the ratio per level: starting
 # values, about those that the paper reports.
 RANK_SHARES = (0.45, 0.14, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)
 DEPTH_DECAY = 0.85
-# Chances of a device's trees of 9, as measured on two models: of a token's best candidates that one
+# Chances of a device's trees of 9, as measured on two models: of a token's best successors that one
 # is right, and of a further level (0.49 and 0.35 on SmolLM2-135M, 0.49 and 0.48 on Qwen2.5-0.5B).
 PRIOR = 0.45, 0.45
 
@@ -42,7 +42,7 @@ class RecyclingConfig:
 
     num_nodes: int = 24  # most nodes of a tree
     depth: int = 6  # its longest path
-    candidates: int = 8  # kept per token
+    candidates: int = 8  # successors kept per token
     adaptive: bool = True  # fewer nodes if they do not pay
 
     def __post_init__(self) -> None:

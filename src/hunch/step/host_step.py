@@ -288,7 +288,7 @@ class HostStep:
             step = TargetStep(
                 rows=rows,
                 start_R=torch.from_numpy(start_R),
-                known_R=torch.from_numpy(start_R + counts),
+                stop_R=torch.from_numpy(start_R + counts),
                 offset_R=torch.from_numpy(counts.cumsum() - counts),
                 hidden_TD=hidden.last_TD[index_T],
                 features=tuple(feature_TD[index_T] for feature_TD in hidden.features),

@@ -125,7 +125,7 @@ class PromptSteps:
             TargetStep(
                 rows=self.rows.view(rows),
                 start_R=torch.from_numpy(start_R),
-                known_R=torch.from_numpy(start_R + num_R),
+                stop_R=torch.from_numpy(start_R + num_R),
                 offset_R=torch.from_numpy(offset_R),
                 hidden_TD=hidden.last_TD[:num_tokens],
                 features=tuple(feature_TD[:num_tokens] for feature_TD in hidden.features),
