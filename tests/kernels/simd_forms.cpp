@@ -58,7 +58,7 @@ std::vector<double> rounded_row(const Input& input, int row) {
     std::vector<double> x(input.num_groups() * GROUP);
     for (int g = 0; g < input.num_groups(); g++) {
         const uint8_t* at = input.tiles + row / RT * input.tile_bytes() + g * tile_group_bytes(input.is_fine);
-        const float* scales = (const float*)(at + (input.is_fine ? 2 : 1) * RT * GROUP);
+        const float* scales = (const float*)(at + activation_bytes(input.is_fine));
         const double scale = scales[row % RT * SCALE_COPIES];
         for (int j = 0; j < GROUP; j++) {
             const int8_t* q = (const int8_t*)at + tile_byte(row % RT, j);

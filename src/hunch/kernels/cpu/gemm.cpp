@@ -182,7 +182,9 @@ void Input::put(int row, int first, int last, const float* x) const {
             std::memcpy(at + tile_byte(r, j), high + j, 8);
             if (is_fine) std::memcpy(at + RT * GROUP + tile_byte(r, j), low + j, 8);
         }
-        float* scales = (float*)(at + (is_fine ? 2 : 1) * RT * GROUP);
+        int16_t* words = (int16_t*)(at + 2 * RT * GROUP) + r * GROUP;
+        for (int j = 0; IN_WORDS && is_fine && j < GROUP; j++) words[j] = (int16_t)(64 * high[j] + low[j]);
+        float* scales = (float*)(at + activation_bytes(is_fine));
         float d = largest / limit;
         for (int i = 0; i < SCALE_COPIES; i++) {
             scales[r * SCALE_COPIES + i] = d;

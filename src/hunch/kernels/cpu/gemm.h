@@ -15,9 +15,13 @@ constexpr int COARSE_TOP = 127, FINE_TOP = 8127;
 // scales d[RT], then d * (sum of the group) [RT], then, where KEEPS_SUMS, -128 times (fine: -2
 // times) the sums of the group, its first and its second half as int32 [3][RT], to each of which
 // SUMS_START is added (fine: nothing): see add_group.
-// IN_PAIRS: int8 [RT / 2][4][2][8], and every scale and sum stands twice.
+// IN_PAIRS: int8 [RT / 2][4][2][8], and every scale and sum stands twice. IN_WORDS: after the parts
+// of fine ones their numbers, int16 [RT][32].
+constexpr size_t activation_bytes(bool is_fine) {
+    return (is_fine ? IN_WORDS ? 4 : 2 : 1) * RT * GROUP;
+}
 constexpr size_t tile_group_bytes(bool is_fine) {
-    return (is_fine ? 2 : 1) * RT * GROUP + (KEEPS_SUMS ? 5 : IN_PAIRS ? 4 : 2) * RT * sizeof(float);
+    return activation_bytes(is_fine) + (KEEPS_SUMS ? 5 : IN_PAIRS ? 4 : 2) * RT * sizeof(float);
 }
 // Where input j of a row stands in it.
 constexpr int tile_byte(int row, int j) {

@@ -11,11 +11,14 @@ namespace hunch {
 
 constexpr const char* VECTOR_UNIT = "AVX2";
 constexpr int P = 8;   // output channels per panel: float lanes of a vector
-constexpr int RT = 4;  // rows per register tile
 #if defined(__AVXVNNI__)
+constexpr int RT = 4;  // rows per register tile
 constexpr bool KEEPS_SUMS = true;  // integer sums of the activations, for add_group
+constexpr bool IN_WORDS = false;
 #else
+constexpr int RT = 8;
 constexpr bool KEEPS_SUMS = false;
+constexpr bool IN_WORDS = true;  // fine activations stand as int16 too
 #endif
 constexpr int32_t SUMS_START = 0;
 constexpr bool IN_PAIRS = false;
@@ -195,54 +198,106 @@ inline __m256i four_inputs(const int8_t* a) {
     return _mm256_set1_epi32(word);
 }
 
-// s + the sum of w * a over the group, exact. 4 bits: eight sums of pairs still fit 16 bits. With
-// AVX-VNNI, products are of unsigned and signed numbers: weights of 8 bits go in plus 128.
+#if defined(__AVXVNNI__)
+// s + the sum of w * a over the group, exact. Products are of unsigned and signed numbers: weights of 8
+// bits go in plus 128.
 template <bool IS_4BIT, int QUADS>
 inline __m256i add_dots(__m256i start, const Weights& w, const int8_t* a) {
-#if defined(__AVXVNNI__)
     const __m256i offset = _mm256_set1_epi8(IS_4BIT ? 0 : (char)0x80);
     HUNCH_UNROLL for (int i = 0; i < QUADS; i++)
         start = _mm256_dpbusd_avx_epi32(start, _mm256_xor_si256(w.quad[i], offset), four_inputs(a + 4 * i));
     return start;
-#else
-    const __m256i ones = _mm256_set1_epi16(1);
-    __m256i s = IS_4BIT ? _mm256_setzero_si256() : start;
-    HUNCH_UNROLL for (int i = 0; i < QUADS; i++) {
-        __m256i x = four_inputs(a + 4 * i);
-        if (IS_4BIT) {
-            s = _mm256_add_epi16(s, _mm256_maddubs_epi16(w.quad[i], x));
-        } else {
-            __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w.quad[i]), _mm256_sign_epi8(x, w.quad[i]));
-            s = _mm256_add_epi32(s, _mm256_madd_epi16(pairs, ones));
-        }
-    }
-    return IS_4BIT ? _mm256_add_epi32(start, _mm256_madd_epi16(s, ones)) : s;
-#endif
 }
 
-// The sum of w * q over the group, exact; the low parts of fine activations follow all high ones.
-template <bool IS_4BIT, bool FINE, Span SPAN>
-inline __m256i dot_group(const Weights& w, const int8_t* a, const float* d_a) {
-    __m256i s = _mm256_setzero_si256();
-    // 128 times the sum of the activations is taken away first; the shift below makes 2 of it 128.
-    if (KEEPS_SUMS && !IS_4BIT) {
-        s = _mm256_set1_epi32(((const int32_t*)d_a)[2 * RT + RT * (int)SPAN]);
-    }
+// The sums of w * q over the group for each of R rows, exact; the low parts of fine activations follow
+// all high ones.
+template <int R, bool IS_4BIT, bool FINE, Span SPAN>
+inline void dot_rows(__m256i* sums, const Weights& w, const int8_t* a, const float* d_a) {
     constexpr int QUADS = num_quads(SPAN);
-    s = add_dots<IS_4BIT, QUADS>(s, w, a);
-    return FINE ? add_dots<IS_4BIT, QUADS>(_mm256_slli_epi32(s, 6), w, a + 32 * RT) : s;
+    if (SPAN == Span::SECOND) a += 16;
+    HUNCH_UNROLL for (int r = 0; r < R; r++) {
+        // 128 times the sum of the activations is taken away first; the shift below makes 2 of it 128.
+        const int32_t start = IS_4BIT ? 0 : ((const int32_t*)d_a)[2 * RT + RT * (int)SPAN + r];
+        __m256i s = add_dots<IS_4BIT, QUADS>(_mm256_set1_epi32(start), w, a + 32 * r);
+        if (FINE) s = add_dots<IS_4BIT, QUADS>(_mm256_slli_epi32(s, 6), w, a + 32 * (RT + r));
+        sums[r] = s;
+    }
 }
+#else
+// Of several rows the next product belongs to the sum before it. Compilers would compute all products
+// first, for which there are too few registers.
+template <int R>
+inline void in_order(__m256i& sum) {
+    if (R > 1) asm("" : "+x"(sum));
+}
+
+// The sums of w * a over the group for each of R rows, exact.
+template <int R, bool IS_4BIT, int QUADS>
+inline void dot_bytes(__m256i* sums, const Weights& w, const int8_t* a) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    HUNCH_UNROLL for (int r = 0; r < R; r++) sums[r] = _mm256_setzero_si256();
+    HUNCH_UNROLL for (int i = 0; i < QUADS; i++) {
+        const __m256i v = IS_4BIT ? w.quad[i] : _mm256_abs_epi8(w.quad[i]);
+        HUNCH_UNROLL for (int r = 0; r < R; r++) {
+            const __m256i x = four_inputs(a + 32 * r + 4 * i);
+            if (IS_4BIT) {  // eight sums of pairs still fit 16 bits
+                in_order<R>(sums[r] = _mm256_add_epi16(sums[r], _mm256_maddubs_epi16(v, x)));
+            } else {
+                const __m256i pairs = _mm256_maddubs_epi16(v, _mm256_sign_epi8(x, w.quad[i]));
+                in_order<R>(sums[r] = _mm256_add_epi32(sums[r], _mm256_madd_epi16(pairs, ones)));
+            }
+        }
+    }
+    HUNCH_UNROLL for (int r = 0; IS_4BIT && r < R; r++) sums[r] = _mm256_madd_epi16(sums[r], ones);
+}
+
+// The same for fine activations as whole numbers: products are added in pairs, four channels to a vector.
+template <int R, int QUADS>
+inline void dot_words(__m256i* sums, const Weights& w, const int16_t* a) {
+    __m256i upper[R], lower[R];
+    HUNCH_UNROLL for (int r = 0; r < R; r++) upper[r] = lower[r] = _mm256_setzero_si256();
+    HUNCH_UNROLL for (int i = 0; i < QUADS; i++) {
+        const __m256i first = _mm256_cvtepi8_epi16(_mm256_castsi256_si128(w.quad[i]));
+        const __m256i second = _mm256_cvtepi8_epi16(_mm256_extracti128_si256(w.quad[i], 1));
+        HUNCH_UNROLL for (int r = 0; r < R; r++) {
+            int64_t four;
+            std::memcpy(&four, a + 32 * r + 4 * i, 8);
+            const __m256i x = _mm256_set1_epi64x(four);
+            in_order<R>(upper[r] = _mm256_add_epi32(upper[r], _mm256_madd_epi16(first, x)));
+            in_order<R>(lower[r] = _mm256_add_epi32(lower[r], _mm256_madd_epi16(second, x)));
+        }
+    }
+    HUNCH_UNROLL for (int r = 0; r < R; r++)
+        sums[r] = _mm256_permute4x64_epi64(_mm256_hadd_epi32(upper[r], lower[r]), 0xD8);
+}
+
+template <int R, bool IS_4BIT, bool FINE, Span SPAN>
+inline void dot_rows(__m256i* sums, const Weights& w, const int8_t* a, const float*) {
+    constexpr int QUADS = num_quads(SPAN);
+    const int first = SPAN == Span::SECOND ? 16 : 0;
+    if constexpr (FINE && !IS_4BIT) {
+        dot_words<R, QUADS>(sums, w, (const int16_t*)(a + 2 * RT * 32) + first);
+        return;
+    }
+    dot_bytes<R, IS_4BIT, QUADS>(sums, w, a + first);
+    if constexpr (FINE) {
+        __m256i low[R];
+        dot_bytes<R, IS_4BIT, QUADS>(low, w, a + 32 * RT + first);
+        HUNCH_UNROLL for (int r = 0; r < R; r++)
+            sums[r] = _mm256_add_epi32(_mm256_slli_epi32(sums[r], 6), low[r]);
+    }
+}
+#endif
 
 // For each of R rows, acc += (sum of w * a over the group) * scale * d_a: two roundings, the same
 // for every R.
 template <int R, bool IS_4BIT, bool FINE, Span SPAN = Span::WHOLE>
 inline void add_group(vf* acc, const Weights& w, const Scale& scale, const int8_t* a,
                       const float* d_a) {
-    if (SPAN == Span::SECOND) a += 16;
-    HUNCH_UNROLL for (int r = 0; r < R; r++) {
-        __m256i s = dot_group<IS_4BIT, FINE, SPAN>(w, a + 32 * r, d_a + r);
-        acc[r] = fma(acc[r], mul(_mm256_cvtepi32_ps(s), scale.d), d_a[r]);
-    }
+    __m256i sums[R];
+    dot_rows<R, IS_4BIT, FINE, SPAN>(sums, w, a, d_a);
+    HUNCH_UNROLL for (int r = 0; r < R; r++)
+        acc[r] = fma(acc[r], mul(_mm256_cvtepi32_ps(sums[r]), scale.d), d_a[r]);
 }
 
 }  // namespace hunch

@@ -18,6 +18,7 @@ constexpr bool KEEPS_SUMS = true;  // integer sums of the activations, for add_g
 constexpr int32_t MAGIC_BITS = 0x4B400000;
 constexpr int32_t SUMS_START = MAGIC_BITS;  // added to the sums of coarse activations
 constexpr bool IN_PAIRS = false;
+constexpr bool IN_WORDS = false;
 
 typedef __m512 vf;
 

@@ -14,6 +14,7 @@ constexpr bool KEEPS_SUMS = false;
 constexpr int32_t SUMS_START = 0;
 // Whether weights stand as 2 channels by 8 inputs and activations as 2 rows by 8 inputs, as the
 // matrix instructions of i8mm multiply them.
+constexpr bool IN_WORDS = false;
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 constexpr bool IN_PAIRS = true;
 constexpr const char* VECTOR_UNIT = "NEON with i8mm";

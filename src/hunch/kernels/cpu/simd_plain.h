@@ -15,6 +15,7 @@ constexpr int RT = 4;  // rows per register tile
 constexpr bool KEEPS_SUMS = false;
 constexpr int32_t SUMS_START = 0;
 constexpr bool IN_PAIRS = false;
+constexpr bool IN_WORDS = false;
 
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));

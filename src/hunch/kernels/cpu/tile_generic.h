@@ -31,7 +31,7 @@ inline void tile_panel(const uint8_t* w, const float* scales, int num_groups, co
     for (int g = 0; g < num_groups; g++, w += SIZE, a += tile_group_bytes(FINE)) {
         if (!IS_UNPACKED) read_ahead(w, SIZE);
         const int8_t* q = (const int8_t*)a;
-        const float* d_a = (const float*)(a + (FINE ? 2 : 1) * RT * GROUP);
+        const float* d_a = (const float*)(a + activation_bytes(FINE));
         if constexpr (FORMAT == Format::K6) {
             Scale first(load(scales + P)), second(load(scales + 3 * P));
             add_group<R, false, FINE, Span::FIRST>(acc, unpack6(w), first, q, d_a);
