@@ -244,7 +244,7 @@ def test_a_head_does_not_draft_for_rows_that_it_did_not_follow() -> None:
     policy.start([0, 1])
     for _ in range(40):
         for row in (0, 1):
-            policy.network.learn(row, 5, 5, DraftSource.CHAIN)
+            policy.network_estimate.learn(row, 5, 5, DraftSource.CHAIN)
     assert policy.choose(row_R).source > 0
     policy.network_rows.is_current[1] = False
     assert policy.choose(row_R).source == DraftSource.LOOKUP
