@@ -59,7 +59,7 @@ def check_units(share: float, spec: ModelSpec | None = None) -> None:
 
 
 def with_units(spec: ModelSpec, share: float) -> ModelSpec:
-    """Layers that keep a share of their units."""
+    """The spec with layers that keep a share of their units."""
     num_units = max(round(share * spec.ffn_width / _MULTIPLE), 1) * _MULTIPLE
     return replace(spec, ffn_width=min(num_units, spec.ffn_width))
 
@@ -70,7 +70,7 @@ def in_groups(layers: Sequence[int], abreast: int) -> list[list[int]]:
 
 
 def side_by_side(spec: ModelSpec, abreast: int) -> ModelSpec:
-    """Layers that each hold `abreast` of the target's layers side by side: heads and units."""
+    """The spec of layers that each hold `abreast` of the target's side by side: heads and units."""
     return replace(
         spec,
         num_heads=abreast * spec.num_heads,
