@@ -224,7 +224,7 @@ class ShapeChoice:
             group = self.groups[shape.source]
             if rate > rates.get(group, 0.0):
                 best[group], rates[group] = shape, rate
-        return best[self.best_group(row_R, rates)]
+        return best[self.choose_group(row_R, rates)]
 
     def _tokens(self, row_R: np.ndarray, num_rows: int) -> dict[StepShape, float]:
         """Expected tokens of a row, by shape."""
@@ -294,8 +294,8 @@ class ShapeChoice:
                 gains[place] = [one + (1.0 - first) * own for one, own in pairs]
         return gains
 
-    def best_group(self, row_R: np.ndarray, rates: Mapping[int, float]) -> int:
-        """The group of sources with the best mean rate of recent steps.
+    def choose_group(self, row_R: np.ndarray, rates: Mapping[int, float]) -> int:
+        """Choose the group of sources with the best mean rate of recent steps, and note the choice.
 
         Other groups than that of the waiting drafts must lead by a margin.
         rates: the best expected tokens per second of each group, for the next step.
