@@ -45,7 +45,7 @@ UNDER_LOAD = {128: {1: 4.0, 8: 4.2, 16: 4.3, 32: 4.6, 64: 5.5, 128: 6.8, 256: 9.
 class Drafter:
     """A device drafter of given shapes, as far as the policy asks it."""
 
-    name, is_guided, draft_model = "auto", False, object()
+    name, has_table, draft_model = "auto", False, object()
     trained_len = max_len = None
     priors, max_network_rows = NETWORK_PRIORS, MAX_CHECKED
 

@@ -122,7 +122,7 @@ class Head(Model):
 
 
 class Guided(Model):
-    is_guided = True
+    has_table = True
 
 
 LOOKUPS = DeviceLookup(name="suffix", min_match=1, max_match=16, num_nodes=15, margin=0.01)

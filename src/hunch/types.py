@@ -64,7 +64,7 @@ class StructuredOutput:
     json_object: bool | None = None  # any JSON object
     regex: str | None = None  # the whole answer matches
     choice: Sequence[str] | None = None  # one of these texts
-    grammar: str | None = None  # in Lark's manner, or llama.cpp's GBNF
+    grammar: str | None = None  # in Lark's form, or llama.cpp's GBNF
     structural_tag: str | Mapping[str, Any] | None = None  # forms within text, as xgrammar has them
     whitespace: bool = False  # JSON may be laid out freely, not only as {"a": 1, "b": 2}
     frame: str | None = None  # Lark in which @body stands for the above: what may be around it
@@ -200,7 +200,7 @@ class GroupInfo:
 
     name: str
     sees_next: bool = False  # KV at a slot depends on the next token too (EAGLE, MTP)
-    is_whole: bool = False  # the target computes a block again rather than leave a hole here
+    has_no_holes: bool = False  # the target computes a block again rather than leave a hole here
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,7 +213,7 @@ class Capacity:
     max_len: int  # longest sequence, prompt and output
     max_nodes: int  # most nodes a draft may have (slots reserved after the committed ones)
     max_draft_rows: int | None = None  # with more rows there are no drafts: they would not pay
-    drafts_in_step: bool = False  # a step also writes a drafter's KV of the token it commits
+    writes_bonus_kv: bool = False  # a step also writes a drafter's KV of its bonus
     max_prompt: int | None = None  # tokens of prompts that a step may read; None: any number
     past_end: int = 0  # slots past a row's end: a tree has more nodes than tokens are to come
     drafter_bytes: int = 0  # memory of the drafter's weights; on a GPU of its KV too
@@ -306,10 +306,10 @@ class RowResult:
 class DecodedRows:
     """What a step did for rows that decode and go on, in columns with an entry for each row.
 
-    Such a row had tokens before, processed the last of them, perhaps with a draft, and got more.
-    `RowResult` says what the columns mean, and its defaults hold for a column that is None. There
-    is one exception: if `computed` is None, the target has computed all tokens but the last, and
-    nothing is said of other KV groups.
+    Such a row processed its last known token, perhaps with a draft, committed tokens, and has not
+    ended. `RowResult` says what the columns mean, and its defaults hold for a column that is None,
+    except for `computed`: None means that the target has computed all tokens but the last, and
+    leaves other KV groups as they were.
     """
 
     tokens: list[list[int]]  # []: the row's result is the next one of `StepResult.rows`

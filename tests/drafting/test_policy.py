@@ -396,13 +396,13 @@ def test_rows_check_at_once_after_long_matches_and_not_after_none():
 
 def test_a_new_request_starts_anew():
     policy = new_policy(CHEAP)
-    before = policy.lookup.gains([1], (7,))
+    before = policy.lookup_estimate.gains([1], (7,))
     for _ in range(60):
         step(policy, [True, False])
-    assert policy.lookup.gains([1], (7,)) != before
-    policy.lookup.common_first = policy.lookup.common_further = 0.0
+    assert policy.lookup_estimate.gains([1], (7,)) != before
+    policy.lookup_estimate.common_first = policy.lookup_estimate.common_further = 0.0
     policy.start([1])
-    assert policy.lookup.gains([1], (7,)) == before
+    assert policy.lookup_estimate.gains([1], (7,)) == before
     assert policy.lines[1] is NO_LINE
 
 
@@ -416,11 +416,11 @@ def test_a_network_is_chosen_where_it_brings_more_than_it_costs():
     dear = {shape: seconds + 6 * (shape.source > 0) for shape, seconds in MEASURED.items()}
     assert not choose(new_policy(dear, drafter=Drafter(*NETWORK, margin=0.03)), 1).source
     for _ in range(60):
-        policy.network.learn(0, 0, 1, 2)
-        policy.lookup.learn(0, 0, 1)
+        policy.network_estimate.learn(0, 0, 1, 2)
+        policy.lookup_estimate.learn(0, 0, 1)
     assert settled(policy, 1) == StepShape(0)
     for _ in range(3000):
-        policy.network.fade([0])
+        policy.network_estimate.fade([0])
     assert settled(policy, 1).source > 0
 
 
@@ -428,11 +428,11 @@ def test_a_change_of_source_must_bring_in_what_it_costs():
     """With little left to write it does not; a step that promises more by chance is not enough."""
     policy = new_policy(MEASURED, drafter=Drafter(*NETWORK))
     for _ in range(60):
-        policy.network.learn(0, 0, 1, 1)
-        policy.lookup.learn(0, 1, 2)
+        policy.network_estimate.learn(0, 0, 1, 1)
+        policy.lookup_estimate.learn(0, 1, 2)
     assert settled(policy, 1).source == DraftSource.LOOKUP
     for _ in range(60):
-        policy.network.learn(0, 5, 5, 1)
+        policy.network_estimate.learn(0, 5, 5, 1)
     assert choose(policy, 1).source == DraftSource.LOOKUP
     policy.rows.end[:] = 101
     assert settled(policy, 1).source == DraftSource.LOOKUP
@@ -478,8 +478,8 @@ def test_rows_that_name_a_method_are_drafted_for_by_no_other():
     assert choose(policy, 2).source > 0, "another row may have the use of it"
     policy.network_rows.by_network[1] = False
     for _ in range(40):
-        policy.lookup.learn(0, 5, 5)
-        policy.lookup.learn(1, 5, 5)
+        policy.lookup_estimate.learn(0, 5, 5)
+        policy.lookup_estimate.learn(1, 5, 5)
     assert settled(policy, 2) == StepShape(7)
     policy.network_rows.by_network[:2] = [True, True]
     assert settled(policy, 2).source > 0

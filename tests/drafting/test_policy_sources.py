@@ -222,7 +222,7 @@ def test_a_tree_that_waits_is_not_dropped_for_what_is_better_for_a_moment() -> N
     chain = DraftSource.CHAIN
 
     def choose(rate: float) -> int:
-        return policy.choice.best_group(
+        return policy.choice.choose_group(
             rows, {DraftSource.LOOKUP: 1.0, chain: rate, DraftSource.TREE: 3.0}
         )
 
@@ -244,7 +244,7 @@ def test_a_head_does_not_draft_for_rows_that_it_did_not_follow() -> None:
     policy.start([0, 1])
     for _ in range(40):
         for row in (0, 1):
-            policy.network.learn(row, 5, 5, DraftSource.CHAIN)
+            policy.network_estimate.learn(row, 5, 5, DraftSource.CHAIN)
     assert policy.choose(row_R).source > 0
     policy.network_rows.is_current[1] = False
     assert policy.choose(row_R).source == DraftSource.LOOKUP
@@ -258,7 +258,7 @@ def test_a_merged_tree_is_not_checked_without_its_lookup_for_a_moment() -> None:
 
     def choose(tree: float) -> int:
         rates = {DraftSource.LOOKUP: 1.0, DraftSource.TREE: tree, DraftSource.MERGED: 3.0}
-        source = policy.choice.best_group(rows, rates)
+        source = policy.choice.choose_group(rows, rates)
         policy.shape_to_launch(StepShape(15, source), rows)
         return source
 

@@ -104,7 +104,7 @@ class FakeRunner:
             max_nodes=max_nodes,
             max_draft_rows=max_draft_rows,
             max_prompt=max_prompt,
-            drafts_in_step=True,
+            writes_bonus_kv=True,
             groups=GROUPS[:num_groups],
             window=window,
             has_recurrent_states=num_snapshots is not None,

@@ -68,7 +68,7 @@ def test_a_group_that_looks_ahead_needs_the_same_following_token(pool):
 
 
 def test_a_group_that_must_be_whole_has_its_last_block_computed_again():
-    groups = (GROUPS[0], GroupInfo(name="eagle", sees_next=True, is_whole=True))
+    groups = (GROUPS[0], GroupInfo(name="eagle", sees_next=True, has_no_holes=True))
     pool = BlockPool(8, 4, groups)
     fill(pool, list(range(11)), (10, 9))
     assert found(pool, list(range(11))) == (8, 8)

@@ -195,7 +195,7 @@ def test_a_row_with_a_hole_stays_with_the_host_and_the_others_do_not(
     """The last block that two texts share holds the head's view of the first one's next token."""
     monkeypatch.setattr(  # else the block would be computed again
         "hunch.drafting.feature.GroupInfo",
-        lambda *, is_whole, **given: GroupInfo(**given),
+        lambda *, has_no_holes, **given: GroupInfo(**given),
     )
     shared = world.prompts[2][:8]
     others = [[*shared, 5, 6, 7], world.prompts[0], world.prompts[4]]

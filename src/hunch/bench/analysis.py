@@ -1,4 +1,4 @@
-"""What a report says: speed-ups with their intervals, where a method starts to cost."""
+"""The conclusions of a report: speed-ups with intervals, and where a method starts to cost time."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ def seconds_by_prompt(run: Run) -> dict[str, list[float]]:
 
 
 def _tables(base: Run, other: Run) -> tuple[list[list[float]], list[list[float]]]:
-    """The seconds of the requests both have, a line each, cut to the rounds all of them have.
+    """The seconds of the requests that both have, a line each, cut to the rounds that all have.
 
-    Seconds are per token times the tokens of `base`: where texts differ in length, so would
-    the seconds.
+    Seconds are per token, times the tokens of `base`, as texts may differ in length.
     """
     first, second = seconds_by_prompt(base), seconds_by_prompt(other)
     tokens = {answer.id: answer.num_tokens for answer in base.answers()}
@@ -52,7 +51,7 @@ def plain_of(report: Report) -> str | None:
 
 
 def base_of(report: Report, run: Run) -> Run | None:
-    """What a run is compared with: the method of `plain_of` at the same point."""
+    """The run to compare with: the method of `plain_of` at the same point."""
     plain = plain_of(report)
     return None if plain is None else report.find(plain, run.point)
 
@@ -71,7 +70,8 @@ def speedups(report: Report) -> dict[str, list[tuple[dict[str, Any], Interval]]]
 
 
 def num_equal(report: Report, run: Run) -> tuple[int, int] | None:
-    """Answers equal to plain decoding's at the same point, and answers; None for plain itself."""
+    """The numbers of answers equal to plain decoding's at the same point, and of all answers; None
+    for plain itself."""
     base = base_of(report, run)
     if base is None:
         return None
@@ -155,8 +155,8 @@ def _inversion(
 def time_saved(report: Report, run: Run) -> dict[str, float | None] | None:
     """Seconds saved against plain decoding: by the clock, and as the engine counts them.
 
-    Both are the median round's, times the rounds: a machine that stood still for a moment in one
-    round saved or lost nobody anything.
+    Both are the median round's, times the rounds, so that a pause of the machine in one round does
+    not count.
     """
     base = base_of(report, run)
     if base is None or run is base or not run.rounds or not base.rounds:
@@ -175,7 +175,7 @@ def time_saved(report: Report, run: Run) -> dict[str, float | None] | None:
 
 
 def label(method: str) -> str:
-    """A method as people read it: `suffix:num_nodes=3:adaptive=false` drafts a fixed 3."""
+    """A method's readable name: `suffix:num_nodes=3:adaptive=false` drafts a fixed 3."""
     name, _, rest = method.replace(":adaptive=false", "").partition(":num_nodes=")
     is_fixed = rest.isdigit() and ":adaptive=false" in method
     return f"{name}, fixed {rest}" if is_fixed else method
@@ -186,7 +186,7 @@ def describe_point(point: Point, axes: Sequence[str]) -> str:
 
 
 def in_brackets(point: Point, axes: Sequence[str]) -> str:
-    """The same behind a word; nothing where no axis tells points apart."""
+    """The point in brackets, behind a word; empty if no axis distinguishes points."""
     return f" ({describe_point(point, axes)})" if axes else ""
 
 

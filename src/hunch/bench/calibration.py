@@ -1,5 +1,5 @@
-"""What a report of hunch bench tells the planner: how fast its machine is, how often guesses are
-right."""
+"""What the planner learns from a report of hunch bench: how fast its machine is, and how often
+guesses are right."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def calibrate(
     what it was measured to take; a further token costs what it cost in the passes that checked
     some, where the report has such. The acceptance is the one that gives the measured tokens per
     pass for the drafts that were made: by a network if `has_draft`, else by lookups, if there are
-    any. Of open loads it is used how many requests were under way; a number of requests at once
-    tells more exactly, so where a report has both, those are used alone.
+    any. Of open loads the number of requests under way is used. A fixed number of requests at once
+    is more exact, so if a report has both, only those are used.
     """
     passes = [one for run in report.runs if "concurrency" in run.point for one in _passes(run)]
     if not any(one.tokens == 1 for one in passes):
@@ -51,19 +51,19 @@ def calibrate(
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """What a run measured of the target's passes."""
+    """A run's measurements of the target's passes."""
 
     rows: float
     tokens: float  # of each row
     context: float
     seconds: float
-    # Of prompts that were read between passes: how many of them to a pass, and their tokens.
+    # Prompts read between passes: their number per pass, and their tokens.
     num_reads: float = 0.0
     read_tokens: float = 0.0
 
 
 def _passes(run: Run) -> list[_Pass]:
-    """One, or none where the run does not tell; without the time that drafting took."""
+    """The run's passes, without the time for drafting; empty if the run does not have them."""
     found, counts, answers = figures(run), run.counts(), run.answers()
     is_plain = run.method == "off"
     if found["per_token"]["p50"] is None or not (is_plain or counts.get("num_drafts")):
@@ -85,7 +85,7 @@ def _passes(run: Run) -> list[_Pass]:
 
 
 def _met_with(run: Run) -> _Pass:
-    """What an answer met with in a pass of one token: the mean over all tokens after the first."""
+    """Means over the passes in which answers decoded, for all their tokens after the first."""
     counted = [
         (answer, span, [(one, _span(one)) for one in turn.answers if one.first_token is not None])
         for turn in run.rounds
@@ -102,7 +102,7 @@ def _met_with(run: Run) -> _Pass:
         came = [one for one in came if first < one[0] <= last]
         prompts += sum(num_prompt_tokens for _, num_prompt_tokens in came)
         before = first
-        for begin, _ in came:  # those of one pass have their first tokens at the same time
+        for begin, _ in came:  # prompts of one pass have their first tokens at the same time
             if begin - before > (answer.per_token or 0.0) / 2:
                 reads, before = reads + 1, begin
     reading = reads / num_tokens, prompts / max(reads, 1)
@@ -110,12 +110,13 @@ def _met_with(run: Run) -> _Pass:
 
 
 def _span(answer: Answer) -> tuple[float, float]:
-    """From its first token to its last."""
+    """The time from an answer's first token to its last."""
     return answer.start + (answer.first_token or 0.0), answer.start + answer.end_to_end
 
 
 def _scaled(machine: Machine, target: Size, passes: Sequence[_Pass], cost: float) -> Machine:
-    """With tokens that cost so many times the roofline's, and plain passes as they were."""
+    """The machine with tokens that cost so many times the roofline's, and plain passes as
+    measured."""
     machine = replace(machine, scale=1.0, token_cost=cost)
     plain = [one for one in passes if one.tokens == 1]
     return replace(machine, scale=median(_ratio(machine, target, one) for one in plain))
@@ -131,7 +132,7 @@ def _ratio(machine: Machine, target: Size, one: _Pass) -> float:
 def _acceptance(report: Report, has_draft: bool) -> float | None:
     """The chance that explains the tokens per pass of the method with the most drafts."""
     drafted = [run for run in report.runs if run.counts().get("num_drafts")]
-    drafted = [run for run in drafted if _name(run) != "synthetic"]  # what was wished for
+    drafted = [run for run in drafted if _name(run) != "synthetic"]  # its acceptance was chosen
     if not drafted:
         return None
     alike = [run for run in drafted if (_name(run) not in LOOKUPS) == has_draft]
@@ -139,7 +140,7 @@ def _acceptance(report: Report, has_draft: bool) -> float | None:
     counts = max(most, key=lambda counts: int(counts["num_drafts"]))
     num_drafts = counts["num_drafts"]
     length = round(counts["drafted"] / num_drafts)
-    # Passes without a draft count too: what is planned drafts in every pass.
+    # Passes without a draft count too, as planned ones always draft.
     wanted = 1 + counts["accepted"] / max(counts.get("steps", 0), num_drafts)
     low, high = 0.0, 0.999
     for _ in range(60):

@@ -1,8 +1,8 @@
-"""What ranks tell each other in a pass: bytes and seconds from sizes and the speed of a link.
+"""What ranks exchange in a pass: bytes and seconds, from sizes and the speed of a link.
 
 hunch adds the parts of a sum in the order of the ranks, whatever the batch: every rank gathers all
-parts (in float32) and adds them itself. So a pass has two gathers per layer, and at its end the
-hidden states go out and parts of the logits come in.
+parts (in float32) and adds them itself. So a pass has two gathers per layer; at its end hidden
+states are sent and parts of the logits received.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ STATE_BYTES = 2  # hidden states
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Between any two ranks, one way; the seconds are those of the smallest gather."""
+    """The link between any two ranks, one way; the seconds are those of the smallest gather."""
 
     name: str
     bytes_per_second: float
     seconds: float
 
     def gather_seconds(self, num_ranks: int, part_bytes: float) -> float:
-        """Until every rank has every part: each receives those of all the others."""
+        """Seconds until every rank has every part, as each receives those of all others."""
         if num_ranks == 1:
             return 0.0
         return self.seconds + (num_ranks - 1) * part_bytes / self.bytes_per_second
@@ -55,7 +55,7 @@ class Network:
     read_bytes: float  # of weights that a pass over one row reads, in all
 
     def exchange(self, num_rows: int, num_ranks: int, link: Link) -> Exchange:
-        """What one pass over this many packed tokens costs."""
+        """The exchange of one pass over this many packed tokens."""
         if num_ranks < 1 or num_rows < 1:
             raise ConfigError(f"{num_ranks} ranks and {num_rows} rows: both must be 1 or more")
         sums, states = num_rows * self.width * FLOAT_BYTES, num_rows * self.width * STATE_BYTES
@@ -91,11 +91,11 @@ class Pipeline:
     """Stages with the seconds each takes for a step; the last one's include verdict and draft."""
 
     stages: tuple[float, ...]
-    hop: float  # seconds of the stream's way from one to the next
+    hop: float  # seconds in which the stream gets from one to the next
 
     @property
     def alone(self) -> float:
-        """Seconds of a step with no other under way."""
+        """Seconds of a step while no other is under way."""
         return sum(self.stages) + (len(self.stages) - 1) * self.hop
 
     def period(self, num_steps: int) -> float:
@@ -127,9 +127,9 @@ def rows_of(
 ) -> list[dict[str, float | int | str]]:
     """A table: each network at each number of rows, beside the time that its weights take to read.
 
-    With stages, which share out the layers, a pass goes through all of them: its exchange is what
-    the ranks of one stage after the other exchange, and the stream's way between stages. `period`
-    is the time in which the rows, shared out over as many steps as stages, get a token each.
+    With stages, which share out the layers, a pass goes through all of them: its exchange is that
+    of the ranks of one stage after the other, and the stream between stages. `period` is the time
+    in which the rows, shared out over as many steps as stages, get a token each.
 
     With many rows a mixture of experts reads more than the active weights counted here, so its
     share of exchange is an upper bound.
@@ -162,9 +162,9 @@ def rows_of(
 def in_step(ranks: Sequence[Sequence[Sequence[float]]]) -> float:
     """Seconds that ranks compute in a pass when each exchange waits for the slowest.
 
-    Of each rank: of several passes: the seconds that it computes before each exchange and after the
-    last. Delays of two ranks have nothing to do with each other, so every pass of one is set beside
-    each of the others'.
+    Given, for each rank and each of several passes, the seconds that it computes before each
+    exchange and after the last. As delays of two ranks are independent, every pass of one is
+    combined with each of the others'.
     """
     count = min(map(len, ranks))
     total = 0.0

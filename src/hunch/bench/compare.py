@@ -16,7 +16,7 @@ from hunch.bench.records import Report
 from hunch.errors import RequestError
 
 MAX_NAME = 16  # columns of a method's name before it is folded
-LEAST = 0.01  # a change smaller than this is not worth a word, however sure it is
+LEAST = 0.01  # a change smaller than this is not reported, however sure it is
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,8 @@ class Change:
 
 
 def other_subjects(before: Report, after: Report) -> list[str]:
-    """What makes two reports ones of different things, said before their figures are compared."""
+    """How two reports differ in what they measured, to be said before their figures are
+    compared."""
     lines = []
     for name in ("model", "enlarged_to", "dtype", "activation_bits", "device", "gpu", "cpu"):
         was, now = before.environment.get(name), after.environment.get(name)
@@ -110,7 +111,7 @@ def as_table(changes: Sequence[Change]) -> Table:
 
 
 def findings(changes: Sequence[Change]) -> list[str]:
-    """What got slower, faster or wrote another text, and where."""
+    """What became slower or faster, or wrote another text, and where."""
     found = {
         f"{word} beyond noise": [change for change in changes if change.verdict == word]
         for word in ("slower", "faster")

@@ -1,9 +1,9 @@
 """Does sampled text follow the model's own distribution? Chi-square over many samples.
 
-For verifiers whose tokens are not those of plain decoding under the same seed. Every text that many
-samples share so far is a context; what they say next is compared with the chances the target gives
-after it, scored without speculation. Given their context, next tokens are independent draws, so
-the contexts' statistics add up. The first token of an answer is never drafted; the later ones are.
+For verifiers whose tokens are not those of plain decoding under the same seed. Every beginning that
+many samples share is a context; their next tokens are compared with the target's chances after it,
+which are scored without speculation. Given their context, next tokens are independent draws, so the
+contexts' statistics add up. The first token of an answer is never drafted; the later ones are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hunch.bench.equality import Guesses
 from hunch.errors import ConfigError
 
 LEAST_EXPECTED = 5.0  # cells below are counted together, as the chi-square distribution needs
-ALPHA = 1e-4  # a smaller p-value speaks of a fault
+ALPHA = 1e-4  # a smaller p-value means a fault
 NUM_TOKENS = 4
 
 
@@ -46,7 +46,7 @@ def fit(
 
     The scorer decodes plainly, with logprobs_mode="processed_logprobs".
     """
-    # A context is scored as a prompt, so nothing may ask which part of it was generated.
+    # A context is scored as a prompt, so no parameter may depend on which part was generated.
     if params.presence_penalty or params.frequency_penalty or params.min_tokens:
         raise ConfigError(
             "chi-square needs requests without presence_penalty, frequency_penalty and min_tokens"
@@ -108,7 +108,7 @@ def chi_square(counts: Counter[int], chances: dict[int, float]) -> tuple[float, 
     rest = total * (1 - sum(common.values()))
     if rest >= LEAST_EXPECTED:
         cells.append((total - sum(seen for seen, _ in cells), rest))
-    elif cells:  # too little for a cell of its own: with the rarest
+    elif cells:  # too few for a cell of their own: they join the rarest
         rarest = min(range(len(cells)), key=lambda i: cells[i][1])
         others = total - sum(seen for seen, _ in cells)
         cells[rarest] = (cells[rarest][0] + others, cells[rarest][1] + max(rest, 0.0))

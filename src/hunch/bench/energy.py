@@ -1,4 +1,4 @@
-"""Joules, where the machine tells them: an NVIDIA GPU's counter (NVML), an Intel CPU's (RAPL)."""
+"""Joules, from the machine's counters: an NVIDIA GPU's (NVML), an Intel CPU's (RAPL)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ RAPL = Path("/sys/class/powercap")
 
 
 class EnergyMeter:
-    """Energy between `start` and `stop` of everything that tells its own."""
+    """The energy between `start` and `stop`, of all devices with a counter."""
 
     def __init__(self, device: str = "cpu", rapl: Path = RAPL) -> None:
         gpu = _Nvml.open() if device.startswith("cuda") else None
@@ -23,7 +23,7 @@ class EnergyMeter:
         self._before = [one.joules() for one in self._counters]
 
     def stop(self) -> float | None:
-        """Joules since `start`; None where nothing tells."""
+        """Joules since `start`; None without a counter."""
         total = 0.0
         for counter, before in zip(self._counters, self._before, strict=True):
             now = counter.joules()

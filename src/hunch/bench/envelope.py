@@ -1,9 +1,9 @@
 """Is `auto` as fast as the fastest other method at every load? Decided round by round.
 
 In a round all methods get the same requests at the same moments, so what is compared is the ratio
-of two methods' times in one round. Nobody picks the fastest of several noisy times, which would be
-faster than any method is: `auto` is within the tolerance of the fastest exactly where it is within
-the tolerance of each of the others, and that is asked one by one.
+of two methods' times in one round. The fastest of several noisy times would be faster than any
+method, so it is not used: `auto` is within the tolerance of the fastest method exactly if it is
+within that of each of the others, and each is tested by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hunch.bench.intervals import Interval, mean_ratio
 from hunch.bench.records import Point, Report, Run
 
 TOLERANCE = 0.02  # by which `auto` may be slower than the fastest other method
-MIN_ROUNDS = 4  # before rounds of a point are left out, as all that could be decided is
+MIN_ROUNDS = 4  # rounds of every point, before decided ones are left out
 YES, NO, OPEN = "yes", "no", "not decided"
 
 
@@ -42,7 +42,7 @@ class Envelope:
 
     @property
     def words(self) -> str:
-        """The ratio as people read it: one round has no interval."""
+        """The ratio in words: one round has no interval."""
         return str(self.ratio) if self.num_rounds > 1 else f"{self.ratio.value:.3f}"
 
     @property
@@ -88,7 +88,7 @@ def envelope(report: Report) -> list[Envelope]:
 
 
 def open_methods(report: Report, point: Point) -> set[str]:
-    """Methods of which another round could decide something at this point.
+    """Methods for which another round could decide something at this point.
 
     A method needs no more rounds once `auto` is known to be within the tolerance of it. None does
     once `auto` is known to be slower than one of them: that decides the point.

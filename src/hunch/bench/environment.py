@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import hunch
 
-BUSY, TAKEN = 0.10, 0.03  # shares of the CPUs in other hands that are worth a word
+BUSY, TAKEN = 0.10, 0.03  # shares of the CPUs used by others from which on to warn
 PACKAGES = ("torch", "triton", "transformers", "numpy")
 
 _ARM_PARTS = {  # of ARM's own cores
@@ -71,7 +71,7 @@ def _commit() -> str | None:
 
 
 def cpu_name() -> str:
-    """The CPU as its maker calls it."""
+    """The CPU's name by its maker."""
     parts: dict[str, str] = {}
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -81,7 +81,7 @@ def cpu_name() -> str:
         pass
     if "model name" in parts:
         return parts["model name"]
-    if "CPU part" in parts:  # ARM tells numbers only
+    if "CPU part" in parts:  # ARM gives numbers only
         maker, part = parts.get("CPU implementer"), parts["CPU part"]
         known = _ARM_PARTS.get(part) if maker == "0x41" else None
         return known or f"ARM implementer {maker}, part {part}"
@@ -89,13 +89,13 @@ def cpu_name() -> str:
 
 
 def machine_of(described: Mapping[str, Any]) -> str:
-    """What a measurement ran on, as people call it: its GPU, else its CPU."""
+    """The name of the machine of a measurement: its GPU, else its CPU."""
     cpu = f"{described.get('cpu')}, {described.get('num_cpus')} CPUs"
     return str(described.get("gpu") or cpu)
 
 
 def memory_bytes() -> int | None:
-    """How much this machine has; None where it does not say."""
+    """The machine's memory; None: unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -103,18 +103,19 @@ def memory_bytes() -> int | None:
 
 
 def _gpu() -> str | None:
-    torch = sys.modules.get("torch")  # where nothing was run on torch, no GPU was used
+    torch = sys.modules.get("torch")  # if torch was not used, no GPU was
     if torch is None or not torch.cuda.is_available():
         return None
     return str(torch.cuda.get_device_name(0))
 
 
 class BusyWatch:
-    """The shares of this machine's CPUs that others used since its making, and that its host took.
+    """The shares of this machine's CPUs that others used since this was made, and that its host
+    took.
 
     Servers that are measured are not counted as others if their processes are known. No process
     sees what the host of a virtual machine takes. Threads that wait for each other lose far more
-    by it than the share says.
+    than that share.
     """
 
     def __init__(self, pids: Iterable[int] = ()) -> None:
@@ -123,7 +124,7 @@ class BusyWatch:
         self._own = self._own_seconds()
 
     def shares(self) -> dict[str, float]:
-        """By the names they have in a report; empty where the system does not tell."""
+        """The shares, by their names in a report; empty if the system does not have them."""
         now = _all_seconds()
         if now is None or self._began is None:
             return {}
@@ -142,7 +143,7 @@ class BusyWatch:
 
 
 def processes(pid: int) -> list[int]:
-    """A process and all it started; none where the system does not tell."""
+    """A process and all it started; none if the system does not have them."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
@@ -160,7 +161,7 @@ def own_seconds(pid: int) -> float:
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """Processor time of a process and of those it started; None where the system does not tell."""
+    """Processor time of a process and of those it started; None: unknown."""
     family = processes(pid)
     return sum(map(own_seconds, family)) if family else None
 
@@ -172,7 +173,8 @@ def own_bytes(name: str) -> int:
 
 
 def local_servers(urls: Iterable[str]) -> set[int]:
-    """Processes of this machine that listen where URLs of it point, as far as they can be seen."""
+    """Processes that listen at those of the URLs that are on this machine, as far as they are
+    visible."""
     ports = set()
     for url in urls:
         split = urlsplit(url[url.find("http") :])
@@ -217,7 +219,7 @@ def _all_seconds() -> tuple[float, float, float] | None:
 
 
 def busy_words(shares: Mapping[str, Any]) -> list[str]:
-    """Words of warning where the machine was not ours alone."""
+    """A warning if others used the machine too."""
     notes = []
     if (shares.get("busy_share") or 0.0) >= BUSY:
         notes.append(

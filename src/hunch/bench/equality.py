@@ -1,4 +1,5 @@
-"""Is speculative text the plain text? Token ids compared, with the margin where they part."""
+"""Is speculative text the plain text? Compares token ids, with the margin where they differ
+first."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from hunch import LLM, RequestOutput, SamplingParams
 
 @dataclass(slots=True)
 class Difference:
-    """Where two answers part first. A margin near zero speaks of numerics, not a fault."""
+    """Where two answers differ first. A margin near zero suggests numerics, not a fault."""
 
     id: str
     position: int
@@ -22,7 +23,7 @@ class Difference:
 
 @dataclass(slots=True)
 class Guesses:
-    """How the guesses of answers fared."""
+    """How many guesses were made and accepted."""
 
     drafted: int = 0
     accepted: int = 0

@@ -1,6 +1,6 @@
-"""What GPUs can do by their makers' data sheets: memory, bandwidth, dense bfloat16 arithmetic.
+"""GPUs by their makers' data sheets: memory, bandwidth, dense bfloat16 arithmetic.
 
-Figures "with sparsity" are halved. Where a card has no bfloat16, its float16 figure stands.
+Figures "with sparsity" are halved. For a card without bfloat16, its float16 figure is given.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ NVIDIA = "NVIDIA data sheet: "
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One card. Rates are the maker's peaks; what is reached of them is the roofline's business."""
+    """One card. Rates are the maker's peaks; the roofline has the shares that are reached."""
 
     name: str
     memory_gb: float
@@ -51,7 +51,7 @@ GPUS = {
 
 
 def find(name: str) -> Gpu:
-    """A card by its name, however it is written; an unknown one is an error that helps."""
+    """A card by its name, however it is written; the error for an unknown one names others."""
     known = {_plain(one): gpu for one, gpu in GPUS.items()}
     plain = _plain(name)
     if plain in known:
@@ -65,7 +65,8 @@ def find(name: str) -> Gpu:
 
 
 def of_device(name: str) -> Gpu | None:
-    """The card of which a driver says "NVIDIA H100 80GB HBM3"; None: it is not in the table."""
+    """The card by its driver's name, such as "NVIDIA H100 80GB HBM3"; None: it is not in the
+    table."""
     plain = _plain(name)
     found = [gpu for gpu in GPUS.values() if _plain(gpu.name) in plain]
     # The longest name that fits: "NVIDIA H100 PCIe" is no H100 SXM.

@@ -2,9 +2,9 @@
 
 python -m hunch.bench.ik_server MODEL.gguf --port 8001
 
-By the wheel `ik-llama-cpp-python`, which has the library and neither its server nor its
-speculation: plain decoding, greedy. Its own sampling walks the vocabulary in Python; numpy's argmax
-stands in for it, so that the library is measured and not its wrapper.
+It uses the wheel `ik-llama-cpp-python`, which has the library without its server and its
+speculation: plain decoding, greedy. The wheel's sampling goes over the vocabulary in Python;
+numpy's argmax replaces it, so that the library is measured and not the wrapper.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hunch.bench.transformers_server import encode, serve
 
 
 class Model:
-    """A GGUF file as ik_llama.cpp runs it, one request at a time."""
+    """A GGUF file run by ik_llama.cpp, one request at a time."""
 
     name = "ik_llama.cpp"
 

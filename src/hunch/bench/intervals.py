@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 T = TypeVar("T")
 Array = NDArray[Any]
 NUM_DRAWS = 1000
-SEED = 0  # the same interval every time a report is read
-# 97.5% of Student's t lies below these, from 1 degree of freedom on; of a normal variable, below Z.
+SEED = 0  # so that a report has the same interval each time it is read
+# 97.5% of Student's t is below these, from 1 degree of freedom on; of a normal variable, below Z.
 STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 Z = 1.96
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value and where 95% of its bootstrap lies."""
+    """A value, and the interval that holds 95% of its bootstrap."""
 
     value: float
     low: float
@@ -41,7 +41,7 @@ class Interval:
 
 
 def bootstrap(items: Sequence[T], value: Callable[[Sequence[T]], float]) -> Interval:
-    """A value of items, and the middle 95% of it over draws with replacement."""
+    """A function of items, and the middle 95% of its values over draws with replacement."""
     assert items
     chooser = random.Random(SEED)
     draws = sorted(value(chooser.choices(items, k=len(items))) for _ in range(NUM_DRAWS))

@@ -1,6 +1,6 @@
 """llama.cpp's own server from its prebuilt wheel: `python -m hunch.bench.llama_server FILE ...`.
 
-It serves until standard input ends, so that it never outlives whoever started it.
+It serves until standard input ends, so that it ends with the process that started it.
 """
 
 from __future__ import annotations

@@ -19,9 +19,9 @@ class Job:
 
     id: str
     category: str
-    token_ids: list[int]  # empty where only a server knows the tokenizer
+    token_ids: list[int]  # empty if only a server has the tokenizer
     params: SamplingParams
-    body: dict[str, Any]  # "messages" or "prompt", as OpenAI's API has them
+    body: dict[str, Any]  # "messages" or "prompt", as in OpenAI's API
     conversation: str = ""  # requests of one conversation share their cached prefix
     later: tuple[str, ...] = ()  # what the user says after the answers to this and to each other
     turn: int = 1
@@ -32,11 +32,11 @@ class Job:
 
 
 def nobody(*_: Any) -> None:
-    """In the place of whoever would hear of turns and answers."""
+    """A callback that does nothing."""
 
 
 def next_turn(job: Job, answer: str, encode: Encode | None = None) -> Job | None:
-    """What is asked after this answer: the conversation so far, and the user's next words."""
+    """The request after this answer: the conversation so far, and the user's next words."""
     if not job.later:
         return None
     messages = [
@@ -47,7 +47,7 @@ def next_turn(job: Job, answer: str, encode: Encode | None = None) -> Job | None
     return replace(
         job,
         token_ids=encode(messages) if encode is not None else [],
-        params=replace(job.params, prediction=None),  # it was of the first answer
+        params=replace(job.params, prediction=None),  # that was for the first answer
         body={"messages": messages},
         later=job.later[1:],
         turn=job.turn + 1,
@@ -79,7 +79,7 @@ class Load:
             raise ConfigError(f"burstiness={self.burstiness} must be above 0; 1 is Poisson")
 
     def arrivals(self, count: int) -> list[float]:
-        """Seconds at which requests are due. Those of a closed load are due at once."""
+        """The seconds at which requests are due; in a closed load all are due at once."""
         if self.rate is None:
             return [0.0] * count
         chooser = random.Random(self.seed)
@@ -91,7 +91,8 @@ class Load:
         return moments
 
     def num_requests(self, num_prompts: int, seconds: float, least: int) -> int:
-        """How many requests a round of this load takes: all prompts, or a rate's for so long."""
+        """The requests of a round: one per prompt or, with a rate, those that come in its
+        seconds."""
         if self.rate is None:
             assert self.concurrency is not None
             return max(num_prompts, self.concurrency)

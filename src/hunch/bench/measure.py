@@ -1,4 +1,4 @@
-"""Measures methods at points, in rounds in which all take their turn, and can be resumed."""
+"""Measures methods at points, in rounds in which each has its turn; it can be resumed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from hunch.bench.workloads import Prompt, cycle
 from hunch.errors import RequestError
 
 OnAnswer = Callable[[str, str, Any], None]  # method, prompt id, the engine's output
-OnTurn = Callable[[str, dict[str, Any], int, bool], None]  # method, point, round, was it there
-ROUNDS = ("rounds", "until_decided")  # settings that a run which goes on may change
+OnTurn = Callable[
+    [str, dict[str, Any], int, bool], None
+]  # method, point, round, whether it was there
+ROUNDS = ("rounds", "until_decided")  # settings that may change when a run is resumed
 
 
 class Subject(Protocol):
@@ -42,7 +44,7 @@ class Cell:
     jobs: Sequence[Job]
 
     def turns(self) -> list[list[Job]]:
-        """What a method does in one turn: all the requests, or one where they come one by one."""
+        """The requests of each turn of a method: all of them, or one if they come one by one."""
         is_one_by_one = self.load.concurrency == 1
         return [[job] for job in self.jobs] if is_one_by_one else [list(self.jobs)]
 
@@ -115,9 +117,9 @@ def measure(
 ) -> None:
     """Fill the report. Rounds it already holds are not measured again.
 
-    With `until_decided`, later rounds are of the points and methods alone of which it is not known
-    yet whether `auto` is within 2% of them. `on_turn` hears of every turn, also of those that were
-    there before or are left out.
+    With `until_decided`, later rounds have only the points and methods for which it is not known
+    yet whether `auto` is within 2% of them. `on_turn` is called for every turn, also for those that
+    were there before or are left out.
     """
     warmed: set[str] = set()
     busiest = max(cells, key=lambda one: len(one.jobs))
@@ -135,7 +137,7 @@ def measure(
             if subject.name not in warmed:
                 subject.warm(busiest.jobs, busiest.load)
                 warmed.add(subject.name)
-        first = number % len(todo) if todo else 0  # nobody always goes first
+        first = number % len(todo) if todo else 0  # so that no method is always the first
         listen = on_answer if number == 0 else nobody
 
         def hear(name: str, is_old: bool, cell: Cell = cell, number: int = number) -> None:
@@ -159,7 +161,7 @@ def _turns(
     on_turn: Callable[[str, bool], None],
     on_answer: OnAnswer,
 ) -> dict[str, Round]:
-    """One round. Where requests come one by one, so do the turns."""
+    """One round; if requests come one by one, with a turn for each."""
     rounds = {subject.name: Round() for subject in subjects}
     for piece in cell.turns():
         for subject in [*subjects[first:], *subjects[:first]]:

@@ -15,7 +15,7 @@ from hunch.bench.records import Answer, Run
 from hunch.errors import ConfigError
 
 PERCENTS = (50, 90, 95, 99)
-LIMITS = {  # names a goodput limit may use -> the figure they are held against
+LIMITS = {  # names that a goodput limit may use -> the figure that is compared
     "ttft": "first_token",
     "first_token": "first_token",
     "tpot": "per_token",
@@ -97,7 +97,7 @@ def read_limits(text: str | None) -> dict[str, float]:
 
 
 def is_good(answer: Answer, limits: Mapping[str, float]) -> bool:
-    """Whether an answer came within every limit. One without the figure is not held to it."""
+    """Whether an answer keeps every limit. Figures that it does not have are ignored."""
     for name, limit in limits.items():
         value = getattr(answer, name)
         if value is not None and value > limit:
@@ -106,7 +106,7 @@ def is_good(answer: Answer, limits: Mapping[str, float]) -> bool:
 
 
 def figures(run: Run, limits: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """Every figure of a run that can be told from what was seen. Latencies in seconds."""
+    """Every figure of a run that can be computed from its results. Latencies are in seconds."""
     answers, counts = run.answers(), run.counts()
     tokens = sum(answer.num_tokens for answer in answers)
     found: dict[str, Any] = {
@@ -145,7 +145,7 @@ def _median(values: Sequence[float]) -> float | None:
 
 
 def _speculation(answers: Sequence[Answer], counts: Mapping[str, Any]) -> dict[str, Any]:
-    """What an engine of hunch tells; None where another engine was measured."""
+    """Figures that an engine of hunch has; None for another engine."""
     passes = [a.num_passes for a in answers]
     if not answers or None in passes:
         return {"num_passes": None, "tokens_per_pass": None, "acceptance_rate": None}

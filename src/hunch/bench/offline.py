@@ -1,4 +1,4 @@
-"""Runs a load on an engine in this process, and notes when each request's tokens came."""
+"""Runs a load on an engine in this process, and notes when each request's tokens come."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ OnAnswer = Callable[[str, RequestOutput], None]
 
 
 def digest_of(tokens: Iterable[int]) -> str:
-    """Equal for equal token ids."""
+    """A digest, equal for equal token ids."""
     data = b"".join(token.to_bytes(4, "little") for token in tokens)
     return hashlib.sha256(data).hexdigest()[:16]
 
 
 class EngineSubject:
-    """A method of hunch: an engine of its own, over weights it may share with others."""
+    """A method of hunch, with an engine of its own, over weights that it may share."""
 
     def __init__(self, name: str, llm: LLM, meter: EnergyMeter | None = None) -> None:
         self.name, self.llm = name, llm
@@ -34,19 +34,19 @@ class EngineSubject:
         self._conversation = ""
 
     def warm(self, jobs: Sequence[Job], load: Load) -> None:
-        """Answers that count for nothing: kernels are built, costs are learned.
+        """Answers that are not counted, while kernels are built and costs are learned.
 
-        A GPU's steps are learned under the load itself, where it is an open one: else the first
-        round would be one of trials.
+        For an open load on a GPU, costs are learned under the load itself: else the policy would
+        try shapes in the first round.
         """
-        if self.llm.config.spec.is_synthetic:  # it drafts what it has seen once
+        if self.llm.config.spec.is_synthetic:  # it drafts what it has decoded once
             self.drive(jobs, Load(concurrency=self.llm.engine.capacity.max_rows))
             self._conversation = ""
         for job in (min(jobs, key=lambda j: len(j.token_ids)),) * 2:
             params = replace(job.params, max_tokens=WARM_TOKENS)
             self.llm.generate([job.token_ids], params, use_tqdm=False)
         capacity = self.llm.engine.capacity
-        if capacity.kernels == "triton":  # kernels of many rows are compiled when first asked for
+        if capacity.kernels == "triton":  # kernels of many rows are compiled when first used
             self.llm.engine.runner.wait_for_compilers()  # type: ignore[attr-defined]
             many = [job.token_ids for job in jobs[: capacity.max_rows]]
             self.llm.generate(many, params, use_tqdm=False)
@@ -54,12 +54,13 @@ class EngineSubject:
                 self.drive(jobs, load)
 
     def drive(self, jobs: Sequence[Job], load: Load, on_answer: OnAnswer = nobody) -> Round:
-        """All jobs under the load. Nothing cached before helps, but for a conversation's own.
+        """Run all jobs under the load, without prefixes cached before, but for a conversation's
+        own.
 
         A later turn of a conversation is asked as soon as the one before it is answered.
 
-        While an open load has nothing to do, the clock is moved on to the next arrival: that a
-        rate is low makes answers no slower, and the measurement no longer.
+        While there is nothing to do in an open load, the clock is moved to the next arrival: that
+        changes no answer's time, and a low rate takes no longer to measure.
         """
         if not jobs[0].conversation or jobs[0].conversation != self._conversation:
             self.llm.reset_cache()
@@ -67,7 +68,7 @@ class EngineSubject:
         before = self._counts()
         if self.meter is not None:
             self.meter.start()
-        with without_collector():  # it would stop steps for a tenth of a second now and then
+        with without_collector():  # it would delay a step by a tenth of a second now and then
             found = _Turn(self.llm, jobs, load, on_answer).run()
         if self.meter is not None:
             found.joules = self.meter.stop()
@@ -75,7 +76,7 @@ class EngineSubject:
         return found
 
     def _counts(self) -> dict[str, Any]:
-        """What the engine counts, and what its captured steps did, where it has such steps."""
+        """The engine's counts, and those of its captured steps, if it has such steps."""
         captured = getattr(self.llm.engine.runner, "captured", None)
         did = {} if captured is None else {"captured": captured.policy.counts.report()}
         return self.llm.stats() | did
@@ -85,7 +86,7 @@ class EngineSubject:
 
 
 class _Turn:
-    """One pass over the jobs: who waits, who is under way, what time it is."""
+    """One pass over the jobs: those that wait, those under way, and the clock."""
 
     def __init__(self, llm: LLM, jobs: Sequence[Job], load: Load, on_answer: OnAnswer) -> None:
         self.engine, self.load, self.on_answer = llm.engine, load, on_answer
@@ -112,7 +113,7 @@ class _Turn:
         return Round(seconds, [self.answers[place] for place in sorted(self.answers)])
 
     def _send(self) -> None:
-        """Add what is due. A closed load has no due times, only a number of places."""
+        """Add the jobs that are due: by the clock or, in a closed load, as places become free."""
         if self.waiting and not self.open:
             self.skipped += max(0.0, self.waiting[0][1] - self.now())
         while self.waiting:
@@ -157,7 +158,7 @@ class _Turn:
             self._go_on(place, following, now)
 
     def _go_on(self, place: int, job: Job, now: float) -> None:
-        """Ask a later turn, if the answers before it leave room."""
+        """Add the next turn of a conversation, if the answers before it leave room."""
         room = self.engine.capacity.max_len
         if len(job.token_ids) + (job.params.max_tokens or 0) <= room:
             self._ask(place, job, now)

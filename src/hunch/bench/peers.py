@@ -25,7 +25,7 @@ from urllib.request import Request, urlopen
 from hunch.bench.transformers_server import METHODS as TRANSFORMERS_METHODS
 from hunch.errors import ConfigError, EngineError
 
-SECONDS = 900.0  # that a server may take to start; one that ends is noticed at once
+SECONDS = 900.0  # in which a server must start; one that ends is noticed at once
 LLAMA_METHODS = ("off", "ngram-simple", "ngram-mod")
 HUNCH_METHODS = ("off", "suffix", "auto")
 KNOWN = ("hunch", "llama.cpp", "ik_llama.cpp", "transformers")
@@ -40,14 +40,14 @@ class Peer:
     methods: tuple[str, ...] = ()  # of one process: "NAME METHOD" answers at URL/METHOD
 
     def addresses(self, url: str) -> dict[str, str]:
-        """The addresses of all that the process answers for, by name."""
+        """The addresses of all methods of the process, by name."""
         if not self.methods:
             return {self.name: url}
         return {f"{self.name} {method}": f"{url}/{method}" for method in self.methods}
 
 
 class Place(NamedTuple):
-    """Where something that is measured answers."""
+    """The address of something that is measured."""
 
     name: str
     url: str
@@ -63,7 +63,7 @@ def peers(
     binaries: Sequence[str] = (),
     draft: Path | None = None,
 ) -> list[Peer]:
-    """What is set side by side; `skip` leaves out some of KNOWN."""
+    """The servers to compare; `skip` leaves out some of KNOWN."""
     found: list[Peer] = []
     if "hunch" not in skip:
         for method in HUNCH_METHODS:
@@ -72,7 +72,7 @@ def peers(
                     f"hunch {method}",
                     "hunch.entrypoints.openai.api_server --port {port} --log-level warning "
                     f"--speculate {method} --max-num-seqs {parallel} --max-model-len 4096 "
-                    # llama.cpp's arithmetic: activations of 8 bits whatever the model's size
+                    # as in llama.cpp: activations of 8 bits, whatever the model's size
                     f"--threads {threads} --activation-bits 8 --model",
                     path,
                 )
@@ -105,7 +105,7 @@ def _python(name: str, words: str, *paths: Path | str, methods: tuple[str, ...] 
 
 
 def _binary(text: str, path: Path, threads: int, parallel: int) -> Peer:
-    """NAME=COMMAND: a llama-server of one's own, with flags of its own."""
+    """A user's own llama-server, as NAME=COMMAND, with its flags."""
     name, is_named, command = text.partition("=")
     words = shlex.split(command)
     if not is_named or not words:
@@ -118,9 +118,9 @@ def _binary(text: str, path: Path, threads: int, parallel: int) -> Peer:
 def running(
     found: Sequence[Peer], say: Callable[[str], None] | None = None
 ) -> Iterator[list[Place]]:
-    """Starts all of them together; yields where each answers. They end with the block.
+    """Start all of them together; yields their addresses. They end with the block.
 
-    One that does not start is an error. With `say`, which hears of each, it is left out instead.
+    One that does not start is an error. With `say`, which is told so, it is left out instead.
     """
     with ExitStack() as stack:
         started = [stack.enter_context(starting(peer)) for peer in found]
@@ -157,7 +157,7 @@ def post(url: str, body: dict[str, Any], seconds: float = 120.0) -> dict[str, An
 
 @contextmanager
 def serving(peer: Peer) -> Iterator[tuple[str, int]]:
-    """Starts one; yields its address and its process."""
+    """Start one; yields its address and its process."""
     with starting(peer) as server:
         yield server.wait(), server.process.pid
 
@@ -169,10 +169,10 @@ class Server:
     peer: Peer
     process: subprocess.Popen[bytes]
     port: int
-    log: IO[bytes]  # what it says
+    log: IO[bytes]  # its output
 
     def wait(self) -> str:
-        """Its address, as soon as it answers there."""
+        """Wait until it answers; returns its address."""
         url, end = f"http://127.0.0.1:{self.port}", time.monotonic() + SECONDS
         while time.monotonic() < end and self.process.poll() is None:
             try:
@@ -191,7 +191,7 @@ class Server:
 
 @contextmanager
 def starting(peer: Peer) -> Iterator[Server]:
-    """Starts one and does not wait for it; it ends with the block."""
+    """Start one without waiting for it; it ends with the block."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = int(sock.getsockname()[1])

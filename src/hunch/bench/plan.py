@@ -15,16 +15,16 @@ from hunch.errors import ConfigError
 
 MAX_LENGTH = 16
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-FOR_EVER = 400  # requests after half of which a load is taken to be steady
-LONG = 20_000  # requests from which on a load that ends is as good as one that does not
-# Where nothing is known: a draft of the same family on chat; lookups, which had 1.84 tokens per
-# pass at one request on the 48 prompts of docs/benchmarks.md, as 1 / (1 - 0.45) has.
+FOR_EVER = 400  # requests to simulate; after half of them the load is taken to be steady
+LONG = 20_000  # a load of so many requests counts as one that does not end
+# Used if nothing is known: a draft of the same family on chat; lookups, which had 1.84 tokens per
+# pass at one request on the 48 prompts of docs/benchmarks.md, about 1 / (1 - 0.45).
 ACCEPTANCE, LOOKUP_ACCEPTANCE = 0.7, 0.45
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked for: tokens of a prompt and of an answer, requests per second, how long."""
+    """The requests: tokens of a prompt and of an answer, requests per second, and for how long."""
 
     prompt: int = 512
     answer: int = 256
@@ -39,7 +39,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A draft length at a batch size, and what it brings."""
+    """A draft length at a batch size, and its gain."""
 
     rows: int
     length: int  # 0: plain decoding
@@ -58,7 +58,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Planner:
-    """Everything that decides: the machine, the models, how often a guess is right."""
+    """All inputs of a plan: the machine, the models, how often a guess is right."""
 
     machine: Machine
     target: Size
@@ -90,7 +90,7 @@ class Planner:
         return self.machine.step_seconds(self.target, rows, 1, self.work.context)
 
     def choice(self, rows: int, length: int) -> Choice:
-        """What drafts of this length do for this many requests at once."""
+        """The gain of drafts of this length with this many requests at once."""
         context = self.work.context
         seconds = self.machine.step_seconds(self.target, rows, length + 1, context)
         if self.draft is not None and length:
@@ -120,12 +120,12 @@ class Planner:
         return 1 / (decoding + self.machine.prefill_seconds(self.target, self.work.prompt))
 
     def least_gpu_hours(self, is_plain: bool) -> float:
-        """GPU hours of a million tokens on machines that have as much to do as they can."""
+        """GPU hours of a million tokens on fully used machines."""
         per_second = self.capacity(is_plain) * self.work.answer
         return self.machine.num_gpus * 1e6 / per_second / 3600
 
     def at_rate(self, is_plain: bool) -> Load:
-        """Requests that come evenly at the rate asked for: what each takes, step by step."""
+        """Simulate, step by step, requests that come evenly at the given rate."""
         assert self.work.rate is not None
         limit = self.capacity(is_plain)
         machines = max(1, math.ceil(self.work.rate / (0.95 * limit)))
@@ -137,7 +137,7 @@ class Planner:
 
         took = self.answers_at(rate, choose)
         if self.work.seconds is None:
-            took = took[len(took) // 2 :]  # by then as many come as go
+            took = took[len(took) // 2 :]  # by then as many end as come
         seconds = sum(took) / len(took)
         rows = rate * seconds
         hours = machines * self.machine.num_gpus * 1e6 / (self.work.rate * self.work.answer) / 3600
@@ -180,7 +180,7 @@ class Planner:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What becomes of a rate."""
+    """How a rate is served."""
 
     machines: int
     rows: float  # requests under way on each
@@ -191,7 +191,8 @@ class Load:
 
 
 def size_of(report: Report) -> Size | None:
-    """The model that a report measured; None where it does not say: a server's, or an older one."""
+    """The model that a report measured; None: unknown, as in reports of servers and in older
+    ones."""
     found = report.environment.get("size")
     return None if found is None else Size(**found)
 

@@ -1,4 +1,4 @@
-"""Plots of a report, each of which answers one question. Drawn by matplotlib, light and dark."""
+"""Plots of a report, each of which answers one question; drawn by matplotlib, light and dark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hunch.bench.metrics import figures
 from hunch.bench.records import Report, Run
 from hunch.errors import ConfigError
 
-# Told apart by people who see colours differently (Okabe and Ito); plain decoding is grey.
+# Colours that colour-blind people can distinguish (Okabe and Ito); plain decoding is grey.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6BB1")
 MARKERS = "osD^vPX"
 THEMES = {
@@ -116,7 +116,7 @@ def _number(value: Any) -> float:
 
 
 def _lines(report: Report, axis: str, value: Callable[[Run], Interval | None]) -> dict[str, Line]:
-    """By method, along one axis; of the other axes the first value."""
+    """The points of each method along one axis, at the first value of other axes."""
     points = report.points()
     fixed = {name: points[0][name] for name in points[0] if name != axis}
     lines: dict[str, list[tuple[float, Interval]]] = defaultdict(list)
@@ -205,7 +205,7 @@ def _by_load(
     more: Callable[[Any, Mapping[str, str]], None] | None = None,
     **bounds: float,
 ) -> Chart:
-    """A line per method, over the axis that the report varies; `more` draws what else there is."""
+    """A line per method, over the axis that the report varies; `more` draws the rest."""
 
     def draw(axes: Any, ink: Mapping[str, str]) -> None:
         lines = _lines(report, axis, value)
@@ -328,7 +328,7 @@ def _waiting(report: Report) -> Chart:
 
 
 def _common_positions(run: Run) -> list[float]:
-    """Shares accepted at the positions that enough drafts reached to say something."""
+    """Acceptance at the positions that enough drafts reached to be meaningful."""
     guessed = run.counts().get("guessed_per_position") or [0]
     num_common = sum(count >= max(8, 0.05 * guessed[0]) for count in guessed)
     return list((figures(run).get("per_position") or [])[:num_common])

@@ -1,4 +1,4 @@
-"""Readers for the prompt files people have. The form is seen from the first record, or named.
+"""Readers for common prompt files. The form is recognised by the first record, or named.
 
 | form | a record |
 |---|---|
@@ -47,7 +47,7 @@ def _hunch(record: Record, number: str) -> Prompt:
 
 
 def _text_of(content: Any) -> str:
-    """A message's text, which OpenAI's form may give in parts."""
+    """A message's text, which may be in parts in OpenAI's form."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [content]
@@ -103,7 +103,7 @@ READERS: dict[str, Reader] = {
 
 
 def detect(record: Record) -> str | None:
-    """The form a record has; None for none of them."""
+    """The form of a record; None: an unknown one."""
     keys = record.keys()
     for form, needed in (
         ("sharegpt", {"conversations"}),
@@ -132,7 +132,7 @@ def read_file(path: Path, form: str | None = None, limit: int | None = None) -> 
 
 
 def _some(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
-    """So many of them, in turn from each category: data sets hold one after the other."""
+    """So many prompts, in turn from each category, as data sets have one after the other."""
     by_category: dict[str, list[Prompt]] = {}
     for prompt in prompts:
         by_category.setdefault(prompt.category, []).append(prompt)
@@ -160,7 +160,7 @@ def _read(path: Path, form: str | None) -> list[Prompt]:
                 raise ValueError("its prompt is empty")
             prompts.append(prompt)
         except (KeyError, IndexError, TypeError, ValueError, StopIteration) as error:
-            if form == "sharegpt":  # real files hold conversations in which nobody asks
+            if form == "sharegpt":  # real files have conversations without a question
                 continue
             why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise RequestError(f"{where}: not of the form {form!r} ({why})") from None
@@ -170,7 +170,7 @@ def _read(path: Path, form: str | None) -> list[Prompt]:
 def read_workloads(names: str, limit: int | None = None) -> list[Prompt]:
     """'chat,code', 'long:8k', 'prompts.jsonl', 'gsm8k:test.jsonl': built in, files, or both.
 
-    `limit` is the number of prompts of each. Ids are made distinct, as answers are told by them.
+    `limit` is the number of prompts of each. Ids are made distinct, as they identify answers.
     """
     prompts: list[Prompt] = []
     for name in filter(None, (part.strip() for part in names.split(","))):
@@ -189,7 +189,7 @@ def read_workloads(names: str, limit: int | None = None) -> list[Prompt]:
 
 
 def _is_file(name: str) -> bool:
-    """Whether a name that is no built-in workload's means a file, there or not."""
+    """Whether a name that is no built-in workload's means a file, whether it exists or not."""
     is_path = "/" in name or unpacked(Path(name)).suffix in SUFFIXES
     return is_path or (name not in WORKLOADS and Path(name).is_file())
 

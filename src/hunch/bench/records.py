@@ -1,4 +1,4 @@
-"""What a measurement writes down: answers, rounds, runs and the report that holds them.
+"""The records of a measurement: answers, rounds, runs and the report that holds them.
 
 A *run* is one method at one point (concurrency or rate, temperature, ...). It is measured in
 *rounds*, in each of which all methods take their turn. A round holds one `Answer` per request.
@@ -20,7 +20,7 @@ FORMAT = "hunch-bench/1"
 
 @dataclass(slots=True)
 class Answer:
-    """One request as whoever sent it saw it."""
+    """One request as its client saw it."""
 
     id: str = ""
     category: str = ""
@@ -29,9 +29,9 @@ class Answer:
     start: float = 0.0  # when the load wanted it sent, after the round's start
     first_token: float | None = None  # from then to its first token
     end_to_end: float = 0.0  # from then to its last token
-    digest: str = ""  # of its token ids, or of its text where ids are not told
-    gaps: list[float] = field(default_factory=list)  # between deliveries; [] where not seen
-    num_passes: int | None = None  # None: the engine does not tell
+    digest: str = ""  # of its token ids, or of its text if ids are unknown
+    gaps: list[float] = field(default_factory=list)  # between deliveries; []: unknown
+    num_passes: int | None = None  # None: unknown
     drafted: int | None = None
     accepted: int | None = None
     is_warmup: bool = False  # part of the load, not of the figures
@@ -46,7 +46,8 @@ class Answer:
 
     @property
     def longest_gap(self) -> float | None:
-        """Seconds between two deliveries (ITL), as a client saw them; None: it saw none."""
+        """The longest time between two deliveries (ITL), as a client saw them; None: it saw
+        none."""
         return max(self.gaps, default=None)
 
 
@@ -61,7 +62,7 @@ class Round:
 
     @property
     def counted(self) -> list[Answer]:
-        """The answers that count."""
+        """The answers that are not for warm-up."""
         return [a for a in self.answers if not a.is_warmup and a.error is None]
 
     @property
@@ -70,7 +71,7 @@ class Round:
         return sum(a.num_tokens for a in self.answers) / self.seconds if self.seconds else 0.0
 
     def add(self, other: Round) -> None:
-        """Another piece of the same turn."""
+        """Add another part of the same turn."""
         self.seconds += other.seconds
         self.answers += other.answers
         self.counts = add_counts(self.counts, other.counts)
@@ -90,7 +91,7 @@ class Run:
     rounds: list[Round] = field(default_factory=list)
 
     def answers(self) -> list[Answer]:
-        """The answers that count, of all rounds."""
+        """The answers of all rounds that are not for warm-up."""
         return [answer for one in self.rounds for answer in one.counted]
 
     def errors(self) -> list[Answer]:
@@ -105,7 +106,7 @@ class Run:
 
 @dataclass(slots=True)
 class Report:
-    """A whole measurement, as it is written to a file."""
+    """A whole measurement, as written to a file."""
 
     command: str  # "bench" or "sweep"; "kind" in the file
     settings: dict[str, Any]
@@ -140,14 +141,14 @@ class Report:
         }
 
     def save(self, path: Path) -> None:
-        """The file is replaced at once, so that a stop leaves the last whole one."""
+        """Replace the file at once, so that it is whole even if the program is stopped."""
         new = path.with_name(path.name + ".new")
         new.write_text(json.dumps(self.to_json()) + "\n", encoding="utf-8")
         new.replace(path)
 
 
 def _small(answer: dict[str, Any]) -> dict[str, Any]:
-    """Without what is not known, and with times to the microsecond."""
+    """The record without unknown values, and with times to the microsecond."""
     kept = {name: value for name, value in answer.items() if value not in (None, [], "", False)}
     for name in ("start", "first_token", "end_to_end"):
         if isinstance(kept.get(name), float):
@@ -158,7 +159,7 @@ def _small(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def load_report(path: Path) -> Report:
-    """A report from its file; what is wrong with the file is said in one line."""
+    """A report from its file; errors in the file are reported in one line."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -186,7 +187,7 @@ def _run(found: dict[str, Any]) -> Run:
     return Run(method=found["method"], point=found["point"], rounds=rounds)
 
 
-# Of LLM.stats(), and of captured steps, what adds up over rounds.
+# The counts of LLM.stats(), and of captured steps, that add up over rounds.
 COUNTED = (
     "steps", "drafted", "accepted", "draft_seconds", "target_seconds", "generation_tokens",
     "prompt_tokens", "num_steps", "num_drafts", "busy_seconds", "time_saved_seconds",
@@ -196,7 +197,7 @@ COUNTED = (
 
 
 def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
-    """What an engine counted between two looks at its stats."""
+    """The difference between two stats of an engine."""
     return {name: _minus(after[name], before.get(name)) for name in COUNTED if name in after}
 
 

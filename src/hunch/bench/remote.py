@@ -20,14 +20,14 @@ from hunch.bench.loads import Job, Load, next_turn, nobody
 from hunch.bench.records import Answer, Round
 from hunch.errors import RequestError
 
-SECONDS = 600.0  # without a byte from the server
+SECONDS = 600.0  # without a byte from the server before a request fails
 MAX_LINE = 2**22
 KEY = "OPENAI_API_KEY"
 OnAnswer = Callable[[str, Any], None]
 
 
 class UrlSubject:
-    """A server. What it alone can tell (passes, drafts) is known for hunch only."""
+    """A server. Figures that only it knows (passes, drafts) are there for hunch alone."""
 
     def __init__(
         self, name: str, url: str, model: str | None = None, pid: int | None = None, **extra: Any
@@ -117,12 +117,12 @@ class UrlSubject:
 
 
 class _Seen:
-    """What came of one request."""
+    """The result of one request."""
 
     def __init__(self) -> None:
         self.moments: list[float] = []
         self.text = hashlib.sha256()
-        self.content: list[str] = []  # the text without what a model thought before it
+        self.content: list[str] = []  # the text without the model's reasoning
         self.usage: dict[str, Any] = {}
         self.stats: dict[str, Any] = {}
         self.error: str | None = None
@@ -174,7 +174,7 @@ class _Server:
         try:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
-        except ValueError:  # a port that is none, a bracket left open
+        except ValueError:  # an invalid port, or an open bracket
             host = None
         if not host or parts.scheme not in ("http", "https"):
             raise RequestError(f"--url {url!r}: give the server's address, say http://host:8000")

@@ -1,4 +1,4 @@
-"""A report for people and for programs: a table, JSON, CSV, Markdown, and what it says in words."""
+"""A report for people and programs: a table, JSON, CSV, Markdown, and its findings in sentences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hunch.bench.metrics import figures, token_rate_ratio
 from hunch.bench.records import Report
 
 MILLISECONDS = ("first_token", "per_token", "gap", "end_to_end")
-SHORTEST = 0.1  # seconds of plain decoding below which savings are nothing to speak of
+SHORTEST = 0.1  # seconds of plain decoding below which savings are not reported
 # column -> heading of the table for people
 HEADINGS = {
     "method": "method",
@@ -92,7 +92,7 @@ def _cell(name: str, row: Mapping[str, Any]) -> str:
         if value is None:
             return "-"
         count = f"{row['num_equal']} of {row['num_compared']}"
-        if row.get("is_server"):  # another engine rounds in its own way, which is no fault
+        if row.get("is_server"):  # another engine may round differently, which is no fault
             return count
         return "yes" if value else f"NO ({count})"
     if value is None:
@@ -128,7 +128,7 @@ def table_cells(
 def as_table(
     report: Report, limits: Mapping[str, float] | None = None, width: int | None = None
 ) -> Table:
-    """For a terminal: columns that matter less are left out where it is too narrow for all."""
+    """A table for a terminal; if that is too narrow, the least important columns are left out."""
     headings, lines = table_cells(report, limits)
     for name in ("energy_per_token", "accepted", "per_token", "tokens_per_pass", "first_token"):
         if width is None or _room(_sizes(headings, lines)) <= width:
@@ -151,13 +151,13 @@ def as_table(
 
 
 def _sizes(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> list[int]:
-    """Letters that each column needs; headings are wrapped between words."""
+    """The width of each column; headings are wrapped between words."""
     words = [max(heading.split(), key=len) for heading in headings]
     return [max(map(len, column)) for column in zip(words, *lines, strict=True)]
 
 
 def _room(sizes: Sequence[int]) -> int:
-    """Letters of a whole line: every column has one on either side and one to the next."""
+    """The width of a whole line: each column has a space on both sides and a line to the next."""
     return sum(sizes) + 3 * len(sizes) - 1
 
 
@@ -180,7 +180,7 @@ def as_markdown(report: Report, limits: Mapping[str, float] | None = None) -> st
 def load_cells(report: Report) -> tuple[list[str], list[list[str]]]:
     """Headings and lines of a table with a column per load: speed-ups, and `auto` among them.
 
-    Of the other axes it has the first value, as the plots have.
+    Other axes have their first value, as in the plots.
     """
     axis = analysis.load_axis(report)
     assert axis is not None
@@ -253,7 +253,7 @@ def as_json(report: Report, limits: Mapping[str, float] | None = None) -> dict[s
 
 
 def findings(report: Report) -> list[str]:
-    """What the figures say, in sentences."""
+    """The findings, in sentences."""
     sentences = [*_inversions(report), *_auto(report)]
     if len(report.points()) == 1:
         sentences += _saved(report)
@@ -276,7 +276,7 @@ def findings(report: Report) -> list[str]:
 
 
 def _inversions(report: Report) -> list[str]:
-    """Where each method starts to cost time, and at which value of the axes that are no load."""
+    """Where each method starts to cost time, for each value of the axes other than the load."""
     sentences = []
     for one in analysis.inversions(report):
         others = [axis for axis in analysis.varied_axes(report.points()) if axis != one.axis]
@@ -285,7 +285,7 @@ def _inversions(report: Report) -> list[str]:
 
 
 def _saved(report: Report) -> list[str]:
-    """Time saved by the clock, beside what the engine itself counts for its metrics."""
+    """The time saved by the clock, and by the engine's own metrics."""
     sentences = []
     for run in report.runs:
         found = analysis.time_saved(report, run) if len(run.rounds) > 1 else None

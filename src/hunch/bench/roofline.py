@@ -7,9 +7,9 @@ tokens of KV, multiplies every weight M times, and walks its layers one after th
 
 KV is read at less than half the rate of weights, once for each sequence however many of its tokens
 are in the pass. A layer takes a least time, and a little more for every token. The three overlap
-partly, which p says: 1 would add them, a large p would take the largest. The constants are fitted
-to passes of a 7B and a 135M geometry on an H200, and to drafts of 3 and 7 under an open load there
-(docs/benchmarks.md).
+partly, as p says: with p = 1 they would be added, with a large p the largest would count. The
+constants are fitted to passes of a 7B and a 135M geometry on an H200, and to drafts of 3 and 7
+under an open load there (docs/benchmarks.md).
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ GEOMETRIES = {
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A model as a roofline sees it."""
+    """A model's figures for the roofline."""
 
     params: float
     num_layers: int
     kv_bytes: float  # per token
     weight_bytes: float
-    expert_share: float = 0.0  # of the parameters: those of experts that not every token asks
-    asked: float = 1.0  # share of these experts that a token asks
+    expert_share: float = 0.0  # share of the parameters in experts that only some tokens use
+    asked: float = 1.0  # share of these experts that a token uses
 
     def seen(self, tokens: float) -> float:
-        """The share of the weights that a pass over so many tokens reads, where each token asks
-        its experts at random."""
+        """The share of the weights that a pass over so many tokens reads, if each token's experts
+        are random."""
         return 1 - self.expert_share * math.pow(1 - self.asked, tokens)
 
     @property
@@ -84,14 +84,14 @@ class Size:
 
     @property
     def name(self) -> str:
-        """Its parameters as people say them: 8B, 135M."""
+        """Its parameters, written as 8B or 135M."""
         unit, suffix = (1e9, "B") if self.params >= 1e9 else (1e6, "M")
         return f"{self.params / unit:.3g}{suffix}"
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a pass runs on: rates as they are reached, not as they are advertised."""
+    """A machine: rates that are reached, not the advertised ones."""
 
     name: str
     bytes_per_second: float
@@ -101,8 +101,8 @@ class Machine:
     num_gpus: int = 1
     layer_seconds: float = LAYER_SECONDS
     kv_rate: float = KV_SHARE / BANDWIDTH_SHARE  # of reading KV, against that of weights
-    scale: float = 1.0  # measured seconds over the roofline's, where a report told
-    token_cost: float = 1.0  # the same of what a further token adds
+    scale: float = 1.0  # measured seconds over the roofline's, from a report
+    token_cost: float = 1.0  # the same for what a further token adds
 
     @staticmethod
     def of(gpu: Gpu, num_gpus: int = 1, dtype: str = "bf16") -> Machine:

@@ -1,4 +1,4 @@
-"""What serving costs: the same requests to an engine in this process and to a server, in turn."""
+"""The cost of serving: the same requests to an engine in this process and to a server, in turn."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cost(
     num_rounds: int,
     threads: int | None = None,
 ) -> list[dict[str, Any]]:
-    """For each number of streams: tokens per second here and there, and what the way costs."""
+    """For each number of streams: tokens per second of both, and the cost of serving."""
     params = {"max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True, "seed": 0}
     there = UrlSubject("served", url)
     found = []

@@ -1,4 +1,4 @@
-"""One measurement from what a user asked for to a filled report."""
+"""One measurement, from a user's options to a complete report."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from hunch.bench.workloads import Prompt, length_of, long_context
 from hunch.errors import ConfigError, RequestError
 
 FEW_TURNS, LINE_SECONDS = 40, 5.0  # of progress in a pipe
-SLOW_SECONDS = 10.0  # of opening engines; later ones are said
-MARGIN = 16  # tokens that an answer may have more when it is read again, as text
+SLOW_SECONDS = 10.0  # of opening engines, after which further ones are announced
+MARGIN = 16  # tokens by which an answer may get longer if it is tokenized again
 GPU_KV = 8 * 2**30  # bytes each engine gets on a GPU, where several share it
 
 
@@ -57,10 +57,10 @@ class Asked:
     rounds: int = 3
     until_decided: bool = False  # leave out rounds that cannot decide anything about `auto`
     engine: dict[str, Any] = field(default_factory=dict)  # further arguments of LLM
-    enlarge: str | None = None  # a size the model is enlarged to, at equal text
+    enlarge: str | None = None  # a size that the model is enlarged to, with the same text
 
     def settings(self) -> dict[str, Any]:
-        """As JSON has it, so that settings read back compare equal."""
+        """The settings as JSON has them, so that they are equal when read back."""
         return {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
@@ -72,7 +72,7 @@ def expand(
 ) -> tuple[str, ...]:
     """Methods with each draft length and tree shape; `off` first, `auto` as it is.
 
-    A draft length is fixed: the method drafts as many, whether they pay or not.
+    Draft lengths are fixed: the method always drafts so many, even if they do not pay.
     """
     found = ["off"]
     for method in methods:
@@ -106,7 +106,7 @@ class Session:
 
     def _open(self) -> None:
         asked = self.asked
-        for name in asked.contexts:  # what is wrong with these is said before a model is loaded
+        for name in asked.contexts:  # errors in these are raised before a model is loaded
             length_of(name)
         self._given = [] if asked.contexts else read_workloads(asked.workload, asked.limit)
         if asked.first_turns:
@@ -160,7 +160,7 @@ class Session:
             yield Cell(point, load, make_jobs(prompts, encode, params, count))
 
     def _prompts(self, context: str | None) -> list[Prompt]:
-        """Those that the model's context has room for; what had to go is said."""
+        """The prompts that the model's context has room for; says how many have none."""
         asked, prompts = self.asked, self._given
         if context is not None:
             prompts = long_context(length_of(context))[: asked.limit]
@@ -200,7 +200,7 @@ class Session:
         on_turn: OnTurn = nobody,
         on_answer: OnAnswer = nobody,
     ) -> Report:
-        """Measure everything that is not in the file `save` already."""
+        """Measure everything that is not yet in the file `save`."""
         servers = environment.local_servers(self.asked.urls)
         watch = environment.BusyWatch({*self.pids.values(), *servers})
         report = open_report(save, Report(command, self.asked.settings(), {}))
@@ -251,7 +251,7 @@ def _servers(asked: Asked, pids: Mapping[str, int]) -> list[Subject]:
             name, url = (f"server {number}" if len(asked.urls) > 1 else "server"), text
         if not asked.methods:
             subjects.append(UrlSubject(name, url, asked.served_model, pids.get(name)))
-        for method in asked.methods:  # hunch's own field: other servers are asked without it
+        for method in asked.methods:  # hunch's own field, which other servers do not get
             label = method if len(asked.urls) == 1 else f"{name} {method}"
             wish = {"mode": method}
             subjects.append(UrlSubject(label, url, asked.served_model, speculation=wish))
@@ -287,7 +287,7 @@ def _weights(asked: Asked) -> Any:
 
 @contextmanager
 def progress(total: int, is_quiet: bool) -> Iterator[Callable[[str, bool], None]]:
-    """A bar with the time left for a person, a line now and then in a pipe, nothing if quiet."""
+    """A bar with the time left on a terminal, a line now and then in a pipe, nothing if quiet."""
     if is_quiet:
         yield lambda label, is_old: None
         return

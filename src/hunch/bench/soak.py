@@ -1,7 +1,7 @@
 """Soak a server: many streams with cancels, slow readers, malformed bodies and mixed sampling.
 
 Each finished text is compared with the offline text: what `LLM(MODEL, speculate="off")` writes for
-the same request. A lost, doubled or changed token is found by that.
+the same request. So a lost, doubled or changed token is found.
 
     hunch serve MODEL --port 8000 --max-queue 1000 &
     hunch bench soak http://127.0.0.1:8000 --model MODEL --pid $! --seconds 60
@@ -31,7 +31,7 @@ BEHAVIOURS = ("polite",) * 6 + ("slow", "leaves", "malformed", "whole")
 
 @dataclass(frozen=True, slots=True)
 class Soak:
-    """Whom to soak, and for how long."""
+    """Which server to soak, and for how long."""
 
     url: str
     model: str  # what the server serves
@@ -39,14 +39,14 @@ class Soak:
     warm_up: float = 30.0
     num_streams: int = 200
     num_requests: int = 24  # different ones
-    num_tokens: int = 48  # most of one
+    num_tokens: int = 48  # at most, of one
     api_key: str | None = None
     pid: int | None = None  # the server's process: watch its memory and threads
 
 
 @dataclass
 class Tally:
-    """What happened."""
+    """The counts of what happened."""
 
     ends: dict[str, int] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
@@ -58,7 +58,7 @@ class Tally:
 
 
 def make_request(number: int, num_tokens: int) -> dict[str, Any]:
-    """One of the requests of the soak; the number decides everything."""
+    """The request with this number, on which everything in it depends."""
     chance = random.Random(number)
     topics = ("rain", "bread", "the moon", "a small robot", "prime numbers", "the sea")
     return {
@@ -109,7 +109,7 @@ async def client(
     http: httpx.AsyncClient, asked: Soak, known: dict[int, str], number: int, tally: Tally,
     end: float,
 ) -> None:  # fmt: skip
-    """Sends requests until the time is over."""
+    """Send requests until the time is over."""
     chance, url = random.Random(number), asked.url
     while time.monotonic() < end:
         which = chance.choice(list(known))
@@ -147,7 +147,7 @@ def num_threads(pid: int | None) -> int:
 
 
 async def watch_memory(pid: int | None, samples: list[tuple[float, int]]) -> None:
-    """Notes the time and the resident bytes, several times a second."""
+    """Note the time and the resident bytes, several times a second."""
     pids = [] if pid is None else processes(pid)
     while pids:
         num_pages = 0
@@ -163,7 +163,7 @@ def peak(samples: list[tuple[float, int]], since: float, until: float) -> int:
 
 
 async def soak(asked: Soak) -> dict[str, Any]:
-    """The report; its "is_clean" says whether the server came out as it went in."""
+    """Soak the server; the report's "is_clean" says whether all is as it was before."""
     limits = httpx.Limits(max_connections=None)
     headers = {"Authorization": f"Bearer {asked.api_key}"} if asked.api_key else {}
     async with httpx.AsyncClient(timeout=600, limits=limits, headers=headers) as http:
@@ -194,7 +194,7 @@ async def soak(asked: Soak) -> dict[str, Any]:
         "left_behind": left,
     }
     if asked.pid is not None:
-        # Peaks: a step's own buffers come and go, and a single look may find them or not.
+        # Peaks, as a step's own buffers come and go.
         warm, last = peak(memory, start - WINDOW, start), peak(memory, end - WINDOW, end)
         report["memory_mb"] = [round(size / 1e6) for size in (warm, last)]
         report["memory_growth"] = round(last / warm - 1, 4)
@@ -212,7 +212,7 @@ async def crowd(
 
 
 async def settle(http: httpx.AsyncClient, url: str) -> dict[str, float]:
-    """What is still held once nothing should be."""
+    """Wait for the server to become idle; returns what it still holds."""
     for _ in range(100):
         stats = (await http.get(url + "/stats")).json()
         left = {name: stats["engine"][name] for name in ("num_running", "num_waiting", "kv_usage")}

@@ -47,7 +47,7 @@ class Model:
 
     def __init__(self, model: Any, tokenizer: Any, more: dict[str, Any]) -> None:
         self.model, self.tokenizer = model, tokenizer
-        self.more = more  # arguments of generate that make it speculate
+        self.more = more  # further arguments of generate, to speculate
 
     def stream(self, body: dict[str, Any], write: Callable[[str], None]) -> dict[str, int]:
         """Calls `write` with each piece of text; returns the usage."""
@@ -90,7 +90,7 @@ def load(path: Path, methods: Sequence[str], draft: Path | None) -> dict[str, St
     more: dict[str, dict[str, Any]] = {"off": {}, "lookup": {"prompt_lookup_num_tokens": LOOKUP}}
     if "assisted" in methods:
         assistant = AutoModelForCausalLM.from_pretrained(draft, dtype="float32").eval()
-        # A draft cut from its target has no embedding of its own: it shares the target's.
+        # A draft cut from its target has no embedding of its own, and shares the target's.
         assistant.set_input_embeddings(model.get_input_embeddings())
         assistant.set_output_embeddings(model.get_output_embeddings())
         more["assisted"] = {"assistant_model": assistant}
@@ -123,7 +123,7 @@ def handler(models: Mapping[str, Streams]) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(b"data: [DONE]\n\n")
 
         def _model(self) -> Streams | None:
-            """The one that this path asks for: /METHOD/v1/..., or /v1/... where there is one."""
+            """The method of this path: /METHOD/v1/..., or /v1/... if there is only one."""
             found = models.get(self.path.split("/v1/")[0].strip("/"))
             if found is None:
                 self.send_error(404)
@@ -143,7 +143,7 @@ def handler(models: Mapping[str, Streams]) -> type[BaseHTTPRequestHandler]:
 
 
 def serve(models: Mapping[str, Streams], port: int) -> int:
-    """Until the process is ended."""
+    """Serve until the process is ended."""
     HTTPServer(("127.0.0.1", port), handler(models)).serve_forever()
     return 0
 

@@ -1,4 +1,4 @@
-"""What is asked: built-in workloads by name, made of texts of our own. Nothing is downloaded.
+"""Built-in workloads by name, made of texts of our own. Nothing is downloaded.
 
     chat code summary math retrieval rewrite json random multi-turn long:2k ... long:32k mixed
 
@@ -24,7 +24,7 @@ TEXTS: dict[str, Any] = json.loads(
     Path(__file__).with_name("texts.json").read_text(encoding="utf-8")
 )
 ARTICLES: dict[str, str] = TEXTS["articles"]
-# The few prompts that checks use; every kind of the text they hold is easy or hard to draft.
+# A few prompts for checks, with texts that are easy and texts that are hard to draft.
 PROMPTS: list[dict[str, Any]] = [
     {"id": "chat-tea", "turns": [TEXTS["chat"]["tea"]]},
     {
@@ -57,7 +57,7 @@ class Prompt:
     schema: Mapping[str, Any] | None = None  # JSON schema of the answer
     later: tuple[str, ...] = ()  # questions that follow the model's own answers, one by one
     conversation: str = ""  # prompts that share a cached prefix
-    max_tokens: int | None = None  # of its own, where a data set says it
+    max_tokens: int | None = None  # of its own, if a data set has it
 
     @staticmethod
     def chat(name: str, category: str, question: str, **more: Any) -> Prompt:
@@ -74,13 +74,13 @@ class Prompt:
         return [{"role": role, "content": content} for role, content in self.messages]
 
     def encode(self, llm: LLM) -> list[int]:
-        """Its tokens, of messages by the model's chat template."""
+        """Its tokens; messages go through the model's chat template."""
         if self.messages:
             return llm.encode_messages(self.chat_messages)
         return llm.tokenizer.encode(self.text)
 
     def body(self) -> dict[str, Any]:
-        """As a body of OpenAI's API has it."""
+        """The prompt in a body of OpenAI's API."""
         if not self.messages:
             return {"prompt": self.text}
         body: dict[str, Any] = {"messages": self.chat_messages}
@@ -149,7 +149,7 @@ def _json() -> list[Prompt]:
 
 
 def _random() -> list[Prompt]:
-    """Words in no order: nothing in the prompt helps to guess the answer."""
+    """Words in random order, so that nothing in the prompt helps to guess the answer."""
     chooser = random.Random(0)
     return [
         Prompt(f"random-{number}", "random", text=" ".join(chooser.choices(TEXTS["words"], k=48)))

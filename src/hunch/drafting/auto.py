@@ -1,10 +1,9 @@
 """Several methods as one drafter, and `auto`: which method drafts for which row.
 
-One method drafts for each row, or two in a merged tree of a captured step, and the policy shares
-nodes among all rows. A request with a
-prediction is drafted from it while the answer follows it. Other rows are drafted for by the method
-that the request or the config names or, with `auto`, by suffix lookup or by a network (a draft
-model or a head), whichever promises more.
+The policy shares nodes among all rows. One method drafts for each row, or two in a merged tree of a
+captured step. It is the request's prediction, while the answer follows that; else the method that
+the request or the config names; with `auto`, suffix lookup or a network (a draft model or a head),
+whichever promises more.
 
 A lookup's guesses are compared with the target's tokens even if they are not sent to it. So a
 lookup that cannot guess a text stops drafting, and starts again when it can, at no cost to the
@@ -91,7 +90,7 @@ class RoutedDrafter:
         method: Drafter | None = lookup
         if method is None and network is not None:
             method = network.method
-        assert method is not None, "somebody must draft"
+        assert method is not None, "neither a lookup nor a network"
         sizes = {name: lookup.needs.max_nodes for name, lookup in lookups.items()}
         sizes = {default: method.needs.max_nodes, **sizes}
         self.needs = replace(method.needs, max_nodes=max(sizes.values()), methods=sizes)
@@ -140,7 +139,7 @@ class RoutedDrafter:
         max_draft_X = rows.max_draft_X.tolist()
         limits = [max_draft_X[row] for row in ids]
         counts = self._counts(names, trees, limits)
-        places, num_levels = self._ask_network(rows, ids, trees, counts, limits)
+        places, num_levels = self._plan_network(rows, ids, trees, counts, limits)
         rest = [place for place in range(len(ids)) if place not in places]
         drafts: list[tuple[list[int], Draft]] = []
         if rest:
@@ -178,7 +177,7 @@ class RoutedDrafter:
                 counts[place] = min(len(trees[place]), limits[place])
         return counts
 
-    def _ask_network(
+    def _plan_network(
         self,
         rows: Rows,
         ids: list[int],
@@ -190,12 +189,12 @@ class RoutedDrafter:
         if self.network is None:
             return [], 0
         wishes = [self._routes[row].wants_network for row in ids]
-        may = [0 if wish is False else n for wish, n in zip(wishes, limits, strict=True)]
+        limits = [0 if wish is False else n for wish, n in zip(wishes, limits, strict=True)]
         others = [
             (0, 0.0) if wish else (count, _expected(tree[:count]))
             for wish, tree, count in zip(wishes, trees, counts, strict=True)
         ]
-        places, num_levels = self.network.plan(rows, ids, may, others)
+        places, num_levels = self.network.plan(rows, ids, limits, others)
         must = [place for place, wish in enumerate(wishes) if wish and limits[place]]
         if must:
             places = sorted({*places, *must})
@@ -212,47 +211,47 @@ class RoutedDrafter:
     def on_device(self) -> DeviceDrafter | None:
         """The default method on the device; with a lookup and a network, both together."""
         network = None if self.network is None else form_on_device(self.network.method)
-        lookup = self.lookup
-        if lookup is not None and lookup.is_alone_on_device and self.network is not None:
-            lookup = None  # both draft on the host
-        matches = form_on_device(lookup)
-        found: DeviceDrafter | None = network if self.lookup is None else matches
-        if matches is not None and network is not None:
-            assert isinstance(matches, DeviceLookup)
+        host_lookup = self.lookup
+        if host_lookup is not None and host_lookup.is_alone_on_device and self.network is not None:
+            host_lookup = None  # both draft on the host
+        lookup = form_on_device(host_lookup)
+        found: DeviceDrafter | None = network if self.lookup is None else lookup
+        if lookup is not None and network is not None:
+            assert isinstance(lookup, DeviceLookup)
             room, only_chains = self.needs.max_nodes, self.context.only_chains
             if isinstance(network, DeviceFollower):
-                found = DeviceAutoHead(matches, network, room, only_chains=only_chains)
+                found = DeviceAutoHead(lookup, network, room, only_chains=only_chains)
             else:
-                found = DeviceAuto(matches, network, room, only_chains=only_chains)
+                found = DeviceAuto(lookup, network, room, only_chains=only_chains)
         recycling = form_on_device(self.recycling)
-        if isinstance(matches, DeviceLookup) and isinstance(recycling, DeviceRecycling):
-            found = DeviceAutoRecycling(matches, recycling, self.needs.max_nodes)
+        if isinstance(lookup, DeviceLookup) and isinstance(recycling, DeviceRecycling):
+            found = DeviceAutoRecycling(lookup, recycling, self.needs.max_nodes)
         if found is not None:
-            found.methods = self._row_methods(found, matches, network)
+            found.methods = self._row_methods(found, lookup, network)
         return found
 
     def _row_methods(
-        self, whole: DeviceDrafter, matches: DeviceDrafter | None, network: DeviceDrafter | None
+        self, whole: DeviceDrafter, lookup: DeviceDrafter | None, network: DeviceDrafter | None
     ) -> dict[str, RowMethod]:
         """How a device drafts for rows whose requests name one of the methods."""
         found: dict[str, RowMethod] = {}
         if PREDICTION in self.lookups:
             found[PREDICTION] = RowMethod(name=PREDICTION, sure_match=NEVER, is_alone=True)
-        if not isinstance(matches, DeviceLookup):
+        if not isinstance(lookup, DeviceLookup):
             return found
-        for one in (matches, *map(form_on_device, self.lookups.values())):
-            if isinstance(one, DeviceLookup) and one.max_match <= matches.max_match:
+        for one in (lookup, *map(form_on_device, self.lookups.values())):
+            if isinstance(one, DeviceLookup) and one.max_match <= lookup.max_match:
                 found[one.name] = RowMethod(
                     name=one.name,
                     sure_match=0,
                     min_match=one.min_match,
                     max_match=one.max_match,
-                    has_table=one.is_guided,
+                    has_table=one.has_table,
                     by_network=False,
-                    with_prediction=one is matches,
+                    with_prediction=one is lookup,
                 )
-        if whole is matches:
-            del found[matches.name]  # it drafts for all rows
+        if whole is lookup:
+            del found[lookup.name]  # it drafts for all rows
         if network is not None:
             name = self.network_name
             found[name] = RowMethod(name=name, sure_match=NEVER, by_network=True)
@@ -280,8 +279,8 @@ class AutoDrafter(RoutedDrafter):
         draft = options.pop(DRAFT, "off")
         # A draft model that was measured with this target is taken whatever its size.
         is_any_size = options.pop("any_size", "").lower() in ("true", "1", "yes", "on")
-        size = {key: value for key, value in options.items() if key in ("num_nodes", "adaptive")}
-        lookups = {name: _load(name, size, context) for name in (PREDICTION, "ngram")}
+        shared = {key: value for key, value in options.items() if key in ("num_nodes", "adaptive")}
+        lookups = {name: _load(name, shared, context) for name in (PREDICTION, "ngram")}
         margin = FUSED_MARGIN if context.is_fused else MARGIN
         suffix = _load("suffix", {"margin": str(margin), **options}, context)
         model = None

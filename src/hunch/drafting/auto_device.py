@@ -18,7 +18,7 @@ from hunch.kernels.step import RowState, StepRows
 from hunch.models.target import Hidden
 
 CHAIN_NODES = (1, 3, 7, 11)  # nodes checked of a network's chains, as far as it drafts so many
-SHORT_CHAIN = 3  # nodes that a model drafts at least before a phrase table continues its chain
+SHORT_CHAIN = 3  # nodes that a network drafts at least before a phrase table continues its chain
 
 # Trees alone have 15 nodes, so that 16 packed tokens are checked; others have a lookup's guesses
 # beside them. All levels of a block take one pass. Each level of a draft model takes a pass, so
@@ -41,16 +41,16 @@ MAX_NODES = max(size.num_nodes for sizes in OF_BLOCKS.values() for size in sizes
 
 def fitting(
     trees: Mapping[DraftSource, tuple[TreeSize, ...]],
-    matches: DeviceLookup,
-    model: DeviceDrafter,
+    lookup: DeviceLookup,
+    network: DeviceDrafter,
     room: int,
 ) -> dict[DraftSource, list[TreeSize]]:
-    """These trees, no larger than what the lookup and the model draft and a draft has room for."""
+    """These trees, cut to what both draft; those that a draft has no room for are left out."""
     found: dict[DraftSource, list[TreeSize]] = {}
     for source, sizes in trees.items():
         for width, num_levels, beside in sizes:
-            beside = min(beside, matches.num_nodes)
-            size = TreeSize(width, min(num_levels, model.num_levels), beside)
+            beside = min(beside, lookup.num_nodes)
+            size = TreeSize(width, min(num_levels, network.num_levels), beside)
             if size.num_levels > 1 and size.num_nodes <= room:
                 found.setdefault(source, []).append(size)
     return found
@@ -67,10 +67,10 @@ class DeviceEither(DeviceWithLookups):
     def shapes(self) -> tuple[StepShape, ...]:
         chains = [StepShape(size, DraftSource.CHAIN) for size in self.chain_sizes]
         trees = [StepShape(n, source) for source, some in self.tree_sizes.items() for n in some]
-        return (*self.matches.shapes, *chains, *trees)
+        return (*self.lookup.shapes, *chains, *trees)
 
     def drafted_by(self, source: int, matched: int) -> str:
-        return self.matches.name if source <= 0 or matched >= SURE_MATCH else self.model.name
+        return self.lookup.name if source <= 0 or matched >= SURE_MATCH else self.network.name
 
 
 class DeviceAuto(DeviceEither):
@@ -80,65 +80,65 @@ class DeviceAuto(DeviceEither):
     no KV of the draft model, so before it drafts it processes as many tokens again as the step
     could have committed.
 
-    With a phrase table, the model drafts half of a long chain and one node more, and the table
-    continues it: its guesses cost nothing but checking. Short chains are the model's alone, as it
+    With a phrase table, the network drafts half of a long chain and one node more, and the table
+    continues it: its guesses cost nothing but checking. Short chains are the network's alone, as it
     is right more often than the table. Steps of many rows use those: there, checking a node costs
     more than drafting a level.
     """
 
     def __init__(
-        self, matches: DeviceLookup, model: DeviceDrafter, room: int, *, only_chains: bool
+        self, lookup: DeviceLookup, network: DeviceDrafter, room: int, *, only_chains: bool
     ) -> None:
-        has_trees = isinstance(model, DeviceDraftModel) and not only_chains
-        trees = fitting(OF_MODELS if has_trees else {}, matches, model, room)
-        super().__init__("auto", matches, model, trees)
+        has_trees = isinstance(network, DeviceDraftModel) and not only_chains
+        trees = fitting(OF_MODELS if has_trees else {}, lookup, network, room)
+        super().__init__("auto", lookup, network, trees)
         self.trees: dict[TreeSize, DeviceDraftModel] = {}
         for size in {size for some in self.tree_sizes.values() for size in some.values()}:
-            assert isinstance(self.model, DeviceDraftModel)
+            assert isinstance(self.network, DeviceDraftModel)
             width, num_levels, _ = size
             self.trees[size] = replace(
-                self.model, num_levels=num_levels, level_size=width, width=width, branch=width
+                self.network, num_levels=num_levels, level_size=width, width=width, branch=width
             )
 
     @property
-    def goes_on(self) -> bool:
-        """Whether a phrase table continues the model's chains."""
-        return self.matches.phrases is not None and isinstance(self.model, DeviceDraftModel)
+    def continues_chains(self) -> bool:
+        """Whether a phrase table continues the network's chains."""
+        return self.lookup.phrases is not None and isinstance(self.network, DeviceDraftModel)
 
-    def _of_model(self, num_nodes: int) -> int:
-        """How many nodes of a chain the model drafts."""
-        of_model = max(num_nodes // 2 + 1, SHORT_CHAIN) if self.goes_on else num_nodes
-        return min(of_model, num_nodes, self.num_levels)
+    def _num_by_network(self, num_nodes: int) -> int:
+        """How many nodes of a chain the network drafts."""
+        num_levels = max(num_nodes // 2 + 1, SHORT_CHAIN) if self.continues_chains else num_nodes
+        return min(num_levels, num_nodes, self.num_levels)
 
     def levels(self, source: int, num_nodes: int) -> int:
         if source == DraftSource.CHAIN:
-            return self._of_model(levels_after(num_nodes + 1, self.chain_sizes[-1]))
+            return self._num_by_network(levels_after(num_nodes + 1, self.chain_sizes[-1]))
         return super().levels(source, num_nodes)
 
     @property
     def chain_sizes(self) -> list[int]:
-        if not self.goes_on:
+        if not self.continues_chains:
             return super().chain_sizes
         most = min(2 * self.num_levels, self.num_nodes)
         return sorted({min(size, most) for size in CHAIN_NODES})
 
     def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
-        model = self.model
+        network = self.network
         if not source:
-            self.matches.look(state, step, self.num_nodes)
+            self.lookup.look(state, step, self.num_nodes)
             return
         num_tokens = step.path_RK.shape[1]  # that this step could have committed
         drafted = (0, 0)
         if source in self.tree_sizes:
             tree = self.trees[self.tree_of(source, num_tokens - 1)]
             tree.grow(state, step, tree.num_levels, num_tokens)
-        elif isinstance(model, DeviceDraftModel):
+        elif isinstance(network, DeviceDraftModel):
             size = levels_after(num_tokens, self.chain_sizes[-1])
-            drafted = self._of_model(size), size
-            model.grow(state, step, drafted[0], num_tokens)
+            drafted = self._num_by_network(size), size
+            network.grow(state, step, drafted[0], num_tokens)
         else:
-            model.draft(state, step, hidden, source)
-        self.add_matches(state, step, source, drafted)
+            network.draft(state, step, hidden, source)
+        self.add_guesses(state, step, source, drafted)
 
 
 class DeviceAutoHead(DeviceEither):
@@ -149,18 +149,18 @@ class DeviceAutoHead(DeviceEither):
     """
 
     def __init__(
-        self, matches: DeviceLookup, head: DeviceFollower, room: int, *, only_chains: bool
+        self, lookup: DeviceLookup, head: DeviceFollower, room: int, *, only_chains: bool
     ) -> None:
         has_trees = isinstance(head, DeviceBlock) and not only_chains
-        trees = fitting(OF_BLOCKS if has_trees else {}, matches, head, room)
-        super().__init__("auto", matches, head, trees)
+        trees = fitting(OF_BLOCKS if has_trees else {}, lookup, head, room)
+        super().__init__("auto", lookup, head, trees)
         self.trees: dict[int, DeviceBlock] = {}
         for source, sizes in self.tree_sizes.items():
-            assert isinstance(self.model, DeviceBlock)
+            assert isinstance(self.network, DeviceBlock)
             (size,) = sizes.values()
             num_nodes = size.width * size.num_levels
             self.trees[source] = replace(
-                self.model,
+                self.network,
                 num_levels=size.num_levels,
                 tree_nodes=num_nodes,
                 width=num_nodes,
@@ -169,17 +169,17 @@ class DeviceAutoHead(DeviceEither):
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
-        alone = [StepShape(n, DraftSource.HEAD_DROPPED) for n, _ in self.matches.shapes]
-        return (*super().shapes, *(alone if self.matches.is_adaptive else ()))
+        dropped = [StepShape(n, DraftSource.HEAD_DROPPED) for n, _ in self.lookup.shapes]
+        return (*super().shapes, *(dropped if self.lookup.is_adaptive else ()))
 
     def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         if source != DraftSource.HEAD_DROPPED:
-            head = self.trees.get(source, self.model)
+            head = self.trees.get(source, self.network)
             head.draft(state, step, hidden, source)
         if source > 0:
-            self.add_matches(state, step, source)
+            self.add_guesses(state, step, source)
         else:
-            self.matches.look(state, step, self.num_nodes)
+            self.lookup.look(state, step, self.num_nodes)
 
     def writes_kv(self, source: int) -> bool:
         return source >= 0
@@ -192,9 +192,9 @@ class DeviceAutoRecycling(DeviceWithLookups):
     takes longer than a lookup.
     """
 
-    def __init__(self, matches: DeviceLookup, recycling: DeviceRecycling, room: int) -> None:
+    def __init__(self, lookup: DeviceLookup, recycling: DeviceRecycling, room: int) -> None:
         sizes = [size for size in OF_SUCCESSORS if size.num_nodes <= room]
-        super().__init__("auto", matches, recycling, {DraftSource.MERGED: sizes})
+        super().__init__("auto", lookup, recycling, {DraftSource.MERGED: sizes})
         self.trees = {
             size: replace(
                 recycling, num_nodes=self.num_nodes, tree_nodes=size.width * size.num_levels
@@ -205,7 +205,7 @@ class DeviceAutoRecycling(DeviceWithLookups):
     @property
     def shapes(self) -> tuple[StepShape, ...]:
         merged = self.tree_sizes[DraftSource.MERGED]
-        return (*self.matches.shapes, *(StepShape(n, DraftSource.MERGED) for n in merged))
+        return (*self.lookup.shapes, *(StepShape(n, DraftSource.MERGED) for n in merged))
 
     @property
     def max_network_rows(self) -> int:
@@ -216,11 +216,11 @@ class DeviceAutoRecycling(DeviceWithLookups):
 
     def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         if source <= 0:
-            self.matches.look(state, step, self.num_nodes)
+            self.lookup.look(state, step, self.num_nodes)
             return
         size = self.tree_of(source, step.path_RK.shape[1] - 1)
         self.trees[size].draft(state, step, hidden, source)
-        self.add_matches(state, step, source)
+        self.add_guesses(state, step, source)
 
     def drafted_by(self, source: int, matched: int) -> str:
-        return self.matches.name if source <= 0 or matched >= SURE_MATCH else self.model.name
+        return self.lookup.name if source <= 0 or matched >= SURE_MATCH else self.network.name

@@ -181,7 +181,7 @@ class DeviceDrafter:
         return MAX_CHECKED
 
     @property
-    def is_guided(self) -> bool:
+    def has_table(self) -> bool:
         """Whether its lookups use a phrase table too."""
         return False
 

@@ -75,7 +75,7 @@ class BlockDrafter(StateFollower):
             feature_layers=net.feature_layers,
             kv=KVShape.of([net.kv_shape], net.kv_dtype),
             # A position's KV depends on the target's state there, and not on the next token.
-            group=GroupInfo(name=self.method, is_whole=context.is_fused),
+            group=GroupInfo(name=self.method, has_no_holes=context.is_fused),
             weight_bytes=net.weight_bytes + net.matrix_bytes,
         )
 

@@ -54,10 +54,11 @@ class CapturedPolicy:
         self.has_choice = len(self.shapes.all) > 1  # else there is nothing to learn either
         self.network_rows = NetworkRows(drafter, self.shapes, rows)
         self.choice = ShapeChoice(drafter, self.shapes, self.network_rows, self.costs)
-        self.lookup, self.network = self.choice.lookup, self.choice.network
-        # By row: the line of its newest result, with the columns of `kernels.step`; the one before;
-        # the shape of the step that the newest is of. When step n is chosen, the newest line is of
-        # step n-2. So when the result of step n-1 comes, that step was chosen by the line before.
+        self.lookup_estimate = self.choice.lookup_estimate
+        self.network_estimate = self.choice.network_estimate
+        # By row: its newest line of results, with the columns of `kernels.step`; the line before;
+        # the shape of the step that the newest comes from. Step n was chosen by the line of step
+        # n-2. When its own line comes, the newest is that of step n-1, so that was the line before.
         self.lines, self.lines_before = [NO_LINE] * num_rows, [NO_LINE] * num_rows
         self.line_shapes = [StepShape(0)] * num_rows
         self.counts = StepCounts()
@@ -79,8 +80,8 @@ class CapturedPolicy:
         if len(ids) >= MANY:
             self._num_uses = self._num_steps = 0
         self.network_rows.start(ids)
-        self.lookup.start(ids)
-        self.network.start(ids)
+        self.lookup_estimate.start(ids)
+        self.network_estimate.start(ids)
         self._clear_lines(ids)
 
     def _clear_lines(self, ids: list[int]) -> None:
@@ -104,14 +105,14 @@ class CapturedPolicy:
         shapes = self.shapes.at(num_rows)
         if len(shapes) == 1:
             return shapes[0]
-        rows = num_rows, extras, self.network_rows.are_current(row_R)
-        if self._num_uses > 0 and self._last_choice is not None and self._last_choice[0] == rows:
+        steps = num_rows, extras, self.network_rows.are_current(row_R)
+        if self._num_uses > 0 and self._last_choice is not None and self._last_choice[0] == steps:
             return self._last_choice[1]
         if self.shapes.has_lookup:
             for row in row_R.tolist():
-                self.lookup.match[row] = match_of(self.lines[row])
+                self.lookup_estimate.match[row] = match_of(self.lines[row])
         shape = self.choice.best(row_R, num_rows, extras)
-        self._last_choice = rows, shape
+        self._last_choice = steps, shape
         self._num_uses = CHOOSE_EVERY if self._skips_steps(len(row_R)) else 1
         return shape
 
@@ -234,32 +235,33 @@ class CapturedPolicy:
                 )
         for source, error in errors.items():
             if error:
-                (self.network if source > 0 else self.lookup).calibrate(source, weight * error)
+                estimate = self.network_estimate if source > 0 else self.lookup_estimate
+                estimate.calibrate(source, weight * error)
         if has_network and key.shape.source <= 0:
-            self.network.fade([row for row, _ in pairs], weight * len(pairs))
+            self.network_estimate.fade([row for row, _ in pairs], weight * len(pairs))
 
     def _learn_lookup(self, row: int, line: list[int], weight: float, shape: StepShape) -> float:
         """Learn from a lookup's guesses for a row, whether they were checked or not.
 
         Returns the relative error of their expected gain, if they were checked.
         """
-        made_in, source = self.line_shapes[row]
-        first, run = FIRST + made_in + 1, 0
+        num_checked_before, source = self.line_shapes[row]
+        first, run = FIRST + num_checked_before + 1, 0
         guesses = self.lines[row][first : first + self.shapes.max_nodes]
         most = min(line[TOKENS], len(guesses))
         while run < most and guesses[run] == line[FIRST + run]:
             run += 1
-        lookup, match = self.lookup, match_of(self.lines_before[row])
-        odds = lookup.learn(row, run, run + (run < most), weight=weight, match=match)
+        estimate, match = self.lookup_estimate, match_of(self.lines_before[row])
+        odds = estimate.learn(row, run, run + (run < most), weight=weight, match=match)
         if not (shape.num_nodes and source <= 0 and most):
             return 0.0
-        expected = lookup.gain(odds, DraftSource.LOOKUP, shape.num_nodes)
+        expected = estimate.gain(odds, DraftSource.LOOKUP, shape.num_nodes)
         return relative_error(expected, min(run, shape.num_nodes))
 
     def _learn_network(self, row: int, line: list[int], weight: float, shape: StepShape) -> float:
         """Learn from the network's guesses that were checked; returns as `_learn_lookup` does."""
         num_nodes = shape.num_nodes
-        matched, (made_in, source) = self.lines[row][MATCHED], self.line_shapes[row]
+        matched, (num_checked_before, source) = self.lines[row][MATCHED], self.line_shapes[row]
         if line[CHECKED] <= 0 or source <= 0:
             return 0.0
         is_sure = self.shapes.has_lookup and matched >= SURE_MATCH
@@ -268,16 +270,17 @@ class CapturedPolicy:
         run = line[TOKENS] - 1
         # If the row ended, it is not known what would have come next.
         is_missed = not line[REASON] and run < num_nodes
-        levels, network = self.drafter.levels(source, made_in), self.network
-        odds = network.learn(row, run, run + is_missed, source, weight, levels)
+        levels, estimate = self.drafter.levels(source, num_checked_before), self.network_estimate
+        odds = estimate.learn(row, run, run + is_missed, source, weight, levels)
         if not is_missed and run != num_nodes:
             return 0.0
-        expected = network.gain(odds, source, min(num_nodes, levels))
+        expected = estimate.gain(odds, source, min(num_nodes, levels))
         if source == DraftSource.MERGED:
-            beside, lookup = self.drafter.num_beside(source, made_in), DraftSource.LOOKUP
-            odds = self.lookup.odds(row, lookup, log_match(matched))
-            expected *= 1.0 - self.lookup.gain(odds, lookup, 1)
-            expected += self.lookup.gain(odds, lookup, beside)
+            num_beside = self.drafter.num_beside(source, num_checked_before)
+            estimate, source = self.lookup_estimate, DraftSource.LOOKUP
+            odds = estimate.odds(row, source, log_match(matched))
+            expected *= 1.0 - estimate.gain(odds, source, 1)
+            expected += estimate.gain(odds, source, num_beside)
         return relative_error(expected, run)
 
 

@@ -66,7 +66,7 @@ class FeatureDrafter(StateFollower):
             hidden=net.needs_hidden,
             kv=KVShape.of([net.kv_shape], net.kv_dtype),
             # With captured steps, the host drafts for a row with a hole to its end.
-            group=GroupInfo(name=name, sees_next=True, is_whole=context.is_fused),
+            group=GroupInfo(name=name, sees_next=True, has_no_holes=context.is_fused),
             weight_bytes=net.weight_bytes + net.matrix_bytes,
         )
 

@@ -157,7 +157,7 @@ class DeviceLookup(DeviceDrafter):
     num_second: int = 0  # last nodes of a tree; 0: it drafts chains
 
     @property
-    def is_guided(self) -> bool:
+    def has_table(self) -> bool:
         return self.phrases is not None
 
     def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:

@@ -230,27 +230,29 @@ class DeviceMerge(DeviceWithLookups):
 
     def __init__(
         self,
-        matches: DeviceLookup,
-        model: DeviceDrafter,
+        lookup: DeviceLookup,
+        network: DeviceDrafter,
         max_nodes: int,
         *,
         is_adaptive: bool,
     ) -> None:
-        whole = within(TreeSize(model.level_size, model.num_levels, matches.num_nodes), max_nodes)
+        whole = within(
+            TreeSize(network.level_size, network.num_levels, lookup.num_nodes), max_nodes
+        )
         sizes = cuts_of(whole) if is_adaptive else [whole]
         trees = {DraftSource.MERGED: sizes}
-        super().__init__("merge", matches, model, trees, is_adaptive=is_adaptive)
+        super().__init__("merge", lookup, network, trees, is_adaptive=is_adaptive)
         self.num_nodes = whole.num_nodes  # parts may draft more alone, for which there is no room
-        self.models = {
+        self.networks = {
             size: replace(
-                model,
+                network,
                 num_levels=size.num_levels,
                 num_nodes=self.num_nodes,
-                tree_nodes=min(model.tree_nodes, size.width * size.num_levels),
+                tree_nodes=min(network.tree_nodes, size.width * size.num_levels),
             )
             for size in sizes
         }
-        self.model = self.models[whole]
+        self.network = self.networks[whole]
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
@@ -260,18 +262,18 @@ class DeviceMerge(DeviceWithLookups):
 
     def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         if source <= 0:
-            if self.model.writes_kv(source):  # a head follows every step
-                self.model.draft(state, step, hidden, source)
-            self.matches.look(state, step, self.num_nodes)
+            if self.network.writes_kv(source):  # a head follows every step
+                self.network.draft(state, step, hidden, source)
+            self.lookup.look(state, step, self.num_nodes)
             return
         num_tokens = step.path_RK.shape[1]  # that this step could have committed
-        model = self.models[self.tree_of(source, num_tokens - 1)]
-        if isinstance(model, DeviceDraftModel):
+        network = self.networks[self.tree_of(source, num_tokens - 1)]
+        if isinstance(network, DeviceDraftModel):
             # It has no KV of tokens that were accepted from the lookup.
-            model.grow(state, step, model.num_levels, num_tokens)
+            network.grow(state, step, network.num_levels, num_tokens)
         else:
-            model.draft(state, step, hidden, source)
-        self.add_matches(state, step, source)
+            network.draft(state, step, hidden, source)
+        self.add_guesses(state, step, source)
 
 
 def within(size: TreeSize, max_nodes: int) -> TreeSize:

@@ -39,7 +39,7 @@ class NetworkRows:
         # Whether a row's request names a network (True) or a lookup (False); None: neither.
         self.by_network: list[bool | None] = [None] * num_rows
         # The source of each row's waiting draft, as of the last step launched.
-        self.waiting = np.full(num_rows, DraftSource.NOBODY)
+        self.waiting_source = np.full(num_rows, DraftSource.NOBODY)
         self.dropped_steps = 0  # steps still to come without the dropped head
         self._tree_sources = [one for one in shapes.network_sources if drafter.depth(one)]
         self._has_warned_of_max_len = self._has_warned_of_trained_len = False
@@ -47,7 +47,7 @@ class NetworkRows:
     def start(self, ids: list[int]) -> None:
         """Requests came into these rows."""
         self.is_current[ids] = self.can_drop and not self.dropped_steps
-        self.waiting[ids] = DraftSource.NOBODY
+        self.waiting_source[ids] = DraftSource.NOBODY
         if self.drafter.max_len is None:
             return
         self.fits_network[ids] = self.rows.end[ids] <= self.drafter.max_len
@@ -78,9 +78,9 @@ class NetworkRows:
         self._warn_of_trained_len(row_R)
         source, is_tree = shape.source, shape.source in self._tree_sources
         trees = self._tree_sources
-        if trees and not is_tree and np.isin(self.waiting[row_R], trees).any():
+        if trees and not is_tree and np.isin(self.waiting_source[row_R], trees).any():
             shape = StepShape(0, source)
-        self.waiting[row_R] = source
+        self.waiting_source[row_R] = source
         if source < 0 or (self.can_catch_up and not source):
             self.is_current[row_R] = False  # the network misses its tokens
         return shape

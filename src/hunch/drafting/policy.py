@@ -195,12 +195,12 @@ class ShapeChoice:
         num_rows, networks = len(rows.is_current), shapes.network_sources
         beside = [drafter.num_beside(source, size) for size, source in shapes.all]
         levels: dict[int, int] = {s: drafter.levels(s, shapes.largest(s)) for s in networks}
-        chances, by_match = WITH_PHRASES if drafter.is_guided else OWN_TEXT
+        chances, by_match = WITH_PHRASES if drafter.has_table else OWN_TEXT
         most = shapes.max_looked_up or max(beside) or 1
-        self.lookup = AcceptanceEstimate(
+        self.lookup_estimate = AcceptanceEstimate(
             num_rows, {DraftSource.LOOKUP: chances}, rate=RATE, num_levels=most, by_match=by_match
         )
-        self.network = AcceptanceEstimate(
+        self.network_estimate = AcceptanceEstimate(
             num_rows, {s: drafter.priors[s] for s in networks}, rate=RATE, num_levels=levels
         )
         self.lost = {False: 0.0, True: 0.0}  # plain steps lost: by lookups, by networks
@@ -224,7 +224,7 @@ class ShapeChoice:
             group = self.groups[shape.source]
             if rate > rates.get(group, 0.0):
                 best[group], rates[group] = shape, rate
-        return best[self.best_group(row_R, rates)]
+        return best[self.choose_group(row_R, rates)]
 
     def _tokens(self, row_R: np.ndarray, num_rows: int) -> dict[StepShape, float]:
         """Expected tokens of a row, by shape."""
@@ -235,7 +235,8 @@ class ShapeChoice:
         no_network = not can_draft or named == {False}
         no_lookup = can_draft and named == {True}
         for source, (sizes, shapes) in self.shapes.by_source(num_rows).items():
-            if no_network if source > 0 else no_lookup:
+            is_ruled_out = no_network if source > 0 else no_lookup
+            if is_ruled_out:
                 for shape in shapes:
                     del tokens[shape]
                 continue
@@ -264,55 +265,59 @@ class ShapeChoice:
         between = self.costs.seconds_between
         ratio = between(key, num_rows) / between(plain, num_rows)
         lost = ratio - num_tokens / num_rows
-        for one, before in self.lost.items():
-            if one == uses_network and (one or key.shape.num_nodes):
-                self.lost[one] = max(before + lost, -MOST_GAINED)
+        for of_network, before in self.lost.items():
+            if of_network == uses_network and (of_network or key.shape.num_nodes):
+                self.lost[of_network] = max(before + lost, -MOST_GAINED)
             elif before > 0.0:
-                self.lost[one] = max(before - REPAID, 0.0)
+                self.lost[of_network] = max(before - REPAID, 0.0)
 
     def gains(self, ids: list[int], sizes: tuple[int, ...], source: int) -> list[list[float]]:
         """The gain of each row, for each number of nodes in `sizes`."""
         if source <= 0:
-            return self.lookup.gains(ids, sizes)
-        is_merged, match, beside = source == DraftSource.MERGED, self.lookup.match, sizes
+            return self.lookup_estimate.gains(ids, sizes)
+        is_merged, match, num_looked_up = (
+            source == DraftSource.MERGED,
+            self.lookup_estimate.match,
+            sizes,
+        )
         levels = tuple([self.drafter.levels(source, size) for size in sizes])
-        gains = self.network.gains(ids, levels, source)
+        gains = self.network_estimate.gains(ids, levels, source)
         for place in np.flatnonzero(~self.rows.fits_network[ids]).tolist():
             gains[place] = [0.0] * len(sizes)
         if is_merged:
-            beside = tuple([self.drafter.num_beside(source, size) for size in sizes])
+            num_looked_up = tuple([self.drafter.num_beside(source, size) for size in sizes])
         for place, row in enumerate(ids if self.shapes.has_lookup else ()):
             # The lookup's guesses count first, and the network's if the first of them is wrong.
             if is_merged or match[row] >= LOG_SURE_MATCH:
-                ((first, *found),) = self.lookup.gains([row], (1, *beside))
+                ((first, *found),) = self.lookup_estimate.gains([row], (1, *num_looked_up))
                 pairs = zip(found, gains[place], strict=True)
                 gains[place] = [one + (1.0 - first) * own for one, own in pairs]
         return gains
 
-    def best_group(self, row_R: np.ndarray, rates: Mapping[int, float]) -> int:
-        """The group of sources with the best mean rate of recent steps.
+    def choose_group(self, row_R: np.ndarray, rates: Mapping[int, float]) -> int:
+        """Choose the group of sources with the best mean rate of recent steps, and note the choice.
 
         Other groups than that of the waiting drafts must lead by a margin.
         rates: the best expected tokens per second of each group, for the next step.
         """
-        rows, alone = self.rows, DraftSource.HEAD_DROPPED
+        rows, dropped = self.rows, DraftSource.HEAD_DROPPED
         if len(rates) == 1:
             return next(iter(rates))
         if rows.can_drop and rows.dropped_steps:
             rows.dropped_steps -= 1
-            return alone
+            return dropped
         if rows.can_drop and not rows.can_draft(row_R):  # dropped for some of them, or all
-            return DraftSource.LOOKUP if rows.is_current[row_R].any() else alone
-        waiting, best, most = self.groups.get(int(rows.waiting[row_R[0]])), 0, -inf
+            return DraftSource.LOOKUP if rows.is_current[row_R].any() else dropped
+        waiting, best, most = self.groups.get(int(rows.waiting_source[row_R[0]])), 0, -inf
         size, weight = (len(row_R) - 1).bit_length(), 1.0 - (1.0 - LEAD_RATE) ** len(row_R)
         for group, rate in rates.items():
             now = log(rate)
             mean = self._recent.get((size, group), now)
             score = self._recent[size, group] = mean + weight * (now - mean)
-            score += SWITCH_MARGIN * (group == waiting) - DROP_MARGIN * (group == alone)
+            score += SWITCH_MARGIN * (group == waiting) - DROP_MARGIN * (group == dropped)
             if score > most:
                 best, most = group, score
-        if best == alone:
+        if best == dropped:
             rows.dropped_steps = DROP_STEPS
             self._recent.clear()
         return best

@@ -37,59 +37,59 @@ class DeviceWithLookups(DeviceDrafter):
     def __init__(
         self,
         name: str,
-        matches: DeviceLookup,
-        model: DeviceDrafter,
+        lookup: DeviceLookup,
+        network: DeviceDrafter,
         trees: Mapping[DraftSource, Iterable[TreeSize]],
         *,
         is_adaptive: bool = True,
     ) -> None:
-        self.matches = matches
+        self.lookup = lookup
         self.tree_sizes: dict[int, dict[int, TreeSize]] = {  # by source and nodes
             source: {size.num_nodes: size for size in sizes} for source, sizes in trees.items()
         }
         super().__init__(
             name=name,
-            num_levels=model.num_levels,
+            num_levels=network.num_levels,
             num_nodes=max(
-                (matches.num_nodes, model.num_nodes, *map(max, self.tree_sizes.values()))
+                (lookup.num_nodes, network.num_nodes, *map(max, self.tree_sizes.values()))
             ),
             is_adaptive=is_adaptive,
-            margin=matches.margin,
-            trained_len=model.trained_len,
-            max_len=model.max_len,
+            margin=lookup.margin,
+            trained_len=network.trained_len,
+            max_len=network.max_len,
         )
         # Both write their guesses to the same columns.
-        self.model = replace(model, num_nodes=self.num_nodes)
+        self.network = replace(network, num_nodes=self.num_nodes)
 
     @property
     def draft_model(self) -> DraftModel | None:
-        return self.model.draft_model
+        return self.network.draft_model
 
     @property
     def priors(self) -> Mapping[DraftSource, tuple[float, float]]:
-        return self.model.priors
+        return self.network.priors
 
     @property
     def feature_layers(self) -> tuple[int, ...]:
-        return self.model.feature_layers
+        return self.network.feature_layers
 
     def see(self, ids_T: Tensor, slot_T: Tensor, logits_TV: Tensor) -> None:
-        self.model.see(ids_T, slot_T, logits_TV)
+        self.network.see(ids_T, slot_T, logits_TV)
 
     def writes_kv(self, source: int) -> bool:
-        return self.model.writes_kv(source)
+        return self.network.writes_kv(source)
 
     @property
     def host_observes(self) -> bool:
-        return self.model.host_observes
+        return self.network.host_observes
 
     @property
     def needed_group(self) -> int | None:
-        return self.model.needed_group
+        return self.network.needed_group
 
     @property
-    def is_guided(self) -> bool:
-        return self.matches.is_guided
+    def has_table(self) -> bool:
+        return self.lookup.has_table
 
     def tree_of(self, source: int, num_nodes: int) -> TreeSize:
         """The largest tree that fits into `num_nodes` nodes, or the smallest of all."""
@@ -110,14 +110,14 @@ class DeviceWithLookups(DeviceDrafter):
         """A lookup's chain may be checked as a tree, whose depth is its number of nodes."""
         return max(self.tree_sizes.get(source, (0,)))
 
-    def add_matches(
+    def add_guesses(
         self, state: RowState, step: StepRows, source: int, drafted: tuple[int, int] = (0, 0)
     ) -> None:
         """Put the lookup's guesses in place of the network's draft, after it or beside it."""
         from hunch.kernels.gpu_graft import graft
         from hunch.kernels.gpu_lookup import lookup
 
-        at, is_merged = self.matches, source == DraftSource.MERGED
+        at, is_merged = self.lookup, source == DraftSource.MERGED
         match, sure = (at.min_match, at.max_match), NEVER if is_merged else SURE_MATCH
         lookup(state, step, self.num_nodes, *match, sure, phrases=at.phrases, drafted=drafted)
         if is_merged:
@@ -125,4 +125,4 @@ class DeviceWithLookups(DeviceDrafter):
             graft(state, step, self.num_nodes, size.num_beside)
 
     def runs_in(self, source: int) -> bool:
-        return source != DraftSource.NOBODY or self.model.runs_in(source)
+        return source != DraftSource.NOBODY or self.network.runs_in(source)

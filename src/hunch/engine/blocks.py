@@ -105,7 +105,7 @@ class BlockPool:
         groups = range(len(self._groups))
         valid = [self._num_valid(group, blocks, tokens, num_past) for group in groups]
         pairs = zip(self._groups, valid, strict=True)
-        if any(group.is_whole and count == len(blocks) - 1 for group, count in pairs):
+        if any(group.has_no_holes and count == len(blocks) - 1 for group, count in pairs):
             blocks.pop()  # the block was followed by another token: the target computes it again
             self._cut_to_state(table, blocks)
             valid = [min(count, len(blocks)) for count in valid]
@@ -253,21 +253,21 @@ class BlockPool:
         self._valid[block] |= 1 << group
         return True
 
-    def cuts(self, hit: Hit, num_known: int) -> list[int]:
-        """Ends of blocks at which to keep a recurrent state for later requests.
+    def snapshot_lengths(self, hit: Hit, num_known: int) -> list[int]:
+        """After how many tokens to keep the recurrent state for later requests: at ends of blocks.
 
         One is the last end in the text. The other is where the text departs from an earlier one:
         later texts may depart there too.
         """
-        cuts: list[int] = []
+        lengths: list[int] = []
         if self.snapshots is None or not self.is_caching:
-            return cuts
+            return lengths
         last = hit.num_computed[0]
-        for cut in (hit.num_alike, (num_known - 1) // self.block_size * self.block_size):
-            if self.is_worth_keeping(cut - last):
-                cuts.append(cut)
-                last = cut
-        return cuts
+        for length in (hit.num_alike, (num_known - 1) // self.block_size * self.block_size):
+            if self.is_worth_keeping(length - last):
+                lengths.append(length)
+                last = length
+        return lengths
 
     def is_worth_keeping(self, num_tokens: int) -> bool:
         """Whether a state after this many tokens saves enough to be kept."""

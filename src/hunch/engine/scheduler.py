@@ -52,7 +52,7 @@ class Scheduler:
         self._max_tokens, self._max_under_way = config.num_tokens, capacity.max_under_way
         self._max_prompt = capacity.max_prompt or config.num_tokens
         self._prompt_budget = self._max_prompt  # tokens of prompts that the next step may read
-        self._drafts_in_step, self._past_end = capacity.drafts_in_step, capacity.past_end
+        self._writes_bonus_kv, self._past_end = capacity.writes_bonus_kv, capacity.past_end
         limits = (max_draft_batch, capacity.max_draft_rows)
         self._max_draft_rows: int | None = min((n for n in limits if n is not None), default=None)
         self._is_drafting, self._max_members = True, self.max_rows  # in the next step
@@ -105,9 +105,9 @@ class Scheduler:
                 break
             if self._max_under_way > 1 and sequence.pending_least:
                 continue  # its next input is what the pending step decides
-            known = len(sequence.tokens) + sequence.num_pending
-            is_steady = known <= sequence.steady_until  # the same work as in the last step
-            if is_steady and known + sequence.pending_nodes <= sequence.steady_slots:
+            least_known = len(sequence.tokens) + sequence.num_pending
+            is_steady = least_known <= sequence.steady_until  # the same work as in the last step
+            if is_steady and least_known + sequence.pending_nodes <= sequence.steady_slots:
                 member = sequence.member
                 assert member is not None
                 num_nodes = member.work.num_nodes
@@ -162,7 +162,7 @@ class Scheduler:
             sequence.num_computed = hit.num_computed[0]
             if sequence.num_cached is None:
                 sequence.num_cached = hit.num_computed[0]
-            sequence.cuts = pool.cuts(hit, num_known)
+            sequence.snapshot_lengths = pool.snapshot_lengths(hit, num_known)
             self.running.append(sequence)
             plan.starts.append(
                 RowStart(
@@ -191,19 +191,19 @@ class Scheduler:
     def _fit(self, sequence: Sequence, budget: int, num_later: int) -> Member | None:
         """The sequence's part in this step, with its blocks taken; None if blocks are short."""
         pool, num_known = self.pool, len(sequence.tokens)
-        num_lacking = sequence.num_lacking
-        while sequence.cuts and sequence.cuts[0] <= num_known - num_lacking:
-            del sequence.cuts[0]  # passed without keeping a state, as there was no snapshot free
-        if sequence.cuts:
-            num_tokens = num_lacking - num_known + sequence.cuts[0]
-            number = NO_SNAPSHOT
+        num_lacking, lengths = sequence.num_lacking, sequence.snapshot_lengths
+        while lengths and lengths[0] <= num_known - num_lacking:
+            del lengths[0]  # passed without keeping a state, as there was no snapshot free
+        if lengths:
+            num_tokens = num_lacking - num_known + lengths[0]
+            snapshot = NO_SNAPSHOT
             if num_tokens <= budget:
                 assert pool.snapshots is not None
-                del sequence.cuts[0]
-                number = pool.snapshots.reserve()
-            if number != NO_SNAPSHOT:
+                del lengths[0]
+                snapshot = pool.snapshots.reserve()
+            if snapshot != NO_SNAPSHOT:
                 return self._add_work(
-                    sequence, num_tokens, 0, 0, is_deciding=False, snapshot=number
+                    sequence, num_tokens, 0, 0, is_deciding=False, snapshot=snapshot
                 )
         if pool.is_sliding and num_lacking > 1:
             position = num_known - num_lacking
@@ -237,8 +237,8 @@ class Scheduler:
             max_draft = max(min(max_draft, num_wanted - 2), 0)
 
         table = sequence.table
-        reach, least = sequence.reach, self._least_slots(sequence)
-        slots = min(reach + num_nodes + 1 + max_draft, sequence.end + self._past_end)
+        most_known, least = sequence.most_known, self._least_slots(sequence)
+        slots = min(most_known + num_nodes + 1 + max_draft, sequence.end + self._past_end)
         if slots <= len(table.blocks) * pool.block_size:
             return self._add_work(sequence, num_tokens, num_nodes, max_draft)
         num_new, num_needed = pool.num_missing(table, slots), pool.num_missing(table, least)
@@ -246,9 +246,9 @@ class Scheduler:
             return None
         # Drafts must leave a block for each row that comes after.
         num_new = max(num_needed, min(num_new, pool.num_free - num_later))
-        spare = (len(table.blocks) + num_new) * pool.block_size - reach
-        if slots - reach > spare:
-            num_nodes = min(num_nodes, spare - (least - reach))
+        spare = (len(table.blocks) + num_new) * pool.block_size - most_known
+        if slots - most_known > spare:
+            num_nodes = min(num_nodes, spare - (least - most_known))
             max_draft = max(min(max_draft, spare - num_nodes - 1), 0)
         if num_new:
             num_new += self._num_spare(sequence, num_new)
@@ -263,14 +263,14 @@ class Scheduler:
         num_blocks = len(sequence.table.blocks) + max(num_free - num_later, min(num_free, 1))
         room = num_blocks * self.pool.block_size - position
         # After the last of them a token is decided, and perhaps its KV is written.
-        return room if num_lacking + self._drafts_in_step <= room else min(room, num_lacking - 1)
+        return room if num_lacking + self._writes_bonus_kv <= room else min(room, num_lacking - 1)
 
     def _least_slots(self, sequence: Sequence) -> int:
         """The least slots that the sequence needs for its next step.
 
         A drafter that writes KV within the step always processes the new token too.
         """
-        return min(sequence.reach + self._drafts_in_step, sequence.end)
+        return min(sequence.most_known + self._writes_bonus_kv, sequence.end)
 
     def _num_spare(self, sequence: Sequence, num_new: int) -> int:
         """Spare blocks to take with new ones, so that the host has to do it less often."""
@@ -343,12 +343,12 @@ class Scheduler:
         if not sequence.num_pending:
             sequence.num_nodes, sequence.steady_until = result.num_waiting, 0
         pool, size = self.pool, self.pool.block_size
-        is_more = len(result.computed) > 1 or before // size < result.computed[0] // size
-        if pool.tracks_progress and is_more:
+        may_publish = len(result.computed) > 1 or before // size < result.computed[0] // size
+        if pool.tracks_progress and may_publish:
             pool.advance(sequence.table, sequence.tokens, result.computed)
         if work.snapshot != NO_SNAPSHOT:
-            is_read = result.num_processed == work.num_tokens  # else memory was short
-            pool.keep_state(sequence.table, is_read * result.computed[0], work.snapshot)
+            is_complete = result.num_processed == work.num_tokens  # else memory was short
+            pool.keep_state(sequence.table, is_complete * result.computed[0], work.snapshot)
 
     def apply_tokens(
         self, member: Member, tokens: list[int], num_waiting: int, computed: list[int] | None

@@ -38,7 +38,7 @@ class Sequence:
     runs_alone: bool = False  # it lost its recurrent state in a step that ran out of memory
     is_over: bool = False  # it has its finish reason; results of pending steps are dropped
     row: int = -1
-    cuts: list[int] = field(default_factory=list)  # where its recurrent state is to be kept
+    snapshot_lengths: list[int] = field(default_factory=list)  # its state is kept after so many
     num_cached: int | None = None  # prompt tokens found in the cache when it first got a row
     num_computed: int = 0  # tokens whose target KV is written, by all collected steps
     num_nodes: int = 0  # most nodes that may wait to be checked in the next planned step
@@ -47,9 +47,9 @@ class Sequence:
     pending_more: int = 0  # known tokens they process, beyond one each
     pending_nodes: int = 0  # nodes they check
     member: Member | None = None  # its part in the last step, mostly the same as in the next one
-    # After the pending steps, at least f and at most m tokens are known. While f <= steady_until
-    # and m <= steady_slots, its work in the next step is that of the last one, and is not planned
-    # again.
+    # Its work in the next step is that of the last one, and is not planned again, until pending
+    # steps are sure to leave it with more than `steady_until` known tokens, or may leave it with
+    # more than `steady_slots`.
     steady_until: int = 0
     steady_slots: int = 0
 
@@ -68,15 +68,15 @@ class Sequence:
         """Known tokens that no step has processed; those of pending steps count as processed."""
         return len(self.tokens) - self.num_computed - self.num_pending - self.pending_more
 
-    def count_pending(self, work: RowWork, one: int, *, is_deciding: bool) -> None:
-        """A step with this work was planned (`one` is 1), or is collected (-1)."""
-        self.num_pending += one
-        self.num_partial += 0 if is_deciding else one
-        self.pending_more += one * (work.num_tokens - 1)
-        self.pending_nodes += one * work.num_nodes
+    def count_pending(self, work: RowWork, sign: int, *, is_deciding: bool) -> None:
+        """A step with this work was planned (`sign` is 1), or is collected (-1)."""
+        self.num_pending += sign
+        self.num_partial += 0 if is_deciding else sign
+        self.pending_more += sign * (work.num_tokens - 1)
+        self.pending_nodes += sign * work.num_nodes
 
     @property
-    def reach(self) -> int:
+    def most_known(self) -> int:
         """Known tokens, once pending steps have committed as many as they can."""
         return min(len(self.tokens) + self.pending_least + self.pending_nodes, self.end)
 

@@ -1,7 +1,8 @@
-"""A file's tensors as the decoder takes them, however its family stores them.
+"""A file's tensors in the decoder's form, however its family stores them.
 
-Fused tensors are taken apart, transposed ones turned, rows of q and k put in the order the kernels
-rotate, norm weights made whole, prefixes of wrapped models dropped. Everybody else sees one form.
+Fused tensors are split, transposed ones transposed back, rows of q and k put in the order that
+kernels rotate, norm weights made whole, prefixes of wrapped models dropped. All other code sees one
+form.
 Shape letters: V vocabulary, D width, E width of the embedding.
 """
 
@@ -35,7 +36,7 @@ class Place:
     expert: int | None = None  # of a tensor that holds all experts; rows are then of this one
     is_stack: bool = False  # a matrix per head, [head, out, in], of which all rows are wanted
     shift: float = 0.0  # added to every number
-    factor_N: Tensor | None = None  # what each row is multiplied by
+    factor_N: Tensor | None = None  # factors of the rows
     project: str | None = None  # a matrix it is multiplied with, an embedding's
     is_project_in: bool = False
 
@@ -65,7 +66,7 @@ class Arranged(WeightsOver):
             self._project(names)
 
     def _multiply(self, prefix: str, row_factors: RowFactors) -> None:
-        """Numbers that a config wants matrices multiplied by: it is done here, once."""
+        """Multiply matrices by a config's factors here, once."""
         for name, parts in row_factors:
             place = self._places.get(f"{prefix}{name}.weight")
             if place is not None:
@@ -104,14 +105,14 @@ class Arranged(WeightsOver):
                 self._order(prefix + name, order, count if spec.is_qk_norm_whole else 1)
 
     def _repeat_key(self, names: Names, prefix: str) -> None:
-        """Values that a file leaves out, as keys serve for them."""
+        """Values that a file leaves out, as keys are used for them."""
         for ending in ("weight", "bias"):
             key = self._places.get(f"{prefix}{names.k}.{ending}")
             if key is not None:
                 self._places[f"{prefix}{names.v}.{ending}"] = key
 
     def _arrange_latent(self, spec: ModelSpec, shape: LatentShape, prefix: str) -> None:
-        """Turned rows in the kernels' order; a head's way to keys and to values apart."""
+        """Rotated rows in the kernels' order; a head's matrices to keys and to values apart."""
         flat, values = shape.flat_dim, shape.value_dim
         if shape.is_interleaved:
             turned = [*range(0, shape.rope_dim, 2), *range(1, shape.rope_dim, 2)]
@@ -135,7 +136,7 @@ class Arranged(WeightsOver):
             self._places[f"{prefix}v_up.weight"] = Place(both.name, rows[:, flat:].flatten())
 
     def _arrange_recurrence(self, shape: Recurrence, prefix: str) -> None:
-        """What files fuse before a recurrent layer."""
+        """Split what files fuse before a recurrent layer."""
         fused, parts = f"{prefix}in_proj", tuple(f"{prefix}in_proj_{part}" for part in "bcx")
         if isinstance(shape, DeltaShape):
             self._arrange_delta(shape, prefix)
@@ -147,7 +148,7 @@ class Arranged(WeightsOver):
             self._split(fused, parts, sizes)
 
     def _arrange_delta(self, shape: DeltaShape, prefix: str) -> None:
-        """What some files fuse by key head: q, k, v and z; b and a."""
+        """Split what some files fuse by key head: q, k, v and z; b and a."""
         group = shape.num_v_heads // shape.num_k_heads
         for fused, parts, sizes in (
             ("qkvz", ("q", "k", "v", "z"), (shape.k_dim,) * 2 + (group * shape.v_dim,) * 2),
@@ -195,7 +196,7 @@ class Arranged(WeightsOver):
                     self._places[paths[2]] = Place(down.name, None, is_turned, expert)
         self._arrange_gguf_experts(experts, names, prefix)
         bias = self._places.get(prefix + names.choice_bias)
-        if bias is not None and len(self.weights.shape(bias.name)) == 2:  # a row, as ERNIE has it
+        if bias is not None and len(self.weights.shape(bias.name)) == 2:  # a row, as in ERNIE
             self._places[prefix + names.choice_bias] = replace(bias, expert=0)
 
     def _arrange_gguf_experts(self, experts: ExpertSpec, names: ExpertNames, prefix: str) -> None:
@@ -237,8 +238,8 @@ class Arranged(WeightsOver):
                 first += size
 
     def _check_rows(self, name: str, num_rows: int) -> None:
-        """Raise where a fused tensor has other rows than its parts: some would be taken for others,
-        or left unread."""
+        """Raise if a fused tensor has other rows than its parts together: some would be taken for
+        others, or left unread."""
         if self._num_rows(name) != num_rows:
             raise ModelFormatError(
                 f"tensors whose shape contradicts the config: {name} "
@@ -259,7 +260,7 @@ class Arranged(WeightsOver):
             heads = torch.arange(num_heads)[:, None] * head_dim
             rows = (heads + torch.tensor(order)).flatten()
             if place.rows is None and len(rows) != self._num_rows(place.name):
-                continue  # whoever reads it will say what is wrong
+                continue  # reading it will raise the error
             if isinstance(place.rows, slice):
                 rows = rows + place.rows.start
             elif place.rows is not None:
@@ -267,7 +268,7 @@ class Arranged(WeightsOver):
             self._places[f"{name}.{ending}"] = replace(place, rows=rows)
 
     def _project(self, names: Names) -> None:
-        """An embedding narrower than the model: multiplied once, here, with what widens it."""
+        """Multiply an embedding that is narrower than the model with the matrix that widens it."""
         wide = {
             side: self._places.pop(f"{name}.weight", None)
             for side, name in (("in", names.project_in), ("out", names.project_out))
@@ -330,7 +331,7 @@ class Arranged(WeightsOver):
         return self.tensor(name, dtype).narrow(dim, part[0], part[1] - part[0])
 
     def _whole(self, place: Place, dtype: torch.dtype) -> Tensor:
-        """The parts of a fused tensor are asked for one after the other: it is read once."""
+        """The whole tensor, read once, as its parts are asked for one after the other."""
         if place.rows is None and place.expert is None:
             return self.weights.tensor(place.name, dtype)
         if self._last is None or self._last[:2] != (place.name, dtype):

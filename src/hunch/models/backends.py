@@ -1,6 +1,6 @@
 """The backends: torch, the CPU's C++ kernels, a GPU's Triton kernels; see `target.Backend`.
 
-They are above all that they compute: a target finds its backend by name (`target.find_backend`).
+They import all that they compute, so a target finds its backend by name (`target.find_backend`).
 """
 
 from __future__ import annotations

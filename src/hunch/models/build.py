@@ -26,7 +26,7 @@ from hunch.parallel.group import Group, Share, head_spans
 class Names:
     """A family's tensor names; the defaults are Llama's. Names of a layer stand after `layer`."""
 
-    # Prefixes of all but the output matrix: ours, then those that wrapped or bare files have.
+    # Prefixes of all but the output matrix: ours, then those in wrapped or bare files.
     roots: tuple[str, ...] = (
         *("model.", "model.language_model.", "language_model.model.", "model.text_model."),
         *("thinker.model.", ""),
@@ -44,12 +44,12 @@ class Names:
     q_norm: str = "self_attn.q_norm"  # "", as k_norm: heads are normed without weights
     k_norm: str = "self_attn.k_norm"
     embed_norm: str = "model.embed_norm"
-    read_norm: str = "self_attn.attn_sub_norm"  # of what all heads have read
-    inner_norm: str = "mlp.ffn_sub_norm"  # of what an MLP's last product takes
-    attn_out_norm: str = "attn_out_norm"  # of what attention gives, before it is added
+    read_norm: str = "self_attn.attn_sub_norm"  # of the outputs of all heads
+    inner_norm: str = "mlp.ffn_sub_norm"  # of the input of an MLP's last product
+    attn_out_norm: str = "attn_out_norm"  # of attention's output, before it is added
     sinks: str = "self_attn.sinks"
     attn_gate: str = "self_attn.attn_gate"  # in files a part of q, head by head
-    recurrent: str = "linear_attn."  # before what a gated delta net consists of
+    recurrent: str = "linear_attn."  # prefix of a gated delta net's parts
     mlp_norm: str = "post_attention_layernorm"
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
@@ -71,7 +71,7 @@ class Names:
     gate_up: str = "mlp.gate_up_proj"
     project_in: str = "project_in"  # of an embedding narrower than the model
     project_out: str = "project_out"
-    aliases: tuple[tuple[str, str], ...] = ()  # what some files call a layer's part, and we
+    aliases: tuple[tuple[str, str], ...] = ()  # some files' names for a layer's parts, and ours
     unread: str = ""  # a pattern of tensors that text does not need
 
 
@@ -153,7 +153,7 @@ def build_attention(
 
 
 def refuse_split(spec: ModelSpec, source: Source, does: str) -> None:
-    """Raise where ranks have parts of what must be whole."""
+    """Raise if ranks have parts of what must be whole."""
     if source.group.size > 1:
         raise UnsupportedModelError(
             f"{spec.architecture} {does}, which processes that each have some of them cannot: "
@@ -188,7 +188,7 @@ def _head_norms(
 
     if is_reader:
         return norm(names.q_norm), None, None
-    if spec.is_qk_norm_late:  # what they divide by is the same before; see _late_norm
+    if spec.is_qk_norm_late:  # rotating does not change what they divide by; see _late_norm
         return norm(""), norm(""), None
     q_norm, k_norm = norm(names.q_norm, spec.num_heads), norm(names.k_norm, spec.num_kv_heads)
     return q_norm, k_norm, norm("") if spec.has_v_norm else None
@@ -197,7 +197,7 @@ def _head_norms(
 def _layer_norms(
     spec: ModelSpec, source: Source, prefix: str, names: Names
 ) -> tuple[HeadNorm, HeadNorm] | None:
-    """Those of q and k. Some files have a tensor for each head."""
+    """The norms of q and k. Some files have a tensor for each head."""
     if not (spec.has_qk_norm and spec.is_qk_norm_centred):
         return None
     size, order = spec.head_dim, head_order_of(spec)
@@ -224,14 +224,14 @@ def _layer_norms(
 
 
 def head_order_of(spec: ModelSpec) -> list[int] | None:
-    """Which number of a head on disk stands where; None: they stand so already."""
+    """The order of a head's numbers on disk; None: it is the kernels' own."""
     dim = spec.rope.dim if spec.rope else 0
     return head_order(spec.head_dim, dim, spec.is_rope_interleaved)
 
 
 def _late_norm(spec: ModelSpec, source: Source, prefix: str, names: Names) -> Tensor | None:
-    """Weights of norms of heads that were turned: those of keys are multiplied into the queries',
-    as scores need only their product."""
+    """Weights of norms of rotated heads: those of keys are multiplied into the queries', as scores
+    need only their product."""
     if not (spec.has_qk_norm and spec.is_qk_norm_late):
         return None
     q_H, k_H = (
@@ -295,7 +295,7 @@ def build_block(
 
 
 def build_gate(spec: ModelSpec, source: Source, prefix: str, names: Names) -> InputGate | None:
-    """A layer's use of what the table says."""
+    """A layer's use of its vectors in the table."""
     inputs = spec.inputs
     if inputs is None:
         return None
@@ -326,7 +326,7 @@ def build_table(spec: ModelSpec, source: Source, names: Names) -> TokenTable | N
 def build_rms_norms(
     spec: ModelSpec, source: Source, prefix: str, names: Names
 ) -> tuple[RMSNorm, RMSNorm]:
-    """Those before the two halves of a layer that takes no others."""
+    """The norms before the two halves of a layer that supports no others."""
     attn_norm, mlp_norm = (
         build_norm(spec, source, prefix + name) for name in (names.attn_norm, names.mlp_norm)
     )

@@ -40,7 +40,7 @@ class CudaDecoder:
     activation_bits: int | None = None
 
     def __init__(self, decoder: Decoder, max_len: int | None = None) -> None:
-        """`max_len`: no text gets longer than this; None: than the model's context."""
+        """`max_len`: the length of the longest text; None: the model's context."""
         check_supported(decoder)
         self.decoder = decoder
         self.spec = decoder.spec
@@ -57,7 +57,7 @@ class CudaDecoder:
             layers, tables, decoder.spec.norm_eps, group=decoder.group, tempers=tempers
         )
         self.layers = self.fused.layers
-        self.timing = self.fused.timing  # for steps without rows, which are timed
+        self.timing = self.fused.timing  # for steps without rows, which are run to time them
         self.fused.is_wide = decoder.device.type == "cuda" and self._check_wide()
         self.final_norm = row_norm(decoder.final_norm)
         self.positions_LD = decoder.positions_LD
@@ -156,7 +156,7 @@ class CudaDecoder:
         )
 
     def _inputs(self, ids_T: Tensor, x_PD: Tensor) -> Tensor | None:
-        """What a table says of the tokens to each layer."""
+        """The table's vectors of the tokens for each layer."""
         table = self.decoder.inputs
         if table is None:
             return None
@@ -182,7 +182,7 @@ class CudaDecoder:
 
 
 def shared_bytes(device: torch.device) -> int:
-    """Memory for what programs share of attention."""
+    """Memory for partial results that programs of attention share."""
     if device.type != "cuda":
         return SHARED_BYTES
     total: int = torch.cuda.get_device_properties(device).total_memory
@@ -200,7 +200,7 @@ def _is_same(layer: Layer) -> bool:
 
 
 def check_supported(decoder: Decoder) -> None:
-    """Raise for what the fused kernels do not compute."""
+    """Raise for a model that the fused kernels do not support."""
     spec = decoder.spec
     problems = {
         **unknown_to_kernels(spec, decoder.dtype),

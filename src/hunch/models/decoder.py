@@ -42,7 +42,7 @@ from hunch.models.streams import build_streams, build_streams_block
 from hunch.models.target import Backend, Hidden, find_backend
 from hunch.parallel.group import Exchange, span, spans
 
-TILE_ROWS = 64  # of every product of a GPU without kernels of ours: as cheap as one row there
+TILE_ROWS = 64  # rows of every product on a GPU without kernels of ours: they cost as much as one
 
 FusableBlock = Block | LatentBlock | RecurrentBlock | HalfBlock
 AnyBlock = FusableBlock | StreamsBlock | CarriedBlock
@@ -50,7 +50,7 @@ Progress = Callable[[Iterable[str]], Iterable[str]]
 
 
 def finish_logits(logits_MV: Tensor, spec: ModelSpec) -> Tensor:
-    """Products with the output matrix, in float32, as the scores the model gives: in place."""
+    """Turn products with the output matrix, in float32, into the model's scores, in place."""
     if spec.logits_scale != 1.0:
         logits_MV.mul_(spec.logits_scale)
     if spec.logits_cap:
@@ -90,7 +90,7 @@ class Decoder(Part):
 
     names: ClassVar[Names] = LLAMA_NAMES
     keys: ClassVar[Keys] = Keys()
-    turns_part: ClassVar[bool] = False  # a config may ask for a part of each head to be turned
+    turns_part: ClassVar[bool] = False  # a config may have only a part of each head rotated
     is_quantised = False
     activation_bits: int | None = None
 
@@ -123,7 +123,7 @@ class Decoder(Part):
         self.embed_norm = None
         if spec.has_embed_norm and not spec.takes_stream:
             self.embed_norm = build_norm(spec, source, self.names.embed_norm)
-        # As the family's own code has it: a number of the model's precision.
+        # In the model's precision, as in the family's own code.
         self.embed_scale = float(torch.tensor(spec.embed_scale).to(source.dtype))
         layers = progress([self.names.layer.format(layer) for layer in range(spec.num_layers)])
         self.layers = [
@@ -146,13 +146,13 @@ class Decoder(Part):
         read = read_common if cls.keys.has_rope else read_sizes
         common = read(config, architecture, cls.keys.ffn_share)
         spec = cls.read_more(ModelSpec(**{**common, **cls.keys.read(config)}), config)
-        if config.get(FROM_GGUF):  # tensors stand there as the decoder takes them
+        if config.get(FROM_GGUF):  # tensors are stored in the decoder's form
             spec = replace(spec, is_norm_shifted=False, is_transposed=False, num_qkv_groups=1)
         return spec
 
     @classmethod
     def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        """What the family's keys alone do not say; the config has what files leave out."""
+        """What does not follow from the family's keys alone. The config has defaults filled in."""
         return spec
 
     @property
@@ -172,7 +172,7 @@ class Decoder(Part):
         return build_block(self.spec, source, prefix, layer, names=self.names)
 
     def reach(self, max_len: int) -> None:
-        """Let learned positions go on to `max_len`: there they are the last one's."""
+        """Extend learned positions to `max_len`: the last one is repeated."""
         more = max_len - self.spec.max_len
         if self.positions_LD is not None and more > 0:
             last_ND = self.positions_LD[-1:].expand(more, -1)
@@ -181,7 +181,7 @@ class Decoder(Part):
 
     @property
     def rope(self) -> Rope | None:
-        """What most layers turn by."""
+        """The rope of most layers."""
         return self.ropes[0] if self.ropes else None
 
     def _build_head(self, source: Source) -> Linear:
@@ -216,7 +216,7 @@ class Decoder(Part):
     def read(
         self, ids_T: Tensor, pos_T: Tensor, attend: Attend, feature_layers: tuple[int, ...] = ()
     ) -> Hidden:
-        """All layers over tokens, however the caller lets them attend."""
+        """Run all layers over tokens; the caller decides how they attend."""
         x_TD = self.start(ids_T, pos_T)
         inputs_TLP = None if self.inputs is None else self.inputs(ids_T, x_TD)
         return self.run(x_TD, attend, feature_layers, inputs_TLP)
@@ -228,7 +228,7 @@ class Decoder(Part):
         feature_layers: tuple[int, ...] = (),
         inputs_TLP: Tensor | None = None,
     ) -> Hidden:
-        """All layers over a residual stream, with what else they take of the tokens."""
+        """Run all layers over a residual stream, and over other inputs from the tokens."""
         assert (inputs_TLP is None) == (self.inputs is None)
         found = {0: x_TD}
         streams = self.streams
@@ -256,7 +256,7 @@ class Decoder(Part):
     def forward_stream(
         self, x_TD: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
     ) -> Hidden:
-        """The same where other layers stand before these, and left a residual stream."""
+        """`forward` over the residual stream that earlier layers left."""
         return self.run(x_TD, self.attend(attn, kv), feature_layers)
 
     def attend(self, attn: AttnInputs, kv: KVCache) -> Attend:
@@ -269,20 +269,21 @@ class Decoder(Part):
         self.kv_dtype = dtype
 
     def make_exact(self) -> None:
-        """Compute every row in one way on a GPU too, where torch's products go by their number."""
+        """Compute each row in the same way on a GPU too, where torch's products depend on the
+        number of rows."""
         self.is_exact = True
         for part in self.parts():
             if isinstance(part, Linear):
                 part.num_tile_rows = TILE_ROWS
 
     def expand(self) -> None:
-        """Hold every matrix as numbers: torch would make them anew for each product."""
+        """Expand every matrix to numbers, as torch would do it again for each product."""
         for part in self.parts():
             if isinstance(part, Linear):
                 part.weight = part.weight_NK
 
     def exchanges(self, num_tokens: int) -> list[Exchange]:
-        """What a pass over so many tokens exchanges with other ranks, in its order."""
+        """The exchanges of a pass over so many tokens with other ranks, in order."""
         count = sum(isinstance(part, RowLinear | Experts) for part in self.parts())
         return [Exchange(num_tokens * self.spec.width, self.dtype)] * count
 

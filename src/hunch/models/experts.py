@@ -34,19 +34,19 @@ class ExpertNames:
     up: str = "mlp.experts.{}.up_proj"
     down: str = "mlp.experts.{}.down_proj"
     shared: str = "mlp.shared_expert."  # before gate_proj, up_proj, down_proj
-    shared_first: str = "gate_proj"  # what the shared one has for that
+    shared_first: str = "gate_proj"  # the shared expert's name for that
     shared_gate: str = "mlp.shared_expert_gate"
     all_up: str = "mlp.experts.gate_up_proj"  # [expert, gate and up, in]
     all_down: str = "mlp.experts.down_proj"
-    is_turned: bool = True  # of those two without ".weight": [expert, in, out]
-    narrow: str = "mixer.fc1_latent_proj"  # where experts read narrower vectors than the model's
+    is_turned: bool = True  # both, without ".weight": [expert, in, out]
+    narrow: str = "mixer.fc1_latent_proj"  # if experts read narrower vectors than the model's
     widen: str = "mixer.fc2_latent_proj"
-    router_scale: str = "router.scale"  # of experts beside an MLP: of the router's inputs
-    factor: str = "router.per_expert_scale"  # of an expert's weights
+    router_scale: str = "router.scale"  # of experts beside an MLP: factors of the router's inputs
+    factor: str = "router.per_expert_scale"  # factors of experts' weights
     norm: str = "pre_feedforward_layernorm_2"
     mlp_out_norm: str = "post_feedforward_layernorm_1"
     out_norm: str = "post_feedforward_layernorm_2"
-    is_interleaved: bool = False  # of all_up: rows of gate and up by turns, not one after the other
+    is_interleaved: bool = False  # in all_up rows of gate and up alternate
 
 
 EXPERT_NAMES = ExpertNames()
@@ -134,7 +134,8 @@ def build_router(
 
 
 def router_weight(weight_ED: Tensor, scale_D: Tensor) -> Tensor:
-    """A router's matrix with the scales of its inputs, and by the root of their number, in it."""
+    """A router's matrix, multiplied by its inputs' scales and divided by the root of their
+    number."""
     return weight_ED * (scale_D * float(max(len(scale_D), 1) ** -0.5))
 
 
@@ -182,7 +183,7 @@ def _stacked_matrix(
 
 
 def _stacked(parts: list[list[Tensor]]) -> Tensor:
-    """All experts in one tensor, the parts of each one beneath the other."""
+    """All experts in one tensor, the parts of each stacked."""
     return torch.stack([torch.cat(pieces) for pieces in parts])
 
 
@@ -223,7 +224,7 @@ def read_deepseek_experts(config: Config, num_layers: int) -> ExpertSpec:
 
 
 def first_dense(config: Config, num_layers: int) -> tuple[bool, ...]:
-    """DeepSeek's and GLM's ways to say which layers have experts: all but the first few."""
+    """The number of first layers without experts, by DeepSeek's and GLM's keys."""
     types = config.get("mlp_layer_types")
     first = read_count(config, "first_k_dense_replace")
     if isinstance(types, Sequence) and not isinstance(types, str):

@@ -41,12 +41,12 @@ from hunch.models.spec import ModelSpec
 from hunch.parallel.group import SINGLE, Exchange, Group
 
 # From this width on, products of many rows are left to the vendor's library. Narrower models take
-# longer that way, as what goes with a product is launched apart.
+# longer with it, as what is fused into a product is launched separately then.
 MIN_WIDTH = 3072
 # The same for weights in few bits; for fewer rows, expanding them takes longer than it saves.
 MIN_QUANTISED_WIDTH, MIN_QUANTISED_ROWS = 1024, 769
-READS = "reads"  # in a step's memo: what its tokens read, where that is not up to themselves
-EAGER_ROWS = range(2, 9)  # with small weights the next kernel should be there at once
+READS = "reads"  # in a step's memo: up to where its tokens read, if not up to themselves
+EAGER_ROWS = range(2, 9)  # with small weights the next kernel should start at once
 MAX_FUSED = 16, 2048  # rows and width up to which a projection should rotate its own result
 
 
@@ -60,7 +60,7 @@ class FusedLayers:
         tables: Sequence[Tensor],
         eps: float,
         group: Group = SINGLE,  # whose other ranks hold the rest of every layer
-        tempers: Sequence[Tensor | None] = (),  # of queries, by position, beside each table
+        tempers: Sequence[Tensor | None] = (),  # factors of queries by position, for each table
     ) -> None:
         self.group = group
         self.timing = Timing(next(blocks[0].named_tensors())[1].device)
@@ -79,7 +79,7 @@ class FusedLayers:
         self.eager_rows = EAGER_ROWS if is_small else ()
 
     def exchanges(self, num_tokens: int) -> list[Exchange]:
-        """What a pass over so many tokens exchanges with other ranks, in its order."""
+        """The exchanges of a pass over so many tokens with other ranks, in order."""
         width = self.layers[0].out.shape[0]
         padded_rows = Exchange(self.num_rows(num_tokens) * width, torch.float32)
         rows = Exchange(num_tokens * width, torch.float32)
@@ -112,10 +112,10 @@ class FusedLayers:
     ) -> tuple[list[Tensor], Tensor | None]:
         """All layers over the stream `x_TD`, the first of which attends with `input_PE`.
 
-        `input_TLH`: what a table says of the tokens to each layer.
+        `input_TLH`: the table's vectors of the tokens for each layer.
 
         Returns the stream after 0, 1, ... layers and, where a norm is given, the last one's norm.
-        Only the last stream and the `kept` ones are sure to be whole: others are written over.
+        Only the last stream and the `kept` ones are valid: others are overwritten.
         """
         if self.is_bare:
             return self._run_bare(input_PE, attn, kv, tiling, norm=norm, kept=kept)
@@ -180,8 +180,8 @@ class FusedLayers:
         norm: RowNorm | Tensor | None,
         kept: Collection[int],
     ) -> tuple[list[Tensor], Tensor | None]:
-        """`run` where branches read the stream itself: what they give is normed before it is added,
-        or the sum after."""
+        """`run` for branches that read the stream itself: their output is normed before it is
+        added, or the sum is normed."""
         num_tokens = len(attn.pos_T)
         streams = [x_PD[:num_tokens]]
         for index, layer in enumerate(self.layers):
@@ -285,7 +285,7 @@ class FusedLayers:
     def _take_inputs(
         self, x_PD: Tensor, layer: Layer, inputs: InputGate, input_TH: Tensor
     ) -> Tensor:
-        """What the layer takes of the table for its stream, as slice sums."""
+        """The layer's share of its stream from the table, as slice sums."""
         asked_PH = self.product(x_PD, inputs.gate, len(input_TH))
         take_inputs(asked_PH, input_TH, layer.activation)
         return self._parts(asked_PH, inputs.project, len(input_TH), is_split=False)
@@ -363,7 +363,7 @@ def float_logits(hidden_MD: Tensor, weight_VD: Weight, bias_V: Tensor | None = N
 
 
 def unknown_to_kernels(spec: ModelSpec, dtype: torch.dtype) -> dict[str, bool]:
-    """What the fused layers do not compute, by name, and whether it is there."""
+    """The features that the fused layers do not support, and whether the model has them."""
     shape = spec.recurrence
     return {
         "norms of heads that were turned": spec.is_qk_norm_late,

@@ -32,11 +32,11 @@ class FusedExperts:
     def parts(
         self, h_PD: Tensor, num_tokens: int, slot_T: Tensor, routed_TD: Tensor | None = None
     ) -> Tensor:
-        """What the layer adds to the stream, as slices that are to be added in order. The router
-        reads `routed_TD`, or what the experts read.
+        """What the layer adds to the stream, as slices to add in order. The router reads
+        `routed_TD`; None: what the experts read.
 
-        The shared expert's come first, then the answers of the chosen ones. For many tokens only
-        the sum is kept, added in the same order.
+        The shared expert's slices come first, then the outputs of the chosen ones. For many tokens
+        only the sum is kept, added in the same order.
         """
         h_TD, width = h_PD[:num_tokens], h_PD.shape[1]
         routed_TD = h_TD if routed_TD is None else routed_TD

@@ -15,7 +15,7 @@ from hunch.layers.latent import LatentAttention
 
 
 class FusedLatent:
-    """`LatentAttention` over the same weights; the matrices of keys are turned once, here."""
+    """`LatentAttention` over the same weights; the matrices of keys are transposed once, here."""
 
     def __init__(self, attn: LatentAttention) -> None:
         self.down, self.q, self.heads = attn.down, attn.q, attn.heads
@@ -51,7 +51,7 @@ class FusedLatent:
         tiling: Tiling,
         out_PN: Tensor,
     ) -> None:
-        """Each head's values of what its queries find."""
+        """The values that each head reads."""
         num_tokens, num_heads = len(attn.pos_T), self.heads.num_heads
         latent = self.k_up_NCP.shape[1]
         q_TNX = q_PX[:num_tokens].view(num_tokens, num_heads, -1)

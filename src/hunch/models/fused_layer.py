@@ -1,4 +1,4 @@
-"""One decoder layer's weights, as a GPU's fused kernels take them.
+"""One decoder layer's weights in the form that a GPU's fused kernels take.
 
 Shape letters: N heads.
 """
@@ -51,9 +51,9 @@ class Layer:
     latent: FusedLatent | None = None
     recurrent: FusedRecurrent | None = None
     recurrent_out: Linear | None = None  # where it attends too
-    attn_gate: Linear | None = None  # of what heads read
+    attn_gate: Linear | None = None  # of the heads' outputs
     is_v_normed: bool = False
-    inputs: InputGate | None = None  # what it takes of a table
+    inputs: InputGate | None = None  # its use of a table
     stream_scale: float = 1.0  # of the stream at its end
     beside: ExpertsBeside | None = None  # norms of experts that stand beside gate_up and down
     is_half: bool = False  # it mixes tokens or has an MLP, not both
@@ -171,7 +171,7 @@ def layer_of(block: Block | LatentBlock | RecurrentBlock | HalfBlock, timing: Ti
 def _head_norms(attn: Attention) -> tuple[Tensor, Tensor] | None:
     if attn.q_norm is None:
         return None
-    # Those who only read have no norm of keys.
+    # Layers that read others' keys have no norm of keys.
     return attn.q_norm.weight_D, (attn.k_norm or attn.q_norm).weight_D
 
 

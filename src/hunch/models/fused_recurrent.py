@@ -27,10 +27,10 @@ class FusedRecurrent(Protocol):
     inputs: Linear
 
     def read(self, y_PW: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
-        """What the layer's last product takes, PZ."""
+        """The input of the layer's last product, PZ."""
 
 
-# Nothing is allocated once states change: without memory, they must not change unnoticed.
+# Nothing is allocated after states change: a lack of memory must not leave them changed.
 class FusedFold:
     """`GatedDelta` or `Mamba` over the same weights."""
 
@@ -62,7 +62,7 @@ class FusedConv:
     def read(self, y_PW: Tensor, attn: AttnInputs, kv: KVCache) -> Tensor:
         states = kv.states
         assert states is not None
-        out_PZ = y_PW.new_zeros(len(y_PW), self.shape.width)  # padding reads nothing
+        out_PZ = y_PW.new_zeros(len(y_PW), self.shape.width)  # zeros for padding
         gpu_short_conv.mix(y_PW, self.shape, self.weights, states, self.layer, attn, out_PZ)
         keep(y_PW, states, self.layer, attn)
         return out_PZ

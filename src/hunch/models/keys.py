@@ -1,4 +1,4 @@
-"""What a family's config.json says otherwise than Llama's, as data: most families are no more."""
+"""How a family's config.json differs from Llama's, as data: that is all of most families."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Keys:
     """The keys of a family, as `Decoder.read_config` reads them. Fields are those of ModelSpec."""
 
     given: dict[str, Any] = field(default_factory=dict)  # values of keys that files leave out
-    rope: dict[str, Any] = field(default_factory=dict)  # where files say nothing of it
-    named: dict[str, str] = field(default_factory=dict)  # Llama's keys, and the family's for them
-    # Keys of which one value is computed, or several (a tuple; files may leave out the first).
+    rope: dict[str, Any] = field(default_factory=dict)  # for files without rope settings
+    named: dict[str, str] = field(default_factory=dict)  # Llama's keys, and the family's
+    # Keys with one supported value, or several (a tuple; files may leave out the first).
     only: dict[str, Any] = field(default_factory=dict)
     unused: Set[str] = frozenset()  # keys that change nothing in a pass over text
     flags: dict[str, str] = field(default_factory=dict)  # fields, and keys that switch them on
@@ -43,18 +43,20 @@ class Keys:
     sees_all: Callable[[Config, int], Sequence[bool]] | None = None
     experts: Callable[[Config, int], ExpertSpec | None] | None = None
     has_rope: bool = True  # False: positions are learned
-    ffn_share: int = 0  # an MLP's width in those of the model, where files leave it out
-    reads_pictures: bool = False  # some files do: their ropes are taken as they are for text
+    ffn_share: int = 0  # an MLP's width in model widths, if files leave it out
+    reads_pictures: bool = False  # some files do: their ropes are read as for text
 
     def but(self, **changes: Any) -> Keys:
-        """The same with more in each of the given tables and sets, and others of the rest."""
+        """The same keys with more entries in the given tables and sets, and other values of the
+        rest."""
         for name, more in changes.items():
             if isinstance(more, dict | Set):
                 changes[name] = getattr(self, name) | more
         return replace(self, **changes)
 
     def over(self, config: Config) -> Config:
-        """The config by Llama's keys, with nothing left out; raises for what is not computed."""
+        """The config under Llama's keys, with defaults filled in; raises for what is not
+        supported."""
         first: dict[str, Any] = {}
         for key, values in self.only.items():
             allowed = values if isinstance(values, tuple) else (values,)
@@ -124,7 +126,7 @@ def read_common(config: Config, architecture: str, ffn_share: int = 0) -> dict[s
     rope = read_rope(config, head_dim)
     if rope.rope_type == "linear":  # the number may be that of before positions were stretched
         max_len = max(max_len, read_int(config, "max_sequence_length", max_len))
-    elif rope.rope_type == "yarn":  # as vLLM has it: Qwen3's own number is between the two
+    elif rope.rope_type == "yarn":  # as in vLLM: Qwen3's own number is between the two
         max_len = max(max_len, int(rope.original_len * rope.factor))
     return sizes | {
         "num_kv_heads": read_int(config, "num_key_value_heads", num_heads),

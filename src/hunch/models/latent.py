@@ -19,12 +19,12 @@ from hunch.models.source import Source
 from hunch.models.spec import ModelSpec
 from hunch.parallel.group import Share, head_spans
 
-NORM_EPS = 1e-6  # of the norms inside, whatever the config says of the others
+NORM_EPS = 1e-6  # of the norms inside, whatever the config has for the others
 _SCALES = ("mscale", "mscale_all_dim")  # read here; reading.py knows yarn without them
 
 
 def read_latent(config: Config, architecture: str) -> ModelSpec:
-    """One KV head as wide as the latent and the turned part of the key."""
+    """Latent attention as one KV head, as wide as the latent and the rotated part of the key."""
     latent, rope_dim = (read_int(config, key) for key in ("kv_lora_rank", "qk_rope_head_dim"))
     flat = read_int(config, "qk_nope_head_dim")
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -63,7 +63,7 @@ def read_latent(config: Config, architecture: str) -> ModelSpec:
 def build_latent_block(
     spec: ModelSpec, source: Source, prefix: str, layer: int, names: Names
 ) -> LatentBlock:
-    """A layer of a target; arrange.py has put the rows that are turned in order."""
+    """A layer of a target; arrange.py has ordered the rows that are rotated."""
     attn_norm, mlp_norm = build_rms_norms(spec, source, prefix, names)
     attn = _attention(spec, source, prefix, layer)
     mlp = build_mlp(spec, source, prefix, layer, names=names)

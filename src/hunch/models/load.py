@@ -28,16 +28,16 @@ from hunch.registry import MODELS, resolve
 log = logging.getLogger("hunch")
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-MIN_KEPT_WIDTH = 1024  # of models whose bytes, not whose launches, take the time on a GPU
-# Where a config counts layers that draft, which stand after the others.
+MIN_KEPT_WIDTH = 1024  # from this width on a GPU's time goes into reading bytes, not into launches
+# Keys with the number of drafting layers, which come after the others.
 DRAFTING_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_num_layers")
 _AGAIN = "Download the model again, with the config that belongs to it"
 _ROWS_COMPARED = 4096  # at once, of two tables that may be one
 _MAX_NAMED = 6  # tensors an error names before it counts the rest
-# Stored by older tools though they follow from the config; or heads that draft, which a target
-# does not need.
+# Stored by older tools though they follow from the config, or drafting heads, which a target does
+# not need.
 _IGNORED = re.compile(r"rotary_emb\.inv_freq$|(^|\.)mtp(_layers)?\.|masked_bias$|rope_freqs")
-# What sees or hears beside a model that writes, where a config says nothing of it.
+# Parts for pictures or sound beside a text model, if the config does not mention them.
 _OTHER_SENSES = re.compile(
     r"^(model\.)?(embed_)?(vision|visual|image|video|audio|speech|multi_?modal|mm_|vit\b|vpm\b|"
     r"resampler\b|patch_merger\b|connector\b|projector\b|merger\b|aligner\b|generation_|vqmodel\b|"
@@ -57,8 +57,9 @@ def load_decoder(
 ) -> Decoder:
     """The model of `weights`, on `device`. `auto` is float32 on a CPU, else the file's own.
 
-    `hold` says how matrices are held (source.HOLDS); None: in few bits where dtype says so or,
-    on a GPU, where the file does. `max_len`: positions go on to there, if that is past its context.
+    `hold` says how matrices are held (source.HOLDS); None: in few bits where dtype says so or, on a
+    GPU, where the file does. `max_len`: positions continue up to there, if that is past its
+    context.
     """
     spec = reaching(spec_of(weights), max_len)
     device = torch.device(device)
@@ -81,13 +82,13 @@ def load_decoder(
 
 
 def reaching(spec: ModelSpec, max_len: int) -> ModelSpec:
-    """The same with positions up to `max_len` at least, unless they are learned."""
+    """The spec with positions up to `max_len` at least, unless they are learned."""
     return spec if spec.rope is None else replace(spec, max_len=max(spec.max_len, max_len))
 
 
 def spec_of(weights: Weights) -> ModelSpec:
-    """What the config says. Where it does not say whether the embedding is the output matrix too,
-    the files do: defaults differ between families, and files of newer tools leave them out."""
+    """The config's spec. If it does not say whether the embedding is the output matrix too, the
+    tensors decide: defaults differ between families, and newer tools leave them out."""
     spec = ModelSpec.from_config(weights.config)
     names: Names = resolve(MODELS, spec.architecture).names
     _check_layers(spec, weights, names)
@@ -100,8 +101,8 @@ def spec_of(weights: Weights) -> ModelSpec:
 
 
 def _has_own_head(weights: Weights, names: Names) -> bool:
-    """Whether the files hold an output matrix that is not the embedding, whatever the config says:
-    as transformers has it."""
+    """Whether the files have an output matrix that is not the embedding; as in transformers, that
+    counts more than the config."""
     found, ours = weights.names(), names.roots[0]
     tables = [root + names.embed.removeprefix(ours) for root in names.roots]
     table = next((name for name in tables if name in found), None)
@@ -127,7 +128,7 @@ def _has_own_head(weights: Weights, names: Names) -> bool:
 def _check_layers(spec: ModelSpec, weights: Weights, names: Names) -> None:
     """Raise where the files hold fewer layers than the config counts, before they are built.
 
-    Where they hold more, none of them to draft, a word is enough: a user may want the first ones.
+    If they hold more, and not to draft, only warn: a user may want the first ones.
     """
     roots = "|".join(re.escape(root) for root in names.roots)
     before = re.escape(names.layer.partition("{}")[0].removeprefix("model."))
@@ -147,7 +148,7 @@ def _check_layers(spec: ModelSpec, weights: Weights, names: Names) -> None:
 
 
 def dtype_of(model: ModelConfig, weights: Weights) -> str:
-    """The dtype a user asked for, by itself or as `quantization`; raises where files differ."""
+    """The dtype a user asked for, directly or as `quantization`; raises if files differ."""
     if model.quantization is None:
         return model.dtype
     meant = QUANTIZATIONS[model.quantization]
@@ -187,7 +188,7 @@ def choose_dtype(dtype: str, spec: ModelSpec, device: torch.device) -> torch.dty
 def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Every tensor a model of this spec consists of."""
     source = ShapeSource()
-    if spec.rope is not None:  # no tensor is as long as the context, and its tables take long
+    if spec.rope is not None:  # no tensor depends on the context; long tables take time
         spec = replace(spec, max_len=1)
     resolve(MODELS, spec.architecture)(spec, source)
     return source.shapes
@@ -229,7 +230,7 @@ def expert_params(spec: ModelSpec, shapes: dict[str, tuple[int, ...]]) -> int:
 def check_tensors(spec: ModelSpec, source: FileSource, given: Collection[str] = ()) -> None:
     """Raise for tensors that are missing, of another shape, or that nothing would read.
 
-    Those `given` come from elsewhere: they are not looked for, and not used if they are there.
+    Those `given` come from elsewhere: the files need not have them, and they are not read.
     """
     expected = {name: shape for name, shape in tensor_shapes(spec).items() if name not in given}
     found = {name: source.find(name) for name in expected}
@@ -268,7 +269,7 @@ def _may_stay_unread(name: str, spec: ModelSpec) -> bool:
         return False
     if int(layer[1]) >= spec.num_layers:  # a drafting head's layers
         return True
-    # Some files hold what makes keys and values of layers that read those of others.
+    # Some files have key and value matrices of layers that read other layers' keys and values.
     return (
         spec.is_reader(int(layer[1]))
         and re.search(r"\.self_attn\.[kv]_(proj|norm)\.", name) is not None

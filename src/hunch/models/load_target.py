@@ -22,8 +22,8 @@ log = logging.getLogger("hunch")
 
 
 def exactness(target: Target) -> str:
-    """Whether a row's bits depend on nothing but the row, and what sees to it."""
-    is_exact = not isinstance(target, Decoder) or target.is_exact  # torch's alone may not be
+    """Whether a row's bits depend on nothing but the row, and by which kernels."""
+    is_exact = not isinstance(target, Decoder) or target.is_exact  # only torch's may be inexact
     how = f"{target.backend.name}: {target.backend.about}"
     return f"bit for bit ({how})" if is_exact else "no (torch: sums go by the number of rows)"
 
@@ -44,7 +44,7 @@ def load_target(
     group: Group = SINGLE,
     stage: Stage = WHOLE,
 ) -> Target:
-    """The model of `weights`, as the config wants it held; by torch where there are no kernels.
+    """The model of `weights`, held as the config says; by torch if there are no kernels.
 
     Each rank of a group loads its part, and each stage of a pipeline its layers.
     """
@@ -82,7 +82,7 @@ def load_target(
 
 
 def with_kv(target: Target, kv_dtype: str) -> Target:
-    """The model with keys and values held as a user wants it: rounded once, when written."""
+    """The model with keys and values in the precision a user wants: rounded once, when written."""
     if kv_dtype == "auto":
         return target
     if kv_dtype not in KV_DTYPES:

@@ -21,7 +21,7 @@ from hunch.models.spec import ModelSpec
 
 _OLDER = {"mamba": LINEAR, "mamba2": LINEAR, "attention": FULL}  # names of older files
 
-MAMBA_NAMES = {  # our keys for Mamba 2, and those of families that are little else
+MAMBA_NAMES = {  # our keys for Mamba 2, and those of families with little else
     "mamba_n_groups": "n_groups",
     "mamba_d_conv": "conv_kernel",
     "mamba_conv_bias": "use_conv_bias",
@@ -29,7 +29,7 @@ MAMBA_NAMES = {  # our keys for Mamba 2, and those of families that are little e
 
 
 def read_layer_types(types: Any, num_layers: int, *others: str) -> list[str]:
-    """Per layer: what it has, in the newer of two sets of names; `others` are allowed too."""
+    """The type of each layer, in the newer of two sets of names; `others` are allowed too."""
     if not isinstance(types, Sequence) or isinstance(types, str) or len(types) != num_layers:
         raise ModelFormatError(f"layer_types={types!r} does not list {num_layers} layers")
     layer_types = [_OLDER.get(str(layer_type), str(layer_type)) for layer_type in types]
@@ -82,7 +82,8 @@ def read_mamba(
 
 
 def read_limits(config: Config) -> None:
-    """Raise for bounds of a step's size that cut; how it is drawn at first does not matter."""
+    """Raise for bounds of a step's size that would clip it; how it is initialised does not
+    matter."""
     for key in ("time_step_min", "time_step_max", "time_step_floor", "time_step_rank"):
         config.get(key)
     limit = config.get("time_step_limit")
@@ -93,7 +94,7 @@ def read_limits(config: Config) -> None:
 
 
 def build_mamba(spec: ModelSpec, shape: SsmShape, source: Source, prefix: str, place: int) -> Mamba:
-    """arrange.py has taken the first product apart."""
+    """A Mamba 2 layer; arrange.py has split its first product."""
     count, channels, width = shape.num_heads, shape.num_channels, shape.value_width
     conv_JC = as_taps(source.floats(f"{prefix}conv1d.weight", channels, 1, shape.num_taps))
     conv_bias_C = torch.zeros(channels, device=source.device)
@@ -154,5 +155,5 @@ def build_selective(
 
 
 def as_taps(conv_C1J: Tensor) -> Tensor:
-    """A convolution's weights as recurrences take them, JC."""
+    """A convolution's weights in the form that recurrences take, JC."""
     return conv_C1J.flatten(1).t().contiguous() if conv_C1J.numel() else conv_C1J

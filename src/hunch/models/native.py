@@ -37,7 +37,7 @@ from hunch.registry import MODELS, resolve
 
 DTYPES = ("auto", "int8", "int4", "float32")
 ID_MAP = "d2t"  # a cut model's map: column c of its logits is token c + d2t[c]
-# Up to this width 8 bits of activations change more than a tenth of simple answers: decision 023.
+# Up to this width activations in 8 bits change more than a tenth of simple answers: decision 023.
 SMALL_WIDTH = 768
 _LANES = 16  # widths and heads are whole vectors on every CPU
 MAX_HEAD_DIM = 1024
@@ -80,7 +80,7 @@ class NativeDecoder:
         if group.size > 1:  # each process has a share of every matrix
             shared = SharedWeights(source.weights, spec, self.names, group)
             reader = Reader(FileSource(shared, torch.float32), dtype, num_threads)
-        # A context of 32,768 has tables of tens of megabytes; few requests come that far.
+        # Tables for a context of 32,768 take tens of megabytes; few requests get that long.
         ropes = [Rope(r, spec.turned_dim, spec.max_len, is_whole=False) for r in spec.ropes]
         prefixes = iterate([self.names.layer.format(layer) for layer in range(spec.num_layers)])
         layers = [
@@ -118,7 +118,7 @@ class NativeDecoder:
 
     def _vectors(self, reader: Reader) -> tuple[Tensor | None, ...]:
         """The last norm's weight and bias, learned positions, and the bias of this process's part
-        of the output matrix; None for what there is not."""
+        of the output matrix; None for those that it lacks."""
         spec, norm = self.spec, self.names.final_norm
         has_bias = spec.has_final_norm and has_norm_bias(spec)
         positions_LD = None
@@ -151,16 +151,16 @@ class NativeDecoder:
         return find_backend("native")
 
     def hold_kv(self, dtype: torch.dtype) -> None:
-        """Keys and values in another precision than the weights ask for."""
+        """Hold keys and values in another precision than the weights' usual one."""
         self.kv_dtype = self.network.kv_dtype = dtype
 
     def use_own_threads(self, num_threads: int) -> None:
-        """Compute beside other networks of this process, not after them."""
+        """Compute at the same time as other networks of this process, not after them."""
         self.network.team = new_team(num_threads)
 
     @property
     def whole_head(self) -> NativeMatrix:
-        """The output matrix with the shares of other ranks."""
+        """The whole output matrix, with other ranks' shares."""
         if self._whole is None or self.spec.is_tied:
             return self.embedding if self.spec.is_tied else self.head
         return self._whole.matrix(self.names.head, is_table=True)
@@ -211,15 +211,15 @@ def load_native(
     group: Group = SINGLE,
     stage: Stage = WHOLE,
 ) -> NativeDecoder | None:
-    """The model of `weights` on native kernels; None where it or this machine cannot.
+    """The model of `weights` on native kernels; None if they do not support it or this machine.
 
-    Before quantised weights, activations are rounded to 8 bits, or to 14: that is slower, and a
-    small model's answers are then those of float32.
+    For products with quantised weights, activations are rounded to 8 bits, or to 14: slower, but a
+    small model then answers as in float32.
     """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype!r} is not one of the native kernels': {', '.join(DTYPES)}")
     spec = spec_of(weights)
-    # What the native pass does not split.
+    # Parts that the native pass does not split.
     parts = (spec.experts, spec.recurrence, spec.latent, spec.other_heads)
     is_whole = any(part is not None for part in parts) or spec.is_qk_norm_whole
     if not is_supported(spec) or (is_whole and group.size > 1) or not is_available():
@@ -231,22 +231,22 @@ def load_native(
 
 
 def activation_bits(spec: ModelSpec, asked: int | str) -> int:
-    """8 or 14: what a user asked for before quantised weights, or the choice of "auto"."""
+    """8 or 14, for products with quantised weights: as a user asked, or the choice of "auto"."""
     if isinstance(asked, int):
         return asked
     return 14 if spec.width <= SMALL_WIDTH else 8
 
 
 def is_supported(spec: ModelSpec) -> bool:
-    """Whether the native pass computes what this model does."""
+    """Whether the native pass supports this model."""
     return not not_native(spec)
 
 
 def not_native(spec: ModelSpec) -> list[str]:
-    """What keeps a model from the native kernels, in words."""
+    """Why the native kernels do not support a model, in words."""
     sizes = [spec.head_dim, *([spec.other_heads.head_dim] if spec.other_heads else [])]
     latent, experts = spec.latent, spec.experts
-    parts = sizes  # of heads: what the kernels read as whole vectors
+    parts = sizes  # widths of heads' parts that the kernels read as whole vectors
     if latent is not None:
         parts = [latent.flat_dim, latent.rope_dim, latent.value_dim, latent.latent_dim]
         parts.append(latent.q_latent_dim or 0)

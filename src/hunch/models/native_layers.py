@@ -1,4 +1,4 @@
-"""A file's layers as the CPU's own kernels hold them: as the file has them, or rounded."""
+"""A file's layers in the form of the CPU's own kernels: as the file has them, or rounded."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def has_norm_bias(spec: ModelSpec) -> bool:
 
 
 def _norms(spec: ModelSpec, prefix: str, names: Names) -> dict[str, str]:
-    """Where the norms that a layer has are in the file."""
+    """The names in the file of a layer's norms."""
     norms = {"attn_norm": spec.has_input_norms}
     norms["mlp_norm"] = spec.has_input_norms and spec.has_mlp_norm
     norms |= dict.fromkeys(("attn_out_norm", "mlp_out_norm"), spec.has_branch_norms)
@@ -99,7 +99,7 @@ def _biases(
     *,
     is_recurrent: bool,
 ) -> dict[str, Tensor]:
-    """Those of its matrices and norms, under the names that the kernels have for them."""
+    """The biases of its matrices and norms, under the kernels' names for them."""
     has_bias = dict.fromkeys(("q", "k", "v", "attn_gate"), spec.has_qkv_bias)
     has_bias["out"] = spec.has_out_bias and not is_recurrent
     has_bias |= dict.fromkeys(("gate", "up", "down"), spec.has_mlp_bias)
@@ -120,7 +120,7 @@ def _inputs(spec: ModelSpec, reader: Reader, prefix: str, names: Names) -> Nativ
 
 
 def build_native_table(spec: ModelSpec, reader: Reader, names: Names) -> dict[str, Any]:
-    """What layers read of tokens beside the stream, as values of NetworkStruct."""
+    """The table that layers read beside the stream, as values of NetworkStruct."""
     if spec.inputs is None:
         return {}
     return {
@@ -135,7 +135,7 @@ def build_native_table(spec: ModelSpec, reader: Reader, names: Names) -> dict[st
 def _matrices(
     spec: ModelSpec, prefix: str, names: Names, *, has_mlp: bool, attends: bool
 ) -> dict[str, str]:
-    """Where the matrices of a layer's attention and MLP are in the file, if it has them."""
+    """The names in the file of a layer's attention and MLP matrices, if it has them."""
     absent = set() if has_mlp else {"gate", "up", "down"}
     absent |= {"q", "k", "v"} if spec.latent else set()
     absent |= set() if attends else {"q", "k", "v", "out"}

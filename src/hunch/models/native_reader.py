@@ -1,4 +1,4 @@
-"""Tensors of a file as matrices of the CPU's own kernels: as the file has them, or rounded."""
+"""Reads a file's tensors as matrices of the CPU's own kernels: as the file has them, or rounded."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ _EXPANDED = 1 << 20  # weights that a thread holds as floats while they are pack
 
 
 class Reader:
-    """Tensors of a file as the kernels hold them, by the precision that was asked for."""
+    """Reads a file's tensors in the kernels' form, in the requested precision."""
 
     def __init__(self, source: FileSource, dtype: str, num_threads: int | None) -> None:
         self.source, self.dtype, self.num_threads = source, dtype, num_threads
 
     def tensor(self, name: str) -> Tensor:
-        """A copy: a view would keep the whole file in memory."""
+        """A copy of a tensor: a view would keep the whole file in memory."""
         return self._floats(name).clone(memory_format=torch.contiguous_format)
 
     def _floats(self, name: str) -> Tensor:
         found = self.source.find(name)
-        assert found is not None  # check_tensors saw it
+        assert found is not None  # check_tensors has checked it
         return self.source.weights.tensor(found, torch.float32)
 
     def norm(self, name: str, spec: ModelSpec) -> Tensor:
@@ -53,7 +53,7 @@ class Reader:
         return NativeMatrix.from_floats(self._floats(name), FLOAT, self.num_threads)
 
     def turned(self, name: str, num_heads: int) -> NativeMatrix:
-        """A matrix per head, each turned: [head][in][out] of a file's [head][out][in]."""
+        """A matrix per head, each transposed: [head][in][out] from a file's [head][out][in]."""
         found = self.source.find(name)
         assert found is not None
         weight = self._floats(name)
@@ -62,7 +62,7 @@ class Reader:
         return NativeMatrix.from_floats(weight, matrix_format, self.num_threads)
 
     def stack(self, names: list[str], *, is_table: bool = False) -> NativeMatrix:
-        """The rows of several tensors, one beneath the other, as one matrix."""
+        """The rows of several tensors, stacked to one matrix."""
         weights = self.source.weights
         found = [there for name in names if (there := self.source.find(name)) is not None]
         assert len(found) == len(names)

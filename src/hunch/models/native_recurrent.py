@@ -1,4 +1,4 @@
-"""Recurrent layers of a file as the CPU's own kernels hold them."""
+"""A file's recurrent layers in the form of the CPU's own kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hunch.models.spec import ModelSpec
 
 
 def knows(shape: Recurrence | None, num_lanes: int) -> bool:
-    """Whether the kernels compute it, if there is one: their rows are of whole vectors."""
+    """Whether the kernels support the recurrence, if there is one: their rows are whole vectors."""
     if shape is None or isinstance(shape, SelectiveShape | LightningShape | ChannelDeltaShape):
         return shape is None
     if isinstance(shape, DeltaShape) and shape.is_apart:
@@ -29,7 +29,7 @@ def knows(shape: Recurrence | None, num_lanes: int) -> bool:
 
 
 def native_recurrent(spec: ModelSpec, reader: Reader, prefix: str, place: int) -> NativePart:
-    """One layer; arrange.py has taken apart what files fuse."""
+    """One layer; arrange.py has split what files fuse."""
     shape = spec.recurrence
     if isinstance(shape, DeltaShape):
         parts = _delta(shape, reader, prefix)

@@ -1,4 +1,4 @@
-"""A config.json read key by key: values checked, keys that nobody reads an error if they count."""
+"""A config.json read key by key: values are checked, and keys that nothing reads may be errors."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hunch.layers.rope import RopeSpec, stretch
 from hunch.registry import unknown
 
 Config = Mapping[str, Any]
-FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"  # of layer_types
-STILL = RopeSpec(rope_type="none")  # heads are not turned
+FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"  # in layer_types
+STILL = RopeSpec(rope_type="none")  # heads are not rotated
 FROM_GGUF = "from_gguf"  # a config made from a GGUF's metadata: tensors stand as llama.cpp has them
 
-INPUT_BITS = "product_input_bits"  # set for a checkpoint whose products round what goes into them
+INPUT_BITS = "product_input_bits"  # set for a checkpoint whose products round their inputs
 
-# Keys that say nothing about the arithmetic of one pass over text: names, tokens, training,
-# generation, what a Python object returns, other parts of a model (vision, heads that draft).
+# Keys that do not change the arithmetic of a pass over text: names, tokens, training, generation,
+# what a Python object returns, other parts of a model (vision, heads that draft).
 _HARMLESS = re.compile(
     r"_.*|.*(token|token_id|token_ids|tokens|token_index|dropout|dropout_prob|pdrop|drop|_version|version)"
     r"|architectures|model_type|auto_map|base_model_name_or_path|name_or_path|license|task_.*"
@@ -73,7 +73,7 @@ class Recorded(Mapping[str, Any]):
         return len(self._config)
 
     def unread(self) -> dict[str, Any]:
-        """What nobody read though it may change the arithmetic."""
+        """The keys that were not read though they may change the arithmetic."""
         return {
             key: value
             for key, value in self._config.items()
@@ -110,10 +110,10 @@ def _named(config: Config) -> Mapping[str, str]:
 
 
 def refuse_unread(config: Config, extra: Config, where: str) -> None:
-    """Raise for settings that nobody here reads.
+    """Raise for settings that hunch does not read.
 
-    Those of a file that transformers' own code reads, of a version that is known here, are none of
-    its settings: they change nothing there, and a word in the log is enough.
+    If transformers' own code reads the file, in a version that is known here, such keys change
+    nothing there either: they are only logged.
     """
     version = re.match(r"(\d+)\.(\d+)", str(config.get("transformers_version")))
     is_known = version is not None and (int(version[1]), int(version[2])) <= READ_VERSION
@@ -136,7 +136,7 @@ def _is_off(value: Any) -> bool:
     return any(value is off or value == off for off in _OFF)
 
 
-# Far above any model there is. Without them a damaged file fails deep inside an allocation, or
+# Far above any model's sizes. Without them a damaged file would fail deep inside an allocation, or
 # after an hour of building layers.
 _MOST = {
     "num_hidden_layers": 10_000,
@@ -164,7 +164,7 @@ def read_int(config: Config, key: str, default: int | None = None) -> int:
 
 
 def read_count(config: Config, key: str) -> int:
-    """The same, or 0: where it is left out, too."""
+    """A whole number of a plausible size, or 0, also if it is left out."""
     return read_int(config, key) if config.get(key) else 0
 
 
@@ -182,7 +182,7 @@ def read_float(config: Config, key: str, default: float | None = None) -> float:
 
 
 def refuse(config: Config, key: str, *allowed: Any) -> None:
-    """Raise for a value of `key` that the arithmetic here does not follow."""
+    """Raise for a value of `key` that hunch does not support."""
     value = config.get(key, allowed[0])
     if value is not None and value not in allowed:
         given = " or ".join(repr(value) for value in allowed)
@@ -192,11 +192,11 @@ def refuse(config: Config, key: str, *allowed: Any) -> None:
 def read_rope(config: Config, head_dim: int, given: Any = None) -> RopeSpec:
     """`rope_parameters`, or the older `rope_theta` with `rope_scaling`; or the part `given`."""
     theta, share = config.get("rope_theta"), config.get("partial_rotary_factor")
-    config.get("original_max_position_embeddings")  # stands among the settings, too
+    config.get("original_max_position_embeddings")  # is among the settings, too
     if given is None:
         given = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if isinstance(given, Mapping) and FULL in given:
-            given = given[FULL]  # the family reads those of other layers
+            given = given[FULL]  # the family reads the ropes of other layers
     if not isinstance(given, Mapping):
         raise ModelFormatError(f"config.json: rope settings {given!r} must be an object")
     rope = Recorded({"rope_theta": theta, "partial_rotary_factor": share, **given})
@@ -230,7 +230,7 @@ def read_rope(config: Config, head_dim: int, given: Any = None) -> RopeSpec:
     if spec.factors and len(spec.factors) != dim // 2:
         raise ModelFormatError(f"{len(spec.factors)} rope factors for {dim} turned numbers")
     for key in ("type", "rope_type", "factor", "original_max_position_embeddings"):
-        rope.get(key)  # said by some files for kinds that do not need them
+        rope.get(key)  # some files have it for ropes that do not need it
     if extra := rope.unread():
         refuse_unread(config, extra, f"config.json: rope settings of rope_type {rope_type!r}")
     return spec
@@ -289,7 +289,7 @@ def _read_yarn(rope: Config, config: Config) -> dict[str, Any]:
 
 
 def _read_longrope(rope: Config, config: Config) -> dict[str, Any]:
-    """One set of factors for the whole context: a row's angles may not change as it grows."""
+    """One set of factors for the whole context, as a row's angles may not change while it grows."""
     max_len = read_int(config, "max_position_embeddings", 2048)
     beside = config.get("original_max_position_embeddings")  # where Phi's files have it
     original = read_int(rope, "original_max_position_embeddings", beside or max_len)
@@ -316,14 +316,14 @@ def _factors(rope: Config, key: str) -> tuple[float, ...]:
 
 
 def read_local_rope(config: Config, head_dim: int, usual: Config) -> RopeSpec:
-    """What layers with a window turn by, where `rope_parameters` may say it of them alone."""
+    """The rope of layers with a window, which `rope_parameters` may give for these alone."""
     given = config.get("rope_parameters")
     local = given.get(SLIDING) if isinstance(given, Mapping) else None
     return read_rope(config, head_dim, {**usual, **(local or {})})
 
 
 def check_listed(key: str, listed: Any, num_layers: int) -> None:
-    """Raise where a config lists more layers than it counts, or fewer, or is no list."""
+    """Raise if a config lists more or fewer layers than it counts, or if it is no list."""
     if not isinstance(listed, list | tuple):
         raise ModelFormatError(f"{key}={listed!r} must list one value per layer")
     if len(listed) != num_layers:

@@ -45,12 +45,12 @@ from hunch.models.spec import ModelSpec
 from hunch.parallel.group import Group, Share, head_spans
 
 TILED = "linear_value_heads_tiled"  # of configs made from GGUF files; see DeltaShape
-# What a layer's one product gives, in its order.
+# The outputs of a layer's single product, in order.
 PARTS = ("in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z")
 
 
 def is_of_type(types: Any, other: str, num_layers: int) -> tuple[bool, ...]:
-    """Per layer of `layer_types`: whether it is one of these others; the rest attend."""
+    """Per layer of `layer_types`: whether it is of this type; the others attend."""
     if not isinstance(types, Sequence) or set(types) - {FULL, other}:
         raise UnsupportedModelError(f"layer_types={types!r}: only {FULL} and {other} are known")
     check_listed("layer_types", types, num_layers)
@@ -119,7 +119,7 @@ def build_carried_block(
 
 
 def build_half(spec: ModelSpec, source: Source, prefix: str, layer: int, names: Names) -> HalfBlock:
-    """A layer that is one half alone."""
+    """A layer with one half alone."""
     norm = build_norm(spec, source, prefix + names.attn_norm)
     assert isinstance(norm, RMSNorm)
     assert spec.residual_scale == 1.0
@@ -131,7 +131,7 @@ def build_half(spec: ModelSpec, source: Source, prefix: str, layer: int, names: 
 
 
 def build_recurrent(spec: ModelSpec, source: Source, prefix: str, layer: int) -> Recurrent:
-    """What a layer has in attention's place; arrange.py has taken apart what files fuse."""
+    """The part of a layer that replaces attention; arrange.py has split what files fuse."""
     shape = spec.recurrence
     if isinstance(shape, DeltaShape) and not shape.is_apart:
         return _build_delta(spec, shape, source, prefix, layer)
@@ -157,7 +157,8 @@ def build_recurrent(spec: ModelSpec, source: Source, prefix: str, layer: int) ->
 def _build_lightning(
     spec: ModelSpec, shape: LightningShape, source: Source, prefix: str, layer: int
 ) -> Lightning:
-    """Later heads forget less, and so do later layers, down to almost nothing."""
+    """Lightning attention: later heads forget less, and so do later layers, down to almost
+    nothing."""
     width, count = shape.value_width, shape.num_heads
     rate_N = (2.0 ** (-8.0 / count)) ** torch.arange(1, count + 1, device=source.device)
     rate_N = rate_N * (1 - layer / (spec.num_layers - 1 + 1e-5) + 1e-5)
@@ -218,7 +219,7 @@ def _build_delta(
 def _build_delta_apart(
     spec: ModelSpec, shape: DeltaShape, source: Source, prefix: str, layer: int
 ) -> GatedDelta:
-    """The same by OLMo's names, from one matrix for each part."""
+    """A gated delta net by OLMo's names, from one matrix for each part."""
     count, keys, values = shape.num_v_heads, shape.key_width, shape.value_width
     sizes = {"q": keys, "k": keys, "v": values, "b": count, "a": count, "g": values}
     return GatedDelta(
@@ -276,7 +277,7 @@ def _build_channel_delta(
 
 
 def _shares(shape: DeltaShape, group: Group) -> tuple[Share, Share, tuple[Share, ...]]:
-    """What one rank holds: value heads, their numbers, and channels of queries, keys, values."""
+    """One rank's share: value heads, their numbers, and channels of queries, keys, values."""
     if group.size > shape.num_k_heads:
         raise ConfigError(
             f"tensor_parallel_size={group.size} is more than the key heads of the model's "
@@ -291,12 +292,12 @@ def _shares(shape: DeltaShape, group: Group) -> tuple[Share, Share, tuple[Share,
 
 
 def local_recurrence(shape: Recurrence, group: Group) -> Recurrence:
-    """What one rank of a group has of it."""
+    """The share of a recurrence that one rank of a group has."""
     return local_delta(shape, group) if isinstance(shape, DeltaShape) else shape
 
 
 def local_delta(shape: DeltaShape, group: Group) -> DeltaShape:
-    """The net as one rank has it."""
+    """One rank's share of a gated delta net."""
     first, last = _shares(shape, group)[0]
     readers = shape.num_v_heads // shape.num_k_heads
     return replace(shape, num_v_heads=last - first, num_k_heads=(last - first) // readers)

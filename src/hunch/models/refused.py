@@ -1,4 +1,4 @@
-"""Architectures that hunch knows of and does not compute: the reason, for whoever asks for one."""
+"""Architectures that hunch does not support, and the reasons that its errors give."""
 
 from __future__ import annotations
 

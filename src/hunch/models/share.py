@@ -1,4 +1,4 @@
-"""One rank's share of a model's tensors: weights like any other, of a model that is narrower."""
+"""One rank's share of a model's tensors, as the weights of a narrower model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HEAD_SHARE = "head.share"  # this rank's rows of the output matrix, which may be
 
 
 def local_spec(spec: ModelSpec, group: Group) -> ModelSpec:
-    """The model as one rank has it: fewer heads, a narrower MLP."""
+    """The spec of one rank's share: fewer heads, a narrower MLP."""
     if group.size == 1:
         return spec
     heads, inner = local_heads(spec, group), span(spec.ffn_width, group)
@@ -29,7 +29,7 @@ def local_spec(spec: ModelSpec, group: Group) -> ModelSpec:
 
 
 class SharedWeights(WeightsOver):
-    """`Weights` over another's: of matrices that are split, this rank's rows or columns."""
+    """`Weights` over others: of matrices that are split, this rank's rows or columns."""
 
     def __init__(self, weights: Weights, spec: ModelSpec, names: Names, group: Group) -> None:
         super().__init__(weights)

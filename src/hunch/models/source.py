@@ -1,7 +1,7 @@
-"""Where a network's tensors come from: a file, or nowhere (shapes alone).
+"""Where a network's tensors come from: a file, or nowhere, for shapes alone.
 
 A network asks its source for each tensor by name and shape, so that one construction serves
-loading, checking a file before it is read, and tests, whose sources make tensors up.
+loading, checking a file before it is read, and tests, whose sources make up tensors.
 Shape letters: K inputs, N outputs, D width.
 """
 
@@ -28,7 +28,7 @@ AnyLinear = TypeVar("AnyLinear", bound=Linear)
 EXPAND, KEEP = "expand", "keep"  # how matrices are held: as numbers, as the file has them
 HOLDS = (EXPAND, KEEP, "int4", "int8", "fp8")  # or rounded when they are loaded
 Asked = tuple[str, tuple[int, int], Share | None]  # a matrix: its name, shape, this rank's part
-_TABLE_HOLD = {"int4": "int8"}  # 4 bits would hurt the output matrix most
+_TABLE_HOLD = {"int4": "int8"}  # the output matrix suffers most in 4 bits
 
 
 class Source:
@@ -43,7 +43,7 @@ class Source:
         self.hold = EXPAND
 
     def codes(self, name: str, shape: Shape) -> Codes | None:
-        """The whole matrix in few bits, where the file holds it that way."""
+        """The whole matrix in few bits, if the file holds it so."""
         return None
 
     def read(self, name: str, shape: Shape, dtype: torch.dtype | None = None) -> Tensor:
@@ -51,13 +51,13 @@ class Source:
         raise NotImplementedError
 
     def read_part(self, name: str, shape: Shape, dim: int, part: Share) -> Tensor:
-        """The rows or columns of a part; a file that can reads no more than these."""
+        """The rows or columns of a part; only these are read, if the file allows it."""
         return self.read(name, shape).narrow(dim, part[0], part[1] - part[0])
 
     def take(
         self, name: str, *shape: int, split: int | None = None, part: Share | None = None
     ) -> Tensor:
-        """This rank's part of a tensor (all of it without `split`), where it will be used."""
+        """This rank's part of a tensor (all of it without `split`), on the device that uses it."""
         if split is None or self.group.size == 1:
             tensor = self.read(name, shape)
         else:
@@ -90,7 +90,7 @@ class Source:
     ) -> Linear:
         """One layer for several matrices of the same input; each rank has a part of every one.
 
-        `parts`: which rows of each, where equal shares would not do.
+        `parts`: which rows of each, if shares are not equal.
         """
         split = 0 if is_split else None
         matrices = list(zip(names, sizes, parts or [None] * len(names), strict=True))
@@ -109,7 +109,7 @@ class Source:
         return self.kept(RowLinear(weight, bias_N, self.group))
 
     def kept(self, layer: AnyLinear) -> AnyLinear:
-        """The layer as this source's network keeps its layers."""
+        """The layer in the form in which this source's network keeps layers."""
         return layer
 
     def head(self, name: str, vocab_size: int, width: int, *, has_bias: bool = False) -> Linear:
@@ -196,7 +196,7 @@ class FileSource(Source):
         self.expanded: set[str] = set()  # types of matrices that no kernel multiplies with
 
     def find(self, name: str) -> str | None:
-        """The name the file has for a tensor; None where it has none."""
+        """The file's name for a tensor; None: it does not have it."""
         for candidate in (name, name.removeprefix("model.")):
             if candidate in self._names:
                 return candidate

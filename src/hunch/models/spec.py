@@ -27,7 +27,7 @@ from hunch.models.reading import (
 from hunch.models.refused import REFUSED
 from hunch.registry import MODELS, resolve, unknown
 
-MAX_NODES = 32  # of a draft, where nobody says how many there may be
+MAX_NODES = 32  # of a draft, if nothing sets another limit
 
 
 # Of each named part of a layer: numbers of rows, in order, and what these are multiplied by.
@@ -45,7 +45,7 @@ class OtherHeads:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenInputs:
-    """What a table says of each token to each layer, besides its embedding."""
+    """A table with a vector of each token for each layer, besides its embedding."""
 
     width: int  # numbers per layer
     vocab_size: int
@@ -69,23 +69,23 @@ class ModelSpec:
     norm_eps: float = 1e-6
     has_norm_weight: bool = True  # False: norms of the stream only divide
     has_norm_bias: bool = True  # of layer norms
-    has_qk_norm: bool = False  # each head of q and k is normed before it is turned
+    has_qk_norm: bool = False  # each head of q and k is normed before it is rotated
     qk_norm_eps: float = 0.0  # of these norms; 0: norm_eps
-    is_qk_norm_whole: bool = False  # and that over all heads at once
-    is_qk_norm_late: bool = False  # and that after it was turned
-    is_qk_norm_centred: bool = False  # and that by a layer norm
+    is_qk_norm_whole: bool = False  # they are normed over all heads at once
+    is_qk_norm_late: bool = False  # they are normed after they are rotated
+    is_qk_norm_centred: bool = False  # they are normed by a layer norm
     has_qk_norm_bias: bool = False  # of layer norms
     is_qk_norm_own: bool = False  # of layer norms: each head has weights of its own
     unnormed: tuple[bool, ...] = ()  # per layer: q and k are not normed here; (): all are
     has_v_norm: bool = False  # each head of v is divided by its root mean square
     has_input_norms: bool = True  # of the stream, before attention and MLP read it
-    has_branch_norms: bool = False  # what attention and MLP give is normed before it is added
+    has_branch_norms: bool = False  # outputs of attention and MLP are normed before they are added
     is_post_norm: bool = False  # norms stand after the residual sums, none before the branches
     is_parallel: bool = False  # attention and MLP read the same stream, and both are added
     has_mlp_norm: bool = True  # False: the MLP of a parallel layer reads attention's norm
     has_final_norm: bool = True
     has_embed_norm: bool = False  # of the embedding, before the first layer
-    has_inner_norms: bool = False  # what heads read and what an MLP's last product takes is normed
+    has_inner_norms: bool = False  # norms of heads' outputs and of the MLP's last inputs
     # The MLP
     activation: str = "silu"
     is_gated: bool = True
@@ -99,8 +99,8 @@ class ModelSpec:
     attn_cap: float = 0.0  # scores s become cap * tanh(s / cap); 0: as they are
     alibi: Alibi | None = None  # scores fall with the distance
     latent: LatentShape | None = None  # keys and values of all heads are one vector per token
-    has_attn_gate: bool = False  # what heads read is scaled by a sigmoid of the layer's input
-    has_sinks: bool = False  # one score per head that joins the softmax and reads nothing
+    has_attn_gate: bool = False  # heads' outputs are scaled by a sigmoid of the layer's input
+    has_sinks: bool = False  # one score per head that is in the softmax and has no value
     other_heads: OtherHeads | None = None
     kv_of: tuple[int, ...] = ()  # per layer: the one whose keys and values it reads; (): its own
     is_value_key: tuple[bool, ...] = ()  # per layer: keys, before their norm, are values too
@@ -108,13 +108,13 @@ class ModelSpec:
     recurrence: Recurrence | None = None
     is_recurrent: tuple[bool, ...] = ()  # per layer; (): none is
     attends_too: bool = False  # all layers are recurrent, and attend beside it
-    is_mlp: tuple[bool, ...] = ()  # per layer, where each is one half alone; (): all have both
+    is_mlp: tuple[bool, ...] = ()  # per layer, if each is one half alone; (): all have both
     # Positions
     rope: RopeSpec | None = None  # None: positions are learned, and added to the embedding
-    more_ropes: tuple[RopeSpec, ...] = ()  # what some layers turn by in its place
+    more_ropes: tuple[RopeSpec, ...] = ()  # those of layers that have another rope
     rope_of: tuple[int, ...] = ()  # per layer: 0 is `rope`, 1 the first of more_ropes; (): all 0
     position_offset: int = 0  # rows of the table of learned positions before that of position 0
-    input_bits: int = 0  # what goes into products is rounded to, each row by its largest; 0: not
+    input_bits: int = 0  # to which inputs of products are rounded, each row by its largest; 0: not
     # Biases
     has_qkv_bias: bool = False
     has_out_bias: bool = False
@@ -126,13 +126,13 @@ class ModelSpec:
     has_layer_scale: bool = False  # the stream is scaled at the end of each layer
     embed_width: int = 0  # of the embedding on disk, where it is projected to `width`
     embed_scale: float = 1.0
-    residual_scale: float = 1.0  # of what attention and MLP add to the stream
-    carried: CarriedScales | None = None  # layers carry on what they read; None: the stream
+    residual_scale: float = 1.0  # factor of what attention and MLP add to the stream
+    carried: CarriedScales | None = None  # layers add to what they read; None: to the stream
     logits_scale: float = 1.0
     logits_cap: float = 0.0  # as attn_cap
     is_tied: bool = False  # the embedding is the output matrix too
     # What a stage of a pipeline lacks; see stage.py
-    takes_stream: bool = False  # of the layers before its own
+    takes_stream: bool = False  # its input is the stream of earlier layers
     has_embedding: bool = True
     has_head: bool = True
     # How the file holds it
@@ -142,8 +142,8 @@ class ModelSpec:
     # Parts of a fused tensor, each with its share of q, k and v; 0: one for each KV head.
     num_qkv_groups: int = 1
     is_qvk: bool = False  # there v stands before k
-    row_factors: RowFactors = ()  # which parts of a layer are to be multiplied, rows by what
-    is_rope_interleaved: bool = False  # pairs that are turned are neighbours in a head
+    row_factors: RowFactors = ()  # parts of a layer to multiply, and the factors of their rows
+    is_rope_interleaved: bool = False  # rotary pairs are neighbours in a head
 
     @staticmethod
     def from_config(config: Config) -> ModelSpec:
@@ -173,7 +173,7 @@ class ModelSpec:
         return spec
 
     def check(self) -> None:
-        """Values that contradict each other."""
+        """Raise for values that contradict each other."""
         if self.num_heads % self.num_kv_heads:
             raise ModelFormatError(
                 f"num_attention_heads={self.num_heads} is not a multiple of "
@@ -213,11 +213,11 @@ class ModelSpec:
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
-        """Every way layers turn their heads; none where positions are learned."""
+        """All ropes of layers; none if positions are learned."""
         return () if self.rope is None else (self.rope, *self.more_ropes)
 
     def at(self, layer: int) -> ModelSpec:
-        """The same with the sizes of one layer."""
+        """The spec with the sizes of one layer."""
         other, widths = self.other_heads, self.ffn_widths
         if other is None and not widths and not self.unnormed:
             return self
@@ -229,7 +229,7 @@ class ModelSpec:
         return replace(spec, num_kv_heads=other.num_kv_heads, head_dim=other.head_dim)
 
     def has_mixer(self, layer: int) -> bool:
-        """Whether it attends or is recurrent."""
+        """Whether the layer attends or is recurrent."""
         return not self.is_mlp or not self.is_mlp[layer]
 
     def has_mlp(self, layer: int) -> bool:
@@ -239,7 +239,7 @@ class ModelSpec:
         return bool(self.is_recurrent) and self.is_recurrent[layer]
 
     def keeps_kv(self, layer: int) -> bool:
-        """Whether it has keys and values of its own."""
+        """Whether the layer has keys and values of its own."""
         if not self.has_mixer(layer):
             return False
         if self.recurs(layer) and not self.attends_too:
@@ -247,7 +247,7 @@ class ModelSpec:
         return not self.kv_of or self.kv_of[layer] == layer
 
     def is_reader(self, layer: int) -> bool:
-        """Whether it reads the keys and values of an earlier one."""
+        """Whether the layer reads the keys and values of an earlier one."""
         return bool(self.kv_of) and not self.keeps_kv(layer)
 
     def has_other_heads(self, layer: int) -> bool:
@@ -260,7 +260,7 @@ class ModelSpec:
         return tuple(sorted(kept, key=self.has_other_heads))
 
     def place_of(self, layer: int) -> int:
-        """Its number among the layers of its kind: of the KV cache, or of rows' states."""
+        """The layer's number in the KV cache or, if it is recurrent, among rows' states."""
         if not self.has_mixer(layer):
             return 0
         if self.recurs(layer):
@@ -282,7 +282,8 @@ class ModelSpec:
         return tuple(shapes)
 
     def states_of(self, num_rows: int, max_nodes: int = MAX_NODES) -> StatesShape | None:
-        """What recurrent layers keep, by rows and the nodes of their drafts; None: nothing."""
+        """The states of recurrent layers, for this many rows and nodes of drafts; None: it has
+        none."""
         if self.recurrence is None:
             return None
         num_layers = max(sum(self.is_recurrent), 1)  # a stage may have none of its own
@@ -292,26 +293,26 @@ class ModelSpec:
 
     @property
     def widest_window(self) -> int | None:
-        """Positions that any layer sees; None where a layer sees all."""
+        """The most positions that a layer sees; None: all."""
         windows = [abs(window) for window in self.windows if window is not None]
         return max(windows) if windows and len(windows) == self.num_layers else None
 
     @property
     def value_dim(self) -> int:
-        """Numbers of what a head reads out of the cache."""
+        """The width of a head's values in the cache."""
         return self.head_dim if self.latent is None else self.latent.latent_dim
 
     @property
     def turned_dim(self) -> int:
-        """Numbers of a head that rotary tables turn, in their own order."""
+        """The numbers of a head that rotary tables rotate, in the tables' order."""
         return self.head_dim if self.latent is None else self.latent.rope_dim
 
     def rope_index(self, layer: int) -> int:
         return self.rope_of[layer] if self.rope_of else 0
 
     def normed_after_turns(self) -> ModelSpec:
-        """The same where heads are turned before they are normed. A turn does not change what norms
-        divide by, and what it scales heads by is divided out again, all but for the epsilon."""
+        """The spec for heads that are rotated before they are normed. To rotate does not change
+        what norms divide by; a factor of the rope is divided out again, all but for the epsilon."""
         assert self.rope is not None
         scale = amplitude(self.rope)
         if scale == 1.0:
@@ -325,17 +326,17 @@ class ModelSpec:
         return tuple(window is None for window in self.windows)
 
     def with_rope(self, rope: RopeSpec, layers: Iterable[bool]) -> ModelSpec:
-        """The same where some layers turn their heads in another way."""
+        """The spec with another rope for some layers."""
         return replace(self, more_ropes=(rope,), rope_of=tuple(map(int, layers)))
 
 
-_FEW = 8  # keys of a config that says too little to be near to any family's
+_FEW = 8  # a config with fewer keys is too short to resemble a family's
 _ENDINGS = ("ForCausalLM", "LMHeadModel")
 
 
 def _architecture(config: Config) -> str:
-    """The one that a config names: as a family's whole model, as its layers without an output
-    matrix, or by model_type alone, as transformers has it."""
+    """The architecture that a config names: a family's whole model, its layers without an output
+    matrix, or, as in transformers, a model_type alone."""
     names, model_type = config.get("architectures") or [], str(config.get("model_type"))
     if isinstance(names, list | tuple) and names:
         whole = [str(names[0]).removesuffix("Model") + ending for ending in _ENDINGS]
@@ -355,7 +356,8 @@ def _letters(name: str) -> str:
 
 
 def _not_known(config: Config, name: str) -> str:
-    """Why it is not, or which family reads most of the config, and what would be left."""
+    """The reason, or the family that reads most of the config's keys, and the keys that it does
+    not."""
     if name in REFUSED:
         return f"architecture {name!r} is not supported: {REFUSED[name]}"
     left: dict[str, Config] = {}

@@ -1,7 +1,7 @@
 """One stage of a pipeline: some of a model's layers, as a model of fewer layers.
 
 The first stage has the embedding; the last has the final norm, the output matrix, and the embedding
-too, which drafters read. What passes from one to the next is the residual stream.
+too, which drafters read. Each sends the residual stream to the next.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ WHOLE = Stage(0, 1)
 
 
 def _head_layers(spec: ModelSpec) -> float:
-    """How many layers have as many weights as a token meets in the output matrix."""
+    """The number of layers with as many weights as the output matrix."""
     width, head = spec.width, spec.head_dim
     attention = 2 * width * head * (spec.num_heads + spec.num_kv_heads)
     inner = spec.ffn_width
@@ -65,7 +65,7 @@ def _head_layers(spec: ModelSpec) -> float:
 
 
 def stage_spec(spec: ModelSpec, stage: Stage) -> ModelSpec:
-    """The model that one stage is."""
+    """The spec of one stage."""
     if stage.count == 1:
         return spec
     if spec.kv_of or spec.other_heads is not None or spec.inputs is not None:
@@ -100,7 +100,7 @@ def stage_spec(spec: ModelSpec, stage: Stage) -> ModelSpec:
 
 
 class StageWeights(WeightsOver):
-    """`Weights` over another's: the tensors of one stage, its layers counted from 0."""
+    """`Weights` over others: the tensors of one stage, with its layers counted from 0."""
 
     def __init__(self, weights: Weights, spec: ModelSpec, names: Names, stage: Stage) -> None:
         """`spec` is the whole model's."""

@@ -1,7 +1,7 @@
 """Large tensors from a mapped file to a GPU: in pieces, through memory the GPU can fetch from.
 
-A piece is copied by all threads, so that the file's pages are asked for side by side, while the GPU
-fetches the piece before it. Two pieces are all the memory this takes.
+All threads copy a piece, so that the file's pages are read side by side, while the GPU fetches the
+piece before. This takes the memory of two pieces.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _stage(device: torch.device) -> Stage:
 
 
 def to_device(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The tensor where it will be used, converted there."""
+    """The tensor on the device that uses it, converted there."""
     num_bytes = tensor.numel() * tensor.element_size()
     if device.type != "cuda" or tensor.device.type != "cpu" or num_bytes < SMALLEST:
         return tensor.to(device, dtype)
@@ -65,5 +65,5 @@ def to_device(tensor: Tensor, device: torch.device, dtype: torch.dtype) -> Tenso
 
 
 def release() -> None:
-    """Give the pieces' memory back once a model is there."""
+    """Release the pieces' memory, once a model is loaded."""
     _stage.cache_clear()

@@ -18,7 +18,7 @@ from hunch.models.spec import ModelSpec
 
 
 def build_streams(spec: ModelSpec, source: Source) -> Streams | None:
-    """What stands before and after the layers."""
+    """The parts before and after the layers."""
     shape = spec.streams
     if shape is None:
         return None
@@ -41,7 +41,7 @@ def build_streams_block(
     assert shape is not None
     gate = build_gate(spec, source, prefix, names)
     assert gate is not None
-    # Files have it even where nothing reads it.
+    # Files have it even if nothing reads it.
     scale_D = source.take(f"{altup}correct_output_scale", spec.width)
     return StreamsBlock(
         mixer=_build_mixer(spec, source, altup, shape.count),

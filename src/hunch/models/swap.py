@@ -1,4 +1,5 @@
-"""A network's numbers in place of another's of the same shape, where captured steps read them."""
+"""Copies a network's numbers over another's of the same shape, in memory that captured steps
+read."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from hunch.errors import ModelFormatError
 def copy_network(old: Any, new: Any) -> int:
     """Copy every tensor of `new` over that of `old`; returns how many differ in their memory.
 
-    Both were built by the same code from files of one shape, so that their tensors come in the
-    same order. What both share, as a target's tables, is left alone.
+    Both were built by the same code from files of one shape, so that their tensors come in the same
+    order. Tensors that both share, such as a target's tables, are left alone.
     """
     ours, theirs = list(tensors_of(old)), list(tensors_of(new))
     is_same = len(ours) == len(theirs) and all(

@@ -1,4 +1,4 @@
-"""KV caches of rank 0, as far as other ranks must know them to keep theirs alike.
+"""What other ranks must know of rank 0's KV caches to keep theirs alike.
 
 Shape letters: P slots that move.
 """
@@ -12,7 +12,7 @@ from hunch.kernels.kv_store import KVCache
 
 
 def states_size(kv: KVCache) -> tuple[int, int]:
-    """Rows of its recurrent states, and places of their rings; 0: it has none."""
+    """The cache's numbers of rows with recurrent states and of places in their rings; 0: none."""
     if kv.states is None:
         return 0, 0
     _, num_rows, num_places, _ = kv.states.inputs_LXGI.shape
@@ -37,6 +37,6 @@ class Cache:
         self.moves = Moves()
 
     def take_moves(self) -> Tensor:
-        """In the order in which they were made; none writes what a later one reads."""
+        """The moves in the order in which they were made; none writes what a later one reads."""
         pairs, self.moves.pairs = self.moves.pairs, []
         return torch.cat(pairs, dim=1) if pairs else torch.empty(2, 0, dtype=torch.int64)

@@ -29,15 +29,15 @@ from hunch.parallel.orders import Op, load_order, order
 from hunch.parallel.part import Layout, Part, dump_model
 from hunch.parallel.whole import NoMemory
 
-BLAME_SECONDS = 10.0  # after a broken line, until the rank that broke it must be known
-LEAVE_SECONDS = 5.0  # that a rank has to leave when it is told to
-HEAR_SECONDS = 3.0  # that it has to hear of it
-MEMORY_FOLDER = "/dev/shm"  # whose files are in memory
-FOLLOWER = "hunch.parallel.follower"  # what other ranks run
+BLAME_SECONDS = 10.0  # after a line broke, in which the rank that broke it must be found
+LEAVE_SECONDS = 5.0  # in which a rank must leave when it is told to
+HEAR_SECONDS = 3.0  # in which it must be told
+MEMORY_FOLDER = "/dev/shm"  # a folder whose files are in memory
+FOLLOWER = "hunch.parallel.follower"  # the module that other ranks run
 
 
 class Ranks:
-    """Processes that hold models together. Rank 0, this one, orders; the others follow."""
+    """Processes that hold models together. This one is rank 0, which sends orders to the others."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Ranks:
         self.size = link.size
         self._processes = processes
         self._numbers = count()
-        self._broken: str | None = None  # why no order can be obeyed any more
+        self._broken: str | None = None  # why no order can be carried out any more
         self._deaths: list[str] = []
         self._died = threading.Event()
         self._is_closing = False
@@ -60,10 +60,10 @@ class Ranks:
         ]
         for watch in self._watches:
             watch.start()
-        atexit.register(_close, weakref.ref(self))  # else those of torchrun see a line that breaks
+        atexit.register(_close, weakref.ref(self))  # else torchrun's ranks would see the line break
 
     def load(self, path: Path, config: ModelConfig, layout: Layout) -> tuple[int, Part]:
-        """A model over the first ranks: its number, and the part of this one."""
+        """Load a model over the first ranks; returns its number, and this rank's part."""
         number = self.new_number()
         fields = {"number": number, "path": str(path), **asdict(layout)}
         failure: HunchError | None = None
@@ -72,7 +72,7 @@ class Ranks:
             part: Part | None = None
             try:
                 part = Part.load(self.link, path, config, layout)
-            except HunchError as error:  # the others must be heard before it is told
+            except HunchError as error:  # the others' answers must be read before it is raised
                 failure = error
             replies = self.link.tell_rank_0("")
         if failure is not None:
@@ -84,16 +84,16 @@ class Ranks:
         return number, part
 
     def new_number(self) -> int:
-        """For a model or a KV cache."""
+        """A new number for a model or a KV cache."""
         return next(self._numbers)
 
     def send(self, numbers: Numbers) -> None:
-        """An order to all other ranks."""
+        """Send an order to all other ranks."""
         self.link.send(numbers)
 
     @contextlib.contextmanager
     def in_step(self) -> Iterator[None]:
-        """What all ranks do together; after an error in it they are out of step for good.
+        """For what all ranks do together: after an error in it they are out of step for good.
 
         Unless memory lacked in a pass: then all have made the pass's exchanges.
         """
@@ -109,7 +109,7 @@ class Ranks:
             raise
 
     def check(self) -> None:
-        """Raise where a rank is gone."""
+        """Raise if a rank is gone."""
         if self._broken is None and self._deaths:
             self._broken = self._deaths[0]
         if self._broken is not None:
@@ -117,7 +117,7 @@ class Ranks:
         self.link.check()
 
     def without_memory(self) -> str:
-        """Which ranks ran out of memory since this was last asked, and what they say."""
+        """Which ranks ran out of memory since this was last called, and their errors."""
         with self.in_step():
             self.send(order(Op.ASK))
             replies = self.link.tell_rank_0("")
@@ -131,7 +131,7 @@ class Ranks:
         return f"rank 0 left a step of all ranks: {type(error).__name__}: {error}"
 
     def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        """Until the process of a rank ends."""
+        """Wait until the process of a rank ends; note how it ended."""
         stdout = process.stdout
         assert stdout is not None
         output = stdout.read().decode(errors="replace").strip()  # ends with the process
@@ -145,13 +145,13 @@ class Ranks:
         self._deaths.append(
             f"rank {rank} (process {process.pid}) {how}{why}; the model cannot go on without it"
         )
-        # Others end because of the first: they break its line, and leave with code 1.
+        # Others end because of the first one: its line breaks, and they leave with code 1.
         self._deaths.sort(key=lambda text: "exit code 1;" in text)
         self._died.set()
         self.link.stop_waiting()
 
     def close(self) -> None:
-        """End the other ranks; more calls do nothing."""
+        """End the other ranks; further calls do nothing."""
         if self._is_closing:
             return
         self._is_closing = True
@@ -163,7 +163,7 @@ class Ranks:
                 self._wait(HEAR_SECONDS)
         for process in self._processes:
             assert process.stdin is not None
-            process.stdin.close()  # which ends it, should it hang
+            process.stdin.close()  # which ends it if it hangs
         end = time.monotonic() + LEAVE_SECONDS
         for process in self._processes:
             try:
@@ -171,7 +171,7 @@ class Ranks:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        for watch in self._watches:  # each reads what its process says, to the end
+        for watch in self._watches:  # each reads its process's output to the end
             watch.join()
         for process in self._processes:
             assert process.stdout is not None
@@ -181,7 +181,7 @@ class Ranks:
             self._folder.cleanup()
 
     def _wait(self, seconds: float) -> None:
-        """Until all other ranks have left, for so long at most."""
+        """Wait until all other ranks have left, but no longer than this."""
         end = time.monotonic() + seconds
         with contextlib.suppress(subprocess.TimeoutExpired):
             for process in self._processes:
@@ -198,11 +198,11 @@ def _close(ranks: weakref.ref[Ranks]) -> None:
 
 
 def start_ranks(size: int, device: str, num_threads: int | None = None) -> Ranks:
-    """`size` ranks of which this process is the first; torchrun's where it started us."""
+    """`size` ranks, this process the first of them; torchrun's, if torchrun started this one."""
     threads = num_threads or threads_of_rank(size)
     if torchrun_rank(size) == 0:
         return Ranks(Link.of_torchrun(rank_device(device, 0, size)), [])
-    own_device = rank_device(device, 0, size)  # raises where there are too few
+    own_device = rank_device(device, 0, size)  # raises if there are too few
     folder = tempfile.TemporaryDirectory(prefix="hunch-ranks-", dir=memory_folder())
     place = Path(folder.name)
     processes: list[subprocess.Popen[bytes]] = []
@@ -222,7 +222,7 @@ def start_ranks(size: int, device: str, num_threads: int | None = None) -> Ranks
 
 
 def memory_folder() -> str | None:
-    """Where files are in memory; None: nowhere."""
+    """A folder whose files are in memory; None: there is none."""
     return MEMORY_FOLDER if os.access(MEMORY_FOLDER, os.W_OK) else None
 
 
@@ -241,7 +241,7 @@ def _start(
 
 
 def _wait_here(rank: int, process: subprocess.Popen[bytes], stdout: IO[bytes]) -> None:
-    """Until the process is about to join; one that dies before would be waited for in vain."""
+    """Wait until the process is about to join: if it died before, the others would wait in vain."""
     ready, _, _ = select.select([stdout], [], [], JOIN_SECONDS)
     line = stdout.readline() if ready else b""
     if line != b"here\n":
@@ -255,13 +255,13 @@ def threads_of_rank(num_ranks: int) -> int:
 
 
 def model_of_rank(config: ModelConfig, num_ranks: int) -> ModelConfig:
-    """The config as every rank takes it: cores are shared out."""
+    """The config for every rank: cores are divided among them."""
     threads = config.threads or threads_of_rank(num_ranks)
     return replace(config, threads=threads)
 
 
 def follow_torchrun(size: int, device: str, num_threads: int | None) -> int | None:
-    """The whole life of a rank that torchrun started, other than 0; None: this is not one."""
+    """Run a rank other than 0 that torchrun started, to its end; None: this is no such rank."""
     rank = torchrun_rank(size)
     if not rank:
         return None

@@ -38,13 +38,13 @@ class Follower:
         self.kv: dict[int, KVCache] = {}
         self.steps: dict[int, Any] = {}  # by model: its parts of captured steps
         self.passes: dict[int, Any] = {}  # by KV cache: captured passes of its model
-        self.begun: dict[int, deque[Pass]] = {}  # by model: passes for the last stage to take up
+        self.begun: dict[int, deque[Pass]] = {}  # by model: passes yet to be finished
         self.moves: dict[int, list[Tensor]] = {}  # by KV cache: slots whose KV has yet to move
         self.lacked = ""  # the reason why a pass failed, until rank 0 asks for it
 
     @torch.inference_mode()
     def run(self) -> None:
-        """Until rank 0 says that it is over."""
+        """Carry out orders until rank 0 ends."""
         while True:
             order = self.link.receive()
             if order[0] == Op.CLOSE:
@@ -110,14 +110,14 @@ class Follower:
     def _forward(self, asked: Pass) -> None:
         part = self.parts.get(asked.model)
         if part is None:
-            return  # a drafter that fewer ranks hold
+            return  # a drafter that only some ranks hold
         if part.line is not None and part.stage.is_last:
             self.begun.setdefault(asked.model, deque()).append(asked)
         else:
             self._run(part, asked)
 
     def _step(self, numbers: list[int]) -> None:
-        """A part of a captured step."""
+        """Run this rank's part of a captured step."""
         from hunch.parallel.step_parts import StepParts, StepSize  # needs Triton
 
         asked, is_new = StepSize(*numbers[:-1]), bool(numbers[-1])
@@ -148,7 +148,7 @@ class Follower:
         return self.kv[number]
 
     def _run(self, part: Part, asked: Pass) -> None:
-        """A pass; without memory for it, nothing of it counts."""
+        """Run a pass; if memory is short, nothing of it counts."""
         self._note_moves(asked.kv, asked.moves_2M)
 
         def prepared() -> KVCache:
@@ -170,7 +170,7 @@ class Follower:
         self._try(partial(part.run, len(asked.ids_T), asked.feature_layers, inputs))
 
     def _try(self, share: Callable[[], object]) -> None:
-        """This rank's share of a pass. If memory lacks for it, rank 0 will ask."""
+        """Run this rank's share of a pass. If memory is short, rank 0 will ask for the error."""
         try:
             share()
         except NoMemory as error:
@@ -181,7 +181,7 @@ class Follower:
             self.moves.setdefault(kv, []).append(moves_2M)
 
     def _move(self, number: int) -> None:
-        """Move KV as rank 0 did; without memory for it, before the next pass."""
+        """Move KV as rank 0 did; what memory is short for is moved before the next pass."""
         waiting = self.moves.get(number, [])
         while waiting:
             self.kv[number].move(*waiting[0].to(self.link.device))
@@ -189,7 +189,7 @@ class Follower:
 
 
 def leave_with_parent() -> None:
-    """From now on this process ends when rank 0 does, which holds the end of its standard input."""
+    """End this process when rank 0 ends, as its standard input is closed then."""
 
     def wait() -> None:
         while os.read(0, 1):
@@ -211,12 +211,12 @@ def main(rank: int, size: int, device_type: str, folder: Path) -> int:
 
 
 def follow(link: Link) -> int:
-    """Obey rank 0 until it is done; the exit code of this process."""
+    """Carry out rank 0's orders until it is done; returns the exit code."""
     try:
         Follower(link).run()
     except RuntimeError as error:
         if "closed by peer" in str(error) or "reset by peer" in str(error):
-            return 1  # another rank is gone: rank 0 says which
+            return 1  # another rank is gone: rank 0 reports which
         print(f"{type(error).__name__}: {error}", flush=True)
         raise
     finally:

@@ -1,4 +1,4 @@
-"""Ranks that hold one model together: who we are, and how parts of a result are joined.
+"""Ranks that hold one model together, and how they join the parts of a result.
 
 Shape letters: S slices of a sum, T packed tokens, D width.
 """
@@ -17,7 +17,7 @@ from hunch.errors import ConfigError
 
 Share = tuple[int, int]  # [first, last) of something that is split
 
-UNITS = (256, 128, 64, 32)  # a split at such places cuts no block of quantised weights
+UNITS = (256, 128, 64, 32)  # a split at multiples of these cuts no block of quantised weights
 
 
 class Exchange(NamedTuple):
@@ -33,7 +33,7 @@ class Group(Protocol):
 
     rank: int
     size: int
-    is_captured: bool  # a captured step can hold what it does
+    is_captured: bool  # captured steps can contain its exchanges
     num_made: int  # exchanges so far in which this rank took part
 
     def all_reduce(self, part: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class Group(Protocol):
         """Rank 0's tensor on every rank; written into what the others give."""
 
     def withdraw(self, exchange: Exchange) -> None:
-        """Take part in an exchange with a part that is not a number (see `nothing`)."""
+        """Take part in an exchange with a part that is not a number; see `nothing`."""
 
 
 class SingleGroup:
@@ -94,7 +94,7 @@ SINGLE: Group = SingleGroup()
 
 
 def added(parts: Tensor) -> Tensor:
-    """The sum along the first dimension, in its order."""
+    """The sum along the first dimension, added in order."""
     total = parts[0]
     for other in parts[1:]:
         total = total + other
@@ -102,13 +102,13 @@ def added(parts: Tensor) -> Tensor:
 
 
 def nothing(exchange: Exchange, device: torch.device | str = "cpu") -> Tensor:
-    """The part of a rank that has withdrawn: not a number, or 0 where whole numbers travel."""
+    """The part of a rank that has withdrawn: not a number, or 0 in exchanges of whole numbers."""
     value = torch.nan if exchange.dtype.is_floating_point else 0
     return torch.full((exchange.num_numbers,), value, dtype=exchange.dtype, device=device)
 
 
 def padded(part: Tensor, size: int) -> Tensor:
-    """A part whose last dimension is as long as the longest of all ranks."""
+    """A part padded along its last dimension to the longest of all ranks."""
     if part.shape[-1] == size:
         return part
     longer = part.new_zeros(*part.shape[:-1], size)
@@ -117,7 +117,7 @@ def padded(part: Tensor, size: int) -> Tensor:
 
 
 def joined(parts: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Padded parts, rank after rank, along the last dimension."""
+    """Padded parts joined along the last dimension, rank after rank."""
     return torch.cat([p[..., :size] for p, size in zip(parts, sizes, strict=True)], dim=-1)
 
 
@@ -129,7 +129,7 @@ class DistGroup:
     def __init__(
         self, process_group: dist.ProcessGroup, device: torch.device, *, through_host: bool = False
     ) -> None:
-        """`through_host`: tensors of a GPU travel by way of the CPU's memory."""
+        """`through_host`: tensors of a GPU are sent through the CPU's memory."""
         self._group, self._device, self.num_made = process_group, device, 0
         self._through_host = through_host
         self.rank = process_group.rank()
@@ -205,7 +205,7 @@ class NearGroup:
         return tensor
 
     def withdraw(self, exchange: Exchange) -> None:
-        self._all(nothing(exchange))  # its pieces are those of a broadcast or a sum, too
+        self._all(nothing(exchange))  # broadcasts and sums have the same pieces
 
     def _all(self, part: Tensor) -> Tensor:
         """Every rank's part, [rank, ...]."""
@@ -215,17 +215,17 @@ class NearGroup:
 
 
 class Line:
-    """Tensors from one rank to another. A sender goes on at once."""
+    """Sends tensors from one rank to another. A sender continues at once."""
 
-    # Messages that wait to be taken; a sender with more of them waits. They are more than passes
-    # under way: no rank waits here when rank 0 asks all of them something.
+    # Messages that may wait to be received; a sender of more waits. They are more than passes under
+    # way, so no rank waits here while rank 0 asks all of them something.
     MAX_SENT = 64
 
     def __init__(
         self, process_group: Any, device: torch.device, *, through_host: bool = False
     ) -> None:
         self._group, self._device, self._through_host = process_group, device, through_host
-        self._sent: deque[tuple[Any, Tensor]] = deque()  # what must stay until it was taken
+        self._sent: deque[tuple[Any, Tensor]] = deque()  # what must be kept until it was received
 
     def send(self, tensor: Tensor, rank: int) -> None:
         tensor = tensor.cpu() if self._through_host else tensor.contiguous()
@@ -234,7 +234,7 @@ class Line:
             self._sent.popleft()[0].wait()
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, rank: int) -> Tensor:
-        """The next one of `rank`, which is known to be of this shape."""
+        """The next tensor from `rank`, which is known to have this shape."""
         device = torch.device("cpu") if self._through_host else self._device
         tensor = torch.empty(*shape, dtype=dtype, device=device)
         self._group.recv([tensor], rank, 0).wait()
@@ -242,7 +242,7 @@ class Line:
 
 
 def span(size: int, group: Group, what: str = "") -> Share:
-    """The part of `size` that one rank holds; where they cannot be equal, the first are larger.
+    """The part of `size` that one rank holds; if they cannot be equal, the first are larger.
 
     It starts and ends at whole blocks of quantised weights where there are enough of them.
     """
@@ -270,7 +270,7 @@ def spans(size: int, num_ranks: int) -> tuple[int, ...]:
 
 
 class _Place(SingleGroup):
-    """Somebody's place in a group, without the group."""
+    """A rank's place in a group, without the group."""
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -279,8 +279,8 @@ class _Place(SingleGroup):
 def head_spans(num_heads: int, num_kv_heads: int, group: Group) -> tuple[Share, Share]:
     """The heads and the KV heads that one rank holds.
 
-    A KV head goes with the heads that read it. With fewer of them than ranks, several ranks hold
-    the same one and share the heads that read it.
+    A rank holds the KV heads that its heads read. If there are fewer KV heads than ranks, several
+    ranks hold the same one and share the heads that read it.
     """
     if group.size > num_heads:
         raise ConfigError(

@@ -1,8 +1,8 @@
-"""The line between ranks: who they are, groups of them, and orders from rank 0 to the others.
+"""The connection of ranks: who they are, groups of them, and orders from rank 0 to the others.
 
 Orders are rows of whole numbers, never pickled objects: nothing that arrives can be more than data.
-Ranks that hunch starts itself find each other by a file in a folder of their user's alone, and talk
-over the loopback interface.
+Ranks that hunch starts itself find each other through a file in a folder that only their user can
+read, and are connected over the loopback interface.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ log = logging.getLogger("hunch")
 
 Numbers = npt.NDArray[np.int64]
 
-dist: Any = torch.distributed  # whose stubs lack much of what it offers
+dist: Any = torch.distributed  # its stubs lack much of what it has
 
-JOIN_SECONDS = 300  # that ranks have to find each other
-FOREVER = timedelta(days=365)  # a rank may wait for its next order as long as nobody asks anything
-HEAD = 512  # numbers of an order that travel with its length
-TEXT_BYTES = 1024  # of what a rank has to say about an order
-MAX_AHEAD = 64  # orders under way that nobody has read yet
+JOIN_SECONDS = 300  # in which ranks must find each other
+FOREVER = timedelta(days=365)  # a rank waits for its next order as long as there are no requests
+HEAD = 512  # numbers of an order that are sent together with its length
+TEXT_BYTES = 1024  # of a rank's answer to an order
+MAX_AHEAD = 64  # orders that were sent and not read yet
 SHARE_GPUS = "HUNCH_RANKS_SHARE_GPUS"  # set to 1: several ranks on one GPU, for tests
 EXCHANGE = "HUNCH_RANKS_EXCHANGE"  # set to "messages": not through memory that ranks share
 
 
 class Link:
-    """One rank's end. All ranks call `group` and `tell_rank_0` in the same order."""
+    """One rank's end of the connection. All ranks call `group` and `tell_rank_0` in the same
+    order."""
 
     def __init__(
         self,
@@ -50,19 +51,19 @@ class Link:
         rank: int,
         size: int,
         device: torch.device,
-        folder: Path | None = None,  # that ranks of this machine share
+        folder: Path | None = None,  # which ranks of this machine share
     ) -> None:
         self.rank, self.size, self.device = rank, size, device
         self._store, self._folder = store, folder
         self._orders = self._gloo("orders", rank, size)
         self._groups: dict[tuple[int, int], Group] = {}
         self._buffers: list[Any] = []  # of GPUs, shared with other ranks
-        self._waiting: Any = None  # and whether they may still wait for each other in it
+        self._waiting: Any = None  # whether they may still wait for each other there
         self._memories: list[Any] = []  # of the CPU, shared with other ranks
         self._lines: dict[int, Line] = {}
         self._head = np.zeros(HEAD, dtype=np.int64)
-        self.is_ahead = False  # rank 0 goes on before the others have read what it sent
-        self._sent: deque[tuple[Any, Numbers]] = deque()  # and what must stay until they have
+        self.is_ahead = False  # rank 0 continues before the others have read what it sent
+        self._sent: deque[tuple[Any, Numbers]] = deque()  # what must be kept until they have
 
     @staticmethod
     def in_folder(folder: Path, rank: int, size: int, device: torch.device) -> Link:
@@ -78,7 +79,7 @@ class Link:
         return Link(store, rank, size, device)
 
     def group(self, size: int, first: int = 0) -> Group:
-        """`size` ranks from `first` on; only they may ask."""
+        """A group of `size` ranks from `first` on; only these may call this."""
         if size == 1:
             return SINGLE
         if (size, first) not in self._groups:
@@ -91,7 +92,7 @@ class Link:
         return DistGroup(made, self.device, through_host=through_host)
 
     def _shared(self, size: int, first: int) -> Group | None:
-        """Through GPU memory that all these ranks map; None: not all of them can."""
+        """A group through GPU memory that all these ranks map; None: not all of them can."""
         if self.device.type != "cuda" or os.environ.get(EXCHANGE) == "messages":
             return None
         from hunch.kernels.gpu_exchange import Exchange  # needs Triton
@@ -110,7 +111,7 @@ class Link:
         return SharedGroup(exchange)
 
     def _near(self, size: int, first: int) -> Group | None:
-        """Through memory of this machine's CPU; None: it cannot be, on any rank."""
+        """A group through memory of this machine's CPU; None, on every rank: not possible."""
         by_messages = os.environ.get(EXCHANGE) == "messages" or not native_library.is_available()
         if self.device.type != "cpu" or self._folder is None or by_messages:
             return None
@@ -132,19 +133,19 @@ class Link:
         return NearGroup(memory)
 
     def stop_waiting(self) -> None:
-        """Let no kernel wait any more for a rank that is gone."""
+        """Stop kernels from waiting for a rank that is gone."""
         for memory in self._memories:
             memory.end()
         if self._waiting is not None:
             self._waiting.end()
 
     def check(self) -> None:
-        """Raise where ranks have waited in vain."""
+        """Raise if ranks have waited in vain."""
         if self._waiting is not None:
             self._waiting.check()
 
     def close(self) -> None:
-        """The others are gone, or about to go."""
+        """Close this end: the others are gone, or about to leave."""
         self.stop_waiting()
         if self._buffers:
             torch.cuda.synchronize(self.device)
@@ -152,14 +153,14 @@ class Link:
             self._buffers.pop().close()
 
     def line(self, size: int) -> Line:
-        """Between any two of the first `size` ranks, all of which must ask."""
+        """A line between any two of the first `size` ranks, all of which must call this."""
         if size not in self._lines:
             made, through_host = self._processes(f"line {size}", self.rank, size)
             self._lines[size] = Line(made, self.device, through_host=through_host)
         return self._lines[size]
 
     def _processes(self, name: str, rank: int, size: int) -> tuple[Any, bool]:
-        """A process group for tensors, and whether they travel by way of the CPU's memory."""
+        """A process group for tensors, and whether they are sent through the CPU's memory."""
         if self.device.type == "cuda" and not shares_gpus():
             return self._nccl(name, rank, size), False
         return self._gloo(name, rank, size), self.device.type == "cuda"
@@ -182,7 +183,7 @@ class Link:
     # --- orders -----------------------------------------------------------------------------------
 
     def send(self, order: Numbers) -> None:
-        """From rank 0 to all others."""
+        """Send an order from rank 0 to all others."""
         head = np.zeros_like(self._head) if self.is_ahead else self._head
         head[0], num_first = len(order), min(len(order), HEAD - 1)
         head[1 : 1 + num_first] = order[:num_first]
@@ -191,7 +192,7 @@ class Link:
             self._broadcast(np.ascontiguousarray(order[num_first:]))
 
     def receive(self) -> Numbers:
-        """The next order; waits for it."""
+        """Wait for the next order."""
         self._broadcast(self._head)
         length = int(self._head[0])
         order = np.empty(length, dtype=np.int64)
@@ -215,7 +216,7 @@ class Link:
             self._sent.popleft()[0].wait()
 
     def tell_rank_0(self, text: str) -> list[str]:
-        """What every rank has to say, by rank; the answer is for rank 0."""
+        """Give rank 0 a text of every rank; returns them by rank."""
         own = torch.zeros(TEXT_BYTES, dtype=torch.uint8)
         data = text.encode()[:TEXT_BYTES]
         own[: len(data)] = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[
@@ -227,7 +228,7 @@ class Link:
 
 
 def _share(gloo: Any, size: int, data: bytes) -> list[bytes]:
-    """Every rank's bytes, by rank; all are of one length."""
+    """Every rank's bytes, by rank; all have one length."""
     own = torch.frombuffer(bytearray(data), dtype=torch.uint8)
     every = [torch.empty_like(own) for _ in range(size)]
     gloo.allgather([every], [own]).wait()
@@ -239,7 +240,7 @@ def shares_gpus() -> bool:
 
 
 def torchrun_rank(size: int, environ: Mapping[str, str] = os.environ) -> int | None:
-    """This process's rank, where torchrun started it with others; else None."""
+    """This process's rank, if torchrun started it with others; else None."""
     if "TORCHELASTIC_RUN_ID" not in environ or size == 1:
         return None
     started = int(environ["WORLD_SIZE"])
@@ -252,7 +253,7 @@ def torchrun_rank(size: int, environ: Mapping[str, str] = os.environ) -> int | N
 
 
 def rank_device(device_type: str, rank: int, size: int) -> torch.device:
-    """Where a rank computes: each has a GPU of its own."""
+    """The device of a rank: each has a GPU of its own."""
     if device_type == "cpu":
         return torch.device("cpu")
     place, count = int(os.environ.get("LOCAL_RANK", rank)), torch.cuda.device_count()

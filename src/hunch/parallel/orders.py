@@ -1,4 +1,4 @@
-"""What rank 0 asks of the others, as rows of whole numbers.
+"""The orders of rank 0 to the others, as rows of whole numbers.
 
 Shape letters: T packed tokens, S sequences of the step, B blocks of a table, P tree depth, M moves.
 """
@@ -21,21 +21,21 @@ from hunch.parallel.link import Numbers
 class Op(IntEnum):
     """The first number of an order."""
 
-    LOAD = 1  # a model's part, as the JSON text says that follows
+    LOAD = 1  # a model's part, as described by the JSON text that follows
     FORWARD = 2  # a pass of a model
-    LOGITS = 3  # model, rows: the states of this many rows come by broadcast
+    LOGITS = 3  # model, rows: the states of this many rows are broadcast
     ROWS = 4  # model, then the ids of rows of its output matrix
     FREE = 5  # a KV cache
     CLOSE = 6
-    FINISH = 7  # model: its last stage takes up the oldest pass that was begun
-    STEP = 8  # a part of a captured step: what `StepSize` says, and whether it is captured now
+    FINISH = 7  # model: its last stage finishes the oldest pass that was begun
+    STEP = 8  # a part of a captured step: its `StepSize`, and whether it is captured now
     PASSES = 12  # model, KV cache, its slots, rows and blocks of a table, block size: capture them
     PREPARE = 13  # model, KV cache, tokens, tree depth: capture a pass of this size now
     PROBE = 10  # model, times: add up a row of its width over the ranks, to see how long it takes
     DROP = 11  # a model
     MOVES = 9  # a KV cache, then slots whose KV moves and where to
     STATES = 14  # a KV cache, the row whose recurrent state is copied, and where to
-    CLEAR = 16  # a KV cache, then slots whose KV is worth nothing
+    CLEAR = 16  # a KV cache, then slots whose KV must not be used
     ASK = 15  # whether a rank ran out of memory since it was last asked
 
 
@@ -60,7 +60,7 @@ class Pass:
 
     model: int
     kv: int  # a KV cache's number
-    num_slots: int  # of that cache, should it be new
+    num_slots: int  # of that cache, in case it is new
     rows: tuple[int, int]  # of its recurrent states, and places of their rings; 0: it has none
     ids_T: Tensor
     attn: AttnInputs
@@ -88,14 +88,15 @@ class Pass:
         )
 
     def _used_table(self) -> Tensor:
-        """Columns that a position of this pass reaches; tables have room for the longest text."""
+        """The columns of the block tables that this pass needs; they have room for the longest
+        text."""
         attn = self.attn
         longest = int(attn.pos_T.max()) if len(attn.pos_T) else 0
         return attn.table_SB[:, : longest // attn.block_size + 1]
 
     @staticmethod
     def unpack(numbers: Numbers) -> Pass:
-        """In the host's memory."""
+        """The pass's inputs, in the host's memory."""
         sizes = numbers[1:15].tolist()
         model, kv, num_slots, num_rows, num_places, count, num_seqs, num_blocks = sizes[:8]
         depth, block_size, num_features, num_spans, num_moves, num_named = sizes[8:]

@@ -1,4 +1,4 @@
-"""One rank's part of a model, and what every rank does alike with it.
+"""One rank's part of a model, and what every rank does with its own.
 
 Shape letters: T packed tokens, M rows whose logits are wanted, D width, C tokens, K tensors that
 travel together.
@@ -35,7 +35,7 @@ from hunch.step.kv_cache import allocate, allocate_states
 class Layout:
     """Which rank holds what: stages of layers, each split over `num_ranks`.
 
-    Rank 0, which decides what is said, is in the last stage: logits never travel.
+    Rank 0, which chooses tokens, is in the last stage, so that logits need not be sent.
     """
 
     num_ranks: int
@@ -55,7 +55,7 @@ class Layout:
 
 @dataclass(slots=True)
 class Part:
-    """What one rank holds of a model."""
+    """One rank's part of a model."""
 
     model: Target
     spec: ModelSpec  # of the whole model
@@ -67,7 +67,7 @@ class Part:
 
     @staticmethod
     def load(link: Link, path: Path, config: ModelConfig, layout: Layout) -> Part:
-        """This rank's part; no more than that is read of the model's files."""
+        """Load this rank's part; nothing else of the model's files is read."""
         stage = layout.stage_of(link.rank)
         group = link.group(layout.num_ranks, layout.first_rank(stage.index))
         line = link.line(layout.size) if layout.num_stages > 1 else None
@@ -80,7 +80,7 @@ class Part:
     def new_kv(
         self, num_slots: int, device: torch.device, num_rows: int = 0, num_places: int = 0
     ) -> KVCache:
-        """With recurrent states for as many rows as rank 0 has, each with a ring as long."""
+        """A new KV cache, with as many rows of recurrent states as rank 0's, and rings as long."""
         is_shared = self.spec.latent is not None
         shape = KVShape.of(self.model.kv_shapes(), self.model.kv_dtype, is_shared)
         kv = allocate(shape, num_slots, 1, device)
@@ -92,7 +92,7 @@ class Part:
     def forward(
         self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
     ) -> Hidden:
-        """This part's share of a pass. Only the last stage's states are worth anything."""
+        """Run this part's share of a pass. Only the last stage's states are the pass's result."""
         return self.run(len(ids_T), feature_layers, lambda: (ids_T, attn, kv))
 
     def run(
@@ -101,7 +101,7 @@ class Part:
         feature_layers: tuple[int, ...],
         inputs: Callable[[], tuple[Tensor, AttnInputs, KVCache]],
     ) -> Hidden:
-        """`forward`, with inputs that take memory too. Without memory, others do not wait."""
+        """`forward`, with inputs that take memory too. If memory is short, others do not wait."""
         withdrawals = partial(self.withdrawals, num_tokens)
         if self.line is None:
 
@@ -140,7 +140,7 @@ class Part:
         inputs: Callable[[], tuple[Tensor, AttnInputs, KVCache]],
         feature_layers: tuple[int, ...],
     ) -> Hidden:
-        """A stage's layers. States after layers that are asked for go on to the last stage."""
+        """Run a stage's layers. States that features need are sent on to the last stage."""
         layers, wanted = self.stage.layers(self.spec), sorted({*feature_layers})
         ids_T, attn, kv = inputs()
         found: dict[int, Tensor] = {}
@@ -158,23 +158,23 @@ class Part:
         return Hidden(hidden.last_TD, tuple(found[layer] for layer in order))
 
     def withdrawals(self, num_tokens: int) -> Withdrawals:
-        """From all exchanges of a pass over so many tokens."""
+        """Withdrawals from all exchanges of a pass over so many tokens."""
         model = self.model
         assert isinstance(model, SaysExchanges)
         return withdrawals_of(self.group, model.exchanges(num_tokens))
 
     def probe(self, count: int) -> None:
-        """What a layer does twice besides computing: add up a row of states over the ranks."""
+        """Add up a row of states over the ranks, as each layer does twice."""
         row_D = torch.zeros(self.spec.width, device=self.model.device)
         for _ in range(count):
             row_D = self.group.all_reduce(row_D)
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
-        """Scores after the states that rank 0 has; they are whole on rank 0."""
+        """Scores after the states that rank 0 has; only rank 0 gets all of them."""
         return self._logits(len(hidden_MD), lambda: hidden_MD)
 
     def follow_logits(self, num_rows: int) -> Tensor:
-        """The same on other ranks, after so many states."""
+        """`logits` on other ranks, after so many states."""
         size, like = (num_rows, self.spec.width), self.model
         return self._logits(
             num_rows, lambda: torch.empty(size, dtype=like.dtype, device=like.device)

@@ -1,4 +1,4 @@
-"""Ranks of one machine that join their parts in the GPUs' own memory, without the host.
+"""Joins parts of ranks of one machine through the GPUs' own memory, without the host.
 
 Each rank has a buffer in its GPU's memory that the other processes map into their address space
 (CUDA's memory handles, by the driver's own interface). `kernels/gpu_exchange.py` says how the
@@ -31,13 +31,13 @@ from hunch.parallel.group import added, joined, padded
 
 HANDLE_BYTES = 64  # of CUDA's memory handles
 PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS: the buffer may be on another GPU
-NAME_BYTES = 64  # of what tells machines apart
+NAME_BYTES = 64  # of an identifier of a machine
 
-Share = Callable[[bytes], list[bytes]]  # gives every rank's bytes, by rank
+Share = Callable[[bytes], list[bytes]]  # returns every rank's bytes, by rank
 
 
 class SharedGroup:
-    """A group (see `group.py`) whose exchanges a captured step can hold."""
+    """A group (see `group.py`) whose exchanges captured steps can contain."""
 
     is_captured = True
 
@@ -66,7 +66,7 @@ class SharedGroup:
         return tensor
 
     def withdraw(self, exchange: group.Exchange) -> None:
-        """In pieces, as it takes little memory then: pieces are what long parts travel in."""
+        """Withdraw in pieces, as long parts are sent in pieces: that takes little memory."""
         per_word = 4 // min(exchange.dtype.itemsize, 4)
         words_each = max(exchange.dtype.itemsize // 4, 1)
         num_words = -(-exchange.num_numbers // per_word) * words_each
@@ -78,7 +78,7 @@ class SharedGroup:
         self.num_made += 1
 
     def _gathered(self, part: Tensor, writers: range, readers: range) -> Tensor:
-        """Parts of the writers, [R, ...], on the readers."""
+        """The writers' parts, [R, ...], on the readers."""
         word_W = _words(part.contiguous())
         out_RW = self._exchange.gather(word_W[None], writers=writers, readers=readers)
         self.num_made += 1
@@ -87,7 +87,7 @@ class SharedGroup:
 
 
 def _words(part: Tensor) -> Tensor:
-    """The same bits as a line of whole words; sums of float32 are made of slices."""
+    """The part's bits as a row of 32-bit words: of float32, which sums add, or else of int32."""
     flat, per_word = part.view(-1), 4 // min(part.itemsize, 4)
     if part.dtype == torch.float32:
         return flat
@@ -105,11 +105,11 @@ class SharedBuffers:
 
     @staticmethod
     def open(rank: int, size: int, device: torch.device, share: Share) -> SharedBuffers | None:
-        """None, on every rank: some cannot map each other's memory."""
+        """The buffers; None, on every rank: some cannot map each other's memory."""
         driver, own, handle = Driver.find(), 0, bytes(HANDLE_BYTES)
         if driver is not None:
             with torch.cuda.device(device):
-                torch.cuda.synchronize()  # the context is there
+                torch.cuda.synchronize()  # so that the context exists
                 own, handle = driver.allocate(4 * buffer_words(size))
         answers = share(_machine() + handle)
         is_near = all(one[:NAME_BYTES] == answers[0][:NAME_BYTES] for one in answers)
@@ -131,7 +131,7 @@ class SharedBuffers:
         return None
 
     def close(self) -> None:
-        """No kernel may use them any more."""
+        """Release the buffers, which no kernel may use any more."""
         while self._others:
             self._driver.close(self._others.pop())
         if self._own:
@@ -151,7 +151,7 @@ class _Handle(ctypes.Structure):
 
 
 class Driver:
-    """What torch does not offer of CUDA: memory that other processes can map."""
+    """The part of CUDA's driver that torch lacks: memory that other processes can map."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -183,7 +183,7 @@ class Driver:
         return buffer.value, ctypes.string_at(ctypes.byref(handle), HANDLE_BYTES)
 
     def open(self, handle: bytes) -> int:
-        """Maps another process's buffer; 0 if that fails."""
+        """Map another process's buffer; 0 if that fails."""
         buffer, given = ctypes.c_uint64(), _Handle()
         ctypes.memmove(ctypes.byref(given), handle, HANDLE_BYTES)
         failed = self._library.cuIpcOpenMemHandle_v2(ctypes.byref(buffer), given, PEER_ACCESS)
@@ -204,7 +204,7 @@ class Waiting:
         self.stop_1 = torch.zeros(1, dtype=torch.int32, pin_memory=is_cuda)
 
     def end(self) -> None:
-        """A rank has died. Results that kernels compute from then on must not be used."""
+        """A rank has died: end all waiting. Results of kernels must not be used from then on."""
         self.stop_1[0] = PEERS_DIED
 
     def check(self) -> None:

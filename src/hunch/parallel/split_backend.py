@@ -1,4 +1,4 @@
-"""What computes a target over ranks, and where draft models beside it are: on rank 0 or over ranks.
+"""The backend of a target over ranks; decides whether draft models are on rank 0 or over ranks.
 
 Shape letters: T packed tokens, C tokens.
 """
@@ -25,7 +25,7 @@ from hunch.parallel.part import Layout
 
 log = logging.getLogger("hunch")
 
-TIMED = 5  # passes behind a measured time
+TIMED = 5  # passes of which a time is measured
 
 
 class SplitModel(Target, Protocol):
@@ -34,13 +34,13 @@ class SplitModel(Target, Protocol):
     config: ModelConfig
 
     def load_draft(self, path: Path, config: ModelConfig, num_ranks: int) -> SplitModel:
-        """Another model over the first of the same ranks."""
+        """Load another model over the first of the same ranks."""
 
     def sum_seconds(self) -> float:
-        """What it takes to add up a row of states over the ranks."""
+        """The time to add up a row of states over the ranks."""
 
     def drop(self) -> None:
-        """Let all ranks forget the model."""
+        """Let all ranks release the model."""
 
 
 class SplitBackend:
@@ -58,7 +58,8 @@ class SplitBackend:
         self.accelerate_blocks = inner.accelerate_blocks
 
     def shared_output(self, target: Target, *own: Any) -> Callable[[Tensor], Tensor]:
-        """By rank 0 alone inside captured steps, where it cannot order the others."""
+        """The output for drafters: in captured steps by rank 0 alone, as it cannot send orders
+        there."""
         if not self.captures_steps or (own and None not in own):
             return target.logits
         assert target.tables is not None
@@ -72,7 +73,7 @@ class SplitBackend:
         return self._split_draft(weights, cast(SplitModel, target), dtype, self.draft_ranks)
 
     def _fastest_draft(self, weights: Weights, target: SplitModel, dtype: str) -> Target:
-        """Whole on rank 0, or over all ranks: what takes less time, as measured now.
+        """The draft model whole on rank 0 or over all ranks: what takes less time, as measured now.
 
         Where steps are captured it is whole, as they cannot hold drafts of several ranks. Over
         ranks it is loaded only where the sums leave time to be saved.
@@ -118,7 +119,7 @@ class SplitBackend:
 
 
 def pass_seconds(model: Target) -> float:
-    """What a pass over one token takes, and its logits."""
+    """The time of a pass over one token, and of its logits."""
     kv, device, took = model.new_kv(1), model.device, []
     none_1 = torch.zeros(1, dtype=torch.int64, device=device)
     for _ in range(1 + TIMED):

@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from hunch.parallel.step_lead import LedPasses, StepLead  # these need Triton
     from hunch.parallel.step_parts import StepSize
 
-OUTPUT_ROWS = 8192  # of the output matrix that travel at once
-PROBES = 5  # sums over ranks behind a measured time
+OUTPUT_ROWS = 8192  # rows of the output matrix that are sent at once
+PROBES = 5  # sums over ranks of which a time is measured
 
 
 class SplitTarget:
-    """The interface of a target, over ranks."""
+    """A target over ranks."""
 
     def __init__(
         self,
@@ -90,13 +90,13 @@ class SplitTarget:
         self._output_VD: Tensor | None = None  # of all ranks, once a drafter asked for it
 
     def _can_capture(self) -> bool:
-        """Whether passes ask nothing of the host: then captured steps can hold them."""
+        """Whether passes need nothing of the host, so that captured steps can contain them."""
         if self.layout.num_stages > 1 or self.spec.recurrence is not None or self.is_draft:
             return False
         return self._part.model.backend.captures_steps and self._part.group.is_captured
 
     def step_lead(self, kv: KVCache) -> StepLead:
-        """What captured steps of rank 0 take for their target."""
+        """The target that rank 0's captured steps are given."""
         from hunch.parallel.step_lead import StepLead  # needs Triton
 
         return StepLead(self, self._part, kv)
@@ -143,7 +143,7 @@ class SplitTarget:
 
     @property
     def tables(self) -> tuple[Tensor, Weight] | None:
-        """Both whole: drafters on rank 0 share them."""
+        """Embedding and output matrix, both whole: drafters on rank 0 share them."""
         own = self._part.model.tables
         if self.layout.num_ranks == 1 or own is None:
             return own
@@ -185,7 +185,7 @@ class SplitTarget:
     def begin(
         self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
     ) -> BegunPass:
-        """Let the other ranks begin with a pass; `finish` takes passes up in the same order."""
+        """Let the other ranks begin a pass; `finish` finishes passes in the same order."""
         cache = self._cache(kv)
         with self.ranks.in_step():
             self._free()
@@ -213,7 +213,7 @@ class SplitTarget:
 
     @contextmanager
     def checked(self, begun: BegunPass) -> Iterator[None]:
-        """A pass of all ranks; without memory for it on this one, it is undone."""
+        """A pass of all ranks; if this one is short of memory, it is undone."""
         self._unchecked.append(begun)
         try:
             with self.ranks.in_step():
@@ -228,9 +228,9 @@ class SplitTarget:
             self._numbers.append(hidden.last_TD[0, 0])
 
     def undo(self) -> None:
-        """On all ranks, forget what passes have written since the last check.
+        """On all ranks, undo what passes have written since the last check.
 
-        KV that is not a number must stay nowhere, and rows' recurrent states are lost.
+        No KV that is not a number may stay; rows' recurrent states are lost.
         """
         passes, self._unchecked, self._numbers = self._unchecked, [], []
         for begun in passes:
@@ -259,13 +259,13 @@ class SplitTarget:
         if len(logits_MV):
             # One of each other rank.
             self._numbers += [logits_MV[0, first] for first in accumulate(self._head_sizes[:-1])]
-        self.check_memory()  # nothing may be chosen by logits that are no numbers
+        self.check_memory()  # no token may be chosen by logits that are no numbers
         return logits_MV
 
     def check_memory(self) -> None:
         """Raise where a rank ran out of memory in what was computed since the last call.
 
-        Its parts are not numbers then. A model may compute such numbers by itself: ranks are asked.
+        Its parts are not numbers then. As a model may compute such by itself, ranks are asked.
         """
         numbers = self._numbers
         if numbers and self.device.type != "cpu":  # one number is read, not several
@@ -294,12 +294,12 @@ class SplitTarget:
 
     @property
     def embedding(self) -> Any:
-        """The native kernels' form of it, for networks that share it."""
+        """The embedding in the native kernels' form, for networks that share it."""
         return self._part.model.embedding  # type: ignore[attr-defined]
 
     @property
     def head(self) -> Any:
-        """The same of the whole output matrix."""
+        """The whole output matrix in that form."""
         return self._part.model.whole_head  # type: ignore[attr-defined]
 
     def load_draft(self, path: Path, config: ModelConfig, num_ranks: int) -> SplitTarget:
@@ -348,7 +348,7 @@ class SplitTarget:
         return self._caches[key]
 
     def _copy_state(self, kv: int, source: int, target: int) -> None:
-        """Let the other ranks copy what recurrent layers remember of a row."""
+        """Let the other ranks copy a row's recurrent state."""
         with self.ranks.in_step():
             self.ranks.send(order(Op.STATES, kv, source, target))
 

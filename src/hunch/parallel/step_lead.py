@@ -41,7 +41,7 @@ log = logging.getLogger("hunch")
 
 
 class LedTarget(Protocol):
-    """What captured steps and passes ask of a target over ranks."""
+    """The methods of a target over ranks that captured steps and passes need."""
 
     spec: ModelSpec
     device: torch.device
@@ -49,10 +49,10 @@ class LedTarget(Protocol):
     ranks: Ranks
 
     def begin(self, ids_T: Tensor, attn: AttnInputs, kv: KVCache) -> BegunPass:
-        """Let the other ranks begin with a pass."""
+        """Let the other ranks begin a pass."""
 
     def checked(self, begun: BegunPass) -> AbstractContextManager[None]:
-        """A pass of all ranks; without memory for it on this one, it is undone."""
+        """A pass of all ranks; if this one is short of memory, it is undone."""
 
     def note(self, hidden: Hidden) -> None:
         """States of a pass, by which `check_memory` sees whether all ranks had memory for it."""
@@ -121,7 +121,7 @@ class StepLead:
             return withdrawals_of(group, exchanges_of(self._part, piece, size))
 
         def share_nothing() -> None:
-            """Inputs of no rows."""
+            """Send inputs without rows."""
             columns_5T = torch.zeros(5, num_tokens, dtype=torch.int64, device=self.device)
             columns_5T[2], columns_5T[4] = -1, 1
             rest = columns_5T.new_zeros(num_rows * table_blocks + num_tokens * depth)
@@ -138,17 +138,17 @@ class StepLead:
             return self._part.model.forward(ids_T, attn, kv, feature_layers)
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
-        """Every rank has the states; here the parts of the vocabulary come together."""
+        """The logits, joined from the ranks' parts of the vocabulary; every rank has the states."""
         with self._target.ranks.in_step():
             return self._part.model.logits(hidden_MD)
 
     def share_states(self, last_TD: Tensor) -> None:
-        """The states that the others' logits are of."""
+        """Send the states from which the others compute logits."""
         with self._target.ranks.in_step():
             self._part.group.broadcast(last_TD)
 
     def share_path(self, rows: StepRows) -> None:
-        """The nodes that were accepted, whose KV the others must move too."""
+        """Send the accepted nodes, whose KV the others must move too."""
         with self._target.ranks.in_step():
             share_path(self._part.group, rows)
 

@@ -40,7 +40,7 @@ Made = TypeVar("Made")
 
 
 class StepSize(NamedTuple):
-    """What a part of a captured step is, as far as other ranks must know it."""
+    """What other ranks must know of a part of a captured step."""
 
     model: int
     kv: int
@@ -55,7 +55,7 @@ class StepSize(NamedTuple):
 
 
 def share_inputs(group: Group, ids_T: Tensor, attn: AttnInputs, num_rows: int) -> None:
-    """Rank 0's packed inputs on all ranks, with the tables of the rows they are of."""
+    """Share rank 0's packed inputs with all ranks, and the block tables of their rows."""
     num_k = len(ids_T) // num_rows
     columns = [ids_T, attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T]
     trees = [] if attn.tree_TP is None else [attn.tree_TP]
@@ -73,7 +73,7 @@ def share_inputs(group: Group, ids_T: Tensor, attn: AttnInputs, num_rows: int) -
 
 
 def share_path(group: Group, rows: StepRows) -> None:
-    """Rank 0's accepted nodes of each row on all ranks, and how many tokens it committed."""
+    """Share each row's accepted nodes and number of committed tokens with all ranks."""
     num_rows = len(rows.path_RK)
     if group.rank == 0:
         parts = [rows.path_RK.reshape(-1), rows.result_RC[:, TOKENS]]
@@ -101,7 +101,7 @@ def agreed(
 
 
 def exchanges_of(part: Part, piece: int, size: tuple[int, int, int]) -> list[Exchange]:
-    """What the graphs of a step but the first exchange."""
+    """The exchanges of a step's graphs after the first."""
     num_rows, num_nodes, depth = size
     num_k = num_nodes + 1
     if piece == Piece.STATES:
@@ -118,7 +118,7 @@ def run_led(
 ) -> Hidden:
     """A pass of this rank; every rank pads it alike, and has captured the same sizes.
 
-    A captured one takes no memory: rank 0 does not ask whether all ranks had enough.
+    A captured pass takes no memory, so rank 0 need not ask whether all ranks had enough.
     """
     fit = passes.fit(batch)
     if fit is not None and passes.has(fit.size, fit.depth):
@@ -154,7 +154,7 @@ def passes_of(
     layers: tuple[int, ...] = (),
     pool: Any = None,
 ) -> PassGraphs:
-    """Captured passes of a part."""
+    """The captured passes of a part."""
     model = part.model
     assert isinstance(model, FusedTarget)
     pool = new_pool(model.device) if pool is None else pool
@@ -172,14 +172,14 @@ class StepParts:
         self._buffers: dict[StepSize, tuple[Tensor, AttnInputs]] = {}
 
     def forget(self, kv: int) -> None:
-        """A KV cache is no more: nor are graphs that use it."""
+        """Release a KV cache, and graphs that use it."""
         for held in (self._graphs, self._buffers):
             for size in [size for size in held if size.kv == kv]:
                 del held[size]
         self._tables.pop(kv, None)
 
     def run(self, asked: StepSize, kv: KVCache, *, is_new: bool) -> None:
-        """Once more; a graph that is new runs as it is made. `is_new`: rank 0 captures its own."""
+        """Run a graph; a new one runs as it is captured. `is_new`: rank 0 captures its own now."""
         if not is_new:
             self._graphs[asked].replay()
             return
@@ -214,7 +214,7 @@ class StepParts:
         return self._part.model.forward(ids_T, attn, kv).last_TD
 
     def _finish(self, asked: StepSize, kv: KVCache) -> None:
-        """After the pass of the same size: logits, and KV where the accepted nodes belong."""
+        """What follows the pass of the same size: logits, and moving the KV of accepted nodes."""
         forward = asked._replace(piece=Piece.FORWARD)
         self._part.model.logits(self._graphs[forward].outputs)
         if asked.depth:
@@ -224,7 +224,7 @@ class StepParts:
             compact(kv, rows, attn.slot_T)
 
     def _states(self, asked: StepSize, kv: KVCache) -> None:
-        """Rank 0's states where the pass of the same size leaves its own."""
+        """Put rank 0's states where the pass of the same size leaves its own."""
         self._part.group.broadcast(self._graphs[asked._replace(piece=Piece.FORWARD)].outputs)
 
     def _rows(self, asked: StepSize, like: Tensor) -> StepRows:

@@ -1,8 +1,8 @@
-"""A pass that runs out of memory on one rank still makes all its exchanges: no other rank waits.
+"""A pass that runs out of memory on one rank still makes all its exchanges, so no rank waits.
 
-The rank that failed withdraws from the exchanges that are left: its parts are no numbers, and so is
-everything that is computed from them, on every rank. So rank 0 sees in a result that some rank has
-failed, and nothing is sent for it while all goes well.
+The rank that failed withdraws from the remaining exchanges: its parts are no numbers, nor is
+anything that any rank computes from them. So rank 0 sees in a result that some rank has failed, and
+nothing is sent for that while all goes well.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class NoMemory(torch.OutOfMemoryError):
 def run_whole(
     group: Group, body: Callable[[], Result], withdrawals: Callable[[], Withdrawals]
 ) -> Result:
-    """Run `body`; without memory for it, withdraw from exchanges it has not made, and raise."""
+    """Run `body`; if memory is short, withdraw from the exchanges it has not made, and raise."""
     before = group.num_made
     try:
         return body()

@@ -1,7 +1,7 @@
-"""Captured steps of rows that decode: a step is launched before the last one's result is read.
+"""Captured steps of rows that decode: each is launched before the previous result is read.
 
 A step is two graphs, `forward` and `finish`. Without grammars both are launched at once. If rows
-have grammars, the host receives the step before while `forward` runs, fills in the masks (tokens
+have grammars, the host receives the previous step while `forward` runs, fills in the masks (tokens
 that may follow each node), launches `finish`, and then applies the rest of that result.
 
 Shape letters: R rows of the step, C columns of a result, X rows of the engine.
@@ -82,7 +82,7 @@ class CapturedSteps:
             capacity,
             max_draft_rows=most,
             max_prompt=max_prompt(parts.target.weight_bytes),
-            drafts_in_step=drafter is not None and len(capacity.groups) > 1,
+            writes_bonus_kv=drafter is not None and len(capacity.groups) > 1,
             past_end=0 if drafter is None else drafter.past_end,
         )
 
@@ -344,7 +344,7 @@ class CapturedSteps:
         return adjusted.refused_rows
 
     def _times(self, pending: PendingStep, seconds: float) -> tuple[float | None, float]:
-        """Seconds since the last result, and those of prompts and the host's steps among them."""
+        """Seconds since the last result; how many of them prompts and the host's steps took."""
         if pending.follows_prompts:
             self._prompt_seconds += seconds if self._received_at is not None else 0.0
             return None, 0.0

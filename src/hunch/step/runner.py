@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # needs Triton
 
 log = logging.getLogger("hunch")
 
-Item = StepResult | PendingStep | PendingPrompts | BegunStep  # of the queue of submitted plans
+Submitted = StepResult | PendingStep | PendingPrompts | BegunStep  # a plan in the queue
 NO_MEMORY = (
     "the GPU is out of memory for this request alone: give a smaller gpu_memory_utilization or "
     "max_num_batched_tokens"
@@ -54,7 +54,7 @@ class Runner:
         self.prompts: PromptSteps | None = None
         if captures:
             self._capture(parts, is_exact=parts.verify is exact)
-        self._queue: deque[Item] = deque()
+        self._queue: deque[Submitted] = deque()
         self.on_close: Callable[[], None] | None = None  # ends the target's other processes
         self.load_seconds = 0.0  # that reading the target's weights took
 
@@ -283,32 +283,32 @@ class Runner:
 
         Waits for the device if the result is not there yet.
         """
-        pending = self._queue.popleft()
-        if isinstance(pending, StepResult):
-            return pending
-        if isinstance(pending, BegunStep):
+        oldest = self._queue.popleft()
+        if isinstance(oldest, StepResult):
+            return oldest
+        if isinstance(oldest, BegunStep):
             try:
-                return self.host.finish(pending)
+                return self.host.finish(oldest)
             except torch.OutOfMemoryError:
-                return self._repeat(pending)
+                return self._repeat(oldest)
         assert self.captured is not None
         assert self.prompts is not None
-        if isinstance(pending, PendingPrompts):
-            return self.prompts.apply(pending)
-        result, others = self.captured.apply(pending), pending.others
+        if isinstance(oldest, PendingPrompts):
+            return self.prompts.apply(oldest)
+        result, others = self.captured.apply(oldest), oldest.others
         if others is None:
             return result
-        assert pending.order is not None
+        assert oldest.order is not None
         others = others if isinstance(others, StepResult) else self.prompts.apply(others)
-        return merge_results(pending.group.ids, pending.order, result, others)
+        return merge_results(oldest.group.ids, oldest.order, result, others)
 
     def has_result(self) -> bool:
         """Whether the oldest plan was run by the host, or its first tokens are already there."""
-        pending = self._queue[0]
-        if isinstance(pending, PendingPrompts) and self.captured is not None:
-            step = pending.step
+        oldest = self._queue[0]
+        if isinstance(oldest, PendingPrompts) and self.captured is not None:
+            step = oldest.step
             return step is not None and self.captured.steps.download.is_there(step.buffer)
-        return isinstance(pending, StepResult)
+        return isinstance(oldest, StepResult)
 
     def _repeat(self, failed: BegunStep) -> StepResult:
         """Run the rows of a step that ran out of memory one by one, then repeat later steps.
@@ -354,7 +354,7 @@ class Runner:
 
     def _apply_pending(self) -> None:
         """Apply the result of every pending step; the results wait to be collected."""
-        results: deque[Item] = deque()
+        results: deque[Submitted] = deque()
         while self._queue:
             results.append(self.collect())
         self._queue = results

@@ -103,14 +103,14 @@ class StepGraphs:
         self._buffers: dict[tuple[int, int, int], StepBuffers] = {}
         self._forwards: dict[tuple[int, int, int], tuple[Graph, float]] = {}
         self._packs: dict[int, Graph] = {}  # by rows
-        self._drafting: dict[StepKind, float] = {}  # seconds
+        self._draft_seconds: dict[StepKind, float] = {}  # seconds
         self._steps: dict[tuple[StepKind, int], StepGraph] = {}
 
     def blank(self) -> StepGraphs:
         """A copy with nothing captured, for rehearsals; its extras take no memory of the GPU."""
         other = copy(self)
         other._results, other._buffers, other._forwards = {}, {}, {}
-        other._packs, other._drafting, other._steps = {}, {}, {}
+        other._packs, other._draft_seconds, other._steps = {}, {}, {}
         other.masks = self._new_masks(torch.device("cpu"))
         other.named = self._new_named_methods(torch.device("meta"))
         return other
@@ -126,11 +126,11 @@ class StepGraphs:
         # A captured step reads the tables of rules: if they were replaced, it is captured again.
         key = kind, self._generation(kind)
         if key not in self._steps:
-            waiting_3R = self.inputs_3R.clone()
+            saved_3R = self.inputs_3R.clone()
             try:
                 self._steps[key] = self._capture(kind)
             finally:
-                self.inputs_3R.copy_(waiting_3R)
+                self.inputs_3R.copy_(saved_3R)
         return self._steps[key]
 
     def recount(self) -> None:
@@ -227,10 +227,10 @@ class StepGraphs:
     ) -> float:
         """Seconds of drafting alone, timed once for all kinds that draft alike."""
         kind = kind._replace(extras=kind.extras & (RULES | NAMED), num_best=NO_SCORES)
-        if kind not in self._drafting:
+        if kind not in self._draft_seconds:
             alone = Graph(partial(draft, self._states(num_tokens)), self.device, self.pool)
-            self._drafting[kind] = seconds_of(alone, self.device)
-        return self._drafting[kind]
+            self._draft_seconds[kind] = seconds_of(alone, self.device)
+        return self._draft_seconds[kind]
 
     def _captured(self, piece: Piece, size: tuple[int, int, int], body: Callable[[], Any]) -> Graph:
         """One of a step's graphs, on all ranks if there are several."""
@@ -288,12 +288,10 @@ class StepGraphs:
         return process(logits_MV, *place, self.rules.tables, *masks)
 
     def _choose(self, logits_MV: Tensor, attn: AttnInputs, kind: StepKind) -> Tensor:
-        pos_M, asked = (
-            attn.pos_T if kind.draws == Draws.GREEDY else attn.pos_T + 1,
-            self.sampling.columns_X,
-        )
+        is_sampled = kind.draws != Draws.GREEDY
+        pos_M = attn.pos_T + 1 if is_sampled else attn.pos_T  # read for its noise alone
         return choose(
-            logits_MV, attn.seq_T, pos_M, *asked, is_sampled=kind.draws != Draws.GREEDY,
+            logits_MV, attn.seq_T, pos_M, *self.sampling.columns_X, is_sampled=is_sampled,
             is_filtered=kind.draws == Draws.FILTERED,
         )  # fmt: skip
 

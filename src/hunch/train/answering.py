@@ -1,4 +1,4 @@
-"""Answers for as long as there is time: to the prompts at hand, then to more that are made."""
+"""The target's answers to the given prompts, then to made ones, for as long as there is time."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from hunch import LLM
 
 ANSWERS = "answers"
-HELD = "held"  # answers to the prompts that nobody learns from
-_HELD_SHARE = 0.03  # of the time for answers, that they may take
-_FIRST_PART = 0.35  # of the time that is left, for the first prompts that are made
-_MAKING = 0.15  # of the time of such prompts, for those that the target writes
+HELD = "held"  # answers to held-out prompts
+_HELD_SHARE = 0.03  # share of the time for answers that those may take
+_FIRST_PART = 0.35  # share of the remaining time for answers to the first made prompts
+_MAKING = 0.15  # share of that time in which the target writes prompts
 
 
 def room_for(options: AnswerOptions, context: int) -> int:
-    """Tokens of a prompt that leave room for its answer."""
+    """How many tokens a prompt may have, so that there is room for its answer."""
     return context - min(options.max_tokens, context // 2)
 
 
@@ -36,9 +36,9 @@ def answer_for(
     show: Progress,
     keep: Callable[[], None] | None,
 ) -> None:
-    """Answer the stored prompts for so long. Where they are used up and `keep` is given, more are
-    made, stored and kept. Some ask about earlier answers, so the first round takes a third of the
-    time, and the next one the rest."""
+    """Answer the stored prompts for this time. If all are answered and `keep` is given, more are
+    made, stored and kept. Some of those ask about earlier answers, so the first round takes a third
+    of the time, and the next one the rest."""
     ends, folder = perf_counter() + seconds, work / ANSWERS
     held, quiet = stored["held_out"], Progress(is_quiet=True)
     regenerate(llm, held, work / HELD, options, quiet, _HELD_SHARE * seconds)
@@ -47,7 +47,7 @@ def answer_for(
     part, num_rounds = _FIRST_PART, len(options.read_temperatures())
     while keep is not None and ends - perf_counter() > max(0.1 * seconds, 2.0):
         left = part * (ends - perf_counter())
-        # A question of the target's takes about a fourth of what its answer takes.
+        # The target writes a question in about a fourth of the time that its answer takes.
         count = int(rate * left / (1.1 * options.max_tokens * num_rounds))
         words: dict[str, Any] = {"seconds": _MAKING * left, "room": room_for(options, context)}
         seed = options.seed + len(stored["train"])

@@ -26,7 +26,7 @@ from hunch.train.packs import Spans
 
 
 class Packed:
-    """Attention over texts in a row."""
+    """Attention over texts that are packed one after the other."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Packed:
         return parts
 
     def _by_group(self, run: Callable[..., Tensor], *parts: Tensor) -> Tensor:
-        """What a function of texts side by side gives for these."""
+        """The results of a function of texts side by side, for these texts."""
         if self._back_T is None:
             self._groups = _groups(self.spans)
             self._back_T = torch.cat([i[is_in] for i, is_in in self._groups]).argsort()
@@ -94,8 +94,9 @@ class Packed:
 
 
 def _groups(spans: Spans) -> list[tuple[Tensor, Tensor]]:
-    """Texts side by side, none less than half as long as another: where their tokens are, BL, and
-    whether they are there. A text's last token fills up the rest, which none of it attends to."""
+    """Groups of texts to put side by side, in each of which none is less than half as long as
+    another. Of each group: where the tokens are, BL, and whether they are tokens or padding. A text
+    is padded with its last token, to which nothing attends."""
     bounds = sorted(pairwise(spans.starts), key=lambda ends: ends[0] - ends[1])
     found, device = [], spans.start_S.device
     while bounds and (longest := bounds[0][1] - bounds[0][0]):
@@ -108,7 +109,7 @@ def _groups(spans: Spans) -> list[tuple[Tensor, Tensor]]:
 
 
 def can_flash(q_TNH: Tensor, window: int | None = None) -> bool:
-    """Whether torch's kernel for packed texts takes such queries."""
+    """Whether torch's kernel for packed texts supports such queries."""
     has_shape = q_TNH.shape[2] % 8 == 0 and q_TNH.shape[2] <= 256 and q_TNH.dtype.itemsize == 2
     if not (q_TNH.is_cuda and has_shape and (window is None or window > 0)):
         return False
@@ -117,8 +118,8 @@ def can_flash(q_TNH: Tensor, window: int | None = None) -> bool:
 
 
 def can_capture(spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether steps of a student with these layers can be a CUDA graph: other attention than
-    torch's kernel has another shape for each pack. So does what runs on a CPU."""
+    """Whether steps of a student with these layers can be a CUDA graph. Attention by anything but
+    torch's kernel has another shape for each pack, as has everything on a CPU."""
     q = torch.empty(1, 1, spec.head_dim, dtype=dtype, device=device)
     return all(can_flash(q, window) for window in (None, *spec.windows))
 
@@ -167,7 +168,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, heads: Heads) -> Tensor:
 
 
 def seen(length: int, window: int | None, device: torch.device) -> Tensor:
-    """The mask of positions that each token of a text attends to, LL."""
+    """The mask of the positions that each token of a text attends to, LL."""
     pos_L = torch.arange(length, device=device)
     first_L: Tensor = first_seen(pos_L, window)
     return (pos_L <= pos_L[:, None]) & (pos_L >= first_L[:, None])

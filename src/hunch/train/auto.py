@@ -1,8 +1,8 @@
 """`hunch train` without a method: measure, choose, train, and say whether it pays.
 
 The drafter is chosen by expected speed: tokens per pass by a stated model (`expect`) over measured
-seconds (`costs`). All stages together keep to the minutes given. What comes out is measured in the
-engine against plain decoding and against lookups alone, and `auto` takes it only where it wins.
+seconds (`costs`). All stages together keep to the given minutes. The result is compared in the
+engine with plain decoding and with lookups alone, and `auto` uses it only if it is the fastest.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ from hunch.train.trials import LEAST, Run, choose, compare, job_for, promised, t
 
 MIN_ANSWERS, MIN_HELD = 8, 16
 LAST = Path("select") / "last"  # in the work folder: the drafter that is compared
-COUNTS_UNTIL = 0.9  # share of all minutes at which a table must be there, without a network
+COUNTS_UNTIL = 0.9  # share of all minutes for the table, if no network is trained
 
 
 def train_best(asked: Asked, show: Progress, say: Say) -> Outcome:
-    """All of it; started again after a stop, it goes on where it was."""
+    """Run all stages. Started again after a stop, it continues where it was."""
     work = asked.out / "work"
     spec = _check(asked, work)
     if device_of(asked) == "cpu":
@@ -153,7 +153,7 @@ class Network:
 
     job: Job
     student: Student
-    promise: Draft  # by held-out answers
+    promise: Draft  # what held-out answers promise of it
     learning: dict[str, Any]
 
     def publish(self, measured: Measured, num_prompts: int) -> None:
@@ -162,7 +162,7 @@ class Network:
 
 
 def _network(run: Run, show: Progress, say: Say) -> tuple[Network | None, str]:
-    """The drafter that promises most, trained; else none, and why."""
+    """Train the most promising drafter; returns it, or None and the reason."""
     clock, work = run.clock, run.work
     try:
         with clock.stage("trials"):
@@ -180,8 +180,8 @@ def _network(run: Run, show: Progress, say: Say) -> tuple[Network | None, str]:
 
 
 def _compared(asked: Asked, network: Network | None, table: Path) -> dict[str, str]:
-    """What is compared with plain decoding: lookups, a drafter, a phrase table, beside the drafter
-    too, and `auto` as it was."""
+    """What is compared with plain decoding: lookups, the drafter, the phrase table alone and with
+    the drafter, and `auto` as it was."""
     found = {LOOKUPS: WITHOUT}
     if network is not None:
         found[DRAFTER] = speculate_text(network.job.method, asked.out / "work" / LAST)
@@ -195,7 +195,7 @@ def _compared(asked: Asked, network: Network | None, table: Path) -> dict[str, s
 
 
 def _check(asked: Asked, work: Path) -> ModelSpec:
-    """The target's shape; raises for what cannot work, before anything is made."""
+    """The target's shape. Raises for a job that cannot work, before anything is made."""
     weights = open_weights(find_files(asked.target))
     spec = ModelSpec.from_config(weights.config)
     for key in ("layers", "units", "abreast", "draft_vocab", "minutes"):
@@ -226,7 +226,8 @@ def _not_worth_it(asked: Asked, plan: Plan) -> str:
 
 
 def _answering(clock: Clock, trained: float, share: float) -> float:
-    """Seconds for answers, of what measuring left: a job that goes on has had some of them."""
+    """Seconds for answers, out of those that measuring left. A job that continues has used some of
+    them."""
     measured = clock.of("measure")
     ends = measured + share * (trained * clock.seconds - measured)
     return clock.until(ends / clock.seconds)
@@ -253,8 +254,8 @@ def _answers(
 
 
 def _held(work: Path, texts: Texts) -> Texts | None:
-    """Answers to the held-out prompts, where there was time for enough of them. They have a fifth
-    of the tokens that are learned from at most: to look at them takes time too."""
+    """Answers to the held-out prompts, if there was time for enough of them. They have at most a
+    fifth of the tokens that are learned from, as looking at them takes time too."""
     if not list((work / HELD).glob("*.npz")):
         return None
     found = read_answers(work / HELD)
@@ -263,13 +264,14 @@ def _held(work: Path, texts: Texts) -> Texts | None:
 
 
 def _has_table(asked: Asked) -> bool:
-    """Whether a phrase table comes with hunch: more answers were counted for it than here."""
+    """Whether a phrase table comes with hunch. It was counted from more answers than there are
+    here."""
     name = Path(find_files(asked.target).path).name
     return any(name == Path(wheel.member).name for wheel in KNOWN.values())
 
 
 def _has_other(asked: Asked) -> bool:
-    """Whether `auto` drafts with another network for this target as it is."""
+    """Whether `auto` already drafts with another network for this target."""
     files = find_files(asked.target)
     trained = find_trained(asked.target, Path(files.path), device_of(asked))
     if trained is not None:

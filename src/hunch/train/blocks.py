@@ -24,13 +24,13 @@ _AT_ONCE = 48  # blocks of a text that attend at once where there is no kernel f
 
 
 class Blocks:
-    """Who sees whom: places of a block their own block, and the context before its anchor."""
+    """Places of a block see each other, and the context before the block's anchor."""
 
     def __init__(
         self, spans: Spans, context_TD: Tensor, anchor_A: Tensor, num_places: int, rope: Rope,
         num_keys: int,
     ) -> None:  # fmt: skip
-        """num_keys: at least as many as all blocks see of the context."""
+        """num_keys: no fewer than all blocks together see of the context."""
         device, num_blocks = context_TD.device, len(anchor_A)
         self.spans, self.context_TD, self.num_places = spans, context_TD, num_places
         self.anchor_A, self.num_keys = anchor_A, num_keys + num_blocks * num_places
@@ -55,7 +55,7 @@ class Blocks:
         return attend
 
     def _flash(self, q: Tensor, kv: list[tuple[Tensor, Tensor]], heads: Heads) -> Tensor:
-        """Each block is a text to the kernel, whose keys are copies."""
+        """For the kernel each block is a text, with copies of the keys that it sees."""
         if self._where is None:
             self._where = self._copies()
         index_K, where = self._where
@@ -66,7 +66,7 @@ class Blocks:
         return flash(q, k, v, where, heads, is_causal=False)[0]
 
     def _copies(self) -> tuple[Tensor, Where]:
-        """Which keys each block sees: of the context, then its own; what is left are zeros."""
+        """Which keys each block sees: those of the context, then its own; zeros pad the rest."""
         size, num_known = self.num_places, len(self.context_TD)
         num_blocks, device = len(self.anchor_A), self.anchor_A.device
         start_A1 = functional.pad((self.before_A + size).cumsum(0), (1, 0))
@@ -84,7 +84,7 @@ class Blocks:
         return index_K, (places, start_A1.int(), size, self.spans.longest + size)
 
     def _plainly(self, q: Tensor, kv: list[tuple[Tensor, Tensor]], heads: Heads) -> Tensor:
-        """Some blocks of a text at a time, with a mask."""
+        """The same for some blocks of a text at a time, with a mask."""
         self._runs = self._runs or list(self._masked())
         found = []
         for context, places, is_seen in self._runs:
@@ -97,7 +97,7 @@ class Blocks:
         return torch.cat(found) if found else q
 
     def _masked(self) -> Iterator[tuple[slice, slice, Tensor]]:
-        """The context of some blocks, their places, and which of these each place sees."""
+        """The keys of some blocks, context and places, and a mask of those that each place sees."""
         size, device = self.num_places, self.anchor_A.device
         anchors, first = self.anchor_A.tolist(), 0
         for start, end in pairwise(self.spans.starts):

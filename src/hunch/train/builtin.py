@@ -2,8 +2,9 @@
 who bring none of their own, and wordings for tasks about words, texts and languages.
 
 None of them is among the held-out prompts (`prompts.held_prompts`), which are worded in other ways.
-Of "documents" {text} is several texts, one after the other. A language is known by words that are
-in every text of it; one whose words are no tokens of the vocabulary is not asked for.
+For "documents" {text} is several texts, one after the other. A language is recognised by words that
+occur in every text of it. If these words are no tokens of the vocabulary, no prompt asks for the
+language.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ OF_WORDS: list[str] = [*PARTS["about_subjects"], *PARTS["about_words"]]
 
 
 def builtin_prompts() -> list[str]:
-    """About three thousand, the same every time."""
+    """About three thousand prompts, the same ones every time."""
     found = [
         task.format(one)
         for group in ("subjects", "functions", "sentences")

@@ -1,4 +1,4 @@
-"""A drafter's files with one thing changed: what a doctor tries."""
+"""A drafter's files with one thing changed, as `hunch doctor` tries them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hunch.models.heads.files import UNREAD
 
-# Where configs name the target's layers whose states are fused; nested ones stand under these.
+# Keys under which configs name the target's layers whose states are fused, and of nested configs.
 LAYER_KEYS = ("eagle_aux_hidden_state_layer_ids", "target_layer_ids", "aux_hidden_state_layer_ids")
 _NESTED = ("eagle_config", "dflash_config", "dspark_config")
 
@@ -28,7 +28,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Those of a safetensors file; other forms are not changed."""
+    """The tensors of a safetensors file; other forms are not changed."""
     path = folder / "model.safetensors"
     return load_file(path) if path.is_file() else {}
 
@@ -37,10 +37,10 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 def changed(
     folder: Path,
     *,
-    config: Mapping[str, Any] | None = None,  # keys in place of those there
-    tensors: Mapping[str, Tensor] | None = None,  # all of them
+    config: Mapping[str, Any] | None = None,  # keys that replace those of the file
+    tensors: Mapping[str, Tensor] | None = None,  # replace all tensors
 ) -> Iterator[Path]:
-    """A copy of the drafter, for as long as it is looked at."""
+    """A changed copy of the drafter, which exists within the `with` block."""
     with tempfile.TemporaryDirectory() as name:
         copy = Path(name) / "drafter"
         shutil.copytree(folder, copy, ignore=shutil.ignore_patterns("work"))
@@ -53,7 +53,7 @@ def changed(
 
 
 def _updated(config: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys where they stand: at the top, or under the method's own config."""
+    """The config with these keys replaced: at the top, or in the method's own config."""
     config = dict(config)
     for key, value in new.items():
         for nested in _NESTED:
@@ -66,7 +66,7 @@ def _updated(config: dict[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fused_layers(folder: Path) -> tuple[str, list[int]] | None:
-    """The config's key of the layers whose states are fused, and what it says."""
+    """The config's key for the layers whose states are fused, and its value."""
     config = read_config(folder)
     for key in LAYER_KEYS:
         for part in (config, *(config.get(nested) or {} for nested in _NESTED)):
@@ -76,7 +76,7 @@ def fused_layers(folder: Path) -> tuple[str, list[int]] | None:
 
 
 def moved_map(folder: Path, shift: int, *, is_absolute: bool = False) -> dict[str, Tensor] | None:
-    """Tensors with d2t moved; None where that is no map of tokens."""
+    """Tensors with d2t moved; None if the result is no map of tokens."""
     tensors = read_tensors(folder)
     offset_C = tensors["d2t"].long()
     place_C = torch.arange(len(offset_C))
@@ -92,8 +92,8 @@ def moved_map(folder: Path, shift: int, *, is_absolute: bool = False) -> dict[st
 def turned_heads(folder: Path) -> dict[str, Tensor] | None:
     """Tensors whose heads are laid out the other way; None: it has no such heads.
 
-    Halves of a head are turned together (Hugging Face's layout), or neighbours are (the first
-    Llama's, GGUF's): one becomes the other by an order of a head's rows.
+    Either the halves of a head are rotated together (Hugging Face's layout) or neighbours are (the
+    first Llama's, GGUF's). Another order of a head's rows makes one of the other.
     """
     config, tensors = read_config(folder), read_tensors(folder)
     config = config.get("transformer_layer_config") or config.get("model") or config
@@ -114,7 +114,7 @@ def turned_heads(folder: Path) -> dict[str, Tensor] | None:
 
 @contextmanager
 def unread_tensors() -> Iterator[list[str]]:
-    """What is logged of a drafter's tensors that nobody reads."""
+    """What is logged about tensors of a drafter that nothing reads."""
     words: list[str] = []
 
     class Listener(logging.Handler):

@@ -1,4 +1,4 @@
-"""The minutes a user gave, over all stages of a job and over all its starts."""
+"""Keeps to the minutes a user gave, over all stages of a job and all its starts."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from time import perf_counter
 
 from hunch.train.files import read_json, write_json
 
-# Parts of stages, by what they are called in the account of a job's time.
+# Parts of stages, and their names in the account of a job's time.
 LOAD, CAPTURE, READ, REPLAY, WRITE = "load", "capture", "read", "replay", "write"
-OTHER = "other"  # what belongs to no stage
+OTHER = "other"  # time that belongs to no stage
 _TIMED = 5.0  # seconds of the target's passes that are timed
 
 
 def in_words(minutes: float) -> str:
-    """How long, for a user."""
+    """The time in words, for a user."""
     return "1 minute" if minutes == 1 else f"{minutes:.3g} minutes"
 
 
@@ -27,16 +27,15 @@ def account_text(spent: Mapping[str, float]) -> str:
 
 
 class Clock:
-    """Knows what each stage took, and what parts of it did; a job that is started again goes on
-    counting."""
+    """Knows the seconds of each stage and of its parts. If a job is started again, they add up."""
 
     def __init__(self, path: Path | None = None, minutes: float = 0.0) -> None:
-        """Without a path nothing is kept: for work that nobody accounts for."""
+        """Without a path nothing is stored."""
         self.path, self.seconds = path, 60.0 * minutes
-        # By "stage", and by "stage/part" for what the stage's own figure leaves out.
+        # By "stage", and by "stage/part", which the stage's own figure leaves out.
         self.spent: dict[str, float] = {} if path is None else read_json(path) or {}
         self._open: list[str] = []  # stages and parts that are under way, the innermost last
-        self._began = 0.0  # what is not in `spent` yet
+        self._began = 0.0  # of the time that is not in `spent` yet
 
     @property
     def gone(self) -> float:
@@ -54,7 +53,7 @@ class Clock:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """What happens within counts for this stage."""
+        """Time spent within counts for this stage."""
         try:
             with self._timed(name):
                 yield
@@ -64,12 +63,12 @@ class Clock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """What happens within counts for this part of the stage, whatever part it is in."""
+        """Time spent within counts for this part of the stage, and not for the part around it."""
         with self._timed(f"{self._stage}/{name}"):
             yield
 
     def move(self, name: str, seconds: float) -> None:
-        """So much of the stage's time, or of the part's that is under way, was for this part."""
+        """Count so many seconds for this part, and not for the stage or part that is under way."""
         now, key = self._open[-1], f"{self._stage}/{name}"
         self.spent[now] = self.spent.get(now, 0.0) - seconds
         self.spent[key] = self.spent.get(key, 0.0) + seconds
@@ -89,7 +88,7 @@ class Clock:
             self._open.pop()
 
     def _count(self) -> None:
-        """Give the time until now to what is under way."""
+        """Count the time until now for the stage or part that is under way."""
         now = perf_counter()
         if self._open:
             key = self._open[-1]
@@ -97,8 +96,8 @@ class Clock:
         self._began = now
 
     def account(self) -> dict[str, float]:
-        """Seconds by what they went to: parts of all stages together, and what stages did beside
-        them; the most first."""
+        """Seconds by what took them, the most first: parts, over all stages, and the rest of each
+        stage."""
         found = dict[str, float]()
         for key, seconds in self.spent.items():
             name = key.split("/")[-1]
@@ -107,7 +106,7 @@ class Clock:
 
 
 class Rates:
-    """The target's speed over new texts, and the seconds that no step of the student took."""
+    """The target's speed over new texts, and the seconds that were no steps of the student."""
 
     def __init__(self) -> None:
         self.num_tokens, self.seconds = 0, 0.0
@@ -117,7 +116,7 @@ class Rates:
 
     @property
     def is_known(self) -> bool:
-        """Long enough timed: to wait for a device at every step costs a little."""
+        """Whether enough was timed: to wait for a device at every step costs a little."""
         return self.seconds > _TIMED
 
     @property
@@ -125,7 +124,7 @@ class Rates:
         return self.num_tokens / max(self.seconds, 1e-9)
 
     def target(self, num_tokens: int, seconds: float | None) -> None:
-        """A pass over so many tokens; None: it was launched, and nobody waited for it."""
+        """Note a pass over so many tokens; None: it was launched, and nothing waited for it."""
         self.num_read += num_tokens
         if seconds is not None:
             self.num_tokens += num_tokens
@@ -137,5 +136,5 @@ class Rates:
         return self.num_read / self.per_second if self.num_tokens else 0.0
 
     def beside(self) -> dict[str, float]:
-        """Seconds of what was no step of the student."""
+        """Seconds that were no steps of the student."""
         return {READ: self.reading, REPLAY: self.looking, WRITE: self.saving}

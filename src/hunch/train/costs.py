@@ -1,10 +1,9 @@
 """What drafting costs beside a target on this device: a few products and passes, timed.
 
-A pass of the target is timed for several numbers of rows. A drafted node is timed for five cut
-drafts of one row, which gives what a layer costs, what of that its MLP's units cost, what another
-layer beside it costs, what a thousand columns cost, and what is left when all are gone. Where no
-draft can be cut from the target, a layer is taken to cost what the target's do. Nothing here knows
-a model by its name.
+A pass of the target is timed for several numbers of rows. A drafted node is timed in five drafts
+that are cut from the target. That gives the cost of a layer, of its MLP's units, of another layer
+beside it, of a thousand columns, and of the rest. If no draft can be cut from the target, a layer
+is assumed to cost what the target's do. Nothing here knows a model by its name.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from hunch.train.student import unlike_llama
 ROWS = (1, 2, 3, 5, 8, 12)
 MORE_ROWS = (16, 32, 45)  # those of trees, which only a GPU checks
 _FEW, _MANY = 4096, 32768  # columns of the timed drafts
-_ABREAST = 4  # layers side by side in that of the timed drafts which has several
-_FEW_UNITS = 0.25  # share of the units in that of them which has fewer
-_ROUNDS, _SECONDS = 20, 3.0  # of timings in turn, and what they may take together
+_ABREAST = 4  # layers side by side, in the timed draft that has several
+_FEW_UNITS = 0.25  # share of the units, in the timed draft that has fewer
+_ROUNDS, _SECONDS = 20, 3.0  # of timings in turn, and what all may take together
 _Size = tuple[int, int, float, int]  # layers, columns, share of units, layers side by side
-_PRODUCT_ROWS = {"cuda": 16384, "cpu": 256}  # of the product that tells how fast training computes
+_PRODUCT_ROWS = {"cuda": 16384, "cpu": 256}  # of the product that measures training's speed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,18 +45,18 @@ class Costs:
     """Seconds on this device, one request at a time."""
 
     passes: tuple[tuple[int, float], ...]  # rows of a target's pass, and what it takes
-    node: float  # of a drafted node: what neither layers nor columns explain,
-    per_layer: float  # each layer,
-    per_column: float  # and each token it may guess
+    node: float  # of a drafted node, besides layers and columns
+    per_layer: float  # of each layer
+    per_column: float  # of each token that it may guess
     products: float  # FLOP per second of training's products
     step: float = 0.0  # the engine's own, in every step
     per_units: float = 0.0  # of a layer, what its MLP's units cost; 0: they cannot become fewer
     per_abreast: float = 0.0  # of a layer, one more beside it; 0: none can stand there
     abreast_units: float = 0.0  # of that, what its units cost
-    room: float | None = None  # bytes in which what the target says can be kept; None: any
+    room: float | None = None  # bytes that the target's opinions may take; None: any number
 
     def of_pass(self, num_rows: int) -> float:
-        """Seconds of a pass over `num_rows` rows, on a line between the measured ones."""
+        """Seconds of a pass over `num_rows` rows, interpolated between the measured ones."""
         below = [point for point in self.passes if point[0] <= num_rows]
         above = [point for point in self.passes if point[0] >= num_rows]
         (low, least), (high, most) = below[-1] if below else self.passes[0], (above or below)[0]
@@ -83,14 +82,14 @@ class Costs:
 
 @torch.inference_mode()
 def measure_costs(target: Target, weights: Weights, *, seconds: float = _SECONDS) -> Costs:
-    """Time the target as it serves, and some drafts cut from it, all in turn."""
+    """Time the target as it serves and some drafts cut from it, in turn."""
     device, sizes = target.device, _timed_sizes(target.spec, weights, target.device)
     rows = (*ROWS, *MORE_ROWS) if device.type == "cuda" else ROWS
     bodies = [_pass_of(target, num_rows) for num_rows in rows]
     bodies += [_pass_of(cut_draft(target, weights, *size), 1) for size in sizes]
     found = timed([captured(body, device) for body in bodies], seconds)
     passes = found[: len(rows)]
-    for at in reversed(range(len(rows) - 1)):  # more rows take no less: what says so is noise
+    for at in reversed(range(len(rows) - 1)):  # that more rows take less is noise
         passes[at] = min(passes[at], passes[at + 1])
     node = dict(zip(sizes, found[len(rows) :], strict=True))
     return Costs(
@@ -137,9 +136,9 @@ def _marks(spec: ModelSpec) -> tuple[int, int, int]:
 def _parts(
     target: Target, spec: ModelSpec, node: dict[_Size, float], one_row: float
 ) -> dict[str, Any]:
-    """What of a drafted node layers, units and columns cost, from drafts of several sizes."""
+    """What layers, units and columns cost of a drafted node, from drafts of several sizes."""
     few, many, deep = _marks(spec)
-    each = one_row / spec.num_layers  # about what a pass has of a layer
+    each = one_row / spec.num_layers  # about the time of a layer in a pass
     base, whole = node.get((1, few, 1.0, 1), 2 * each), node.get((deep, few, 1.0, 1), 0.0)
     per_layer = max(whole - base, 0.0) / max(deep - 1, 1)
     if deep == 1 or not node:
@@ -148,7 +147,7 @@ def _parts(
     fewer = node.get((deep, few, _FEW_UNITS, 1), whole)
     per_units = max(whole - fewer, 0.0) / deep / (1 - _FEW_UNITS)
     wide = node.get((deep, few, 1.0, _ABREAST))
-    # A product reads its weights, and not faster than three times as fast as the target's do.
+    # A product reads its weights, at most three times as fast as the target's products do.
     least = one_row / max(target.weight_bytes, 1) / 3
     least *= 1 if target.is_quantised else target.dtype.itemsize
     per_abreast = 0.0
@@ -169,9 +168,9 @@ def _parts(
 
 
 def least_costs(spec: ModelSpec, target: ModelSpec | None = None) -> Costs:
-    """What nothing can be cheaper than, told without the target: a drafted node reads its weights
-    in half the bits of the target's, and rows cost nothing. Seconds are passes of the target.
-    Drafts are cut from a model of shape `spec`, which is the target unless that is given."""
+    """A lower bound of all costs, known before the target is loaded: a drafted node reads its
+    weights in half as many bits as the target's, and rows cost nothing. Seconds are passes of the
+    target. Drafts are cut from a model of shape `spec`, by default the target."""
     share = 0.5 / num_parameters(target or spec)
     return Costs(
         passes=((1, 1.0), (ROWS[-1], 1.0)),
@@ -190,7 +189,7 @@ def layer_parameters(spec: ModelSpec) -> int:
 
 
 def unit_parameters(spec: ModelSpec) -> int:
-    """Those of its MLP."""
+    """Weights of its MLP."""
     return (3 if spec.is_gated else 2) * spec.width * spec.ffn_width
 
 
@@ -200,7 +199,7 @@ def num_parameters(spec: ModelSpec) -> int:
 
 
 def _room(target: Target) -> float | None:
-    """Bytes that training will have for what the target says of the texts."""
+    """Bytes that training will have for the target's opinions of the texts."""
     if target.device.type != "cuda":
         return None
     memory = torch.cuda.get_device_properties(target.device).total_memory
@@ -208,7 +207,7 @@ def _room(target: Target) -> float | None:
 
 
 class BlankWeights(MadeWeights):
-    """The tensors of a draft that is cut from a model, to be timed: their shapes alone count."""
+    """The tensors of a draft that is cut from a model, to time it: only their shapes matter."""
 
     def __init__(self, weights: Weights, spec: ModelSpec) -> None:
         config = {**weights.config, CUT_FROM: ""}
@@ -244,7 +243,7 @@ def cut_draft(
 
 
 def _pass_of(model: Target, num_rows: int) -> Callable[[], Any]:
-    """One request's next tokens through the model, to the best token of each."""
+    """A pass over one request's next tokens, and the choice of the best token after each."""
     kv = model.new_kv(64)
     pos_T = torch.arange(num_rows, device=model.device)
     attn = AttnInputs(
@@ -261,16 +260,16 @@ def _pass_of(model: Target, num_rows: int) -> Callable[[], Any]:
 
 
 def captured(body: Callable[[], Any], device: torch.device) -> Callable[[], float]:
-    """The body as the engine runs it, which returns the seconds of a run. On a GPU that is a
-    captured graph, timed by the device: a host that compiles kernels beside it would add to short
-    runs what it adds to none within a step."""
+    """The body as the engine runs it; returns the seconds of a run. On a GPU that is a captured
+    graph, timed by the device. By the host's clock short runs would take longer while it compiles
+    kernels, which steps do not."""
     if device.type != "cuda":
         return clocked(body)
     return partial(seconds_of, Graph(body, device, new_pool(device)), device)
 
 
 def clocked(body: Callable[[], Any]) -> Callable[[], float]:
-    """The body, which returns the seconds of a run."""
+    """The body, timed: returns the seconds of a run."""
 
     def run() -> float:
         began = perf_counter()
@@ -294,7 +293,7 @@ def timed(bodies: Sequence[Callable[[], float]], seconds: float) -> list[float]:
 
 
 def _products(spec: ModelSpec, device: torch.device) -> float:
-    """FLOP per second of a product as large as training's, of this model's width."""
+    """FLOP per second of a product of training's size and this model's width."""
     num_rows = _PRODUCT_ROWS.get(device.type, _PRODUCT_ROWS["cpu"])
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     x = torch.zeros(num_rows, spec.width, dtype=dtype, device=device)

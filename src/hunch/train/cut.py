@@ -1,4 +1,4 @@
-"""What a drafter takes over from its target: some of its layers, and the units of them that count.
+"""What a drafter takes over from its target: some of its layers, and the strongest units of these.
 
 Of a wide target a whole layer is too much for a drafter: in a model of 7B parameters one takes a
 thirtieth of the target's pass. Four fifths of that are the MLP, most of whose units add little.
@@ -20,12 +20,12 @@ from hunch.models.spec import ModelSpec
 from hunch.models.weights import Weights
 
 INNER, UNITS, ABREAST = "intermediate_size", "unit_share", "abreast"  # keys of config.json
-_OTHER_KEY = ("OPTForCausalLM", "GPT2LMHeadModel")  # whose configs name that number otherwise
-_MULTIPLE = 256  # units are kept in such numbers, which all kernels take
+_OTHER_KEY = ("OPTForCausalLM", "GPT2LMHeadModel")  # whose configs have other names for that number
+_MULTIPLE = 256  # of this the number of units is a multiple, as all kernels support that
 
 
 def layers_text(layers: list[int]) -> str:
-    """As the recipe `draft` takes these very layers."""
+    """These layers as an option of the recipe `draft`."""
     return "".join(f"{layer}," for layer in layers)
 
 
@@ -40,7 +40,7 @@ def cut_options(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def can_lose_units(spec: ModelSpec, weights: Weights, names: Names) -> bool:
-    """Whether layers of the target can be had with fewer units."""
+    """Whether layers of the target can be built with fewer units."""
     if spec.experts is not None or spec.ffn_widths or spec.is_transposed:
         return False
     first, inner = f"{names.layer.format(0)}{names.up}.weight", weights.config.get(INNER)
@@ -49,7 +49,7 @@ def can_lose_units(spec: ModelSpec, weights: Weights, names: Names) -> bool:
 
 
 def check_units(share: float, spec: ModelSpec | None = None) -> None:
-    """Raise for a share that is none, or for layers of a target that cannot lose units."""
+    """Raise for a number that is no share, or for a target whose layers cannot lose units."""
     if not 0 < share <= 1:
         raise ConfigError(f"units={share} must be above 0 and at most 1")
     if spec is None or share == 1:
@@ -59,18 +59,18 @@ def check_units(share: float, spec: ModelSpec | None = None) -> None:
 
 
 def with_units(spec: ModelSpec, share: float) -> ModelSpec:
-    """Layers that keep a share of their units."""
+    """The spec with layers that keep a share of their units."""
     num_units = max(round(share * spec.ffn_width / _MULTIPLE), 1) * _MULTIPLE
     return replace(spec, ffn_width=min(num_units, spec.ffn_width))
 
 
 def in_groups(layers: Sequence[int], abreast: int) -> list[list[int]]:
-    """The target's layers that each of a drafter's holds."""
+    """Which of the target's layers each of the drafter's holds."""
     return [list(layers[at : at + abreast]) for at in range(0, len(layers), abreast)]
 
 
 def side_by_side(spec: ModelSpec, abreast: int) -> ModelSpec:
-    """Layers that each hold `abreast` of the target's layers side by side: heads and units."""
+    """The spec of layers that each hold `abreast` of the target's side by side: heads and units."""
     return replace(
         spec,
         num_heads=abreast * spec.num_heads,
@@ -89,7 +89,7 @@ def heads_config(spec: ModelSpec) -> dict[str, int]:
 
 
 def check_abreast(abreast: int, spec: ModelSpec) -> None:
-    """Raise for layers of a target that cannot stand side by side."""
+    """Raise for a target whose layers cannot stand side by side."""
     if abreast < 1:
         raise ConfigError(f"abreast={abreast} must be 1 or more")
     found = not_abreast(spec)
@@ -99,7 +99,7 @@ def check_abreast(abreast: int, spec: ModelSpec) -> None:
 
 
 def not_abreast(spec: ModelSpec) -> list[str]:
-    """What of a target's layers cannot stand side by side."""
+    """The properties of a target's layers that keep them from standing side by side."""
     problems = {
         "norms of heads": spec.has_qk_norm,
         "biases after attention or in the MLP": spec.has_out_bias or spec.has_mlp_bias,
@@ -123,8 +123,8 @@ def taken_together(
 ) -> Tensor:
     """A tensor of a layer that holds some of the target's side by side.
 
-    Each reads the same state, and what all of them write is added. They share their norms: what
-    the norms of each differ by from these goes into its matrices.
+    Each reads the same state, and what all of them write is added. They share one norm; by what a
+    layer's own norm differs from it, the layer's matrices are multiplied.
     """
     found = []
     for layer in group:
@@ -156,7 +156,7 @@ def _common(norms_GD: Tensor) -> Tensor:
 
 
 def strongest_units(weights: Weights, prefix: str, names: Names, count: int) -> Tensor:
-    """Which units of a layer add most: what they read with, times what they write with."""
+    """A layer's units with the largest weights, incoming times outgoing: those that add most."""
     strength = read(weights, f"{prefix}{names.down}.weight").norm(dim=0)
     known = set(weights.names())
     for part in (names.gate, names.up):
@@ -173,7 +173,7 @@ def read(weights: Weights, name: str) -> Tensor:
 
 
 def fitted(tensor: Tensor, shape: tuple[int, ...], units: Tensor | None) -> Tensor:
-    """A tensor of a layer, of its units only those that are kept."""
+    """A tensor of a layer, cut to the units that are kept."""
     for dim, size in enumerate(shape):
         if tensor.shape[dim] != size:
             assert units is not None

@@ -1,4 +1,4 @@
-"""Why a drafter is bad, in plain words: try what could be wrong, and see whether it helps."""
+"""Why a drafter guesses badly: changes what could be wrong, and sees whether that helps."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from hunch.train.changes import (
 )
 from hunch.train.replay import Drafted
 
-GAIN = 0.25  # more accepted tokens per pass, as a share, that make a suspicion a finding
-GOOD = 2.0  # tokens per pass from which nobody needs a doctor
-_LONG = 48  # tokens of an answer after which a drafter should be as good as before
+GAIN = 0.25  # by this share more tokens must be accepted for a change to be a finding
+GOOD = 2.0  # with this many tokens per pass there is nothing to diagnose
+_LONG = 48  # tokens of an answer after which a drafter should still be as good as before
 
 
 # What is wrong, by the name of the fault, and what to do.
@@ -86,7 +86,7 @@ def found(fault: str, **facts: Any) -> Finding:
 
 @dataclass(slots=True)
 class Seen(Drafted):
-    """How guesses fared in the engine. Index 1 of `by_shift` is as it should be."""
+    """How many guesses were right in the engine. Index 1 of `by_shift` is as it should be."""
 
     by_shift: list[int] = field(default_factory=lambda: [0, 0, 0])  # token before, at, after
     first: int = 0  # first guesses that by_shift is about
@@ -165,10 +165,10 @@ class Doctor:
     prompts: list[str]
     engine: dict[str, Any]
     max_tokens: int = 96
-    options: str = ""  # as the drafter is asked for, ":KEY=VALUE"...
-    say: Callable[[str], None] = lambda words: None  # what is tried now
+    options: str = ""  # of the drafter, as ":KEY=VALUE"...
+    say: Callable[[str], None] = lambda words: None  # is told what is tried now
     method: str = field(init=False)
-    has_template: bool = True  # what the first look shows, as is the next
+    has_template: bool = True  # both are known after the first look
     is_rounded: bool = False  # the target's weights are held in fewer than 16 bits
     trials: list[Trial] = field(default_factory=list)
 
@@ -176,7 +176,7 @@ class Doctor:
         self.method = detect(self.folder)
 
     def run(self) -> Report:
-        """Everything that is wrong; the last word is training where nothing else is."""
+        """Everything that is wrong; if nothing else is found, it is the training."""
         self.say("trying: as it is")
         try:
             with unread_tensors() as words:
@@ -226,9 +226,9 @@ class Doctor:
         options: str = "",
         *,
         is_chat: bool = True,
-        **changes: Mapping[str, Any],  # of the drafter's files
+        **changes: Mapping[str, Any],  # to the drafter's files
     ) -> bool:
-        """Whether a drafter so changed guesses better; the trial is noted."""
+        """Whether the drafter guesses better with these changes; the trial is noted."""
         self.say(f"trying: {name}")
         with changed(self.folder, **changes) if changes else nullcontext(self.folder) as folder:
             try:

@@ -60,10 +60,10 @@ def write_drafter(
     precision: str = "float16",
     tokenizer_from: Path | None = None,
 ) -> None:
-    """config.json and model.safetensors; the weights come last, so a directory is whole or old."""
+    """Write a drafter's files; the weights come last, so a directory is whole or old."""
     if precision not in PRECISIONS:
         raise ConfigError(f"precision={precision!r} must be one of {', '.join(PRECISIONS)}")
-    if CUT_FROM in config:  # a name where it is another model
+    if CUT_FROM in config:  # if it is another model, by its name
         config = {**config, CUT_FROM: config[CUT_FROM] or target}
     if DRAFTS_FOR in config:
         config = {**config, DRAFTS_FOR: target}

@@ -13,7 +13,7 @@ from hunch.errors import CapacityError
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` make a file, then put it at `path` in one move: a kill leaves the old or new."""
+    """Let `write` make a file, then move it to `path`: a kill leaves the old one or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.part")
     try:

@@ -1,9 +1,9 @@
 """Go on training a drafter with served answers, in a process of its own.
 
-What is asked comes in by stdin (a line of JSON, then the texts), what came of it goes to stdout. It
+It reads its task from stdin (a line of JSON, then the texts), and writes the result to stdout. It
 takes one thread; the server gives it the lowest priority and stops it while there are requests.
-Texts stay in memory; of the drafter a new one is written, if it is better on answers it did not
-learn from.
+Texts stay in memory. A new drafter is written if it is better on answers that it did not learn
+from.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from hunch.train.loop import Loop
 from hunch.train.progress import Progress
 from hunch.train.texts import Texts
 
-HELD_OUT = 0.2  # share of the answers to measure on
-RATE = 0.3  # of the recipe's: what was learned before shall stay
+HELD_OUT = 0.2  # share of the answers, to measure with
+RATE = 0.3  # share of the recipe's rate, so that what was learned before stays
 EPOCHS = 3
 STEPS = (20, 1200)  # at least, and at most
 BATCH = {"cuda": 4096, "cpu": 1024}  # tokens of a step, at most
@@ -39,12 +39,12 @@ LEAST_BATCH = 256
 # When training is stopped, the GPU still finishes its step, and a request waits for that: about
 # 4 ms, if a step of the target has this many floating-point operations.
 STEP_FLOPS = 1.2e12
-MIN_GAIN = 1.01  # tokens per pass over those of before, for a new drafter to be worth taking
+MIN_GAIN = 1.01  # a new drafter must have this many times the old one's tokens per pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GoOn:
-    """What is asked."""
+    """The task."""
 
     target: str
     drafter: str  # its directory
@@ -55,7 +55,7 @@ class GoOn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WentOn:
-    """What came of it: tokens per pass on held-out answers, by replay."""
+    """The result: tokens per pass on held-out answers, by replay."""
 
     before: float
     after: float
@@ -64,7 +64,7 @@ class WentOn:
 
 
 def job_for(asked: GoOn) -> Job:
-    """The job that would have made the drafter, as its files tell."""
+    """The job that would have made the drafter, read from its files."""
     config = read_json(Path(asked.drafter) / "config.json") or {}
     engine = {"device": "cpu"} if asked.device == "cpu" else {}
     if CUT_FROM in config:
@@ -108,7 +108,7 @@ def go_on(asked: GoOn, texts: Texts) -> WentOn:
 
 
 def _batch(asked: GoOn) -> int:
-    """Tokens of a step, short enough to be waited for."""
+    """Tokens of a step that is short enough for a request to wait for it."""
     if asked.device != "cuda":
         return BATCH[asked.device]
     spec = ModelSpec.from_config(open_weights(find_files(asked.target)).config)
@@ -117,7 +117,7 @@ def _batch(asked: GoOn) -> int:
 
 
 def unpack(data: bytes) -> tuple[GoOn, Texts]:
-    """A line of JSON with what is asked, then the texts as `hunch.adapt.packed` has them."""
+    """The task from a line of JSON, then the texts as `hunch.adapt.packed` has them."""
     line, _, rest = data.partition(b"\n")
     return GoOn(**json.loads(line)), Texts.from_bytes(rest)[0]
 

@@ -43,16 +43,16 @@ from hunch.train.texts import Texts
 from hunch.train.vocab import columns_of, count_columns, enough_columns
 
 JOB, PROMPTS = "job.json", "prompts.json"
-MIN_ANSWERING = 0.4  # of the seconds for answers, whatever starting and encoding took
-_TEXT = 512  # tokens of plain text that are read as one
+MIN_ANSWERING = 0.4  # share of the seconds for answers, whatever starting and encoding took
+_TEXT = 512  # tokens of plain text that are read as one text
 WORSE = 0.02  # tokens per pass a new drafter may lose by chance before it is called worse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobOptions:
-    """What belongs to no stage alone."""
+    """Options that belong to no single stage."""
 
-    draft_vocab: int | None = None  # tokens the drafter may guess; None: as the recipe has it
+    draft_vocab: int | None = None  # tokens the drafter may guess; None: the recipe's number
     held_out: int = 32  # prompts kept aside for the selection
     precision: str = "float16"  # of the written weights: float16, bfloat16, float32, int8
     licence: str = ""  # of the prompts, for the card
@@ -60,7 +60,8 @@ class JobOptions:
 
 @dataclass(slots=True)
 class Job:
-    """What is asked for. `options` are KEY=VALUE for the recipe, the loop, the answers or this."""
+    """A job as it was ordered. `options` are KEY=VALUE for the recipe, the loop, the answers or
+    this."""
 
     method: str
     target: str
@@ -75,7 +76,7 @@ class Job:
 
     @property
     def work(self) -> Path:
-        """Where what is made on the way lies, for a job that goes on."""
+        """The folder of intermediate files, from which a stopped job continues."""
         return self.out / "work"
 
     def to_json(self) -> dict[str, Any]:
@@ -84,7 +85,7 @@ class Job:
 
 @dataclass(slots=True)
 class Settings:
-    """The options, each with its reader."""
+    """The options, sorted by what reads them."""
 
     recipe: Any
     loop: LoopOptions
@@ -104,7 +105,8 @@ def drafts_as(method: str) -> str:
 
 
 def read_settings(method: str, options: Mapping[str, str]) -> Settings:
-    """Sort KEY=VALUE to their readers; an unknown key names the nearest known one."""
+    """Sort KEY=VALUE options by what reads them; the error for an unknown key names the nearest
+    one."""
     if method not in RECIPES:
         raise ConfigError(f"train: {unknown(method, RECIPES)}")
     recipe: Recipe | CountRecipe = resolve(RECIPES, method)
@@ -131,7 +133,7 @@ def read_settings(method: str, options: Mapping[str, str]) -> Settings:
 
 @contextmanager
 def enough_memory() -> Iterator[None]:
-    """Where a GPU's memory does not do for training, that is said in plain words."""
+    """If a GPU has too little memory for training, raise an error that says what to do."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -143,9 +145,9 @@ def enough_memory() -> Iterator[None]:
 
 @enough_memory()
 def run_job(job: Job, show: Progress | None = None, before: Path | None = None) -> Measured:
-    """All stages, from wherever an earlier run was stopped.
+    """Run all stages, from where an earlier run was stopped.
 
-    `before` is a drafter to go on from; the new one is written only if it is no worse than that.
+    `before` is a drafter to continue from; the new one is written only if it is no worse than that.
     """
     settings, work, show = job.settings, job.work, show or Progress()
     recipe: Recipe | CountRecipe = resolve(RECIPES, job.method)
@@ -192,7 +194,7 @@ def run_job(job: Job, show: Progress | None = None, before: Path | None = None) 
 
 
 def origin_of(settings: Settings, target: Weights) -> Origin | None:
-    """What the drafter is cut from, where that is not the target; raises where it cannot be."""
+    """The model a drafter is cut from, if it is not the target; raises if that is impossible."""
     if not settings.cut_from:
         return None
     origin = open_origin(settings.cut_from, target)
@@ -201,7 +203,7 @@ def origin_of(settings: Settings, target: Weights) -> Origin | None:
 
 
 def keep_job(job: Job) -> None:
-    """Note what is being made; a second job in the same place is a mistake."""
+    """Note what is being made; raise if another job is in the same place."""
     work = job.work
     there = read_json(work / JOB)
     if there is not None:
@@ -221,7 +223,7 @@ def answer_prompts(
 ) -> tuple[list[list[int]], list[list[int]]]:
     """Token ids of the prompts to learn from and of those held out, and answers to the former.
 
-    `seconds` are for all of it: starting the engine and encoding prompts take their part of them.
+    `seconds` include starting the engine and encoding prompts.
     """
     began, settings, work = perf_counter(), job.settings, job.work
     answers = settings.answers
@@ -254,8 +256,8 @@ def build_student(
     target: Decoder | None = None,
     serving: Serving | None = None,
 ) -> tuple[Student, Decoder]:
-    """The target, loaded unless it is given or serves in a form to learn from, and a student for it
-    in its first state; it may guess what `before` could."""
+    """The target and an untrained student. The target is loaded unless it is given, or serves in a
+    form that training can read. The student may guess the tokens that `before` could."""
     weights: Weights = open_weights(find_files(job.target))
     settings = job.settings
     is_cpu = job.engine.get("device") == "cpu" or not torch.cuda.is_available()
@@ -267,7 +269,7 @@ def build_student(
             serving.make_room()
             give_back()
         with (serving or Serving(job.target)).clock.part(LOAD):
-            # Products of thousands of rows: matrices are held as numbers.
+            # For products of thousands of rows matrices are best held as numbers.
             target = load_decoder(weights, device=device, hold=EXPAND)
     recipe: Recipe = resolve(RECIPES, job.method)
     size = settings.job.draft_vocab or recipe.draft_vocab
@@ -286,7 +288,7 @@ def build_student(
 
 
 def _known_tokens(stored: Weights) -> Tensor:
-    """The target's id of each column of a drafter's files."""
+    """The target's id for each column of a drafter's logits, from its files."""
     names = set(stored.names())
     if "token_map" in names:
         return stored.tensor("token_map", torch.int64)
@@ -376,7 +378,7 @@ def _data(job: Job, num_prompts: int) -> str:
 
 
 def job_of(folder: Path, target: str | None) -> dict[str, Any] | None:
-    """The job that would have made a draft that was cut; for files without their job."""
+    """The job that would have made a cut draft, for files that came without their job."""
     config = read_json(folder / "config.json") or {}
     if CUT_FROM not in config:
         return None

@@ -1,9 +1,9 @@
-"""The target's opinions and states, computed once: a text that comes again costs no pass.
+"""The target's opinions and states, computed once: reading a text again takes no pass.
 
-Of each opinion the likeliest columns are kept (they hold nearly all of it), of the states what the
-student asks for. They lie in the device's memory where there is room; a CPU's go to files beside
-the job where they are more. A GPU without room keeps those of one pack, and computes them anew each
-time, which is faster than reading them from files.
+Of each opinion the likeliest columns are kept, which hold nearly all of it; of the states, those
+that the student needs. They are in the device's memory if it has room. On a CPU larger ones are in
+files beside the job. A GPU without room keeps those of one pack and computes them anew each time,
+which is faster than reading them from files.
 
 Shape letters: T tokens of a pack, M positions that teach, N positions there is room for, D width, K
 likeliest columns.
@@ -23,12 +23,12 @@ from hunch.train.states import TOP, States, TopOpinions
 from hunch.train.student import Student
 from hunch.train.vocab import Columns
 
-MEMORY_SHARE = 0.6  # of what a GPU has free
+MEMORY_SHARE = 0.6  # share of a GPU's free memory
 HOST_BYTES = 2**31  # in memory on a CPU; more goes to disk
 
 
 class Kept:
-    """Room for the outputs on all texts, filled as packs pass; or on one pack."""
+    """Room for the target's outputs on all texts, filled pack by pack; or on one pack."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Kept:
         feature_widths: tuple[int, ...] = (),
         hidden_width: int = 0,
         folder: Path | None = None,
-        room: int = 0,  # tokens of a pack, where there is no room for all texts
+        room: int = 0,  # tokens of a pack, if there is no room for all texts
     ) -> None:
         self.laid, self.columns, self.is_whole = laid, columns, not room
         self.is_kept = np.zeros(len(laid.lengths), dtype=np.bool_)
@@ -58,14 +58,14 @@ class Kept:
             self.hidden_ND = store("hidden", (num_tokens, hidden_width), dtype)
 
     def placed(self, pack: Pack) -> Pack:
-        """The pack with the places where its outputs are kept."""
+        """The pack with the indices of its outputs."""
         return pack if self.is_whole else replace(pack, at_T=np.arange(pack.num_tokens))
 
     def has(self, pack: Pack) -> bool:
         return bool(self.is_kept[pack.index_B].all())
 
     def add(self, pack: Pack, inputs: PackInputs, states: States, p_MC: Tensor) -> None:
-        """Keep what a pass over a pack with these inputs said."""
+        """Keep the outputs of a pass over a pack with these inputs."""
         top = TopOpinions.of(p_MC)
         self.p_NK[inputs.at_M] = top.p_MK
         self.column_NK[inputs.at_M] = top.column_MK
@@ -76,12 +76,12 @@ class Kept:
         self.is_kept[pack.index_B] = self.is_whole
 
     def opinions(self, inputs: PackInputs) -> TopOpinions:
-        """The target's, where the inputs have rows."""
+        """The target's opinions at the rows of these inputs."""
         column_MK = self.column_NK.index_select(0, inputs.at_M)
         return TopOpinions(column_MK, self.p_NK.index_select(0, inputs.at_M), len(self.columns))
 
     def states(self, inputs: PackInputs) -> States:
-        """The target's, as far as the student asks for them."""
+        """The target's states, those that the student needs."""
         hidden_TD = self.hidden_ND
         if len(hidden_TD):
             hidden_TD = hidden_TD.index_select(0, inputs.at_T)
@@ -89,7 +89,7 @@ class Kept:
 
 
 class OwnTokens(Kept):
-    """For texts that teach by their own tokens: there is no pass to be kept."""
+    """For texts whose own tokens teach: there are no outputs to keep."""
 
     def __init__(self, laid: Laid, columns: Columns) -> None:
         super().__init__(laid, columns, torch.device("cpu"), torch.float32, room=1)
@@ -104,7 +104,7 @@ class OwnTokens(Kept):
 
 
 def keep_for(student: Student, laid: Laid, *, room: int, folder: Path) -> Kept:
-    """Room for what the target says of the texts to a student; at least for `room` tokens."""
+    """Room for the target's outputs that a student needs, on at least `room` tokens."""
     target = student.target
     widths = (target.spec.width,) * len(student.feature_layers)
     hidden = target.spec.width if student.needs_hidden else 0
@@ -122,7 +122,7 @@ def keep_for(student: Student, laid: Laid, *, room: int, folder: Path) -> Kept:
 
 
 def bytes_of(num_columns: int, width: int, dtype: torch.dtype) -> int:
-    """What is kept of one token, with states of this width in all."""
+    """Bytes that are kept of one token, with states of this width in all."""
     return min(TOP, num_columns) * (4 + dtype.itemsize) + width * dtype.itemsize
 
 

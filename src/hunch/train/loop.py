@@ -1,4 +1,4 @@
-"""Stage 2: teach a student until its time is up; killed at any moment, it goes on where it was."""
+"""Stage 2: teach a student until its time is up; killed at any moment, it can be continued."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ from hunch.train.states import States, opinions_of, read_pack
 from hunch.train.student import StepInputs, Student
 from hunch.train.texts import Texts
 
-CONTEXT = 1280  # tokens of a prompt and its answer, unless told: prompts of up to 1,024
+CONTEXT = 1280  # tokens of a prompt and its answer by default; prompts have up to 1,024
 LAST = "last.pt"
 CANDIDATE = "candidate-{}.pt"
-_MARKS = (0.7, 0.85, 1.0)  # shares of the time after which the student is put aside for selection
+_MARKS = (0.7, 0.85, 1.0)  # shares of the time after which a candidate is saved for selection
 _WARM_UP = 0.02
-_FIRST = 3  # steps of a trial that are not timed
+_FIRST = 3  # first steps of a trial, which are not timed
 _SIZED = (1, 3)  # steps after which a CPU chooses the size of the others
 _ENOUGH, _LEAST_BATCH = 160, 256  # steps there should be; tokens that each has at the least
-_SETTLE = 0.8  # share of the time at which a flat curve is taken to stand: the rest cools down
-MIN_STEPS = 40  # fewer teach a student nothing that a test could see
+_SETTLE = 0.8  # share of the time that is gone when the curve is flat: the rate falls over the rest
+MIN_STEPS = 40  # fewer teach a student nothing measurable
 _PLAIN_SHARE = 0.28  # Adam's rate over Muon's
-_LATE = (0.15, 0.65)  # shares of the time between which loss=blend goes over to what it ends with
+_LATE = (0.15, 0.65)  # shares of the time between which loss=blend goes from kl to tv
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopOptions:
-    """How long, and how fast."""
+    """How long to train, and how fast."""
 
     minutes: float = 10.0
-    steps: int | None = None  # in place of minutes: the same result on any machine
+    steps: int | None = None  # instead of minutes: the same result on any machine
     lr: float | None = None  # None: the recipe's
-    batch: int | None = None  # tokens a step looks at; None: by what the student computes
+    batch: int | None = None  # tokens of a step; None: by how much the student computes
     context: int = CONTEXT  # longest text it learns from
     greedy_share: float = 0.3  # of the loss that goes to the answer's own token
-    whole: float = 0.0  # share of the texts that teach by their prompts too
+    whole: float = 0.0  # share of the texts whose prompts teach too
     save_every: float = 60.0  # seconds between checkpoints
     test_every: float | None = None  # seconds between looks at held-out answers; None: save_every
-    stops_flat: bool = False  # end early once further learning brings nothing on held-out answers
+    stops_flat: bool = False  # end when held-out answers show no more progress
     depth: int = 5  # of the drafts whose accepted length is shown
     seed: int = 0
 
@@ -68,24 +68,24 @@ class LoopOptions:
 
 @dataclass(slots=True)
 class Place:
-    """Where the loop stands."""
+    """How far the loop is."""
 
     step: int = 0
     epoch: int = 0
     at: int = 0  # packs of this epoch that are done
     seconds: float = 0.0  # spent so far, over all starts
     num_candidates: int = 0
-    num_tokens: int = 0  # gone over so far
-    total: float = 0.0  # seconds it shall take in all; 0: as many as its options say
-    batch: int = 0  # tokens of a step; 0: as many as its options say
+    num_tokens: int = 0  # learned from so far
+    total: float = 0.0  # seconds it shall take in all; 0: those of its options
+    batch: int = 0  # tokens of a step; 0: those of its options
 
 
 class Loop:
-    """Keeps the student, its optimiser and the place in step with the checkpoint."""
+    """Trains a student, and keeps it, its optimiser and the place in a checkpoint."""
 
     marks: tuple[float, ...] = _MARKS
-    is_trial = False  # one of several: the target's reading, which they share, is not its time
-    waits = False  # after each step, for the device: nothing is under way when it is stopped
+    is_trial = False  # one of several, which share the target's passes: these are not its time
+    waits = False  # for the device after each step, so that nothing is under way when it is stopped
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Loop:
         *,
         remark: Callable[[Replay], str] | None = None,
     ) -> None:
-        """`remark` says more of what held-out answers show, for the progress line."""
+        """`remark` adds to the progress line what else held-out answers show."""
         self.student, self.target, self.folder, self.options = student, target, folder, options
         self.lr = options.lr or lr * student.rate
         self.batch = options.batch or student.usual_batch
@@ -111,7 +111,7 @@ class Loop:
             self.optimiser.load(state["optimiser"])
             self.place = Place(**state["place"])
         self.batch = self.place.batch or self.batch
-        # Speeds are of what this process adds.
+        # Speeds count what this process adds.
         self._began, self._num_before = self.place.seconds, self.place.num_tokens
 
     def _save(self, name: str) -> None:
@@ -124,22 +124,22 @@ class Loop:
 
     @property
     def share(self) -> float:
-        """How much of the whole time is gone."""
+        """The share of the whole time that is gone."""
         options = self.options
         if options.steps is not None:
             return min(self.place.step / max(options.steps, 1), 1.0)
         return min(self.place.seconds / (self.place.total or 60 * options.minutes), 1.0)
 
     def rate(self) -> float:
-        """Warm up, then half a cosine down to nothing, by the share of the time."""
+        """The learning rate now: a warm-up, then half a cosine down to 0."""
         warm = min(self.share / _WARM_UP + 0.01, 1.0)
         return self.lr * warm * 0.5 * (1 + math.cos(math.pi * self.share))
 
     def run(self, texts: Texts, held_out: Texts, show: Progress) -> None:
-        """Until the share is 1. A loss that is no number ends it at the last checkpoint."""
+        """Train until the share is 1. A loss that is no number ends it at the last checkpoint."""
         if self.kept is None or not self.kept.is_whole:
             self.kept = self._new_kept(texts)
-        self.is_trial &= self.kept.is_whole  # else each visit reads anew
+        self.is_trial &= self.kept.is_whole  # else the target reads each pack anew
         share = self.options.greedy_share
         steps = PackedSteps(self.student, self.optimiser, self.kept, self.batch, share)
         before = saved = tested = perf_counter()
@@ -151,7 +151,7 @@ class Loop:
                 loss = self._learn(pack, steps)
                 now = self._now() if self.waits else perf_counter()
                 self.place.seconds += now - before
-                if self.is_trial:  # nor is what the first steps compile
+                if self.is_trial:  # nor is compiling in the first steps
                     is_first = self.place.step < _FIRST
                     self.place.seconds -= now - before if is_first else self.rates.seconds - read
                     read = self.rates.seconds
@@ -176,11 +176,11 @@ class Loop:
                     bar(self.share, f"{words}loss {float(loss):.3f}, {self.rate_text(show.peak)}")
         self._save(LAST)
         self._check_length()
-        # Started again with no time left, it made no step in which one could have been put aside.
+        # Started again with no time left, it made no step after which it could have saved one.
         self._put_aside(torch.zeros(()))
 
     def _fit(self, steps: PackedSteps) -> None:
-        """Smaller steps where the first ones tell that there would be few."""
+        """Take smaller steps if the first ones show that there would be few."""
         options, expected = self.options, self.place.step / max(self.share, 1e-9)
         if options.steps is None and options.batch is None and expected < _ENOUGH:
             batch = max(int(self.batch * expected / _ENOUGH), _LEAST_BATCH)
@@ -188,7 +188,7 @@ class Loop:
             steps.fit(self.batch)
 
     def _look(self, held_out: Texts) -> str:
-        """How good it is by now; ends the time where that no longer grows."""
+        """See how good the student is; end the time if it no longer improves."""
         replay, place = self.test(held_out), self.place
         self.curve.add(place.seconds, replay.tokens_per_pass)
         is_early = self.options.steps is None and not place.total
@@ -213,7 +213,7 @@ class Loop:
         return (self.place.num_tokens - self._num_before) / seconds, used
 
     def to_json(self, peak: float | None = None) -> dict[str, Any]:
-        """What became of the time, for whoever compares jobs."""
+        """What the time was spent on, to compare jobs."""
         student, used = self._speed(peak)
         return {
             "steps": self.place.step,
@@ -225,7 +225,7 @@ class Loop:
         }
 
     def _check_length(self) -> None:
-        """A student of a handful of steps is no drafter, and must not be called one."""
+        """Raise if there were too few steps for the student to be a drafter."""
         options, step = self.options, self.place.step
         if options.steps is not None or step >= MIN_STEPS:
             return
@@ -247,25 +247,25 @@ class Loop:
 
     @property
     def _is_timed(self) -> bool:
-        """Whether the target's passes are timed, for which a GPU's must be waited for; its first
-        one chooses kernels, and would say too much of the others."""
+        """Whether the target's passes are timed: on a GPU the host must wait for them. The first
+        one is not, as it also chooses kernels."""
         if self.target.device.type != "cuda" or self.is_trial:
             return True
         return self.rates.num_read > 0 and not self.rates.is_known
 
     def _now(self) -> float:
-        """The time once the device has done what it was given."""
+        """The time, once the device is done."""
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)
         return perf_counter()
 
     @property
     def late(self) -> float:
-        """How far a loss that changes has gone."""
+        """How far a loss that changes has changed, from 0 to 1."""
         return min(max((self.share - _LATE[0]) / (_LATE[1] - _LATE[0]), 0.0), 1.0)
 
     def _read(self, pack: Pack) -> None:
-        """Let the target read texts that are new."""
+        """Let the target read texts that it has not read yet."""
         assert self.kept is not None
         if self.kept.has(pack):
             return
@@ -278,7 +278,7 @@ class Loop:
         self.rates.target(pack.num_tokens, self._now() - began if is_timed else None)
 
     def _laid(self, texts: Texts) -> Laid:
-        """The texts as they teach; raises if none does."""
+        """The texts, laid out to teach; raises if none does."""
         options, student = self.options, self.student
         column_V, whole, seed = student.columns.column_V, options.whole, options.seed
         laid = Laid(texts, column_V, options.context, whole=whole, seed=seed)
@@ -290,13 +290,13 @@ class Loop:
         return laid
 
     def _new_kept(self, texts: Texts) -> Kept:
-        """Room for what the target says of the texts."""
+        """Room for the target's outputs on the texts."""
         laid = self._laid(texts)
         room = laid.shape(self.batch, self.student.anchors).num_tokens
         return keep_for(self.student, laid, room=room, folder=self.folder / "states")
 
     def _check(self, loss: torch.Tensor) -> None:
-        """Before anything is written."""
+        """Raise for options that do not fit, before anything is written."""
         tensors = [tensor.detach() for tensor in self.student.tensors.values()]
         norms = torch.stack(torch._foreach_norm(tensors))
         self._check_loss(torch.where(torch.isfinite(norms).all(), loss.to(norms), math.nan))
@@ -309,7 +309,7 @@ class Loop:
             )
 
     def _put_aside(self, loss: torch.Tensor) -> None:
-        """Keep candidates for the selection, which asks the engine and not the loss."""
+        """Save candidates for the selection, which goes by the engine and not by the loss."""
         while self.place.num_candidates < len(self.marks):
             if self.share < self.marks[self.place.num_candidates]:
                 return
@@ -327,12 +327,12 @@ class Loop:
                     return
                 yield pack
                 if self.batch != batch:
-                    break  # the others are cut anew
+                    break  # the others are laid out anew
             self.place.epoch, self.place.at = self.place.epoch + 1, 0
 
     @torch.no_grad()
     def test(self, texts: Texts) -> Replay:
-        """Accepted length on held-out answers, without an engine."""
+        """Measure accepted length on held-out answers, without an engine."""
         if self._held is None or self._held[0] is not texts:
             self._held = texts, list(self._held_out(texts))
         replay = Replay()
@@ -341,7 +341,7 @@ class Loop:
         return replay
 
     def _held_out(self, texts: Texts) -> Iterator[tuple[Pack, StepInputs]]:
-        """Every position of held-out answers counts, also those whose token has no column."""
+        """The held-out answers, laid out so that positions whose token has no column count too."""
         student, column_V = self.student, self.student.columns.column_V
         laid = Laid(texts, column_V, self.options.context, is_complete=True)
         shape = laid.shape(self.batch, self.options.context if student.anchors else 0)

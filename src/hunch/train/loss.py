@@ -1,7 +1,7 @@
-"""How far a student is from the target, and which way is better: fused with the output matrix.
+"""A student's distance from the target and its gradient, fused with the output matrix.
 
-The logits over the vocabulary are the largest thing in training. They are made a part at a time,
-turned into their gradient at once, and dropped.
+The logits over the vocabulary are the largest thing in training. They are computed a part at a
+time, turned into their gradient, and dropped.
 Shape letters: M rows, R those with a weight, D width, C columns, K likeliest columns.
 """
 
@@ -27,14 +27,14 @@ def check_loss(loss_name: str) -> str:
     return loss_name
 
 
-Late = float | Tensor  # how far a loss that changes has gone: from 0 to 1
+Late = float | Tensor  # how far a loss that changes has changed, from 0 to 1
 
 
 def shares_of(loss_name: str, late: Late) -> tuple[Late, Late]:
-    """How much of cross-entropy and of total variation a loss has; a 0.0 is none at all."""
+    """The weights of cross-entropy and total variation in a loss; 0.0: that part is left out."""
     if loss_name == "blend":
         return 1.0 - 0.7 * late, 2.0 * late
-    if loss_name == "l1":  # DSpark's: a tenth of cross-entropy, nine of the whole difference
+    if loss_name == "l1":  # DSpark's: a tenth cross-entropy, nine tenths whole difference
         return 0.1, 1.8
     return float(loss_name != "tv"), float(loss_name == "tv")
 
@@ -64,7 +64,7 @@ def top_slope(
     if _is_there(variation):
         gap_MK = q_MK - p_MK
         loss_M += variation * 0.5 * (1 + (gap_MK.abs() - q_MK).sum(-1))
-        less_MK = q_MK * (gap_MK.sign() - 1)  # what is outside has more than the target gives it
+        less_MK = q_MK * (gap_MK.sign() - 1)  # outside of the few columns the sign is 1
         factor_M = factor_M - variation * 0.5 * less_MK.sum(-1)
         few_MK = few_MK + variation * 0.5 * less_MK
     slope_MC = _weighted_softmax(z_MC, log_sum_M, factor_M * weight_M)
@@ -73,7 +73,7 @@ def top_slope(
 
 
 def _is_there(share: Late) -> bool:
-    return isinstance(share, Tensor) or share != 0.0  # a number on the device is not waited for
+    return isinstance(share, Tensor) or share != 0.0  # to read a tensor would wait
 
 
 def _log_sums(z_MC: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,7 +137,8 @@ def teach(
     """The weighted loss of states before an output matrix, and the column each row likes best;
     without the target's distribution, the latter alone.
 
-    A CPU leaves out rows without weight: their column is -1. A GPU's graphs have a fixed shape.
+    A CPU skips rows without weight; their column is -1. A GPU does not, as graphs have a fixed
+    shape.
     """
     words = (weight_M, loss_name, late)
     if h_MD.is_cuda:

@@ -1,8 +1,8 @@
 """More prompts than anyone wrote, for as long as there is time to answer them.
 
-A drafter serves the subjects that its answers were about, may guess the tokens that were in them,
-and learns to read prompts of the lengths it met. A target that only asks itself comes back to what
-it was taught most. So the prompts have several sources (`SHARES`):
+A drafter is good at the subjects, the tokens and the prompt lengths that it was trained with. A
+target that writes all prompts itself returns to what it was taught most. So the prompts have
+several sources (`SHARES`):
 
 - tasks about words of the target's own vocabulary, rare ones too;
 - tasks about a text that the target wrote, and about several of them one after the other, in
@@ -29,7 +29,7 @@ from hunch.train.texts import Texts
 if TYPE_CHECKING:
     from hunch import LLM
 
-# Of all prompts; the target asks the rest itself. What a source cannot give, that rest gives.
+# Of all prompts. The target writes the rest itself, and what a source cannot provide.
 SHARES = {
     "words": 0.24,
     "texts": 0.12,
@@ -40,9 +40,9 @@ SHARES = {
 }
 LONG = (200, 900)  # tokens of several texts that a task is about, as far as there is room
 _AROUND = 80  # tokens of a task around its texts
-_MIN_LETTERS = 4  # of a word that means something by itself
+_MIN_LETTERS = 4  # letters that a word must have to mean something by itself
 _CHARS = (120, 1200)  # of a single text that a task is about
-_MANY = 4  # words of a language in a text that is written in it
+_MANY = 4  # words of a language that a text written in it must have
 _SENTENCE = re.compile(r"(?<=[.!?。！？])\s*(?=\S)")
 _WORD = re.compile(r"[^\W\d_]+")
 
@@ -71,7 +71,7 @@ def more_prompts(
 
 
 class Source:
-    """What the target's vocabulary has, and what it wrote."""
+    """Material for prompts: the target's vocabulary, and texts that it wrote."""
 
     def __init__(self, llm: LLM, answers: Texts, chance: random.Random) -> None:
         self.llm, self.answers, self.chance = llm, answers, chance
@@ -81,7 +81,7 @@ class Source:
         self.words = whole_words(self.tokens)
 
     def _drawn(self, count: int) -> list[int]:
-        """Numbers of answers, each once."""
+        """The numbers of answers in random order, each once."""
         total = len(self.answers)
         return self.chance.sample(range(total), min(count, total))
 
@@ -119,7 +119,7 @@ class Source:
         return found
 
     def chats(self, count: int, room: int) -> list[list[dict[str, Any]]]:
-        """Prompts with their answers and what a user says then; some go on for another turn."""
+        """Prompts with their answers and what a user says next; some have a further turn."""
         opening, closing = opening_of(self.llm), closing_of(self.llm)
         if not opening or not closing or not self.llm.has_chat_template:
             return []
@@ -140,7 +140,7 @@ class Source:
         return found
 
     def languages(self) -> list[str]:
-        """Those whose words are tokens of the vocabulary."""
+        """The languages whose words are tokens of the vocabulary."""
         texts = {text.strip() for text in self.tokens}
         return [name for name, words in PARTS["languages"].items() if texts.issuperset(words)]
 
@@ -157,7 +157,7 @@ def whole_words(tokens: list[str]) -> list[str]:
 
 
 def about_words(words: list[str], count: int, chance: random.Random) -> list[str]:
-    """Tasks about words; of a vocabulary, the first ones are in most texts and are drawn more."""
+    """Tasks about words; a vocabulary's first ones are frequent, and are drawn more often."""
     found = []
     for _ in range(count if words else 0):
         task = chance.choice(OF_WORDS)
@@ -243,7 +243,7 @@ def _some_word(text: str, chance: random.Random) -> str:
 
 
 def _joined(parts: list[str], chance: random.Random) -> str:
-    """As documents come: as they are, numbered, or with a title each."""
+    """Texts as users give them: as they are, numbered, or each with a title."""
     form = chance.choice(("{text}", "{number}. {text}", "Document {number}: {text}"))
     return "\n\n".join(form.format(number=n, text=text) for n, text in enumerate(parts, 1))
 

@@ -1,10 +1,10 @@
 """The optimiser: Muon for matrices inside the network, Adam for norms, embeddings and heads.
 
 Muon steps along the nearest orthogonal matrix of the momentum, so that every direction moves alike;
-its step is scaled to the size Adam's usually has, and one learning rate serves both
-(arXiv 2502.16982). It is a share of the matrix it changes: matrices of some families are twelve
-times as large as those of others (0.19 and 0.015 in the root mean square of two models of half a
-billion parameters and less), and the step that teaches the one in minutes wipes out what the other
+its step is scaled to the size Adam's usually has, and one learning rate serves both (arXiv
+2502.16982). A step is a share of the matrix that it changes. The matrices of some families are
+twelve times as large as those of others (root mean squares of 0.19 and 0.015 in two models of up to
+half a billion parameters): a step that teaches the one in minutes would wipe out what the other
 began with.
 """
 
@@ -21,7 +21,7 @@ _MOMENTUM, _BETA2, _EPS = 0.95, 0.95, 1e-10
 _BETA1 = 0.9
 _STEP_SIZE = 0.2  # root mean square of Adam's usual step, in learning rates
 _USUAL = 0.19  # root mean square of the matrices that learning rates were tuned on
-_NOTHING = 1e-4  # below it a matrix starts from nothing
+_NOTHING = 1e-4  # a matrix with smaller numbers counts as untrained
 _MAX_NORM = 1.0  # of Adam's gradient
 
 
@@ -32,7 +32,7 @@ class Optimiser:
         self.tensors = tensors
         self.num_steps = 0
         self.first = {name: torch.zeros_like(t) for name, t in tensors.items()}
-        # Matrices that go together: of one shape, once tall ones lie on their side.
+        # Matrices that are stepped together: of one shape, once tall ones are transposed.
         self.by_shape: dict[tuple[int, ...], list[str]] = {}
         self.plain: list[str] = []
         for name, tensor in tensors.items():
@@ -47,7 +47,7 @@ class Optimiser:
         self._rate, self._plain_rate = (torch.zeros((), device=self.device) for _ in range(2))
 
     def set_rates(self, lr: float, plain_lr: float | None = None) -> None:
-        """How far the next step goes: of matrices, and of the rest."""
+        """Set how far the next step goes: for matrices, and for the rest."""
         self.num_steps += 1
         late = math.sqrt(1 - _BETA2**self.num_steps) / (1 - _BETA1**self.num_steps)
         self._rate.fill_(-lr)
@@ -55,7 +55,7 @@ class Optimiser:
 
     @torch.no_grad()
     def move(self, grads: Mapping[str, Tensor | None]) -> None:
-        """One step along these, as far as the rates say."""
+        """Take one step along these gradients, as far as the rates say."""
         found = {
             name: torch.zeros_like(self.tensors[name]) if grad is None else grad
             for name, grad in grads.items()
@@ -103,9 +103,9 @@ class Optimiser:
 
 
 def _scale(matrix: Tensor) -> float:
-    """How large its steps are, beside those of the matrices that rates were tuned on.
+    """The size of its steps, relative to those of the matrices that rates were tuned on.
 
-    Numbers that are nothing do not count: a padded matrix learns like the one it was made from.
+    Zeros do not count, so a padded matrix learns like the one it was made from.
     """
     used = matrix.detach().float()
     size = float((used.square().sum() / used.count_nonzero().clamp(min=1)).sqrt())
@@ -113,14 +113,14 @@ def _scale(matrix: Tensor) -> float:
 
 
 def _flat(matrix: Tensor) -> Tensor:
-    """The matrix, or what it is on its side, with no more rows than columns."""
+    """The matrix, transposed if it has more rows than columns."""
     return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
 
 
 def orthogonal(g_NAB: Tensor) -> Tensor:
     """About the nearest matrices with orthonormal rows, of which there are no more than columns: a
-    Newton-Schulz iteration. Sums are part of the products: launches are what steps of a few
-    thousand tokens wait for."""
+    Newton-Schulz iteration. Sums are part of the products, as steps of a few thousand tokens take
+    as long as their launches."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x: Tensor = g_NAB.bfloat16() if g_NAB.is_cuda else g_NAB
     x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)

@@ -1,6 +1,6 @@
-"""The model a draft is cut from where that is not its target: a smaller one of its family.
+"""The model a draft is cut from, if that is not its target but a smaller one of its family.
 
-Its ids are the target's: where one vocabulary is padded, training feeds and asks what serving does
+It has the target's ids. If one of the vocabularies is padded, training treats ids as serving does
 (`models.heads.vocabulary`).
 """
 
@@ -29,13 +29,13 @@ from hunch.train.student import check_target
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A model whose layers become a draft for another one."""
+    """A model whose layers become a draft for another model."""
 
-    name: str  # that finds it from anywhere
+    name: str  # by which it is found from any directory
     weights: Weights
     spec: ModelSpec
     columns: Columns  # how its ids are the target's
-    num_known: int  # of the target's tokens, those from the first on that it has
+    num_known: int  # how many of the target's tokens it has, from the first on
 
     def load(self, dtype: torch.dtype, device: torch.device) -> Decoder:
         """The whole model, as training reads it."""

@@ -1,4 +1,4 @@
-"""What came of training: which method is fastest, and what `auto` takes from now on."""
+"""The outcome of training: which method is fastest, and what `auto` uses from now on."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ DRAFTER, BEFORE = "drafter", "before"
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of it."""
+    """What training led to."""
 
     pays: bool
     plan: Plan
     text: str  # for the user
     speeds: Speeds | None = None  # None: nothing was trained
     measured: Measured | None = None
-    seconds: dict[str, float] = field(default_factory=dict)  # what they went to
+    seconds: dict[str, float] = field(default_factory=dict)  # by what they were spent on
     learning: dict[str, Any] = field(default_factory=dict)  # steps, speeds, tokens per pass by time
 
     def to_json(self) -> dict[str, Any]:
@@ -77,9 +77,9 @@ def outcome_of(
     plan: Plan,
     speeds: Speeds,
     promise: Draft | None = None,  # what training expected of the drafter by held-out answers
-    learning: dict[str, Any] | None = None,  # what became of the training's time
+    learning: dict[str, Any] | None = None,  # what the training's time was spent on
 ) -> Outcome:
-    """What is best by the clock, and on the list if it is new."""
+    """The fastest method, which is put on the list if it is new."""
     found = speeds.speedup
     rest: dict[str, Any] = {
         "speeds": speeds,
@@ -120,7 +120,7 @@ def outcome_of(
 
 
 def _against(promise: Draft, speeds: Speeds) -> str:
-    """What was promised beside what came: tokens of a pass, and seconds of a step."""
+    """Expected and measured figures side by side: tokens of a pass, and seconds of a step."""
     tokens, speedup = speeds.tokens_per_pass[DRAFTER], speeds.speedup[DRAFTER]
     return (
         f"The drafter alone was promised {promise.speedup:.2f}x by held-out answers "

@@ -40,7 +40,7 @@ class PackedSteps:
         self._graph: Graph | None = None
 
     def fit(self, num_tokens: int) -> None:
-        """From now on packs have so many tokens: for steps that no graph has the shape of."""
+        """Set how many tokens packs have from now on, if steps are not captured."""
         assert not self.can_capture
         self.shape = self.kept.laid.shape(num_tokens, self.student.anchors)
 

@@ -1,7 +1,7 @@
 """Packs: several texts in a row, without padding between them.
 
-Packs have about the same size. Filled up to one shape, all of them can take the same CUDA graph of
-a training step. A position *teaches* if a token of the answer follows it that the draft vocabulary
+Packs have about the same size. Padded to one shape, all of them can use the same CUDA graph of a
+training step. A position *teaches* if a token of the answer follows it that the draft vocabulary
 has a column for; an *anchor* is where a block of guesses begins.
 
 Shape letters: B texts of a pack, S text starts and the end of the last text, T tokens, M positions
@@ -21,24 +21,24 @@ from torch import Tensor
 
 from hunch.train.texts import Array, Texts, put
 
-FLOOR = 0.2  # share of places whose guesses before were wrong that teach all the same
-_DEPTHS = 8  # of a draft, each with a choice of these places; then they come again
+FLOOR = 0.2  # share of the places after a wrong guess that teach all the same
+_DEPTHS = 8  # of a draft, each with its own choice of these places; deeper ones repeat them
 _OPEN = 16  # packs that are filled at the same time
 _MANY = 2.0  # room for texts, as a multiple of the average number in so many tokens
 _SPARE = 1.06  # room for positions that teach, as a multiple of their average number
-_MULTIPLE = 128  # this room is rounded up to a multiple of this
+_MULTIPLE = 128  # both kinds of room are rounded up to a multiple of this
 
 
 @dataclass(frozen=True, slots=True)
 class PackShape:
-    """The size of a pack, or the room in it."""
+    """The size of a pack, or of its padded form."""
 
     num_tokens: int
     num_texts: int
     num_rows: int  # positions that teach
     longest: int  # tokens of the longest text
     num_blocks: int = 0  # anchors of all texts
-    anchors: int = 0  # at most, of a text
+    anchors: int = 0  # most anchors of a text
 
     @property
     def sizes(self) -> list[int]:
@@ -52,13 +52,13 @@ class Pack:
     """Some texts in a row, in the host's memory."""
 
     index_B: Array  # of its texts in their collection
-    prompt_B: Array  # tokens of their prompts
+    prompt_B: Array  # number of tokens of their prompts
     at_T: Array  # index of each token among those of all texts
     ids_T: Array
     pos_T: Array
     start_S: Array
     row_M: Array  # which of the T positions teach
-    label_M: Array  # the column of the token that follows each of them; -1: it has none
+    label_M: Array  # the column of the token after each of these; -1: it has none
     is_own_M: Array  # whether the target wrote that token
     spared_M: Array  # bit i: it teaches the i-th guess of a draft even if those before are wrong
     anchor_A: Array  # of the T positions
@@ -74,9 +74,9 @@ class Pack:
         return PackShape(*sizes, anchors=len(self.anchor_A))
 
     def flat(self, shape: PackShape) -> Array:
-        """All inputs of a step as one array, filled up to a shape.
+        """All inputs of a step as one array, padded to a shape.
 
-        The filling teaches nothing: it is texts of zeros, and copies of the first position that
+        The padding teaches nothing: it is texts of zeros, and copies of the first position that
         teaches, which have no weight.
         """
         size, count = shape.num_tokens, len(self.row_M)
@@ -97,7 +97,7 @@ class Pack:
         return found
 
     def inputs(self, device: torch.device) -> PackInputs:
-        """The inputs of a step over it, without filling."""
+        """The inputs of a step over the pack, without padding."""
         return PackInputs(put(torch.from_numpy(self.flat(self.shape)), device), self.shape)
 
 
@@ -120,7 +120,7 @@ class Spans:
 
     @cached_property
     def starts(self) -> list[int]:
-        """On the host, which waits for the device."""
+        """The starts on the host, which waits for the device."""
         found: list[int] = self.start_S.tolist()
         return found
 
@@ -134,7 +134,7 @@ class PackInputs(Spans):
         super().__init__(parts[3], pos_T, shape.longest)
         self.row_M, self.label_M, is_own_M, self.spared_M = (part.long() for part in parts[4:8])
         self.anchor_A, count_2 = parts[8].long(), parts[9]
-        # Filling has no weight.
+        # Padding has no weight.
         self.is_row_M = torch.arange(shape.num_rows, device=flat.device) < count_2[0]
         self.is_block_A = torch.arange(shape.num_blocks, device=flat.device) < count_2[1]
         self.is_own_M = is_own_M > 0
@@ -149,7 +149,7 @@ class PackInputs(Spans):
         return ((self.spared_M >> depth % _DEPTHS) & 1) > 0
 
     def place_T(self) -> Tensor:
-        """Which of the M positions each token is, or which copy of it; -1: none."""
+        """The index among the M positions of each token, or of a copy of it; -1: none."""
         place_T = torch.full_like(self.ids_T, -1)
         return place_T.scatter(0, self.row_M, torch.arange(len(self.row_M), device=place_T.device))
 
@@ -172,8 +172,8 @@ class Laid:
         context: int,
         *,
         whole: float = 0.0,  # the share of texts whose prompts teach too
-        seed: int = 0,  # by which these are chosen
-        is_complete: bool = False,  # tokens without a column have rows too: to measure
+        seed: int = 0,  # by which these texts are chosen
+        is_complete: bool = False,  # tokens without a column have rows too, to measure with
     ) -> None:
         self.lengths = np.minimum(texts.lengths, context)
         self.prompt_len = texts.prompt_len
@@ -213,7 +213,8 @@ class Laid:
     def pack(
         self, index_B: Array, chance: np.random.Generator | None = None, anchors: int = 0
     ) -> Pack:
-        """A pack of these texts, with up to so many anchors of each; without chance, with all."""
+        """A pack of these texts, with up to so many random anchors of each; without `chance`, with
+        all."""
         start, lengths = self.start[index_B], self.lengths[index_B]
         start_S = np.concatenate([[0], np.cumsum(lengths)])
         at_T = np.arange(start_S[-1]) + np.repeat(start - start_S[:-1], lengths)
@@ -265,6 +266,6 @@ class Laid:
 
 
 def _room(count_N: Array, share: float, most: int) -> int:
-    """Room for a share of what all texts have, and for any one text's."""
+    """Room for an average share of all texts, and for any one text."""
     size = max(int(_SPARE * share * count_N.sum()), int(count_N.max()))
     return min(-(-size // _MULTIPLE) * _MULTIPLE, most)

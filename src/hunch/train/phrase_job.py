@@ -1,4 +1,4 @@
-"""A phrase table counted beside other work: in a process of its own, while a network is trained."""
+"""Counts a phrase table in a process of its own, while a network is trained."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COUNTER = "hunch.train.phrases"
 
 
 def stored_texts(texts: Texts, vocab_size: int, seconds: float = 0.0) -> bytes:
-    """Texts as the counting process reads them, some of every kind where it has no time for all."""
+    """Texts as the counting process reads them; if it has no time for all, some of every kind."""
     most = min(max(int(PER_SECOND * seconds), MIN_TOKENS), MAX_TOKENS)
     share = min(most / max(int(texts.lengths.sum()), 1), 1.0)
     count = max(int(share * len(texts)), 1)
@@ -29,7 +29,7 @@ def stored_texts(texts: Texts, vocab_size: int, seconds: float = 0.0) -> bytes:
 
 
 def write_table(folder: Path, data: bytes, vocab_size: int) -> None:
-    """A counted table as the directory that `phrases=` takes."""
+    """Write a counted table as a directory that `phrases=` can name."""
     table = load_phrases(data, vocab_size)
     config = {"model_type": "phrase_table", "vocab_size": vocab_size}
     write_json(folder / "config.json", {**config, "max_order": table.max_order})
@@ -37,7 +37,7 @@ def write_table(folder: Path, data: bytes, vocab_size: int) -> None:
 
 
 class PhraseCount:
-    """Begins at once; `finish` waits for what is missing."""
+    """Counting begins at once; `finish` waits for the result."""
 
     def __init__(self, texts: Texts, vocab_size: int, seconds: float = 0.0) -> None:
         """`seconds`: when the table is wanted, from now."""

@@ -1,9 +1,9 @@
 """Counting a phrase table: which short contexts an answer can be continued from, and how surely.
 
-An entry is worth having where it makes guesses better than the request's own text and shorter
-contexts already make them: its gain is tokens, each less what checking a guess costs. A fifth of
-the texts is kept out of a first table, to measure how far to trust guesses; the table that is
-written counts all of them.
+An entry is worth having if its guesses are better than those of the request's own text and of
+shorter contexts. Its gain is in tokens, less the cost of checking each guess. A fifth of the texts
+is kept out of a first table, to measure how far to trust guesses; the table that is written counts
+all of them.
 
 As a process of its own, it reads texts from stdin and writes their table to stdout. It takes one
 thread, and whoever starts it gives it the lowest priority.
@@ -38,9 +38,9 @@ from hunch.train.texts import Texts
 
 Array = np.ndarray
 KEPT_OUT = 5  # every fifth text
-SURE = 0.85  # chance of the own text's guess above which a token is not counted: loops would rule
-NUM_OTHERS = 4  # tokens that places which differ say, beside the first
-SECOND_BEST = 0.15  # chance to start from of a token that shorter contexts do not name
+SURE = 0.85  # above this chance of the own text's guess a token is not counted: loops would prevail
+NUM_OTHERS = 4  # other guesses of the own text, where its places differ
+SECOND_BEST = 0.15  # prior chance of a token that shorter contexts do not guess
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,7 @@ class Counting:
     max_order: int = 5  # tokens of the longest context
     cost: float = 0.3  # of checking a guess, in tokens
     min_gain: float = 0.5  # tokens an entry must have brought
-    smoothing: float = 3.0  # how many sightings the shorter context's chance stands for
+    smoothing: float = 3.0  # how many occurrences the shorter context's chance counts as
     doubt: float = 0.8  # taken from every gain, as it is measured on the texts it was counted on
 
 
@@ -64,7 +64,7 @@ class Answers:
     before_A: list[Array]  # the last token, the one before it, ...; -1 before a text's beginning
     type_A: Array  # of the own text's guess; NOBODY: none
     guess_A: Array
-    others_AO: Array  # what else its places say, or -1
+    others_AO: Array  # other tokens that the own text guesses, or -1
 
     def take(self, index_A: Array) -> Answers:
         before_A = [token_A[index_A] for token_A in self.before_A]

@@ -35,12 +35,12 @@ from hunch.train.speeds import compare_speeds, engine_for_one
 
 PLAN = "plan.json"
 LOOKUPS = "lookups"
-WITHOUT = "auto:draft=off"  # what serves a target that has no drafter
-PAYS = 1.02  # over the best without it: less drowns in noise
+WITHOUT = "auto:draft=off"  # the method of a target without a drafter
+PAYS = 1.02  # times the best speed without it: less is lost in noise
 # Shares of all minutes at which stages end; what is left after the last one is for comparing.
 TRAINED = 0.92
-COMPARING = {"cuda": 35.0, "cpu": 0.0}  # seconds that comparing gets at least: kernels are compiled
-COUNTED = 0.7  # where answers are counted, and no network is trained
+COMPARING = {"cuda": 35.0, "cpu": 0.0}  # least seconds for comparing: kernels are compiled
+COUNTED = 0.7  # if answers are counted, and no network is trained
 # The share of the time between measuring and that end which answering gets while drafters are
 # compared; for the best of them it follows from the speeds of answering and learning
 # (`answering_share`).
@@ -48,7 +48,7 @@ ANSWERING = 0.42
 LONG = 600.0  # seconds of a job that has time for trials
 NUM_TRIED = 27  # prompts of a comparison, at most
 _MEASURING, _MEASURING_SHARE = 20.0, 0.04  # seconds, or share, for lookups in the engine
-_AGREEING = 48  # tokens of each answer that a smaller model is asked for
+_AGREEING = 48  # tokens of each answer that are compared with a smaller model's choice
 _LOADING = 0.5  # share of all minutes that loading the target may take, once
 _NUM_SHOWN = 4
 
@@ -70,7 +70,7 @@ class Asked:
 
     @property
     def smaller(self) -> str:
-        """A smaller model whose layers are weighed too; empty: none."""
+        """A smaller model whose layers are considered too; empty: none."""
         return self.options.get("from", "")
 
     @property
@@ -94,14 +94,14 @@ class Plan:
 
     @property
     def together(self) -> float:
-        """The speed expected of `auto` with it, which goes beside lookups where it can."""
+        """The expected speed of `auto` with it, beside lookups if it can be."""
         speedup = self.best.speedup
         is_beside = drafts_as(self.best.size.method) in BESIDE_LOOKUPS
         return beside_lookups(speedup, self.lookups or 1.0) if is_beside else speedup
 
     @property
     def why(self) -> str:
-        """What speaks against the best."""
+        """The reason not to train the best."""
         best = self.best
         if self.lookups is None:
             best = max(self.expected, key=lambda one: one.chance)
@@ -126,8 +126,8 @@ def make_plan(asked: Asked, spec: ModelSpec, work: Path, serving: Serving, say: 
     clock = serving.clock
     stored, origin = read_json(work / PLAN), _origin(asked)
     if stored is None and device_of(asked) == "cpu" and not asked.is_forced:
-        # Known in seconds, before the target is loaded: what could be learned in the time, by the
-        # speed of products, against costs that nothing is below.
+        # Known in seconds, before the target is loaded: how much could be learned in the time, by
+        # the speed of products, at the least possible costs.
         smaller = None
         if origin is not None:
             smaller = _smaller(asked, origin, least_costs(origin.spec, spec), 1.0)
@@ -138,7 +138,7 @@ def make_plan(asked: Asked, spec: ModelSpec, work: Path, serving: Serving, say: 
     if stored is None or smaller_of(stored) != asked.smaller or not _is_whole(stored, asked):
         say(f"{asked.target}: measures passes, guesses and lookups, then says what it expects")
         stored = _measure(asked, serving, origin)
-        stored["gone"] = clock.gone  # a job that goes on later expects what it did at first
+        stored["gone"] = clock.gone  # so that a job that is continued later expects the same
         give_back()
         write_json(work / PLAN, stored)
     smaller = None
@@ -182,7 +182,7 @@ def _expected(ground: Ground, clock: Clock, gone: float) -> tuple[list[Expected]
         ground.spec,
         possible(ground.spec),
         can_lose_units=ground.costs.per_units > 0,
-        # What layers lose side by side is known of few models: a trial must show it.
+        # What layers side by side lose is known for few models: a trial must show it.
         can_stand_abreast=ground.costs.per_abreast > 0 and clock.seconds >= LONG,
     )
     sizes += [] if ground.smaller is None else sizes_from(ground.smaller)
@@ -209,9 +209,9 @@ def smaller_of(stored: Mapping[str, Any]) -> str:
 
 
 def _measure(asked: Asked, serving: Serving, origin: Origin | None) -> dict[str, Any]:
-    """The target's passes, a drafter's parts, and lookups in the engine: seconds, and facts."""
+    """Measure the target's passes, a drafter's parts, and lookups in the engine."""
     engine, clock = engine_for_one(asked.target, asked.engine, context_of(asked)), serving.clock
-    # The first start compiles kernels on all cores: also those of questions that are drawn later.
+    # The first start compiles kernels on all cores, also those that draw questions later.
     with serving.engine(engine, is_greedy=False) as llm:
         _check_loading(asked, clock)
         target = llm.engine.runner.target  # type: ignore[attr-defined]
@@ -249,7 +249,7 @@ def _answers(llm: Any, prompts: list[list[int]], seconds: float) -> list[tuple[l
 
 
 def _check_loading(asked: Asked, clock: Clock) -> None:
-    """Training may load the target once more: where that takes most of the time, none is left."""
+    """Raise if loading the target took most of the time, as training may load it again."""
     if clock.gone > _LOADING * clock.seconds:
         raise TrainingError(
             f"loading {asked.target} took {clock.gone:.0f} s of {clock.seconds:.0f}, and training "
@@ -267,7 +267,7 @@ def context_of(asked: Asked) -> int:
 
 
 def _encoded(asked: Asked, llm: Any) -> list[list[int]]:
-    """Prompts of every kind the file has, as they are served."""
+    """Token ids of prompts of every kind in the file, as they are served."""
     room = min(context_of(asked), llm.engine.capacity.max_len) * 3 // 4
     if asked.prompts == BUILTIN and (held := to_hold_out(llm, room)):
         return [ids for ids, _ in held]

@@ -1,4 +1,4 @@
-"""The first of the classic three stages of a draft from scratch: to read plain text."""
+"""Training on plain text: the first of three stages for a draft from scratch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PretrainOptions:
             )
 
     def split(self, loop: LoopOptions) -> tuple[LoopOptions, LoopOptions]:
-        """The time of this stage, and what is left for the answers."""
+        """The time of this stage, and the rest, for the answers."""
         if not self.is_asked:
             return loop, loop
         share, steps = self.text_share, loop.steps
@@ -65,7 +65,7 @@ class PretrainOptions:
 
 
 def store_text(llm: LLM, options: PretrainOptions, work: Path, context: int) -> None:
-    """Tokenize the text once; a second start finds it done."""
+    """Tokenize the text and store it; a second start uses that."""
     path = work / FILE
     if not options.is_asked or path.is_file():
         return
@@ -118,9 +118,9 @@ def read_stored(work: Path) -> Texts:
 
 
 class Pretrain(Loop):
-    """The loop of the second stage over plain text, whose own tokens are what is right."""
+    """The training loop over plain text, whose own tokens are the right ones."""
 
-    marks = ()  # nothing is put aside: the selection is among drafts that saw answers
+    marks = ()  # no candidates are saved: the selection is among drafts that saw answers
 
     def _new_kept(self, texts: Texts) -> OwnTokens:
         return OwnTokens(self._laid(texts), self.student.columns)
@@ -129,7 +129,7 @@ class Pretrain(Loop):
 def pretrain(
     student: Student, target: Decoder, work: Path, options: LoopOptions, lr: float, show: Progress
 ) -> None:
-    """Teach the student the text; killed, it goes on where it was."""
+    """Teach the student the text. Killed, it can continue from there."""
     texts = read_stored(work)
     learn, held = texts.hold_out(16, options.seed)
     Pretrain(student, target, work / "pretrain", options, lr).run(learn, held, show)

@@ -10,11 +10,11 @@ from typing import Any
 
 Advance = Callable[[float, str], None]
 _EVERY = 15.0  # seconds between two lines,
-_FIRST = 3.0  # and before the first one: a rate of less says nothing
+_FIRST = 3.0  # and before the first one: a rate over less time says nothing
 
 
 class Progress:
-    """One bar per stage, with what matters written behind it."""
+    """A bar for each stage, with its most important figures behind it."""
 
     def __init__(self, is_quiet: bool = False, peak: float | None = None) -> None:
         """`peak`: FLOP per second of the device by its maker, where it is known."""
@@ -42,11 +42,11 @@ class Progress:
 
 
 class _Lines:
-    """Lines for a pipe or a log: how far, what, and about how long still."""
+    """Lines for a pipe or a log: the progress, its figures, and the time left."""
 
     def __init__(self, name: str, total: float) -> None:
         self.name, self.total = name, total
-        self.first: tuple[float, float] | None = None  # when, and how far it was then
+        self.first: tuple[float, float] | None = None  # the first time, and the progress then
         self.shown, self.done = monotonic() - _EVERY + _FIRST, 0.0
 
     def __call__(self, done: float, words: str) -> None:

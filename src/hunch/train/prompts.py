@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("hunch")
 
-MAX_BAD_SHARE = 0.05  # of the lines; more than that is another kind of file
+MAX_BAD_SHARE = 0.05  # of the lines; with more, the file is of another kind
 _MAX_NAMED = 5
 BUILTIN = "builtin"
 _HELD = Path(__file__).with_name("held_prompts.jsonl")
-LEAST = 4  # prompts of a file: one of so many is held out
+LEAST = 4  # prompts that a file must have, as one is held out
 
 
 @dataclass(slots=True)
 class Prompts:
-    """What a file holds."""
+    """The contents of a prompt file."""
 
     records: list[dict[str, Any]]
     bad: list[str]  # "line 3: why"
 
     def encode(self, llm: LLM, max_len: int) -> list[list[int]]:
-        """Token ids as they will be served; a prompt that leaves no room for an answer is out."""
+        """Token ids as they will be served, without prompts that leave no room for an answer."""
         return [ids for ids, _ in self.encode_each(llm, max_len)]
 
     def encode_each(self, llm: LLM, max_len: int) -> list[tuple[list[int], str]]:
@@ -59,7 +59,7 @@ def encode_turns(llm: LLM, texts: Sequence[str]) -> list[list[int]]:
 
 
 def prompts_in(path: Path) -> Iterator[Found]:
-    """The records of a file, each with where it is; broken ones with what is wrong."""
+    """The records of a file with their places, and broken ones with what is wrong."""
     check_file(path, "; give JSON lines with 'turns' or 'prompt'")
 
     def check(names: Iterable[str]) -> None:
@@ -118,19 +118,17 @@ def read_prompts(file: str | Path) -> Prompts:
 
 
 def held_prompts() -> list[dict[str, Any]]:
-    """Prompts that nobody learns from: a drafter is tried on them, and what they promise is what
-    strangers can expect.
+    """Prompts that no drafter learns from: one is tried on them, to see what users can expect.
 
-    Prompts that are made by the rules of those which were learned promise too much. These are
-    written one by one, worded in other ways, about texts that no target wrote, and their categories
-    have the shares that a server for everybody may see. The first ones of any number have some of
-    every category.
+    Prompts made by the rules of those that were learned promise too much. These are written one by
+    one, worded in other ways, about texts that no target wrote. Their categories have the shares
+    that a public server may see; the first ones, however many, include some of every category.
     """
     return [json.loads(line) for line in _HELD.read_text(encoding="utf-8").splitlines()]
 
 
 def to_hold_out(llm: LLM, max_len: int) -> list[tuple[list[int], str]]:
-    """The prompts that come with hunch to try a drafter on, as far as there is room for them."""
+    """The prompts that come with hunch to try a drafter on, those that the context has room for."""
     found = [(llm.encode_messages(one["messages"]), one["category"]) for one in held_prompts()]
     return [(ids, category) for ids, category in found if len(ids) <= max_len]
 
@@ -175,7 +173,7 @@ def hold_out(prompts: list[tuple[list[int], str]], count: int, seed: int) -> dic
 
 
 def _encode(llm: LLM, record: dict[str, Any]) -> list[int]:
-    """Of a prompt that is no turn of a conversation."""
+    """Token ids of a prompt that is no turn of a conversation."""
     if "prompt_ids" in record:
         return list(record["prompt_ids"])
     return llm.get_tokenizer().encode(record["prompt"])

@@ -1,4 +1,4 @@
-"""More prompts than anyone wrote: the target asks them itself.
+"""Prompts that the target writes itself.
 
 A model that was taught conversations goes on with a user's words where a user's turn begins. Drawn
 with chance, such openings are as varied as what it was taught, so a drafter meets far more kinds of
@@ -17,9 +17,9 @@ from hunch.train.progress import Progress
 if TYPE_CHECKING:
     from hunch import LLM
 
-MAX_TOKENS = 96  # of a question; longer ones are cut off by their last line
+MAX_TOKENS = 96  # of a question; longer ones lose their last line
 MIN_CHARS = 8
-_PROBES = ("Alpha", "zebra", "7")  # have nothing in common: what stands before them is the opening
+_PROBES = ("Alpha", "zebra", "7")  # share nothing, so what precedes all is the opening
 
 
 def opening_of(llm: LLM) -> list[int]:
@@ -79,7 +79,7 @@ def ask_target(
 
 
 def tidy(text: str, is_cut: bool) -> str:
-    """What can be asked: whole lines of some length, of which not all are the same."""
+    """The part that can be asked: whole lines with enough letters, half of them distinct."""
     lines: Sequence[str] = text.strip().splitlines()
     if is_cut and len(lines) > 1:
         lines = lines[:-1]

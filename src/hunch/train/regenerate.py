@@ -1,4 +1,4 @@
-"""Stage 1: the target answers the prompts through the serving engine; shards of answers stay."""
+"""Stage 1: the target answers the prompts in the serving engine; answers are stored in shards."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 SHARD = "shard-{:05d}.npz"
 NUM_ROWS = 1024  # answers written at once on a GPU
-ROUND = 2**32  # numbers of answers at one temperature; prompts may become more
-_FEW_ROWS = 4  # answers written at once on a CPU, until the first of them came early
-_MIN_ANSWER = 8  # tokens of an answer that ran out of time, to be worth learning from
+ROUND = 2**32  # numbers of answers reserved for each temperature, as prompts may become more
+_FEW_ROWS = 4  # answers written at once on a CPU, until the first of them was early
+_MIN_ANSWER = 8  # tokens that an answer cut off by time must have, to be learned from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +38,7 @@ class AnswerOptions:
 
     temperatures: str = "0"  # "0,0.7,1": each prompt is answered once at every one of them
     max_tokens: int = 256
-    ignore_eos: bool = False  # go on past the end of text, for work that will be served so
+    ignore_eos: bool = False  # go on past the end of text, if requests will be served so
     shard: int = 256  # answers that are written together, and lost together by a kill
     seed: int = 0
 
@@ -62,7 +62,7 @@ def regenerate(
     show: Progress,
     seconds: float | None = None,
 ) -> float:
-    """Answer what is not answered yet, nearly all rows of the engine busy until the end.
+    """Answer the prompts that are not answered yet, with nearly all rows busy until the end.
 
     Answers are written as they come, so which of them share a shard is chance; each carries its
     number, and what it says depends on that alone. With `seconds`, none is begun after them, and a
@@ -72,7 +72,7 @@ def regenerate(
     rounds = range(len(temperatures))
     order = [at * ROUND + number for at in rounds for number in range(len(prompts))]
     num_answers = len(order)
-    if seconds is not None:  # whatever is answered has some of every kind
+    if seconds is not None:  # so that any part of the answers has some of every kind
         order = [order[n] for n in np.random.default_rng(options.seed).permutation(num_answers)]
     todo = iter([n for n in order if n not in store.done])
     began, num_tokens = perf_counter(), 0
@@ -86,7 +86,7 @@ def regenerate(
             num_tokens += len(answer)
             store.add(number, answer)
             gone = len(store.done) if seconds is None else perf_counter() - began
-            bar(min(gone, 0.99 * total), words())  # the end is told once
+            bar(min(gone, 0.99 * total), words())  # the end is shown once
         store.flush()
         bar(total, words())
     return num_tokens / (perf_counter() - began)
@@ -100,7 +100,7 @@ def _answer(
     todo: Iterator[int],
     seconds: float | None = None,
 ) -> Iterator[tuple[int, list[int]]]:
-    """Answers with their numbers, in the order they end."""
+    """Answers with their numbers, in the order in which they end."""
     from hunch import SamplingParams
 
     engine, open_ids = llm.engine, set[str]()
@@ -114,7 +114,7 @@ def _answer(
             if gone > 1.25 * last:
                 yield from _so_far(llm, open_ids)
                 return
-            # Rows that end wait for others, so that most steps decode and read no prompt beside it.
+            # Free rows wait for further ones, so that most steps decode and read no prompts.
             is_roomy = gone <= last and len(open_ids) <= most * 7 // 8
             num_free = most - len(open_ids) if is_roomy else 0
             for number in islice(todo, num_free):
@@ -141,7 +141,7 @@ def _answer(
 
 
 def _so_far(llm: LLM, open_ids: set[str]) -> Iterator[tuple[int, list[int]]]:
-    """What the open answers say by now, which ends them."""
+    """End the open answers; returns them as they are."""
     for name in open_ids:
         llm.engine.abort(name)
     while open_ids and llm.engine.has_work():
@@ -153,7 +153,7 @@ def _so_far(llm: LLM, open_ids: set[str]) -> Iterator[tuple[int, list[int]]]:
 
 
 class _Store:
-    """Finished answers on their way into shards."""
+    """Collects finished answers into shards."""
 
     def __init__(self, folder: Path, prompts: list[list[int]], size: int) -> None:
         self.folder, self.prompts, self.size = folder, prompts, size
@@ -213,9 +213,9 @@ def read_answers(folder: Path) -> Texts:
 def for_answers(
     target: str, given: dict[str, Any], context: int, num_rows: int = NUM_ROWS
 ) -> dict[str, Any]:
-    """Arguments for an engine that answers many prompts; what is given stays as it is.
+    """Arguments for an engine that answers many prompts; given ones stay as they are.
 
-    A GPU gets as many rows as pay, each as long as training looks at, so that they have room.
+    On a GPU it has as many rows as pay, no longer than the texts that training reads.
     """
     if not torch.cuda.is_available() or given.get("device") == "cpu":
         return given
@@ -225,7 +225,7 @@ def for_answers(
 
 
 def give_back() -> None:
-    """Let go of a GPU's memory that a stage before held, for the next one to take."""
+    """Release a GPU's memory that an earlier stage held."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from hunch.train.packs import Pack
 
-_LOOKS = 6  # at held-out answers before a curve can be called flat
+_LOOKS = 6  # looks at held-out answers that a flat curve must have
 
 
 @dataclass(slots=True)
 class Drafted:
-    """How guesses fared."""
+    """How many guesses were right, by position."""
 
     num_tokens: int = 0
     num_passes: int = 0
@@ -35,7 +35,7 @@ class Drafted:
         return [kept / max(tried, 1) for tried, kept in zip(self.tried, self.kept, strict=True)]
 
     def deepen(self, depth: int) -> None:
-        """Have room for drafts of so many places."""
+        """Make room for drafts of so many places."""
         missing = [0] * (depth - len(self.tried))
         self.tried += missing
         self.kept += missing
@@ -45,13 +45,14 @@ class Replay(Drafted):
     """What drafting would have done on answers the target chose greedily."""
 
     def add(self, pack: Pack, agreed: list[Tensor], depth: int) -> None:
-        """Walk each answer: a pass yields the guesses up to the first wrong one, and one more."""
+        """Walk each answer: a pass brings the guesses up to the first wrong one, and a token
+        more."""
         depth = depth if len(agreed) == 1 else min(depth, len(agreed))
         self.deepen(depth)
         found = np.stack([agreed_T.cpu().numpy() for agreed_T in agreed])
         starts = zip(pairwise(pack.start_S.tolist()), pack.prompt_B.tolist(), strict=True)
         for (start, end), prompt in starts:
-            # The prompt's own pass yields the answer's first token.
+            # The prompt's own pass brings the answer's first token.
             at, last = start + max(prompt, 1), end - 1
             while at < last:
                 run, most = 0, min(depth, last - at)
@@ -76,7 +77,7 @@ class Curve:
 
     @property
     def is_flat(self) -> bool:
-        """The last third of the time brought less than half a percent."""
+        """Whether the last third of the time brought less than half a percent."""
         if len(self.points) < _LOOKS:
             return False
         mark = self.points[-1][0] * 2 / 3

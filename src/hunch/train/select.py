@@ -14,7 +14,7 @@ from hunch.train.files import read_json, write_json
 
 @dataclass(slots=True)
 class Measured:
-    """What drafting with a directory does."""
+    """Measured drafting with a directory's drafter."""
 
     tokens_per_pass: float
     acceptance_rate: float
@@ -62,9 +62,9 @@ def measure(
 
 @contextmanager
 def without_advice() -> Iterator[None]:
-    """No words from the engine on what a drafter costs or on how often it is right.
+    """Silence the engine's advice on what a drafter costs and how often it is right.
 
-    Nobody chose this one yet: it is only being measured.
+    This drafter is only being measured.
     """
     log = logging.getLogger("hunch")
     level = log.level
@@ -83,7 +83,7 @@ def select(
     notes: Path,
     arguments: dict[str, Any] | None = None,
 ) -> tuple[Path, Measured]:
-    """The best of several; what was measured before a kill is not measured again."""
+    """The best of several drafters; what was measured before a kill is not measured again."""
     known: dict[str, Any] = read_json(notes) or {}
     for folder in folders:
         if folder.name not in known:

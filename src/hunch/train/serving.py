@@ -1,4 +1,4 @@
-"""The target as it serves, loaded once for all stages of a job: engines over it come and go."""
+"""The target as it serves, loaded once for the engines of all stages of a job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hunch.train.clock import CAPTURE, LOAD, Clock
 if TYPE_CHECKING:
     from hunch import LLM
 
-_ROOM = 4  # times the target's own bytes that must be free for it to stay beside training
+_ROOM = 4  # the target stays beside training if this many times its bytes are free
 
 
 class Serving:
@@ -28,7 +28,7 @@ class Serving:
 
     def __init__(self, name: str, clock: Clock | None = None) -> None:
         self.name, self.clock = name, clock or Clock()
-        self.target: Target | None = None  # None: not loaded yet, or given back
+        self.target: Target | None = None  # None: not loaded yet, or released
         self.num_loads = 0
         self._tokenizer: Any = None
 
@@ -52,13 +52,13 @@ class Serving:
                 self.num_loads += 1
                 self.clock.move(LOAD, runner.load_seconds)
         self._tokenizer = llm.get_tokenizer()
-        # What is over several processes ends with its engine.
+        # A target over several processes ends with its engine.
         self.target = None if isinstance(runner.target, OverProcesses) else runner.target
         with llm:
             yield llm
 
     def decoder(self, weights: Weights) -> Decoder | None:
-        """The same weights for training to read; None where kernels hold them in another form."""
+        """The same weights for training to read; None if kernels hold them in another form."""
         found = getattr(self.target, "decoder", None)
         if not isinstance(found, Decoder) or not _is_plain(found):
             return None
@@ -67,7 +67,7 @@ class Serving:
         return found if is_same else None
 
     def make_room(self) -> None:
-        """Give the target back where a GPU has little room beside it; the next engine loads it."""
+        """Release the target if a GPU has little room beside it; the next engine loads it again."""
         target = self.target
         if target is None or target.device.type != "cuda":
             return

@@ -1,4 +1,4 @@
-"""Drafters that could be trained: methods, how they grow, and the sizes that are weighed."""
+"""The drafters that could be trained: methods, how they grow, and sizes to consider."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hunch.models.spec import ModelSpec
 from hunch.registry import RECIPES, resolve
 from hunch.train.costs import Costs
 
-MAX_NODES = 8  # of the chains that are weighed
+MAX_NODES = 8  # of the chains that are considered
 MAX_SHARE = 0.5  # of a target's layers that a drafter may have
-BLOCK = 7  # tokens that a block drafter guesses by one pass
+BLOCK = 7  # tokens that a block drafter guesses in one pass
 COLUMNS = (2048, 4096, 8192, 16384, 32768, 65536)
 LAYERS = (1, 2, 3, 4, 6, 8, 10, 12)
-UNITS = (1.0, 0.5, 0.25, 0.125)  # shares of a layer's units that are weighed
+UNITS = (1.0, 0.5, 0.25, 0.125)  # shares of a layer's units that are considered
 ABREAST = (1, 2, 3, 4)  # layers of the target side by side in each of a draft's
 
 
@@ -29,7 +29,7 @@ class Method:
     is_sequential: bool = True  # a pass per node; else one for all
     depth: int = MAX_NODES  # of its drafts
     passes: int = 1  # of the network over a text in training
-    features: int = 0  # states of the target that it asks for
+    features: int = 0  # states of the target that it reads
     has_trees: bool = False  # on a GPU, beside chains
     layers: tuple[int, ...] = LAYERS
 
@@ -89,13 +89,13 @@ class Smaller:
     name: str
     spec: ModelSpec
     costs: Costs  # of its cuts, beside the target
-    agrees: float  # share of the target's own tokens that it would say
+    agrees: float  # share of the target's own tokens that it would choose too
     num_known: int  # of the target's tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What drafters are weighed on: a target on a device, and what it costs there."""
+    """A target on a device, and its costs there, by which drafters are compared."""
 
     costs: Costs
     spec: ModelSpec
@@ -117,7 +117,7 @@ def sizes_for(
     can_lose_units: bool = False,
     can_stand_abreast: bool = False,
 ) -> list[Size]:
-    """Every drafter that is weighed for a target."""
+    """Every drafter that is considered for a target."""
     columns = [*(c for c in COLUMNS if c < spec.vocab_size), spec.vocab_size]
     most = max(int(spec.num_layers * MAX_SHARE), 1)
     found = []
@@ -149,7 +149,7 @@ def possible(spec: ModelSpec) -> list[str]:
 
 
 def sizes_from(smaller: Smaller) -> list[Size]:
-    """Every draft that is weighed of a smaller model: up to all of its layers."""
+    """Every draft of a smaller model that is considered: up to all of its layers."""
     columns = [*(c for c in COLUMNS if c < smaller.num_known), smaller.num_known]
     most = smaller.spec.num_layers
     return [

@@ -130,7 +130,7 @@ def compare_speeds(
 
 @contextmanager
 def _engines_over(llm: LLM) -> Iterator[dict[str, LLM]]:
-    """`llm`, for greedy requests alone; engines that are added to it are closed in the end."""
+    """A dict with `llm`, for greedy requests alone; engines added to it are closed at the end."""
     whole, engines = llm.config, {PLAIN: llm}
     llm.config = replace(whole, is_greedy=True)
     try:

@@ -1,4 +1,4 @@
-"""What the target thinks of texts: the one pass that every recipe learns from.
+"""The target's opinions and states on texts: the one pass that every recipe learns from.
 
 Shape letters: T tokens in a row, D width, M positions that teach, C columns of the draft
 vocabulary, K the likeliest of them, V the target's.
@@ -24,7 +24,7 @@ _NUM_ROWS = 8192  # positions whose logits exist at a time
 
 @dataclass(frozen=True, slots=True)
 class TopOpinions:
-    """The target's distribution at M positions, as its likeliest columns; the rest is none."""
+    """The target's distribution at M positions, as its likeliest columns; others have chance 0."""
 
     column_MK: Tensor
     p_MK: Tensor
@@ -60,7 +60,7 @@ class TopOpinions:
 class States:
     """The target's states on a pack."""
 
-    hidden_TD: Tensor  # after the final norm; nothing where nobody asked for it
+    hidden_TD: Tensor  # after the final norm; empty if not asked for
     features: tuple[Tensor, ...]  # the stream after each layer asked for
 
 
@@ -75,7 +75,7 @@ def read_pack(target: Decoder, pack: PackInputs, feature_layers: tuple[int, ...]
 
 @torch.no_grad()
 def opinions_of(target: Decoder, columns: Columns, pack: PackInputs, states: States) -> Tensor:
-    """What it says of the next tokens where they teach, MC: in the model's precision, computed in
+    """The target's distributions where tokens teach, MC: in the model's precision, computed in
     float32 a part at a time."""
     head_CD, bias_C = target.head.weight_NK[columns.ids_C], target.head.bias_N
     bias_C = None if bias_C is None else bias_C[columns.ids_C]

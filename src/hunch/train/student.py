@@ -1,4 +1,4 @@
-"""What every recipe offers the loop: tensors that learn, a loss, guesses to count, files to write.
+"""The base of all recipes: tensors that learn, a loss, guesses to count, files to write.
 
 Shape letters: T tokens of a pack, M positions that teach, D width, C columns.
 """
@@ -24,25 +24,25 @@ from hunch.train.packs import PackInputs, PackShape
 from hunch.train.states import States, TopOpinions
 from hunch.train.vocab import Columns
 
-DECAY = 0.8  # what a guess counts, of the one before it
-# Steps are what teaches: after 14 seconds a draft for a target of 2B's cost has 2.10 tokens per
-# pass on unseen prompts by steps over 4,096 tokens, 1.94 by 8,192 (`hunch bench part drafters`,
-# docs/training.md). So a GPU's step has so many floating-point operations, which are 4,096 tokens
-# of that draft; and these tokens at least and at most.
+DECAY = 0.8  # weight of a guess, relative to the one before it
+# Many steps teach more than large ones: after 14 seconds a draft for a target of 2B's cost has 2.10
+# tokens per pass on unseen prompts by steps over 4,096 tokens, 1.94 by 8,192 (`hunch bench part
+# drafters`, docs/training.md). So a GPU's step has so many floating-point operations, which are
+# 4,096 tokens of that draft; and these tokens at least and at most.
 _STEP_FLOPS, _BATCHES = 1.2e12, (4096, 32768)
 _CPU_BATCH = 2048
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recipe:
-    """A line of the registry: what a method is trained with."""
+    """An entry of the registry: how a method is trained."""
 
     options: type  # a frozen dataclass; its fields are the KEY=VALUE a user may give
     student: Callable[[Any, Decoder, Columns, Weights], Student]
     draft_vocab: int | None = None  # tokens it may guess unless told; None: all,
-    has_few_columns: bool = False  # or those that most answers need
+    has_few_columns: bool = False  # or the tokens that most answers need
     lr: float = 3.6e-3
-    drafts_as: str = ""  # the method that drafts with it, where it has another name
+    drafts_as: str = ""  # the method that drafts with it, if that has another name
     # Raises for options that do not fit the target, before anything is made.
     check: Callable[[Any, ModelSpec], None] = lambda options, spec: None
 
@@ -54,7 +54,7 @@ def option_names(options: type) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CountRecipe:
-    """A line of the registry for what is counted from the answers: no network, no steps."""
+    """An entry of the registry for a method that is counted from the answers, without training."""
 
     options: type
     count: Callable[..., Any]
@@ -62,25 +62,25 @@ class CountRecipe:
 
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """Texts in a row, and what the target says of them."""
+    """Packed texts, with the target's outputs on them."""
 
     pack: PackInputs
     states: States
-    opinions: TopOpinions | None  # None: a test, which looks at what a draft would reach alone
+    opinions: TopOpinions | None  # None: a test, which only counts right guesses
     late: Late = 1.0
 
 
 @dataclass(slots=True)
 class PackLoss:
-    """What a pack taught. agreed[i] marks positions whose next token was guessed right as the
-    i-th of a draft, given that the ones before were."""
+    """The loss on a pack, and its right guesses: agreed[i] marks positions whose next token was
+    guessed right as the i-th of a draft, given that the guesses before it were."""
 
     loss: Tensor
     agreed: list[Tensor]  # each T
 
 
 class Masters(Source):
-    """Float32 tensors as networks take them, in the precision that products have."""
+    """Float32 tensors, given to networks in the precision of their products."""
 
     def __init__(
         self, tensors: Mapping[str, Tensor], dtype: torch.dtype, device: torch.device
@@ -94,7 +94,7 @@ class Masters(Source):
         return tensor
 
     def below(self, prefix: str) -> Masters:
-        """Those whose names begin so, without it."""
+        """The tensors whose names begin with this prefix, without it."""
         own = {
             name.removeprefix(prefix): tensor
             for name, tensor in self.tensors.items()
@@ -107,13 +107,13 @@ class Student:
     """Base of the recipes' networks; `tensors` are float32 leaves under the published names."""
 
     feature_layers: tuple[int, ...] = ()  # of the target; their states come with the outputs
-    needs_hidden = False  # the target's last state too
+    needs_hidden = False  # whether the student reads the target's last state too
     plain: Collection[str] = ()  # tensors that Adam steps: embeddings and output matrices
-    rate = 1.0  # of the recipe's: less for what begins as a whole model
-    num_walks = 1  # times its network goes over a text for one loss
+    rate = 1.0  # share of the recipe's rate: less for what begins as a whole model
+    num_walks = 1  # how often its network goes over a text for one loss
     layer_names: Collection[str] = ()  # prefixes of layers, whose tensors become `sources`
     anchors = 0  # places of each text where blocks of guesses begin
-    spec: ModelSpec | None = None  # of its layers, where it has some that attend
+    spec: ModelSpec | None = None  # of its layers, if it has some that attend
 
     def __init__(self, target: Decoder, columns: Columns) -> None:
         self.target, self.columns = target, columns
@@ -121,7 +121,7 @@ class Student:
         self.tensors: dict[str, Tensor] = {}
 
     def start(self, tensors: Mapping[str, Tensor]) -> None:
-        """Begin from these values."""
+        """Set the tensors to these values."""
         device = self.target.device
         self.tensors = {
             name: tensor.detach().to(device, torch.float32, copy=True).requires_grad_()
@@ -130,11 +130,11 @@ class Student:
         self.sources = [self.source().below(prefix) for prefix in self.layer_names]
 
     def source(self) -> Masters:
-        """The tensors as networks take them, in the target's precision; gradients flow back."""
+        """The tensors in the target's precision, for networks; gradients flow back."""
         return Masters(self.tensors, self.target.dtype, self.target.device)
 
     def loss_on(self, given: StepInputs) -> PackLoss:
-        """The loss on texts in a row."""
+        """The loss on packed texts."""
         raise NotImplementedError
 
     @property
@@ -150,7 +150,7 @@ class Student:
         return self.flops_of(shape.num_tokens, shape.num_rows)
 
     def flops_of(self, num_tokens: int, num_rows: int) -> float:
-        """The same over so many tokens, of which so many teach."""
+        """The same for a step over so many tokens, of which so many teach."""
         inside = sum(
             t.numel() for n, t in self.tensors.items() if t.dim() == 2 and n not in self.plain
         )
@@ -169,12 +169,12 @@ class Student:
 
     @property
     def asks(self) -> tuple[Any, ...]:
-        """What it learns from of the target's outputs: students that ask for the same share it."""
+        """The target's outputs that it learns from: students that need the same ones share them."""
         ids = self.columns.ids_C.cpu().numpy().tobytes()
         return ids, self.feature_layers, self.needs_hidden
 
     def settled(self) -> dict[str, Any]:
-        """Options that were left to the recipe, as it chose them; for the card."""
+        """The values of options that the recipe chose, for the card."""
         return {}
 
     def values(self) -> dict[str, Tensor]:
@@ -204,7 +204,7 @@ class Teaching:
         self._begin()
 
     def _begin(self) -> None:
-        """What is known before the first guess."""
+        """Begin with the state before the first guess."""
 
     def result(self) -> PackLoss:
         return PackLoss(self.loss, self.agreed)
@@ -216,8 +216,8 @@ class Teaching:
     def _teach(
         self, state_MD: Tensor, head_CD: Tensor, place_M: Tensor | None, is_taught_M: Tensor
     ) -> Tensor:
-        """States speak of the tokens after rows `place_M`, or each of its own row's; returns where
-        they are right."""
+        """Teach that these states guess the tokens after rows `place_M` (None: each after its own
+        row); returns where they are right."""
         opinions, label_M = self.opinions, self.pack.label_M
         if place_M is not None:
             opinions = None if opinions is None else opinions[place_M]
@@ -229,25 +229,25 @@ class Teaching:
         return (best_M == label_M) & is_taught_M
 
     def _count(self, row_M: Tensor, is_right_M: Tensor) -> Tensor:
-        # Not by brackets: rows that fill a pack up are copies of others.
+        # Not by brackets: padding rows are copies of others.
         agreed_T = torch.zeros_like(self.pack.pos_T).index_add(0, row_M, is_right_M.long()) > 0
         self.agreed.append(agreed_T)
         return agreed_T
 
 
 class Walk(Teaching):
-    """One token after the other, where a draft would get that far."""
+    """Teaches one token after the other, where a draft would get that far."""
 
     def _begin(self) -> None:
         self.reached_T = torch.ones_like(self.pack.pos_T, dtype=torch.bool)
 
     def taught(self, x_TD: Tensor, shift: int) -> Tensor:
-        """Of a stream, what is `shift` positions before the ones that decide the tokens, MD."""
+        """The stream `shift` positions before those that decide the tokens, MD."""
         # Not by brackets: their gradient would sort the rows.
         return x_TD.index_select(0, (self.pack.row_M - shift).clamp(min=0))
 
     def teach(self, state_MD: Tensor, shift: int, head_CD: Tensor) -> None:
-        """The states of these positions speak of those tokens."""
+        """Teach that the states of these positions guess those tokens."""
         pack = self.pack
         is_taught_M = self.reached_T.index_select(0, pack.row_M) | self._spared(self.depth)
         is_taught_M = is_taught_M & (pack.pos_T.index_select(0, pack.row_M) >= shift)
@@ -256,31 +256,31 @@ class Walk(Teaching):
 
 
 class Fan(Teaching):
-    """Guesses that all start from one state of the target, one token further each time."""
+    """Teaches guesses that start from one state of the target, each one token further."""
 
     def _begin(self) -> None:
         pack = self.pack
         self.place_T = pack.place_T()
-        self.start_M = (pack.row_M - 1).clamp(min=0)  # positions whose states are asked
+        self.start_M = (pack.row_M - 1).clamp(min=0)  # positions whose states are used
         self.is_taught_M = pack.is_row_M & (pack.pos_T.index_select(0, pack.row_M) > 0)
         self.is_right_M, self.is_spared_M = self.is_taught_M, self._spared(0)
 
     def _rows(self) -> Tensor:
-        """The position that decides the token to guess, of each start."""
+        """For each start, the position that decides the token to guess."""
         return (self.pack.row_M + self.depth).clamp(max=len(self.place_T) - 1)
 
     def tokens(self) -> Tensor:
-        """The token before the one to guess, of each start."""
+        """For each start, the token before the one to guess."""
         return self.pack.ids_T.index_select(0, self._rows())
 
     def teach(self, state_MD: Tensor, head_CD: Tensor) -> None:
-        """One state per start speaks of the next token."""
+        """Teach that these states, one per start, guess the next token."""
         row_M = self._rows()
         place_M = self.place_T.index_select(0, row_M).clamp(min=0)
         is_right_M = self._teach(state_MD, head_CD, place_M, self.is_taught_M)
         self.is_right_M = self.is_right_M & is_right_M
         self._count(row_M, self.is_right_M)
-        # A text's last token decides nothing: no start goes on into the next text.
+        # A text's last token decides nothing: no start continues into the next text.
         is_there_M = self.place_T.index_select(0, self._rows()) >= 0
         self.is_taught_M = (self.is_right_M | (self.is_spared_M & self.is_taught_M)) & is_there_M
 
@@ -307,7 +307,7 @@ def layer_config(spec: ModelSpec, target: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unlike_llama(spec: ModelSpec) -> dict[str, bool]:
-    """What layers cut from a target may not have, and whether it is there."""
+    """Properties that layers cut from a target may not have, and whether these have them."""
     return {
         "norms after the residual sums": spec.is_post_norm,
         "norms over all heads": spec.is_qk_norm_whole,
@@ -331,7 +331,7 @@ def unlike_llama(spec: ModelSpec) -> dict[str, bool]:
 
 
 def unlike_llama_inside(spec: ModelSpec) -> dict[str, bool]:
-    """What layers written as Llama's may not have, and whether it is there."""
+    """Properties that layers written as Llama's may not have, and whether these have them."""
     return {
         "learned positions": spec.rope is None,
         "norms of what is added": spec.has_branch_norms,
@@ -343,7 +343,7 @@ def unlike_llama_inside(spec: ModelSpec) -> dict[str, bool]:
 
 
 def check_target(spec: ModelSpec, method: str, origin: str = "") -> None:
-    """Raise for a target whose drafters of this kind could not be built from its parts, or for
+    """Raise if drafters of this kind cannot be built from the target's parts, or from those of
     another model that they are to be cut from."""
     problems = unlike_llama(spec)
     if method != "draft":  # whose layers are the target's; others are written as Llama's

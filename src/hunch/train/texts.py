@@ -1,4 +1,4 @@
-"""Prompts with answers, as training takes them.
+"""Prompts with answers, as training reads them.
 
 Shape letters: N texts of the collection.
 """
@@ -44,7 +44,7 @@ class Texts:
         return Texts(tokens, offset, self.prompt_len[indices])
 
     def to_bytes(self, **more: Any) -> bytes:
-        """As another process reads them, or a file holds them."""
+        """The texts as bytes, for a file or another process."""
         data, tokens = io.BytesIO(), self.tokens.astype(np.uint32)
         np.savez(data, tokens=tokens, offset=self.offset, prompt_len=self.prompt_len, **more)
         return data.getvalue()
@@ -76,7 +76,7 @@ class Texts:
 
 
 def put(x: Tensor, device: torch.device) -> Tensor:
-    """On the device; nobody waits until it is there, or all that was launched before were done."""
+    """Copy to the device without waiting for what was launched before."""
     if device.type != "cuda" or x.is_cuda:
         return x.to(device)
     return x.contiguous().pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Training the drafter that was chosen; where there is time, trials of the best of each kind."""
+"""Trains the chosen drafter; if there is time, after trials of the best of each kind."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from hunch.train.texts import Texts
 from hunch.train.vocab import coverage_of
 
 TRIALS, COLUMNS = "trials.json", "columns.json"
-TRIED = ("draft", "block")  # kinds of drafters of which neither is the faster one everywhere
+TRIED = ("draft", "block")  # kinds of drafters, neither of which is always the faster one
 SMALLER = "-smaller"  # a draft whose layers are those of a smaller model is a kind of its own
-CLOSE = 0.93  # of the best expected speed, to be tried beside it: what is further off stays behind
-TRIAL = 0.045  # of a job's seconds, what each trial is trained for
-LEAST = 0.15  # share of all minutes that answering, and training, get whatever was spent before
+CLOSE = 0.93  # share of the best expected speed that a drafter needs for a trial
+TRIAL = 0.045  # share of a job's seconds for which each trial is trained
+LEAST = 0.15  # share of all minutes that answering gets at least, as does training
 
 
 def _name(size: Size) -> str:
@@ -65,7 +65,7 @@ def job_for(asked: Asked, size: Size) -> Job:
 
 @dataclass(slots=True)
 class Run:
-    """What training has to go by."""
+    """The state of training, which trials and the last run share."""
 
     asked: Asked
     plan: Plan
@@ -73,10 +73,10 @@ class Run:
     texts: Texts
     test_ids: list[list[int]]
     serving: Serving
-    # What trials leave for later: the target, and what it said to students of each kind.
+    # Left by trials for later: the target, and its outputs for students of each kind.
     target: Decoder | None = None
     kept: dict[tuple[Any, ...], Kept] = field(default_factory=dict)
-    held: Texts | None = None  # answers to prompts that are not learned from; None: some of texts
+    held: Texts | None = None  # answers to held-out prompts; None: some of `texts` are held out
     learning: dict[str, Any] = field(default_factory=dict)  # of the last student
 
     @property
@@ -88,7 +88,7 @@ class Run:
         return self.plan.ground
 
     def release(self) -> None:
-        """Let go of what training needed."""
+        """Release what training needed."""
         self.target = None
         self.kept.clear()
         give_back()
@@ -118,7 +118,7 @@ def choose(run: Run, show: Progress, say: Say) -> tuple[Size, Path | None]:
 
 
 def _candidates(plan: Plan) -> dict[str, Expected]:
-    """The best of each kind that comes close to the best of all."""
+    """The best of each kind, if it comes close to the best of all."""
     found: dict[str, Expected] = {}
     for one in plan.expected:
         if one.speedup > CLOSE * plan.best.speedup and one.size.method in TRIED:
@@ -131,11 +131,11 @@ def _candidates(plan: Plan) -> dict[str, Expected]:
 def _try(
     run: Run, candidates: dict[str, Expected], names: dict[str, Path], show: Progress, say: Say
 ) -> dict[str, float]:
-    """Speed over plain decoding after a trial, of the best of each method."""
+    """The speed over plain decoding of the best of each method, after a trial."""
     best, seconds = dict[str, tuple[float, str]](), TRIAL * run.clock.seconds
     methods, columns = dict[str, str](), dict[str, int]()
     for name, one in candidates.items():
-        # With the same tokens to guess they learn from the same pass over the answers.
+        # If they guess the same tokens, they learn from the same pass over the answers.
         same = columns.get(one.size.cut_from)
         job, chosen = with_columns(run, one.size, seconds, same)
         columns.setdefault(one.size.cut_from, chosen.size.columns)
@@ -174,12 +174,12 @@ def with_columns(
     run: Run, best: Size, seconds: float | None = None, num_columns: int | None = None
 ) -> tuple[Job, Expected]:
     """The job with the draft vocabulary that pays best, now that there are answers to count, or
-    with `num_columns`; for so many seconds, or as long as there is time."""
+    with `num_columns`; for so many seconds, or for the time that is left."""
     asked, clock, ground = run.asked, run.clock, run.ground
     coverage = coverage_of(run.texts, ground.spec.vocab_size)
-    # A job that goes on keeps to what it began with, whatever time is left.
+    # A job that is continued keeps what it began with, whatever time is left.
     chosen, name = read_json(run.work / COLUMNS) or {}, _name(best)
-    # What a draft is cut from may have a smaller vocabulary.
+    # The model that a draft is cut from may have a smaller vocabulary.
     alike = [one.size for one in run.plan.expected if one.size.cut_from == best.cut_from]
     columns = [size.columns for size in alike] if num_columns is None else [num_columns]
     columns = [chosen[name]] if name in chosen else columns
@@ -211,8 +211,8 @@ def train(
     *,
     is_trial: bool = False,
 ) -> tuple[Any, Replay]:
-    """A student after its time, and what held-out answers say of it; it goes on from the checkpoint
-    `before` where that is there."""
+    """Train a student; returns it, and how it does on held-out answers. It continues from the
+    checkpoint `before`, if there is one."""
     options = job.settings.loop
     student, run.target = build_student(job, run.texts, target=run.target, serving=run.serving)
     size = replace(size, columns=len(student.columns))
@@ -225,7 +225,7 @@ def train(
         restore(student, before)
     loop = Loop(student, run.target, folder, options, recipe.lr, remark=remark)
     loop.kept, loop.is_trial = run.kept.get(student.asks), is_trial
-    loop.marks = (1.0,)  # one candidate: what each costs to compare is better spent on learning
+    loop.marks = (1.0,)  # one candidate: the time to compare more is better spent on learning
     learn, held = run.texts, run.held
     if held is None:
         learn, held = run.texts.hold_out(32, options.seed)
@@ -242,7 +242,7 @@ def train(
 def promised(run: Run, size: Size, replay: Replay, missed: float = 1.0) -> Draft:
     """The best draft, and its speed, of a drafter with these guesses.
 
-    missed: of what they miss now, what they will still miss.
+    missed: the share of today's wrong guesses that will still be wrong.
     """
     node = node_seconds(run.ground, size)
     chance = 1 - missed * (1 - chance_of(replay.tokens_per_pass, len(replay.tried)))

@@ -1,4 +1,4 @@
-"""Attention of drafts that were begun after every token of a text and have gone on some steps.
+"""Attention of drafts that begin after every token of a text and continue for some steps.
 
 A token's place stays that of the last known token before its draft. There it reads the target's
 states up to this place, and what the steps of its own draft left there. Softmaxes over both are
@@ -23,7 +23,7 @@ from hunch.train.packs import Spans
 
 
 class Unrolled:
-    """Step i of the drafts; step 0 reads known places alone."""
+    """Attention in step i of the drafts; step 0 reads known places alone."""
 
     def __init__(self, spans: Spans, rope: Rope, max_len: int) -> None:
         self.spans, self.rope, self.max_len = spans, rope, max_len
@@ -55,7 +55,7 @@ class Unrolled:
 
 
 class _Joined(torch.autograd.Function):
-    """What queries read of known and of drafted places."""
+    """The joined attention over known and drafted places."""
 
     @staticmethod
     def forward(
@@ -104,7 +104,7 @@ def _scores(q_TNH: Tensor, k_TJMH: Tensor, heads: Heads) -> Tensor:
 
 
 def _grouped(x_TNH: Tensor, heads: Heads) -> Tensor:
-    """By the KV head that each head reads, TMGH."""
+    """The heads grouped by the KV head that they read, TMGH."""
     return x_TNH.view(len(x_TNH), heads.num_kv_heads, -1, heads.head_dim)
 
 

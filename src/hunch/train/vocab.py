@@ -23,8 +23,8 @@ from torch import Tensor
 from hunch.errors import ConfigError
 from hunch.train.texts import Texts
 
-OTHER = 0.25  # of what a drafter will serve, the part that is unlike the answers it learned from
-ENOUGH = 0.955  # of all tokens by that estimate, what a draft vocabulary has by default
+OTHER = 0.25  # share of the tokens a drafter will serve that is unlike the answers it learned from
+ENOUGH = 0.955  # share of all tokens, by that estimate, that a draft vocabulary covers by default
 _FLAT, _FALLING = 300.0, -1.4  # Mandelbrot's law of words, over ids
 
 
@@ -40,7 +40,7 @@ class Columns:
         return len(self.ids_C)
 
     def offsets(self) -> Tensor:
-        """What published files say of sorted columns (d2t): each token's id less its column."""
+        """The map in published files for sorted columns (d2t): each token's id less its column."""
         return self.ids_C.cpu().sort().values - torch.arange(len(self))
 
     def to(self, device: torch.device) -> Columns:
@@ -70,8 +70,9 @@ def frequency(count_V: np.ndarray) -> np.ndarray:
 
 
 def coverage_of(texts: Texts, vocab_size: int) -> Callable[[int], float]:
-    """How much of what a drafter will serve a draft vocabulary of a size covers: counted on half of
-    the texts, looked for in the other half, so that few answers do not promise too much."""
+    """The share of the tokens a drafter will serve that a draft vocabulary of this size covers:
+    counted on half of the texts and tested on the other half, so that few answers do not promise
+    too much."""
     halves = [texts.take(np.arange(first, len(texts), 2)).count(vocab_size) for first in (0, 1)]
     order = np.argsort(-frequency(halves[0]), kind="stable")
     share = np.cumsum(frequency(halves[1])[order])
@@ -79,7 +80,7 @@ def coverage_of(texts: Texts, vocab_size: int) -> Callable[[int], float]:
 
 
 def enough_columns(texts: Texts, vocab_size: int) -> int:
-    """The smallest draft vocabulary, a power of two, that covers most tokens."""
+    """The size of the smallest draft vocabulary, a power of two, that covers enough tokens."""
     coverage, size = coverage_of(texts, vocab_size), 4096
     while size < vocab_size and coverage(size) < ENOUGH:
         size *= 2

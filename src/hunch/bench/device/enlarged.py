@@ -1,6 +1,6 @@
 """A model made larger without changing its function: the same text at a larger model's cost.
 
-The width is padded with zeros and the norms re-scaled; a head sits in a head of twice its width on
+The width is padded with zeros and the norms re-scaled; a head becomes one of twice its width, on
 every second rotary pair, whose frequencies are the same; padded units of the MLP and padded heads
 are random, with output columns of zero; added layers have zero output projections. What cannot
 reach the output is random, so that no kernel profits from zeros. Nothing is written to disk.
@@ -26,7 +26,7 @@ _KEYS = (
 )  # fmt: skip
 _SIZES = {  # in the order of the keys
     "7b": (4096, 14336, 32, 8, 128, 32),
-    "1b": (2048, 5632, 16, 4, 128, 30),  # for a look on a CPU
+    "1b": (2048, 5632, 16, 4, 128, 30),  # for tests on a CPU
     "2b": (1536, 8960, 16, 2, 128, 28),  # with room for the heads of Qwen2.5-0.5B, seven to a group
     "70b": (8192, 28672, 64, 8, 128, 80),  # in 4 bits it fits one large GPU
 }
@@ -42,8 +42,8 @@ def enlarged(model: str, size: str, device: str) -> EnlargedWeights:
 
 
 def in_blocks(small: Weights, device: str, min_width: int = 1024) -> EnlargedWeights:
-    """A model's weights in the next size whose matrices are whole blocks of every format, and which
-    a GPU keeps in few bits."""
+    """A model's weights in the next size whose matrices have whole blocks of every format, and
+    which a GPU keeps in few bits."""
     old = small.config
     head_dim = old.get("head_dim") or old["hidden_size"] // old["num_attention_heads"]
     num_kv = old["num_key_value_heads"]
@@ -60,7 +60,7 @@ def in_blocks(small: Weights, device: str, min_width: int = 1024) -> EnlargedWei
 
 
 def _check_room(old: dict[str, Any], size: dict[str, int]) -> None:
-    """Raise where the model does not fit into the size: its function would be another."""
+    """Raise if the model does not fit into the size, as its function would change."""
     kv = "num_key_value_heads"
     group = old["num_attention_heads"] // old[kv]
     sizes = [(key, old[key], most) for key, most in size.items() if key != "head_dim"]
@@ -120,7 +120,7 @@ class EnlargedWeights(MadeWeights):
         return new
 
     def _place(self, module: str, old: Tensor, new: Tensor) -> None:
-        """Put the old matrix where the old function finds it."""
+        """Place the old matrix so that the old function is kept."""
         rows, columns = old.shape
         if module in ("gate_proj", "up_proj"):
             new[:rows] = 0

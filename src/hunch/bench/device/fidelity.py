@@ -1,8 +1,8 @@
-"""How near a model as it is held comes to the float32 forward of its file's weights.
+"""How near a model's kernels come to a float32 pass over its file's weights.
 
 Every token of a page of text is predicted by both. `kl` is the mean of KL(float32 || held) in nats,
-`top1` the share of tokens where both have the same favourite. Kernels decide these figures, and
-quantised activations above all; what a file's own rounding cost is in both and cancels.
+`top1` the share of tokens where both have the same favourite. These figures depend on the kernels,
+above all on quantised activations; the loss from a file's own rounding is in both and cancels.
 
 Shape letters: T tokens, M rows of logits at a time, V vocabulary.
 """
@@ -37,7 +37,7 @@ PAGE = "\n\n".join(
         *TEXTS["mathematics"].values(),
     )
 )
-_ROWS = 32  # whose logits are held at once
+_ROWS = 32  # rows whose logits are held at once
 _BLOCK = 16
 
 
@@ -51,7 +51,7 @@ class Fidelity:
 def measure(
     model: str, ids: Sequence[int], held: NativeDecoder, threads: int | None = None
 ) -> Fidelity:
-    """A model as the CPU's kernels hold it, against the same in float32."""
+    """A model on the CPU's kernels, compared with the same in float32."""
     exact = load_native(open_weights(resolve(model).path), dtype="float32", num_threads=threads)
     assert exact is not None
     return compare(scores(exact, ids), scores(held, ids))
@@ -60,8 +60,8 @@ def measure(
 def measure_rounded(
     model: str, ids: Sequence[int], held: Iterator[Tensor], *, device: str = "cuda"
 ) -> Fidelity:
-    """The scores of a model that was rounded when it was loaded, against those it has in bfloat16
-    (float32 on a CPU)."""
+    """Compare the scores of a model that was rounded when loaded with those in bfloat16 (float32 on
+    a CPU)."""
     is_gpu = device.startswith("cuda")
     whole, backend = ("bfloat16", TRITON) if is_gpu else ("float32", TORCH)
     weights = open_weights(resolve(model).path)
@@ -72,8 +72,9 @@ def measure_rounded(
 def measure_kernels(
     model: str, ids: Sequence[int], dtype: str, *, device: str = "cuda"
 ) -> tuple[Fidelity, Fidelity]:
-    """A model in few bits, as `dtype` rounds it (`keep`: as its file has it), against the float32
-    forward of the very same weights: by the GPU's kernels, and expanded to 16 bits for torch's."""
+    """Compare a model in few bits, as `dtype` rounds it (`keep`: as its file has it), with a
+    float32 pass over the same weights: by the GPU's kernels, and expanded to 16 bits for
+    torch's."""
     backend = TRITON if device.startswith("cuda") else TORCH
     weights = open_weights(resolve(model).path)
     # Codes become numbers on the device, not on the host.
@@ -96,13 +97,13 @@ def measure_kernels(
 
 
 def float32_bytes(model: str) -> int:
-    """Memory that `measure` takes beside the model as it is held."""
+    """Memory that `measure` takes beside the model itself."""
     weights = open_weights(resolve(model).path)
     return sum(4 * prod(weights.shape(name)) for name in weights.names())
 
 
 def scores(target: Target, ids: Sequence[int]) -> Iterator[Tensor]:
-    """What a model says after each token, part by part."""
+    """A model's scores after each token, part by part."""
     num, device = len(ids), target.device
     attn = AttnInputs.first(num, _BLOCK, device)
     kv = target.new_kv(attn.table_SB.numel() * _BLOCK)
@@ -112,7 +113,7 @@ def scores(target: Target, ids: Sequence[int]) -> Iterator[Tensor]:
 
 
 def compare(exact: Iterator[Tensor], held: Iterator[Tensor]) -> Fidelity:
-    """Over all tokens of both."""
+    """Compare the scores of both over all tokens."""
     total, num_equal, num = 0.0, 0, 0
     for exact_MV, held_MV in zip(exact, held, strict=True):
         p_MV, q_MV = exact_MV.double().log_softmax(1), held_MV.double().log_softmax(1)

@@ -1,7 +1,7 @@
 """A model's matrices rounded into GGUF's block types, and a file that holds them.
 
-Codes are the nearest ones for scales that reach the block's largest number: llama.cpp's own tools
-search for better scales, which changes the weights and not the work of a product.
+Codes are the nearest ones, for scales that fit the block's largest number. llama.cpp's own tools
+search for better scales; that changes the weights, and not the work of a product.
 
 Shape letters: N outputs, B blocks of a row, S sub-blocks of a block, W weights of either, Y bytes.
 """
@@ -66,7 +66,8 @@ def _bits(code_NBW: Tensor) -> Tensor:
 
 
 def _middled(w_NBW: Tensor, bits: int) -> Tensor:
-    """Q4_0 and Q5_0: the furthest number has the code that only one sign has."""
+    """Q4_0 and Q5_0: the number furthest from zero has the lowest code, which has no positive
+    counterpart."""
     middle = 1 << (bits - 1)
     scale_NB = (_peak(w_NBW) / -middle).half().float()
     code = _codes(w_NBW, scale_NB, middle, 2 * middle - 1)

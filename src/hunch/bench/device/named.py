@@ -1,4 +1,4 @@
-"""A named model's size, from its config alone: what `hunch plan` asks of a target or draft."""
+"""A named model's size from its config alone, as `hunch plan` needs it for targets and drafts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KV_ITEM = 2  # bytes of a number in the cache
 
 
 def size_from(text: str, dtype: str) -> Size:
-    """Of '8B', '135M', or of a model by its name, directory, GGUF file or hub id."""
+    """The size of '8B', '135M', or of a model by its name, directory, GGUF file or hub id."""
     if _NUMBER.fullmatch(text):
         return Size.parse(text, dtype)
     if dtype not in BYTES:
@@ -33,13 +33,13 @@ def size_from(text: str, dtype: str) -> Size:
         config, num_bytes = weights.config, float(weights.nbytes)
     spec = ModelSpec.from_config({k: v for k, v in config.items() if k != "quantization_config"})
     size = size_of(spec)
-    if num_bytes is None or dtype != "bf16":  # a GGUF's weights are as the file has them
+    if num_bytes is None or dtype != "bf16":  # weights of a GGUF stay in the file's types
         num_bytes = size.params * BYTES[dtype]
     return replace(size, weight_bytes=num_bytes)
 
 
 def size_of(spec: ModelSpec, kv_item: int = KV_ITEM) -> Size:
-    """Of a model in 16 bits, with so many bytes for a number in the cache."""
+    """The size of a model in 16 bits, with so many bytes for a number in the cache."""
     shapes = tensor_shapes(spec)
     params = float(sum(map(prod, shapes.values())))
     share, asked = 0.0, 1.0
@@ -52,7 +52,7 @@ def size_of(spec: ModelSpec, kv_item: int = KV_ITEM) -> Size:
 
 
 def _kv_bytes(spec: ModelSpec, item: int) -> float:
-    """Of a token, in all layers that keep keys and values."""
+    """The bytes of a token's KV, in all layers that keep it."""
     scale = 4 * (item == 1)  # codes have one
     if spec.latent is not None:
         width = spec.latent.latent_dim + spec.latent.rope_dim

@@ -1,7 +1,7 @@
 """A model's matrices rounded into published formats, and checkpoints that hold them.
 
-Codes are the nearest ones, without a look at any text: files to measure kernels by, not models to
-use. Laying out is apart from rounding, so that tests lay out codes of their own.
+Codes are the nearest ones, without calibration: the files are for measuring kernels, not for use.
+Layout is separate from rounding, so that tests can lay out codes of their own.
 
 Shape letters: N outputs, K inputs, G groups of inputs, E experts.
 """
@@ -23,7 +23,7 @@ from hunch.kernels.quant import BOOKS, FP4
 from hunch.kernels.quantise import quantise
 from hunch.models.weights import Weights
 
-Stored = dict[str, Tensor]  # what stands for a matrix, by what follows its module's name
+Stored = dict[str, Tensor]  # a matrix's tensors, by what follows the module's name
 GROUP = 128
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # nibble i of a word has output _AWQ_ORDER[i] of its eight
 _SCALE_OF_ZEROS = 2.0**-7
@@ -108,7 +108,7 @@ def _awq(w_NK: Tensor) -> Stored:
 
 
 def _gptq(w_NK: Tensor, bits: int = 4, is_ordered: bool = False) -> Stored:
-    """Act-order is the same for matrices of the same input, as their inputs decide it."""
+    """Act-order is the same for all matrices with the same inputs, as it depends on these."""
     num_in = w_NK.shape[1]
     group_K = torch.arange(num_in) // GROUP
     if not is_ordered:
@@ -158,7 +158,7 @@ def _fp4(w_NK: Tensor) -> Stored:
 
 
 def _nf4(w_NK: Tensor) -> Stored:
-    """bitsandbytes' 4 bits: the nearest entry of its book, of blocks through all rows."""
+    """bitsandbytes' 4 bits: the nearest entries of its code book, in blocks that cross rows."""
     book = torch.tensor(BOOKS["nf4"], device=w_NK.device)
     blocks_BK = w_NK.float().reshape(-1, _NF4_BLOCK)
     absmax_B = blocks_BK.abs().amax(1)
@@ -222,7 +222,7 @@ FORMATS = {
 
 
 def write_published(folder: Path, form: str, weights: Weights) -> Path:
-    """The matrices of a model's layers in a format; what else it has, in bfloat16."""
+    """Write a model with its layers' matrices in a format, and the rest in bfloat16."""
     stored: Stored = {}
     for name in weights.names():
         if not name.endswith("_proj.weight"):
@@ -267,7 +267,7 @@ _OSS = {
 
 
 def write_experts(folder: Path, device: str = "cpu", **sizes: int) -> Path:
-    """A gpt-oss of random weights, its experts in mxfp4. No small one of these was published."""
+    """Write a gpt-oss of random weights with experts in mxfp4, as no small one was published."""
     config = _OSS | sizes
     width, inner, heads, kv_heads, head_dim, num_experts, vocab_size = (
         int(str(config[key]))

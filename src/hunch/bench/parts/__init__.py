@@ -14,7 +14,7 @@ from hunch.errors import ConfigError
 class Part(NamedTuple):
     """A measurement; `main` of the module of its name takes the words after it."""
 
-    needs: str  # what it runs on
+    needs: str  # the devices it needs
     prints: str
 
 
@@ -46,7 +46,7 @@ PARTS = {
 
 
 def main_of(name: str) -> Callable[[Sequence[str]], None]:
-    """What runs the part of this name."""
+    """The function that runs the part of this name."""
     if name not in PARTS:
         raise ConfigError(f"there is no part {name!r}: one of {', '.join(PARTS)}")
     try:
@@ -64,7 +64,7 @@ def main_of(name: str) -> Callable[[Sequence[str]], None]:
 
 
 def _check_device(name: str, words: Sequence[str]) -> None:
-    """Raises where a part that needs a GPU would run without one; its help can be read anywhere."""
+    """Raise if a part that needs a GPU would run without one; its help is shown anywhere."""
     import torch
 
     is_asked = PARTS[name].needs == "GPU" and not {"-h", "--help", "--device"}.intersection(words)

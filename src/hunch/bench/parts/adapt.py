@@ -1,9 +1,9 @@
-"""What `hunch serve --adapt` takes from requests: the same ones to a server with and without it.
+"""How much `hunch serve --adapt` slows requests: the same ones to a server with and without it.
 
 Both servers run from the start, and while one of them is asked the other is stopped, as a drafter
 that learns takes the time in which its own server is idle. Before every request there is a pause
-for it. Texts are sampled, each with a seed of its own, so that phrases learned from one answer say
-little of the next; both servers say the same.
+for it. Texts are sampled, each with a seed of its own, so that phrases learned from one answer do
+not help much in the next; both servers give the same texts.
 
     hunch bench part adapt
     hunch bench part adapt --model MODEL --device cuda --speculate draft:PATH --epochs 1000
@@ -29,16 +29,19 @@ from hunch.bench.peers import Peer, post, serving
 from hunch.bench.readers import read_workloads
 from hunch.errors import EngineError
 
-LEARNING, TRAINER = "hunch.train.", "hunch.train.go_on"  # in commands of processes that learn
+LEARNING, TRAINER = (
+    "hunch.train.",
+    "hunch.train.go_on",
+)  # parts of the commands of processes that learn
 AFTER_NAME, EPOCHS_NAME = "HUNCH_ADAPT_AFTER", "HUNCH_ADAPT_EPOCHS"  # read by hunch.adapt
-LEAST_PAIRS = 8  # during which a drafter must have learned
+LEAST_PAIRS = 8  # in which a drafter must have learned
 ASK_SECONDS = 300.0  # that an answer may take
 LEARN_SECONDS = 120.0  # until a drafter must have begun to learn
 
 
 @dataclass
 class Server:
-    """A server in processes of its own, which can be stopped and go on."""
+    """A server in processes of its own, which can be paused and continued."""
 
     name: str
     url: str
@@ -58,7 +61,8 @@ class Server:
         return seconds
 
     def signal(self, number: int) -> None:
-        """To all its processes but those that learn, which the server itself stops."""
+        """Send a signal to all its processes but those that learn, which the server itself
+        stops."""
         for pid in processes(self.pid):
             if LEARNING not in command_of(pid):
                 with contextlib.suppress(ProcessLookupError):
@@ -89,7 +93,7 @@ def servers(words: Sequence[str]) -> Iterator[list[Server]]:
         try:
             yield both
         finally:
-            for server in both:  # one that is stopped does not hear that it should leave
+            for server in both:  # a paused one does not notice that it should end
                 server.signal(signal.SIGCONT)
 
 
@@ -145,7 +149,7 @@ def main(words: Sequence[str]) -> None:
     parser.add_argument("--workload", default="chat,code,math,summary")
     parser.add_argument("--no-network", action="store_true", help="phrases alone: nothing trains")
     args = parser.parse_args(words)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which closes both
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that both servers are closed
     given = [args.model, "--stats-interval", "0"]
     for name in ("speculate", "device", "threads", "kv_bytes"):
         given += [f"--{name}", str(getattr(args, name))]

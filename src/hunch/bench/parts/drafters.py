@@ -1,9 +1,9 @@
-"""Drafters of several kinds, taught the same answers for the same seconds, beside each other.
+"""Compares drafters of several kinds, taught the same answers for the same number of seconds.
 
 Each learns for as long, not counting the target's passes over the answers. Then all of them draft
 in the engine, one request at a time in turn: as a chain and as a tree of 15 nodes, each in every
-step, and under `auto`, which has the choice. The answers are those that
-`hunch train` left in a directory, or the target's to prompts that come with hunch.
+step, and under `auto`, where the policy decides. The answers are those that `hunch train` left in a
+directory, or the target's to prompts that come with hunch.
 
     hunch bench part drafters --target MODEL --job DIR
     hunch bench part drafters --drafters draft:layers=2,block:layers=2 --seconds 60
@@ -85,13 +85,13 @@ class Taught:
     num_parameters: int
     steps: int
     step_ms: float
-    tokens_per_second: float  # that it went over
-    tokens_per_pass: float  # on held-out answers of the same prompts' kind, without an engine
+    tokens_per_second: float  # that it learned from
+    tokens_per_pass: float  # on held-out answers to such prompts, without an engine
     per_position: list[float]
-    unseen: float | None  # the same on answers to prompts that nobody learns from
+    unseen: float | None  # the same on answers to `--unseen` or held-out prompts
 
     def forms(self, wanted: Sequence[str]) -> dict[str, str]:
-        """How the engine is told to draft with it; forms that its method lacks are left out."""
+        """The `speculate=` text of each form; forms that its method lacks are left out."""
         found = {}
         for form in wanted:
             options = FORMS.get(form, {}).get(self.method)
@@ -105,7 +105,7 @@ class Taught:
 
 @dataclass(slots=True)
 class Teaching:
-    """What all drafters are taught with."""
+    """The material that all drafters are taught with."""
 
     job: Job
     texts: Texts
@@ -113,7 +113,7 @@ class Teaching:
     folder: Path
     unseen: Texts | None = None
     target: Decoder | None = None
-    # What the target said of the texts, to the last kind of drafter: it is large.
+    # The target's outputs on the texts, for the last kind of drafter: they are large.
     kept: dict[tuple[Any, ...], Kept] = field(default_factory=dict)
 
     def teach(self, wanted: Wanted, place: str) -> Taught:
@@ -152,8 +152,8 @@ class Teaching:
 def answers_of(
     job: Job, seconds: float, file: Path | None, folder: Path
 ) -> tuple[Texts, Texts | None, list[list[int]]]:
-    """A job's answers, which are made first where there are none; answers to prompts that nobody
-    learns from, those of a file or those held out; and the prompts held out."""
+    """A job's answers, which are made first if there are none; answers to prompts that no drafter
+    learns from (a file's, or those held out); and the prompts held out."""
     work = job.work
     if not list((work / "answers").glob("shard-*.npz")):
         answer_prompts(job, Progress(), seconds)
@@ -180,7 +180,7 @@ def print_heading(num_tokens: int, seconds: float) -> None:
 
 
 def print_taught(one: Taught) -> None:
-    """A line as soon as a drafter has learned: the next one takes minutes."""
+    """Print a line as soon as a drafter has learned, as the next one takes minutes."""
     places = " ".join(f"{share:.2f}" for share in one.per_position)
     unseen = "" if one.unseen is None else f"{one.unseen:.3f}"
     print(

@@ -1,4 +1,4 @@
-"""What exactness costs on a GPU: a pass's products in a fixed order, and in any order.
+"""The cost of exactness on a GPU: a pass's products in a fixed order, and in any order.
 
 Ours add up in one order for any number of rows; the vendor's library chooses by size. Attention,
 norms and sampling are the same for both and left out.

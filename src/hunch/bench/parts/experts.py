@@ -51,7 +51,7 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
 
 
 def count_touched(model: CudaDecoder, ids: Tensor, attn: AttnInputs, kv: KVCache) -> float:
-    """Experts that the step's tokens ask, per layer on average."""
+    """Experts that the step's tokens use, on average per layer."""
     seen: list[Tensor] = []
     module: Any = fused_experts
     route = module.route
@@ -108,7 +108,8 @@ def compare(
     rounds: int,
     **options: Any,
 ) -> None:
-    """Greedy texts of random weights repeat, so that drafts hold; sampled ones do not."""
+    """Compare drafting by `auto` with plain decoding. Greedy texts of random weights repeat, so
+    that guesses are right; sampled ones do not."""
     device, began = "cuda" if torch.cuda.is_available() else "cpu", time.perf_counter()
     weights = RandomWeights(config, device)
     with LLM(weights=weights, speculate="off", **options) as plain, plain.sibling("auto") as auto:
@@ -154,7 +155,7 @@ def main(words: Sequence[str] = ()) -> None:
     if asked.layers is not None:
         config["num_hidden_layers"] = asked.layers
     if asked.auto:
-        config["vocab_size"] = 49152  # the default model's tokenizer says what tokens mean
+        config["vocab_size"] = 49152  # that of the default model's tokenizer
         rows = asked.rows or PAIR_ROWS
         sizes = {"max_model_len": 1024, "max_num_seqs": max(rows), "kv_bytes": 8_000_000_000}
         compare(config, rows, asked.temperatures, asked.rounds, **sizes)

@@ -1,11 +1,11 @@
 """How near hunch's kernels and llama.cpp's come to float32, on the same file and page of text.
 
-The reference is the float32 forward of the file's weights. llama.cpp's server tells its likeliest
-tokens alone, so every engine is held to the same question: the KL over the NUM_LIKELY tokens
-llama.cpp named and all others together, which is at most the whole KL.
+The reference is the float32 forward of the file's weights. llama.cpp's server gives its likeliest
+tokens alone, so the same figure is computed for every engine: the KL over the NUM_LIKELY tokens
+that llama.cpp named and all others together, which is at most the whole KL.
 
 With --dtypes, on a GPU: weights in few bits by hunch's kernels, and expanded to 16 bits for torch's
-products, both against the float32 forward of the very same weights.
+products, both compared with a float32 pass over the same weights.
 
 With --formats: the same for files of published formats, which are made of the model's weights, in
 the next size that has whole blocks of all of them. mxfp4's experts are those of a random gpt-oss.
@@ -68,7 +68,7 @@ def main(words: Sequence[str] = ()) -> None:
             with tempfile.TemporaryDirectory(prefix="hunch-") as folder:
                 path = _write(Path(folder), form, files.path, args.device)
                 known = ids
-                if form == EXPERTS:  # no text means more to random ones than another
+                if form == EXPERTS:  # to random weights all texts are alike
                     draw = random.Random(0)
                     known = [draw.randrange(published.EXPERTS_VOCAB) for _ in range(args.tokens)]
                 if args.device == "cpu":
@@ -145,7 +145,7 @@ def _log_probs(path: Any, ids: list[int], **how: Any) -> Iterator[Tensor]:
 def _compare(
     log_p_TV: Tensor, log_q_TV: Tensor | None, likely: list[dict[int, float]] | None
 ) -> dict[str, float]:
-    """log_q_TV None: what llama.cpp said is compared."""
+    """log_q_TV None: llama.cpp's tokens are compared."""
     row: dict[str, float] = {}
     favourites = [max(named, key=lambda i: named[i]) for named in likely or []]
     told = torch.tensor(favourites) if log_q_TV is None else log_q_TV.argmax(1)

@@ -1,17 +1,17 @@
 """What a GPU's host does per step and row: CPU microseconds around captured steps, without a GPU.
 
-Engine, runner, policy and a server's messages are the real ones. In the device's place something
-commits tokens by a rule; its time is taken off, and what launching graphs costs is not in the
-figures. A GPU whose step takes less time than this waits for its host.
+Engine, runner, policy and a server's messages are the real ones. The device is replaced by code
+that commits tokens by a rule; its time is subtracted, and launching graphs is not in the figures. A
+GPU whose step takes less time than this waits for its host.
 
-With `stay`, requests go on for as long as is measured. With `flow`, each ends after --tokens, and
-another takes its place; what a step then takes longer is shown per request. With `--loads flow
---tokens 1` there are first tokens alone, a prompt for each. CPU seconds count, not the clock, so
-that other work on the machine matters less.
+With `stay`, requests run for the whole measurement. With `flow`, each ends after --tokens and
+another takes its place; the time by which steps are longer then is shown per request. With `--loads
+flow --tokens 1` there are first tokens alone, a prompt for each. CPU seconds are measured, not the
+clock, so that other work on the machine matters less.
 
 Up to three guesses of a lookup are right, whatever drafts them. So steps that always check three
-nodes get as many tokens as those whose nodes the policy chooses (`suffix`, `auto`), and what these
-take longer is the choice's own time.
+nodes get as many tokens as those whose nodes the policy chooses (`suffix`, `auto`), and the
+difference is the time of the choice.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ LOADS = ("stay", "flow")
 MAX_LEN, WARM = 4096, 40
 # What the policy is told that steps take: so long that its choices do not depend on the host.
 PLAIN_NS, NODE_NS = 70_000_000, 4_000_000
-MOST_RIGHT, WRONG = 3, 0  # guesses of a row that are right in a row; the token of a wrong one
+MOST_RIGHT, WRONG = 3, 0  # consecutive guesses that are right; the token of a wrong one
 SPEC = ModelSpec(
     architecture="LlamaForCausalLM",
     vocab_size=1024,
@@ -83,7 +83,7 @@ SPEC = ModelSpec(
 
 
 class EmptyTarget:
-    """A target that computes nothing, with all that captured steps ask of one."""
+    """A target that computes nothing, with all that captured steps need of one."""
 
     spec, backend, tables = SPEC, TRITON, None
     is_quantised, activation_bits, weight_bytes = False, None, 0
@@ -117,10 +117,10 @@ class EmptyDevice:
     """Commits a token for each row of a step, and some of the nodes it checks."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0  # of the CPU, in its place
+        self.seconds = 0.0  # of the CPU, in place of the device
 
     def capture(self, steps: StepGraphs, form: Any) -> StepGraph:
-        """In the place of `StepGraphs._capture`."""
+        """Replaces `StepGraphs._capture`."""
         columns = steps.columns(form)
         drafter = steps.drafter
         num_drafted = 0
@@ -153,7 +153,7 @@ class EmptyDevice:
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Captured steps run here meanwhile."""
+        """Within the block, captured steps run here."""
         graphs, kernels = cast(Any, StepGraphs), cast(Any, upload)
         captured, sent = graphs._capture, kernels.update
         graphs._capture = lambda steps, form: self.capture(steps, form)
@@ -166,7 +166,7 @@ class EmptyDevice:
 
 @dataclass(frozen=True)
 class Replayed:
-    """In a graph's place."""
+    """Replaces a graph."""
 
     replay: Callable[[], None]
     outputs: Hidden | None = None
@@ -179,7 +179,7 @@ def commit(
     num_drafted: int,
     result_RC: np.ndarray,
 ) -> None:
-    """What a step does with the rows' state, and its result, by a rule instead of a model."""
+    """Change the rows' state as a step does, and write its result, by a rule instead of a model."""
     known_X, end_X = state.known_X.numpy(), state.end_X.numpy()
     done_X, nodes_X = state.is_done_X.numpy(), state.num_nodes_X.numpy()
     result_RC[:] = 0
@@ -212,7 +212,7 @@ def text_at(position: np.ndarray) -> np.ndarray:
 
 
 def num_right(known_R: np.ndarray, row_R: np.ndarray) -> np.ndarray:
-    """How many guesses of a lookup are right after this many tokens."""
+    """The number of right guesses of a lookup after this many tokens."""
     return np.asarray((known_R * 40503 + row_R * 9973 >> 8) % (MOST_RIGHT + 1))
 
 
@@ -235,7 +235,7 @@ class Traffic:
         self.num_came = 0  # requests so far
 
     def submit(self, num_prompt: int, num_tokens: int) -> None:
-        """Another request, as the HTTP side sends it."""
+        """Submit another request, as the HTTP process sends it."""
         began, number = process_time(), self.num_came
         self.num_came += 1
         params = SamplingParams(temperature=0, max_tokens=num_tokens, ignore_eos=True)
@@ -250,7 +250,7 @@ class Traffic:
         self.loop._obey(self._channel, message)
 
     def step(self) -> None:
-        """What the engine's process does between two steps, and one of them."""
+        """Run a step, and what the engine's process does before the next one."""
         self.loop.lines.receive(0.0)
         self.loop._step()
         began = process_time()
@@ -263,7 +263,7 @@ class Traffic:
             self._theirs.recv(1 << 20)
 
     def stop(self) -> None:
-        """End what is running."""
+        """End the running requests."""
         for request_id in list(self.loop.open):
             self.loop._abort(request_id)
         while self.loop.engine.has_work():
@@ -277,7 +277,7 @@ class Traffic:
         self.loop.engine.close()
 
     def seconds(self, num_steps: int, num_prompt: int, num_tokens: int) -> float:
-        """CPU seconds of so many steps, without the device's."""
+        """CPU seconds of so many steps, without those in place of the device."""
         began, device = process_time(), self.device.seconds
         for _ in range(num_steps):
             for _ in range(self.num_rows - len(self.loop.open)):

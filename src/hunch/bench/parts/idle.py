@@ -5,9 +5,9 @@ first kernel's start to the last one's end, written with each result) against th
 while their results came. And torch's profiler, which names the gaps but makes the host slower with
 every kernel it records; what it finds is an upper bound.
 
-Then how long a request waits for its first token, by the length of its prompt, beside what the pass
-over the prompt takes on the device. The rest is the host's work, the choice of the token and, with
-a draft model, nothing more: it reads the prompt while the first token is on its way.
+Then how long a request waits for its first token, by the length of its prompt, beside the time of
+the pass over the prompt on the device. The rest is the host's work and the choice of the token. A
+draft model adds nothing, as it reads the prompt while the first token is delivered.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from hunch.bench.parts.requests import load
 from hunch.bench.readers import read_workloads
 from hunch.step.capture import seconds_of
 
-STEPS, WARM = 200, 20  # steps looked at, and steps before them
+STEPS, WARM = 200, 20  # steps that are measured, and steps before them
 LENGTHS, REQUESTS = (16, 64, 256, 1024), 20  # tokens of prompts, and requests of each length
 AFTER_FIRST = 4  # tokens of their answers
-LONG = 20.0  # microseconds: a gap worth naming
+LONG = 20.0  # microseconds from which on a gap is listed
 
 
 def by_clock(llm: LLM, prompt: list[int]) -> dict[str, float]:

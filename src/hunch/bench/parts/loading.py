@@ -1,4 +1,5 @@
-"""A large checkpoint loaded beside reading its files: seconds of both, and the host's memory.
+"""Loading a large checkpoint, compared with reading its files: seconds of both, and the host's
+memory.
 
 Its files are written first, 15.5 GB in eight, or fewer with --layers, and removed at the end. Both
 are timed with the files out of the system's cache (cold) and in it (cached).
@@ -53,7 +54,7 @@ def write(folder: Path, config: dict[str, Any]) -> list[Path]:
 
 
 def drop(files: list[Path]) -> None:
-    """Out of the system's cache, once they are on the disk."""
+    """Drop files from the system's cache, once they are on the disk."""
     for file in files:
         with file.open("rb") as opened:
             os.fsync(opened.fileno())
@@ -102,7 +103,7 @@ def main(words: Sequence[str] = ()) -> None:
     parser.add_argument("--folder", help="where the files are written; default: the system's")
     asked = parser.parse_args(words)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.zeros(1, device=device)  # what a device's first use takes is not counted
+    torch.zeros(1, device=device)  # the device's first use is not counted
     with tempfile.TemporaryDirectory(dir=asked.folder) as name:
         files = write(Path(name), CONFIG | {"num_hidden_layers": asked.layers})
         size = sum(file.stat().st_size for file in files)

@@ -1,8 +1,8 @@
-"""What a grammar's masks take of the host, by where in an answer they are asked for.
+"""The host's time for a grammar's masks, by place in the answer.
 
 An answer of a JSON schema, a list of items with a string of at most 20 characters each, is walked
 token by token, each time by a matcher of its own grammar, as one row of a step. Processor time of
-one thread: what else the machine does falls out of the figures.
+one thread, so that other work of the machine does not count.
 """
 
 from __future__ import annotations

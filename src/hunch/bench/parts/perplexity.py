@@ -1,7 +1,7 @@
 """How likely a text is to a model: the exponential of the mean surprise of its tokens.
 
-By the kernels as they are served (activations of 8 and of 14 bits), in float32, and, asked for, by
-transformers in float32 on the same file and the same tokens.
+By the kernels as served (activations of 8 and of 14 bits), in float32 and, on request, by
+transformers in float32, on the same file and tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a quantised file costs on a CPU: memory, and processor time of a pass, beside llama.cpp's.
+"""The cost of a quantised file on a CPU: memory, and processor time of a pass, beside llama.cpp's.
 
-One thread each, in turn. Processor time, not time on the clock: a busy machine disturbs it least.
-llama.cpp's is its server's between two requests that differ by 32 tokens.
+One thread each, in turn. Processor time is measured, as other work disturbs it least. That of
+llama.cpp is its server's difference between two requests that differ by 32 tokens.
 """
 
 from __future__ import annotations

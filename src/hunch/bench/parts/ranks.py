@@ -1,10 +1,10 @@
-"""What CPU ranks spend on each other, measured, beside what the simulator says of the same link.
+"""The time CPU ranks spend on exchanges, measured and simulated for the same link.
 
 Ranks compute passes side by side without exchanging anything, which gives the seconds of each
-between two exchanges; gathers alone give the link. From these the simulator says what a pass takes,
-and passes are timed. With --stages, the layers are in stages: the time of each gives a prediction
-for several steps under way, and these are timed. Every rank needs a core of its own: what was
-measured while others had it is left out.
+between two exchanges; gathers alone give the link. From these the simulator predicts a pass, and
+passes are timed. With --stages, the layers are in stages: the time of each gives a prediction for
+several steps under way, and these are timed. Every rank needs a core of its own: measurements while
+others used it are left out.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from hunch.parallel.split_target import SplitTarget
 ROWS = (1, 8, 64)
 REPEATS = 15
 MAX_SECONDS = 8.0  # of tries at one number of rows
-DISTURBED = 0.02  # of its time that a rank may have waited for a core
+DISTURBED = 0.02  # share of its time that a rank may have waited for a core
 EXCHANGES = 10  # of sums, timed after each pass
 GO_BEFORE = "on Linux, `sudo chrt -f 10 hunch bench part ranks` goes before them"
 
@@ -55,7 +55,7 @@ class Recorder:
     """Memory between ranks that notes when this one computes and when it exchanges."""
 
     def __init__(self, group: NearGroup) -> None:
-        self.is_alone = False  # exchanges give back a rank's own part at once
+        self.is_alone = False  # exchanges return a rank's own part at once
         self.computed: list[float] = []  # seconds before each exchange, and after the last
         self.seconds = self.exchanged = 0.0
         self.rank, self.size, self._real = group.rank, group.size, group._memory
@@ -75,7 +75,7 @@ class Recorder:
         return not self._real.sum(torch.tensor([float(disturbances.ended())])).any()
 
     def of_rank_0(self, answer: bool) -> bool:
-        """What rank 0 says, on all ranks."""
+        """Rank 0's value, on all ranks."""
         reply = torch.tensor([answer])
         self._real.broadcast(reply)
         return bool(reply)
@@ -107,17 +107,18 @@ def inputs(num_rows: int) -> tuple[Tensor, AttnInputs]:
 
 
 class Disturbances:
-    """What other programs, and other machines on this host, take from a rank while it works.
+    """The time that other programs, and other machines on this host, take from a rank while it
+    works.
 
-    Linux says how long a thread waited for a core while it could run. It also says how long the
-    host gave this machine's cores to others. Elsewhere nothing counts as disturbed.
+    Linux counts how long a thread waited for a core while it could run, and how long the host gave
+    this machine's cores to others. Elsewhere nothing counts as disturbed.
     """
 
     def __init__(self) -> None:
         self._had, self._began = _taken(), time.perf_counter()
 
     def ended(self) -> bool:
-        """Whether there was one that matters since this was made."""
+        """Whether there was a significant one since this was made."""
         waited, stolen = (now - had for now, had in zip(_taken(), self._had, strict=True))
         took = time.perf_counter() - self._began
         return stolen > 0 or waited > DISTURBED * took
@@ -134,7 +135,7 @@ def _taken() -> tuple[float, int]:
 
 @dataclass(slots=True)
 class Times:
-    """What one rank measured at some number of rows, undisturbed."""
+    """The undisturbed measurements of one rank at some number of rows."""
 
     passes: list[float] = field(default_factory=list)
     exchanged: list[float] = field(default_factory=list)
@@ -180,7 +181,7 @@ def _time_rows(part: Part, recorder: Recorder, num_rows: int) -> Times:
 
 
 def measure(path: Path, num_ranks: int) -> None:
-    """Passes of a model over processes of their own, beside what the simulator says of them."""
+    """Measure passes of a model over processes of their own, beside the simulator's predictions."""
     with tempfile.TemporaryDirectory(dir=memory_folder()) as folder:
         words = [str(num_ranks), str(path), folder]
         others = [
@@ -276,7 +277,8 @@ def measure_stages(ranks: Ranks, path: Path, num_stages: int) -> None:
 
 
 def measure_orders(ranks: Ranks) -> None:
-    """What it costs that drafts travel: nothing, as all orders up to some size are one message."""
+    """Measure orders of several sizes: sending drafts costs nothing, as orders up to some size are
+    one message."""
     found = {}
     for size in (64, 128, 500):
         numbers, times = np.concatenate([order(Op.FREE, -1), np.zeros(size, np.int64)]), []

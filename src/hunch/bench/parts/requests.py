@@ -1,12 +1,12 @@
-"""What requests that ask for more cost on a GPU: rules, scores, a schema, traces, predictions and
-drafters of their own, beside free ones.
+"""The cost of requests with rules, scores, a schema, traces, predictions or drafters of their own
+on a GPU, beside plain ones.
 
 Sixteen requests at once, 128 new tokens each, the kinds in turn in every round; the median of the
 rounds after one that is not counted, and its share of the free requests' speed. A rule changes the
-text, and with it how many tokens of a draft hold: the last column compares passes per second.
-Token ids must be the same in every round; with --json they are kept, to be compared with another
-version's. With --host one more round says what the host does in a step, in microseconds: where it
-waits for the device, that is the slower one.
+text, and so how many guesses are right: the last column compares passes per second. Token ids must
+be the same in every round; with --json they are kept, to be compared with another version's. With
+--host a further round shows the host's work in a step, in microseconds: if it waits for the device,
+that is the slower one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 
 
-# What the host does in a step; each without what stands above it.
+# The host's work in a step; each without those above it.
 WORK: dict[str, tuple[type, str]] = {
     "waiting": (Download, "receive"),
     "grammars": (RowExtras, "adjust_result"),
@@ -73,12 +73,12 @@ class HostTimes:
 
     def __init__(self) -> None:
         self.steps: list[dict[str, float]] = []
-        self._inside = [0.0]  # seconds of what the work under way called, by depth
+        self._inside = [0.0]  # seconds of calls within the work under way, by depth
         self._step = dict.fromkeys(WORK, 0.0)
 
     @contextmanager
     def measured(self) -> Iterator[None]:
-        """Steps that are made meanwhile are timed."""
+        """Within the block, steps are timed."""
         before = {name: getattr(*place) for name, place in WORK.items()}
         for name, place in WORK.items():
             setattr(*place, self._timed(name, before[name]))

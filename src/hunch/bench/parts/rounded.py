@@ -1,4 +1,4 @@
-"""What weights in few bits bring on a GPU: a target of 7B's cost, rounded when it is loaded.
+"""The speed from weights in few bits on a GPU: a target of 7B's cost, rounded when loaded.
 
 Plain decoding, or what --speculate says, greedy, 64 new tokens, the better of two rounds after one
 that is not counted; the first answer must be the same at every number of requests. Then four

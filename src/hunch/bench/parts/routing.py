@@ -1,7 +1,7 @@
 """Requests that begin alike, over three engines: by their beginnings, or to each in turn.
 
-Each engine has KV memory for about six of the prompts. One request at a time, so times are those of
-reading what the prefix cache does not have.
+Each engine has KV memory for about six of the prompts. There is one request at a time, so times are
+those of reading what the prefix cache lacks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a token costs outside of the model: CPU microseconds of the server's processes, per token.
+"""The cost of a token outside of the model: CPU microseconds of the server's processes.
 
-The engine is the real one over a runner that computes nothing, so all that is measured is Python:
-planning, results, messages between the processes, events, sockets. CPU seconds, not the clock,
-count: what else the machine does falls out of the figures.
+The engine is the real one, over a runner that computes nothing, so only Python is measured:
+planning, results, messages between the processes, events, sockets. CPU seconds are measured, not
+the clock, so that other work of the machine does not count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NAME = "hunch.bench.parts.serving"
 
 
 class EmptyRunner:
-    """Says token after token of a fixed text, one per row and step, with a step's pause."""
+    """Commits the tokens of a fixed text, one per row and step, with a pause for each step."""
 
     depth = 1
 
@@ -40,7 +40,7 @@ class EmptyRunner:
             num_blocks=65536, block_size=16, max_rows=config.schedule.num_rows, max_len=8192,
             max_nodes=0,
         )  # fmt: skip
-        self._left: dict[int, int] = {}  # per row: tokens to say
+        self._left: dict[int, int] = {}  # per row: tokens to come
         self._known: dict[int, int] = {}
         self._results: deque[StepResult] = deque()
         self._seconds = float(os.environ.get("STEP_SECONDS", "0"))
@@ -96,7 +96,7 @@ def serve(port: int, workers: int, has_router: bool) -> int:
     from hunch.server.replicas import Replicas
     from hunch.server.settings import ServeConfig
 
-    if has_router:  # which a server with one engine does without
+    if has_router:  # a server with one engine has none
         run.new_engine = lambda config, settings, factory: Replicas(config, factory, 1)
     settings: dict[str, Any] = {"port": port, "log_level": "warning", "served_model_names": ("m",)}
     if workers > 1:

@@ -1,10 +1,10 @@
-"""What a step costs in Python: its wall time less the native calls and matrix products within it.
+"""A step's time in Python: its wall time less the native calls and matrix products within it.
 
-One row on the CPU, the default model, drafts of 5 nodes. Shipped drafters are used where there are
-some; EAGLE and MTP get random weights of the target's width, as the time of a step does not ask
-what the weights say. `drafter` is the part of it within observe and propose; the rest is the
-engine's own, whatever drafts. Small torch operations count as Python here: only the kernels of
-hunch and the products of torch are taken off.
+One row on the CPU, the default model, drafts of 5 nodes. Drafters that come with hunch are used, if
+there are some; EAGLE and MTP get random weights of the target's width, as a step's time does not
+depend on the weights. `drafter` is the part of it within observe and propose; the rest is the
+engine's own. Small torch operations count as Python: only hunch's kernels and torch's products are
+subtracted.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Meter:
 
 
 class Section:
-    """Python seconds of every call of some functions."""
+    """The Python seconds of all calls of some functions."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter, self.seconds = meter, 0.0
@@ -113,7 +113,7 @@ def write_head(path: Path, form: str, spec: ModelSpec) -> None:
 
 
 def speculate_text(method: str, files: Path) -> str:
-    """The method with its files and 5 nodes to draft, where it can do as many."""
+    """The method with its files and 5 nodes, or as many as it can draft."""
     name, *options = method.split(":")
     if name in ("eagle", "mtp"):
         options = [str(files / name), *options]

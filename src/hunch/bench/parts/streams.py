@@ -1,7 +1,7 @@
 """Streams at once against a running server: tokens per second, first tokens, gaps between events.
 
-Clients are processes of their own, as one would be busy long before the server is. Every count of
-streams is run once, shortly, before it is measured.
+Clients are several processes, as a single one would be the bottleneck. Every number of streams is
+run once, for a short time, before it is measured.
 
     hunch serve --workers 4 --max-num-seqs 512 &
     hunch bench part streams --url http://127.0.0.1:8000 --streams 1 16 64 200 500
@@ -79,7 +79,7 @@ async def read_all(
 
 
 def client(words: Sequence[str]) -> None:
-    """One process of clients: says when its streams began and ended, and what they saw."""
+    """A process of clients: reports when its streams began and ended, and what they received."""
     host, port, first, count, num_tokens = words[0], *map(int, words[1:5])
     requests = [request_of(host, first + number, num_tokens) for number in range(count)]
     time.sleep(max(0.0, float(words[5]) - time.time()))
@@ -101,7 +101,7 @@ def wait_ready(url: str, seconds: float) -> None:
 
 
 def open_idle(host: str, port: int, count: int) -> list[socket.socket]:
-    """Connections that have asked for something once, and stay."""
+    """Connections that have sent one request, and stay open."""
     if count:
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

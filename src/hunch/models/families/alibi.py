@@ -17,15 +17,15 @@ from hunch.models.spec import ModelSpec
 
 
 def slopes_of(num_heads: int) -> tuple[float, ...]:
-    """A geometric row down to 1/256. Where the heads are no power of two, that of the next lower
-    one, and between its numbers as many as there are more heads."""
+    """A geometric sequence down to 1/256. If the number of heads is no power of two: that of the
+    next lower one, and numbers between its own for the further heads."""
     lower = 1 << int(math.log2(num_heads))
     row = [2.0 ** (-8.0 * head / lower) for head in range(1, lower + 1)]
     between = [2.0 ** (-4.0 * head / lower) for head in range(1, 2 * lower, 2)]
     return (*row, *between[: num_heads - lower])
 
 
-# How BLOOM's first code was run; and names of sizes, older and newer.
+# Settings of BLOOM's first code, and older and newer names of sizes.
 _BLOOM_CODE = {
     *("masked_softmax_fusion", "bias_dropout_fusion", "skip_bias_add", "skip_bias_add_qkv"),
     *("unk_token_id", "offset_alibi", "slow_but_exact", "n_head", "n_layer"),
@@ -120,7 +120,7 @@ class Mpt(Decoder):
             "max_position_embeddings": "max_seq_len",
         },
         only={"no_bias": True, "logit_scale": None},
-        unused={  # of no use with ALiBi, or to training alone
+        unused={  # of no use with ALiBi, or of training
             *("learned_pos_emb", "norm_type", "embedding_fraction", "verbose", "init_config"),
             "init_device",
         },

@@ -7,7 +7,7 @@ from hunch.models.families.llama import LLAMA3_ROPE, Llama
 
 
 class Apertus(Llama):
-    """Each layer has learned two numbers of its activation."""
+    """Each layer has two learned numbers for its activation."""
 
     names = Names(
         attn_norm="attention_layernorm",

@@ -1,4 +1,4 @@
-"""Bamba: most layers are Mamba 2, the others attend, with half of each head turned."""
+"""Bamba: most layers are Mamba 2, the others attend, with half of each head rotated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hunch.models.spec import ModelSpec
 
 
 class Bamba(Llama):
-    """An MLP after each."""
+    """Each is followed by an MLP."""
 
     turns_part = True
     names = Names(

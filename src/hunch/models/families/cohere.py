@@ -31,7 +31,7 @@ class Cohere(Decoder):
             "rope_theta": 500_000.0,
             "tie_word_embeddings": True,
         },
-        unused={"model_length"},  # what it was trained at
+        unused={"model_length"},  # the context it was trained with
         flags=dict.fromkeys(ATTN_BIASES, "attention_bias")
         | dict.fromkeys(HEAD_NORMS, "use_qk_norm"),
         numbers={"norm_eps": "layer_norm_eps", "logits_scale": "logit_scale"},
@@ -69,7 +69,7 @@ class Cohere2(Cohere):
 
 class Cohere2Moe(Cohere2):
     """Command A+: experts in all layers but the first, which turn their heads with or without a
-    window. What the shared expert says is added, or averaged with what the others say."""
+    window. The shared expert's output is added to the others', or averaged with it."""
 
     names = Names(experts=ExpertNames(shared="mlp.shared_experts.", is_turned=False))
     keys = Cohere2.keys.but(

@@ -94,8 +94,8 @@ class Glm4MoeLite(DeepseekV3):
 
 
 class DeepseekV32(DeepseekV3):
-    """V3, where a token sees as many others at most as a second, small attention chooses. Up to
-    that number all are chosen: texts of that length are served, without it."""
+    """V3, where a second, small attention chooses a limited number of tokens for each token to see.
+    Texts of up to that number see all of it, so they are served without it."""
 
     names = replace(DeepseekV3.names, unread=r"\.self_attn\.indexer\.")
     keys = DeepseekV3.keys.but(
@@ -121,7 +121,7 @@ class GlmMoeDsa(DeepseekV32):
 
 
 class DeepseekV2(DeepseekV3):
-    """Experts chosen by a softmax; a group is worth as much as its best expert."""
+    """Experts chosen by a softmax; the score of a group is that of its best expert."""
 
     keys = DeepseekV3.keys.but(
         given={"routed_scaling_factor": 1.0, "n_group": 1, "topk_group": 1},

@@ -1,4 +1,4 @@
-"""ERNIE 4.5, dense and with experts: Llama that turns neighbours."""
+"""ERNIE 4.5, dense and with experts: Llama whose rotary pairs are neighbours."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hunch.models.keys import BIASES, Keys
 from hunch.models.reading import Config, read_float, read_int
 from hunch.models.spec import ModelSpec
 
-_LEAST_SUM = 1e-9  # of weights of chosen experts: a floor below it never counts
+_LEAST_SUM = 1e-9  # of the chosen experts' weights: a lower floor never matters
 
 
 class Ernie(Decoder):
-    """ERNIE 4.5 (dense): pairs that are turned are neighbours; biases everywhere or nowhere."""
+    """ERNIE 4.5 (dense): rotary pairs are neighbours; biases everywhere or nowhere."""
 
     keys = Keys(
         given={"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "tie_word_embeddings": True},

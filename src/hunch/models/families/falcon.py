@@ -51,11 +51,11 @@ class Falcon(Decoder):
         num_kv = 1 if config.get("multi_query") else spec.num_heads
         if is_grouped:
             num_kv = config.get("num_kv_heads") or config.get("n_head_kv") or spec.num_heads
-        if config.get("num_key_value_heads") is None:  # GGUF files say it
+        if config.get("num_key_value_heads") is None:  # GGUF files have it
             spec = replace(spec, num_kv_heads=num_kv)
         if config.get("ffn_hidden_size") is None:
             spec = replace(spec, ffn_width=config.get("ff_factor", 4) * spec.width)
-        if config.get("alibi"):  # in place of turns
+        if config.get("alibi"):  # instead of rotary positions
             alibi = Alibi(slopes=slopes_of(spec.num_heads), is_rounded=True)
             spec = replace(spec, rope=STILL, alibi=alibi)
         num_norms = config.get("num_ln_in_parallel_attn") or (2 if is_grouped else 1)

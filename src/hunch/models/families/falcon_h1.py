@@ -15,7 +15,7 @@ from hunch.models.spec import ModelSpec, RowFactors
 
 
 class FalconH1(Decoder):
-    """What its config multiplies activations by, the matrices are multiplied by when read."""
+    """The factors of its config are multiplied into the matrices when these are read."""
 
     names = Bamba.names
 

@@ -24,7 +24,7 @@ class Gemma(Decoder):
 
     @classmethod
     def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        # Files of the first Gemma say "gelu" in hidden_act and mean its approximation.
+        # Files of the first Gemma have "gelu" as hidden_act and mean its approximation.
         is_older = config.get("hidden_activation") is None and spec.activation == "gelu"
         activation = "gelu_pytorch_tanh" if is_older else spec.activation
         return replace(spec, activation=activation, embed_scale=float(spec.width) ** 0.5)
@@ -45,7 +45,7 @@ class Gemma2(Gemma):
             "attn_logit_softcapping": 50.0,
             "final_logit_softcapping": 30.0,
         },
-        unused={"sliding_window_size"},  # sliding_window once more
+        unused={"sliding_window_size"},  # the same as sliding_window
         numbers={"attn_cap": "attn_logit_softcapping", "logits_cap": "final_logit_softcapping"},
         fields={"has_branch_norms": True},
         sees_all=last_of_pattern,
@@ -58,7 +58,7 @@ class Gemma2(Gemma):
 
 
 class Gemma3(Gemma2):
-    """Five layers with a window to one without; each kind turns its heads by its own theta."""
+    """Five layers with a window to one without; each kind has its own rotary theta."""
 
     keys = Gemma2.keys.but(
         given={  # its files leave out what does not differ
@@ -86,7 +86,7 @@ class Gemma3(Gemma2):
 
 
 class VaultGemma(Gemma2):
-    """Nothing is normed before it is added."""
+    """Without norms of what is added to the stream."""
 
     names = Names(mlp_norm="pre_feedforward_layernorm")
     keys = Gemma2.keys.but(fields={"has_branch_norms": False})

@@ -1,7 +1,7 @@
-"""Gemma 3n (text): four streams of which one is computed, a table that tells every layer something
-of each token, and later layers that read the keys and values of earlier ones.
+"""Gemma 3n (text): four streams of which one is computed, a table with a vector of every token for
+every layer, and later layers that read the keys and values of earlier ones.
 
-Of files that read pictures and sound too, what reads text is taken.
+Of files for pictures and sound too, only the text model is read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hunch.models.reading import (
 from hunch.models.spec import ModelSpec, TokenInputs
 
 _PATTERN = 5  # layers to one without a window
-_NUM_SPARSE, _SPARSITY = 10, 0.95  # of models with more layers than these, where files do not say
+_NUM_SPARSE, _SPARSITY = 10, 0.95  # of models with more layers, if files do not have them
 
 
 class Gemma3n(Decoder):
@@ -51,7 +51,7 @@ class Gemma3n(Decoder):
             "laurel_rank": 64,
             "rope_theta": 1e6,
         },
-        unused={  # of training, and of other senses
+        unused={  # of training, pictures and sound
             *("altup_coef_clip", "audio_soft_tokens_per_image", "vision_soft_tokens_per_image")
         },
         fields={"has_layer_scale": False},

@@ -1,7 +1,7 @@
 """Gemma 4 (text): layers with a window and without differ in their heads; some read the keys and
-values of earlier ones; a table may tell every layer something of each token.
+values of earlier ones; there may be a table with a vector of every token for every layer.
 
-Of files that read pictures and sound too, what reads text is taken.
+Of files for pictures and sound too, only the text model is read.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Gemma4(Decoder):
 
 
 class Gemma4Unified(Gemma4):
-    """There is no table."""
+    """Gemma 4 without the table."""
 
     keys = Gemma4.keys.but(
         given={
@@ -159,7 +159,7 @@ def _full_heads(config: Config, is_full: tuple[bool, ...], num_kv_heads: int) ->
     given = config.get("num_global_key_value_heads")
     if config.get("attention_k_eq_v") and given is not None:
         num_kv_heads = read_int(config, "num_global_key_value_heads")
-    if by_layer is not None:  # newer files say it of every layer that differs
+    if by_layer is not None:  # newer files list every layer that differs
         changed = _same_for_all(by_layer, is_full)
         head_dim = read_int(changed, "head_dim", head_dim)
         num_kv_heads = read_int(changed, "num_key_value_heads", num_kv_heads)
@@ -167,7 +167,7 @@ def _full_heads(config: Config, is_full: tuple[bool, ...], num_kv_heads: int) ->
 
 
 def _same_for_all(by_layer: Any, is_full: tuple[bool, ...]) -> Config:
-    """What `per_layer_config` says of the layers without a window ("05" is 5), and of no other."""
+    """The entry that all layers without a window have in `per_layer_config` ("05" is 5)."""
     wanted = {str(at) for at, is_there in enumerate(is_full) if is_there}
     found = list(by_layer.values()) if isinstance(by_layer, Mapping) else []
     is_known = bool(found) and {str(key).lstrip("0") or "0" for key in by_layer} == wanted

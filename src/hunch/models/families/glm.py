@@ -1,5 +1,5 @@
-"""GLM-4 (9B, 32B), 4.5 and 4.6 with experts, and what writes in those that see: Llama with a part
-of each head turned."""
+"""GLM-4 (9B, 32B), 4.5 and 4.6 with experts, and the text models of vision-language ones: Llama
+with a part of each head rotated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hunch.models.spec import ModelSpec
 
 
 class Glm(Decoder):
-    """The models of 2024, without norms of what is added."""
+    """The models of 2024, without norms of what is added to the stream."""
 
     turns_part = True
     keys = Keys(
@@ -31,7 +31,7 @@ class Glm4(Glm):
 
 
 class Glm4v(Glm4):
-    """What writes in GLM-4.1V and 4.6V-Flash."""
+    """The text model of GLM-4.1V and 4.6V-Flash."""
 
     keys = Glm4.keys.but(
         given={"partial_rotary_factor": 1.0, "rms_norm_eps": 1e-5}, reads_pictures=True
@@ -51,7 +51,7 @@ class Glm4Moe(Decoder):
 
 
 class Glm4vMoe(Glm4Moe):
-    """What writes in GLM-4.5V and 4.6V."""
+    """The text model of GLM-4.5V and 4.6V."""
 
     keys = Glm4Moe.keys.but(reads_pictures=True)
 
@@ -62,13 +62,13 @@ class Glm4vMoe(Glm4Moe):
 
 
 def _read_in_all_layers(config: Config, num_layers: int) -> ExpertSpec:
-    """Whatever a file says of layers without experts."""
+    """Experts in every layer, whatever a file has for layers without."""
     all_sparse = {"mlp_layer_types": ["sparse"] * num_layers}
     return read_deepseek_experts(Defaulted(all_sparse, config), num_layers)
 
 
 class SolarOpen(Glm4Moe):
-    """Experts in every layer, and whole heads are turned."""
+    """Experts in every layer, and whole heads are rotated."""
 
     keys = Glm4Moe.keys.but(
         given={"rope_theta": 1e6, "partial_rotary_factor": 1.0},

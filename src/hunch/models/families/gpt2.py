@@ -85,7 +85,7 @@ class Gpt1(Gpt2):
 
 
 class GptBigCode(Gpt2):
-    """One head of k and v for all of q; matrices as every newer model has them."""
+    """One KV head for all heads; matrices are stored as in newer models."""
 
     keys = Gpt2.keys.but(
         given={"hidden_act": "gelu_pytorch_tanh"},

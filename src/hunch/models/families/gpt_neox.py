@@ -8,7 +8,7 @@ from hunch.models.keys import ATTN_BIASES, PLAIN_LAYERS, Keys
 
 
 class GptNeoX(Decoder):
-    """A quarter of each head is turned, if the config does not say otherwise."""
+    """A quarter of each head is rotated, unless the config has another share."""
 
     turns_part = True
     names = Names(

@@ -13,7 +13,7 @@ from hunch.models.reading import last_of
 
 
 class GptOss(Decoder):
-    """Softmax over the chosen experts alone; gate and up lie by turns in the file."""
+    """Softmax over the chosen experts alone; rows of gate and up alternate in the file."""
 
     names = Names(experts=ExpertNames(router="mlp.router", is_interleaved=True))
     keys = Keys(
@@ -33,7 +33,7 @@ class GptOss(Decoder):
         named={"num_experts": "num_local_experts"},
         # Its experts have an activation of their own.
         only={"hidden_act": "silu", "swiglu_limit": CLIP_LIMIT, "swiglu_alpha": CLIP_SLOPE},
-        unused={"initial_context_length", "experts_per_token"},  # said once more
+        unused={"initial_context_length", "experts_per_token"},  # repeat other keys
         flags=dict.fromkeys(ATTN_BIASES, "attention_bias"),
         fields={"activation": "clipped", "has_sinks": True},
         sees_all=lambda _, num_layers: last_of(2, num_layers),

@@ -1,4 +1,4 @@
-"""GPT-J and CodeGen: a plain MLP beside attention, and the first part of each head is turned."""
+"""GPT-J and CodeGen: a plain MLP beside attention, and the first part of each head is rotated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NUM_PARTS = 4
 
 
 class GptJ(Decoder):
-    """Both branches read one layer norm; pairs that are turned are neighbours."""
+    """Both branches read one layer norm; rotary pairs are neighbours."""
 
     turns_part = True
     names = replace(
@@ -34,7 +34,7 @@ class GptJ(Decoder):
         given={"rotary_dim": 64, "hidden_act": "gelu_new", "layer_norm_epsilon": 1e-5},
         named=Gpt2.keys.named,
         only={"scale_attn_weights": True},
-        unused={"n_ctx", "rotary"},  # of old files; n_positions and rotary_dim say it
+        unused={"n_ctx", "rotary"},  # of old files, which repeat n_positions and rotary_dim
         numbers={"norm_eps": "layer_norm_epsilon"},
         fields=PLAIN_LAYERS
         | dict.fromkeys(("is_parallel", "has_mlp_bias", "has_head_bias"), True)

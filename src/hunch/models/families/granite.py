@@ -23,7 +23,7 @@ from hunch.models.spec import ModelSpec
 
 
 class Granite(Llama):
-    """The multipliers of its config stand where Llama has ones."""
+    """Llama with the multipliers of its config."""
 
     keys = Llama.keys.but(
         given={"attention_multiplier": 1.0},
@@ -40,7 +40,7 @@ class Granite(Llama):
 
 
 class HyperClovaX(Granite):
-    """What is added is normed before it is scaled; logits are multiplied, not divided."""
+    """What is added to the stream is normed, then scaled; logits are multiplied, not divided."""
 
     names = Names(attn_out_norm="post_norm1", mlp_out_norm="post_norm2")
     keys = Granite.keys.but(
@@ -93,7 +93,7 @@ class GraniteMoe(Granite):
 
 
 class GraniteMoeShared(GraniteMoe):
-    """An MLP beside the experts, which every token asks."""
+    """An MLP beside the experts, for every token."""
 
     names = Names(
         gate="shared_mlp.gate_proj",
@@ -135,7 +135,7 @@ class GraniteHybrid(GraniteMoeShared):
 
     @classmethod
     def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
-        for key in config:  # of layers and experts that it may not have
+        for key in config:  # of kinds of layers that it may not have
             if key.startswith(("mamba_", "time_step_")) or key == "num_experts_per_tok":
                 config.get(key)
         if spec.experts is not None:
@@ -153,7 +153,7 @@ class GraniteHybrid(GraniteMoeShared):
 
 
 def with_windows(spec: ModelSpec, config: Config) -> ModelSpec:
-    """Three of four layers with a window, sinks, and angles of each layer's own, or none."""
+    """Three of four layers with a window, sinks, and rotary angles of the layer's own, or none."""
     sees_all = [layer % 4 == 0 for layer in range(spec.num_layers)]
     assert spec.rope is not None
     thetas = config.get("layer_rope_theta") or [spec.rope.theta] * spec.num_layers

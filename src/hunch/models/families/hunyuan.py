@@ -1,4 +1,4 @@
-"""HunYuan 1 (dense, and with experts): Llama that norms q and k after they were turned."""
+"""HunYuan 1 (dense, and with experts): Llama that norms q and k after rotating them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class HunYuan(Llama):
         given = dict(config.get(key) or {})
         is_dynamic = (given.get("rope_type") or given.get("type")) == "dynamic"
         alpha = given.get("alpha") if is_dynamic else None
-        if alpha:  # nothing else of it counts
+        if alpha:  # nothing else of it matters
             given = {name: given[name] for name in given if name == "rope_theta"}
         spec = super().read_config(Defaulted({key: given}, config), architecture)
         refuse(config, "attention_head_dim", spec.head_dim)

@@ -18,7 +18,7 @@ _EXPERT = "feed_forward.experts.{}."
 
 
 class Jamba(Decoder):
-    """What the channels of a Mamba layer give is normed; experts are not weighed anew."""
+    """The outputs of a Mamba layer's channels are normed; experts' weights are not normalised."""
 
     names = replace(
         Bamba.names,
@@ -40,7 +40,7 @@ class Jamba(Decoder):
             "sliding_window": None,
             "mamba_inner_layernorms": True,
         },
-        unused={  # of how it runs elsewhere, and what follows from other keys
+        unused={  # of other software, or following from other keys
             *("use_mamba_kernels", "use_mambapy", "use_associative_scan", "layers_block_type"),
             *("num_logits_to_keep", "calc_logits_for_entire_prompt", "layer_types"),
         },
@@ -75,7 +75,7 @@ class Jamba(Decoder):
 def _every(
     config: Config, prefix: str, period: int, offset: int, num_layers: int
 ) -> tuple[bool, ...]:
-    """Per layer: whether it is the one of its period that the config names."""
+    """Per layer: whether it has the place in its period that the config names."""
     period = read_int(config, f"{prefix}_period", period)
     offset = config.get(f"{prefix}_offset", offset)
     if not isinstance(offset, int) or not 0 <= offset < period:

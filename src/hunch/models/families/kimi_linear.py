@@ -20,7 +20,8 @@ _MOE = "block_sparse_moe."
 
 
 class KimiLinear(DeepseekV3):
-    """Nothing is turned: what other models turn of a key is one for all heads here too."""
+    """Nothing is rotated; the part of keys that other models rotate is shared by all heads here
+    too."""
 
     names = Names(
         recurrent="self_attn.",
@@ -32,7 +33,7 @@ class KimiLinear(DeepseekV3):
             down=f"{_MOE}experts.{{}}.w2",
             shared=f"{_MOE}shared_experts.",
         ),
-        # As transformers saves the MLPs of layers without experts.
+        # transformers' names for the MLPs of layers without experts.
         aliases=tuple(
             (f"{_MOE}{part}_proj", f"mlp.{part}_proj") for part in ("gate", "up", "down")
         ),
@@ -60,7 +61,7 @@ class KimiLinear(DeepseekV3):
             "moe_router_activation_func": "sigmoid",
             "moe_layer_freq": 1,
         },
-        unused={"use_grouped_topk", "num_local_experts"},  # said by the numbers of groups, again
+        unused={"use_grouped_topk", "num_local_experts"},  # follow from the numbers of groups
         fields={"rope": STILL},
     )  # fmt: skip
 

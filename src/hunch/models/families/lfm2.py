@@ -57,7 +57,7 @@ class Lfm2(Decoder):
             "intermediate_size": "block_ff_dim",
         },
         only={"conv_bias": False, "block_use_swiglu": True, "use_pos_enc": True},
-        # Of the files' own words: said again elsewhere, or of how the weights were drawn at first.
+        # Keys that repeat others, or are about how the weights were initialised.
         unused={
             *("block_dim", "block_norm_eps", "conv_dim", "conv_dim_out", "num_heads", "theta"),
             *("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init"),

@@ -29,7 +29,7 @@ class Llama(Decoder):
 
 
 class InternLM3(Llama):
-    """Biases by keys of its own."""
+    """Llama with biases, by keys of its own."""
 
     keys = Llama.keys.but(
         given={"rms_norm_eps": 1e-5},
@@ -101,7 +101,7 @@ class SeedOss(Llama):
 
 
 class Helium(Llama):
-    """Pairs that are turned are neighbours."""
+    """Rotary pairs are neighbours."""
 
     keys = Llama.keys.but(
         given={"rms_norm_eps": 1e-8, "rope_theta": 1e5},
@@ -110,8 +110,8 @@ class Helium(Llama):
 
 
 class BitNet(Llama):
-    """What heads have read, and what an MLP's last product takes, is normed. Checkpoints in its own
-    form round what goes into products; see weights/bitnet.py."""
+    """The outputs of heads and the inputs of an MLP's last product are normed. Checkpoints in its
+    own form round the inputs of products; see weights/bitnet.py."""
 
     keys = Llama.keys.but(
         given={"rms_norm_eps": 1e-5, "rope_theta": 5e5, "hidden_act": "relu2"},
@@ -135,7 +135,7 @@ class SmolLM3(Llama):
 
     keys = Llama.keys.but(
         given={"rope_theta": 2e6, "tie_word_embeddings": True},
-        unused={"max_window_layers"},  # layer_types says it
+        unused={"max_window_layers"},  # layer_types has it
     )
 
     @classmethod
@@ -148,9 +148,9 @@ class SmolLM3(Llama):
 
 
 def read_turns(config: Config, num_layers: int) -> list[bool]:
-    """Per layer: whether it turns its heads."""
+    """Per layer: whether it rotates its heads."""
     every = read_int(config, "no_rope_layer_interval", 4)
-    turns = config.get("no_rope_layers")  # 1 where a layer does turn them
+    turns = config.get("no_rope_layers")  # 1 if a layer does rotate them
     turns = turns or [(layer + 1) % every for layer in range(num_layers)]
     check_listed("no_rope_layers", turns, num_layers)
     return [bool(turn) for turn in turns]

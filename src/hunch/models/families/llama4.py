@@ -1,4 +1,4 @@
-"""Llama 4 (text): attention in chunks, heads that some layers do not turn, one expert a token."""
+"""Llama 4 (text): attention in chunks, layers without rotary positions, one expert a token."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from hunch.models.spec import ModelSpec
 
 
 class Llama4(Decoder):
-    """Layers that do not turn their heads see the whole text, with queries that grow with their
+    """Layers that do not rotate their heads see the whole text, with queries that grow with their
     position; the others see their chunk, and norm their heads without weights.
 
-    transformers turns heads before it norms them: a turn does not change what the norm divides by.
+    transformers rotates heads before it norms them: that does not change what the norm divides by.
     """
 
     names = Names(
@@ -51,7 +51,7 @@ class Llama4(Decoder):
         },
         named={"num_experts": "num_local_experts"},
         only={"for_llm_compressor": False},
-        # They follow from the list of turns; and two numbers that may be switched off.
+        # layer_types follows from the list of rotated layers; the scales may be switched off.
         unused={"layer_types", "attn_scale", "floor_scale"},
         flags=dict.fromkeys(ATTN_BIASES, "attention_bias") | {"has_qk_norm": "use_qk_norm"},
         fields={"is_rope_interleaved": True},
@@ -71,7 +71,7 @@ class Llama4(Decoder):
             )
         rope = spec.rope
         assert rope is not None
-        # It is normed away, but for the epsilon, which is small beside heads.
+        # The norm removes it, but for the epsilon, which is small beside heads.
         if spec.has_qk_norm and rope.rope_type in ("yarn", "longrope"):
             rope = replace(rope, attention_factor=1.0)
         return replace(
@@ -85,7 +85,7 @@ class Llama4(Decoder):
 
 
 def _read_experts(config: Config, spec: ModelSpec) -> ExpertSpec:
-    """A sigmoid weighs what experts read; every token asks a shared one too."""
+    """A sigmoid weighs the inputs of experts; there is a shared expert for every token."""
     width, step = spec.ffn_width, read_int(config, "interleave_moe_layer_step", 1)
     layers: Any = config.get("moe_layers")
     if layers is None:

@@ -15,13 +15,13 @@ from hunch.models.mamba import MAMBA_NAMES, read_limits, read_mamba
 from hunch.models.reading import LINEAR, STILL, Config, read_float, read_int, refuse
 from hunch.models.spec import ModelSpec
 
-MAX_LEN = 1 << 17  # nothing in the layers says how long a text may be
-_KV_DIM = 16  # of the one layer that every cache has: nobody writes to it
+MAX_LEN = 1 << 17  # nothing in the layers limits a text's length
+_KV_DIM = 16  # of the one layer that every cache has: nothing is written to it
 
 
 class Mamba1(Decoder):
-    """Each layer is one half: x + mixer(norm(x)). A cache has one layer with a head all the same,
-    for nobody."""
+    """Each layer is one half: x + mixer(norm(x)). A cache still has one layer with a head, which
+    nothing uses."""
 
     names = Names(
         roots=("model.", "backbone."),
@@ -40,7 +40,7 @@ class Mamba1(Decoder):
         },
         numbers={"norm_eps": "layer_norm_epsilon"},
         only={"hidden_act": "silu", "num_attention_heads": 1},
-        # Of how it is drawn, trained and run elsewhere. The stream has the model's precision here.
+        # Of initialisation, training and other software. The stream has the model's precision here.
         unused={
             *("time_step_scale", "time_step_init_scheme", "rescale_prenorm_residual"),
             *("residual_in_fp32", "use_mambapy", "use_falcon_mambapy", "use_associative_scan"),
@@ -82,12 +82,12 @@ class Mamba1(Decoder):
 
     @staticmethod
     def part_eps(config: Config) -> float | None:
-        """Of norms of what the channels give; None: there are none."""
+        """The epsilon of norms of the channels' outputs; None: there are no such norms."""
         return None
 
 
 class FalconMamba(Mamba1):
-    """What the channels give is normed, without weights."""
+    """The channels' outputs are normed, without weights."""
 
     @staticmethod
     def part_eps(config: Config) -> float | None:
@@ -102,7 +102,7 @@ class Mamba2(Mamba1):
         | {"mamba_n_groups": 8, "mamba_d_state": 128},
         named={"mamba_n_heads": "num_heads", "mamba_d_state": "state_size"} | MAMBA_NAMES,
         only={"use_bias": False},
-        unused={"norm_before_gate"},  # transformers norms after the gate, whatever it says
+        unused={"norm_before_gate"},  # transformers norms after the gate, whatever this is
     )
 
     @classmethod

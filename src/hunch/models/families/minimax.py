@@ -1,5 +1,5 @@
 """MiniMax Text-01 and M1: lightning attention and experts. M2: experts chosen by sigmoids, a part
-of each head turned, all heads normed at once."""
+of each head rotated, all heads normed at once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hunch.models.spec import ModelSpec
 
 
 class MiniMax(Mixtral):
-    """Mixtral's experts; layers carry on what they read, normed and scaled."""
+    """Mixtral's experts; a layer adds to its normed input, both scaled."""
 
     names = replace(
         Mixtral.names,
@@ -30,7 +30,7 @@ class MiniMax(Mixtral):
     )
     keys = Mixtral.keys.but(
         only={"hidden_act": "silu"},  # of queries, keys and values too
-        unused={"block_size"},  # tokens are folded in one by one
+        unused={"block_size"},  # tokens are added to the state one by one
         sees_all=None,
     )
 

@@ -1,4 +1,4 @@
-"""MLPs of squares without a gate: AFM, Jais 2, nanochat, and Nemotron (3, 4, Minitron)."""
+"""MLPs of squared ReLU without a gate: AFM, Jais 2, nanochat, and Nemotron (3, 4, Minitron)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Jais2(Arcee):
 
 
 class Nemotron(Arcee):
-    """Layer norms of 1 + w; half of each head is turned."""
+    """Layer norms of 1 + w; half of each head is rotated."""
 
     turns_part = True
     keys = Arcee.keys.but(
@@ -41,7 +41,7 @@ class Nemotron(Arcee):
 
 class NanoChat(Arcee):
     """Norms without weights: of the stream, the embedding and the heads of q and k. Heads are
-    turned the other way, which is turning them with their second halves negated.
+    rotated the other way, as if their second halves were negated.
     """
 
     names = Names(q_norm="", k_norm="", up="mlp.fc1", down="mlp.fc2")

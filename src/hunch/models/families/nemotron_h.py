@@ -1,4 +1,4 @@
-"""Nemotron-H, Nano 2, 3 Nano, 3 Super: a layer is Mamba 2, attention, an MLP or experts, alone."""
+"""Nemotron-H, Nano 2, 3 Nano, 3 Super: a layer is just one of Mamba 2, attention, MLP, experts."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _EXPERT_NAMES = ExpertNames(
 
 
 class NemotronH(Decoder):
-    """Heads are not turned; MLPs are of squares, without a gate."""
+    """Heads are not rotated; MLPs are of squared ReLU, without a gate."""
 
     names = replace(
         Mamba1.names,
@@ -71,7 +71,7 @@ class NemotronH(Decoder):
             "mamba_hidden_act": "silu",
         },
         unused={
-            # Of how it is trained, run and kept elsewhere; a Mamba layer's width is its heads'.
+            # Of training and other software; a Mamba layer's width follows from its heads.
             *("expand", "chunk_size", "use_mamba_kernels", "mamba_ssm_cache_dtype"),
             *("num_logits_to_keep", "rescale_prenorm_residual"),
             # Of experts, which transformers writes for models without them too.
@@ -114,7 +114,7 @@ class NemotronH(Decoder):
 
 
 def _layer_types(config: Config) -> list[str]:
-    """By name, or by a letter for each layer."""
+    """What each layer is: by name, or by a letter."""
     pattern: Any = config.get("hybrid_override_pattern")
     types: Any = config.get("layers_block_type") or config.get("layer_types") or pattern
     if not isinstance(types, Sequence) or not types:

@@ -32,7 +32,7 @@ _BRANCH_NORMS = {"has_input_norms": False, "has_branch_norms": True, "has_qk_nor
 
 
 class Olmo(Llama):
-    """Layer norms without weights; q, k and v may be kept within limits."""
+    """Layer norms without weights; q, k and v may be clipped."""
 
     keys = Llama.keys.but(
         only={"mlp_bias": False},
@@ -42,7 +42,7 @@ class Olmo(Llama):
 
 
 class Olmo2(Llama):
-    """Branches read the stream as it is."""
+    """Branches read the stream without a norm."""
 
     names = _NAMES
     keys = Llama.keys.but(
@@ -51,7 +51,7 @@ class Olmo2(Llama):
 
 
 class Olmo3(Olmo2):
-    """Three layers with a window to one without, which alone has its rope stretched."""
+    """Three layers with a window to one without, the only one whose rope is stretched."""
 
     keys = Olmo2.keys.but(
         given={"rope_theta": 5e5, "sliding_window": 4096},
@@ -77,7 +77,7 @@ class OlmoHybrid(Olmo2):
     keys = Olmo2.keys.but(
         given={"rms_norm_eps": 1e-6, "linear_allow_neg_eigval": True},
         only={"hidden_act": "silu"},  # of the convolutions too
-        unused={  # of how it is drawn
+        unused={  # of initialisation
             *("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max"),
             "linear_dt_init_floor",
         },
@@ -106,12 +106,12 @@ class OlmoHybrid(Olmo2):
 
 
 class Olmoe(Llama):
-    """Experts in every layer, behind norms that stand where Llama has them."""
+    """Experts in every layer; norms as in Llama."""
 
     keys = Llama.keys.but(
         given={"rms_norm_eps": 1e-5},
         named={"moe_intermediate_size": "intermediate_size", "num_experts": "num_local_experts"},
-        only={"clip_qkv": None},  # it would limit what was normed
+        only={"clip_qkv": None},  # it would clip what was normed
         fields={"has_qk_norm": True, "is_qk_norm_whole": True},
         experts=read_qwen_experts,
     )
@@ -131,7 +131,7 @@ def _last_of_pattern(config: Config, num_layers: int) -> list[bool]:
 
 
 class Exaone4(Llama):
-    """Where some layers have a window (32B), the others do not turn their heads."""
+    """If some layers have a window (32B), the others do not rotate their heads."""
 
     names = _NAMES
     keys = Llama.keys.but(
@@ -194,7 +194,7 @@ class Kolibri(Exaone4):
 
 
 class Afmoe(ExaoneMoe):
-    """Trinity: norms before the branches too, gates of what heads read, DeepSeek's experts."""
+    """Trinity: norms before the branches too, gated heads, DeepSeek's experts."""
 
     names = Names(
         attn_out_norm="post_attention_layernorm",

@@ -73,7 +73,7 @@ class BioGpt(Opt):
             "tie_word_embeddings": True,
             "scale_embedding": True,
         },
-        unused={"layer_norm_eps"},  # transformers has 1e-5, whatever it says
+        unused={"layer_norm_eps"},  # transformers uses 1e-5, whatever this is
         fields=Opt.keys.fields | dict.fromkeys(BIASES, True),
         has_rope=False,
     )

@@ -72,9 +72,9 @@ class Phi3(Mistral):
     @classmethod
     def read_config(cls, config: Config, architecture: str) -> ModelSpec:
         beside, given = config.get("original_max_position_embeddings"), config.get("rope_scaling")
-        if given and beside is None and not config.get(FROM_GGUF):  # 4096 to transformers then
+        if given and beside is None and not config.get(FROM_GGUF):  # then transformers takes 4096
             raise ModelFormatError("config.json lacks original_max_position_embeddings")
-        if isinstance(given, Mapping) and given.get("type") == "yarn":  # by its first files' name
+        if isinstance(given, Mapping) and given.get("type") == "yarn":  # in the first files
             config = Defaulted({"rope_scaling": {**given, "type": "longrope"}}, config)
         return super().read_config(config, architecture)
 
@@ -82,8 +82,8 @@ class Phi3(Mistral):
 class PhiMoe(Mixtral):
     """Mixtral's experts, layer norms, and scales of rope factors of its own.
 
-    An expert's weight is its share among those that come near to it: where the others are far
-    below, it is one. transformers always takes two experts, whatever the config says.
+    An expert's weight is its share among those with scores near its own: if the others are far
+    below, it is one. transformers always chooses two experts, whatever the config has.
     """
 
     keys = Mixtral.keys.but(

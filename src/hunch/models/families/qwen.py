@@ -1,5 +1,5 @@
-"""Qwen2, 2.5 and 3, with experts or without, what reads text of those with pictures, and models of
-others with their attention: dots.llm1, Hy3, Mellum, Flint."""
+"""Qwen2, 2.5 and 3, with experts or without, the text models of vision-language ones, and other
+models with their attention: dots.llm1, Hy3, Mellum, Flint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Qwen2(Decoder):
     """The upper layers may have a sliding window, where the config switches it on."""
 
     keys = Keys(
-        # GGUF files say whether there are biases; Hugging Face's config.json has no word for it.
+        # GGUF files tell whether there are biases; Hugging Face's config.json has no key for it.
         given={"sliding_window": 4096, "max_window_layers": 28, "attention_bias": True},
         flags={"has_qkv_bias": "attention_bias"},
         reads_pictures=True,
@@ -37,7 +37,7 @@ class Qwen2(Decoder):
     @classmethod
     def read_more(cls, spec: ModelSpec, config: Config) -> ModelSpec:
         if config.get("dual_chunk_attention_config") is not None:
-            # Chunks differ from plain attention beyond the first: texts up to there are served.
+            # Beyond the first chunk attention is not plain: texts up to there are served.
             chunks = {**config["dual_chunk_attention_config"]}
             size = read_int(chunks, "chunk_size") - read_int(chunks, "local_size")
             spec = replace(spec, max_len=min(spec.max_len, size))
@@ -52,7 +52,7 @@ class Qwen2(Decoder):
 
 
 class Qwen2VL(Qwen2):
-    """What writes in those that see."""
+    """The text model of vision-language ones."""
 
     keys = Qwen2.keys.but(given={"max_window_layers": 80})
 
@@ -69,7 +69,7 @@ class Qwen3(Qwen2):
 
 
 class Qwen3VL(Qwen3):
-    """What writes in those that see."""
+    """The text model of vision-language ones."""
 
     keys = Qwen3.keys.but(only=_NO_WINDOWS)
 
@@ -95,7 +95,7 @@ class Qwen3VLMoe(Qwen3Moe):
 
 
 class Qwen2Moe(Qwen2):
-    """Beside the chosen experts a shared one, of which each token takes as much as it needs."""
+    """Beside the chosen experts a shared one, with a gate for each token."""
 
     keys = Qwen2.keys.but(
         given={"qkv_bias": True},
@@ -167,7 +167,7 @@ class Hy3(Dots1):
 
 
 class Mellum(Qwen3Moe):
-    """Layers with a window turn their heads by angles of their own."""
+    """Layers with a window have rotary angles of their own."""
 
     keys = Qwen3Moe.keys.but(
         given={"norm_topk_prob": True, "sliding_window": 1024, "rope_theta": 5e5}
@@ -185,7 +185,7 @@ class Mellum(Qwen3Moe):
 
 
 class Flint(Qwen3Moe):
-    """Layers without a window do not turn their heads; sinks; experts chosen by sigmoids."""
+    """Layers without a window do not rotate their heads; sinks; experts chosen by sigmoids."""
 
     names = Names(aliases=(("self_attn.softmax_offset", "self_attn.sinks"),))
     keys = Qwen3Moe.keys.but(

@@ -39,7 +39,7 @@ class Qwen35(Llama):
 
 
 class Qwen35Moe(Qwen35):
-    """Experts in every layer, and a shared one, of which each token takes as much as it needs."""
+    """Experts in every layer, and a shared one, with a gate for each token."""
 
     keys = Qwen35.keys.but(
         given={"norm_topk_prob": True},
@@ -54,4 +54,4 @@ class Qwen35Moe(Qwen35):
 
 
 class Qwen3Next(Qwen35Moe):
-    """The same layers; its files fuse what goes into a gated delta net by key head."""
+    """The same layers; its files fuse the inputs of a gated delta net by key head."""

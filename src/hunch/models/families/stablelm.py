@@ -1,4 +1,4 @@
-"""StableLM (3B, 2, Zephyr): Llama with layer norms and a quarter of each head turned."""
+"""StableLM (3B, 2, Zephyr): Llama with layer norms and a quarter of each head rotated."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
 """Block drafters' networks: one pass guesses a whole block of tokens (DFlash, DSpark, DFlash2).
 
 The target's states of a few layers, fused, are the context: each layer's keys and values of a known
-position are made of them alone, and kept. A block is the last known token, whose state is not there
-yet, and masks after it; its places see the context and one another. What a place says:
+position are made of them alone, and kept. A block is the last known token, whose state does not
+exist yet, and masks after it; its places see the context and one another. What a place guesses:
 
-- DFlash (arXiv 2602.06036): place i > 0 tells the token that stands at i; place 0 tells nothing.
-- DSpark (arXiv 2607.05147): place i tells the token after i; a Markov head adds what the token
-  before makes likely, a confidence head says how likely the guess is to be accepted.
+- DFlash (arXiv 2602.06036): place i > 0 guesses the token at i; place 0 guesses nothing. - DSpark
+  (arXiv 2607.05147): place i guesses the token after i; a Markov head adds what the token before
+  makes likely, a confidence head estimates how likely the guess is to be accepted.
 - DFlash2: as DFlash, with short convolutions within the block, and a selector that scores pairs of
   neighbours among the best candidates of each place.
 
-A trainer builds a `BlockBody` over tensors of its own (train/recipes/block.py): nothing in
-`context`, `states` and `scores` is in the way of autograd. Files are read in block_files.py.
+A trainer builds a `BlockBody` over tensors of its own (train/recipes/block.py): `context`, `states`
+and `scores` work under autograd. Files are read in block_files.py.
 
 Shape letters: T packed positions, R rows, P places of a block, S places that tell something, M
 packed nodes, D width, C columns of logits, K rank of a head, M KV heads, H head width, W taps, G
@@ -48,7 +48,7 @@ class BlockShape:
     feature_width: int  # of all of them side by side
     num_places: int  # of a block, the last known token included
     mask_token: int | None  # None: the files bring the masks' embedding
-    is_shifted: bool  # a place tells the token after its own (DSpark)
+    is_shifted: bool  # a place guesses the token after its own (DSpark)
     is_causal: bool = True  # in sliding layers a place sees no later ones; others see all
     markov_rank: int = 0
     markov_type: str = "vanilla"  # or gated, by the place's state
@@ -56,7 +56,7 @@ class BlockShape:
     confidence_sees_token: bool = False
     conv_taps: int = 0
     conv_group: int = 16
-    num_columns: int = 0  # of logits, where the vocabulary is reduced; 0: all of it
+    num_columns: int = 0  # of logits, if the vocabulary is reduced; 0: it is not
     selector_rank: int = 0
     selector_top: int = 16
     embed_scale: float = 1.0
@@ -65,14 +65,15 @@ class BlockShape:
 
     @property
     def num_tokens(self) -> int:
-        """Guessed by one pass."""
+        """The number of tokens guessed by one pass."""
         return self.num_places if self.is_shifted else self.num_places - 1
 
 
 class Conv(Part):
     """A convolution over the last few places of a block, before and after a part of a layer.
 
-    Its taps are learned, plus what the place's own input says, shared by groups of channels.
+    Its taps are learned, plus a part that depends on the place's input, the same for each channel
+    of a group.
     """
 
     def __init__(self, base_2WD: Tensor, project: Linear, num_places: int) -> None:
@@ -137,7 +138,7 @@ class MarkovHead(Part):
 
 
 class Selector(Part):
-    """Scores of pairs of neighbours, among each place's best candidates alone."""
+    """Scores of pairs of neighbours, only among the best candidates of each place."""
 
     def __init__(self, before: Table, after_VK: Tensor, project: Linear, num_top: int) -> None:
         self.before, self.after_VK, self.project = before, after_VK, project
@@ -156,7 +157,7 @@ class Selector(Part):
 
 @dataclass(eq=False, repr=False)
 class BlockBody(Part):
-    """All that is learned: from states to context, from a block to what its places tell."""
+    """All learned parts: from states to context, and from a block to its places' guesses."""
 
     shape: BlockShape
     fc: Linear
@@ -169,7 +170,8 @@ class BlockBody(Part):
     mask_D: Tensor | None
 
     def context(self, features: Sequence[Tensor]) -> Tensor:
-        """The target's states of some positions as every layer's attention takes them."""
+        """The target's states of some positions as context, the input of every layer's
+        attention."""
         return self.hidden_norm(self.fc(torch.cat(tuple(features), dim=-1)))
 
     def context_kv(self, context_TD: Tensor, rotation: Rotation) -> list[tuple[Tensor, Tensor]]:
@@ -185,18 +187,19 @@ class BlockBody(Part):
         )
 
     def states(self, x_TD: Tensor, attend: Attend) -> Tensor:
-        """States of whole blocks, normed for the output matrix; places that tell nothing too."""
+        """States of whole blocks, normed for the output matrix, also of places that guess
+        nothing."""
         for block in self.blocks:
             x_TD = block(x_TD, attend)
         return self.norm(x_TD)
 
     def telling(self, states_TD: Tensor) -> Tensor:
-        """The states of the places that tell something, RSD."""
+        """The states of the places that guess, RSD."""
         states_RPD = states_TD.view(-1, self.shape.num_places, states_TD.shape[-1])
         return states_RPD if self.shape.is_shifted else states_RPD[:, 1:]
 
     def scaled(self, logits_MC: Tensor) -> Tensor:
-        """Logits as the files' config wants them."""
+        """Logits, scaled as the files' config says."""
         logits_MC = logits_MC.float()
         if self.shape.output_scale != 1.0:
             logits_MC = logits_MC * self.shape.output_scale
@@ -218,7 +221,7 @@ class BlockBody(Part):
         return logits_MC
 
     def confidences(self, token_M: Tensor, state_MD: Tensor) -> Tensor | None:
-        """Log-odds that the guess of a place is accepted, where the files bring them."""
+        """Log-odds that the guess of a place is accepted, if the files have a head for it."""
         if self.confidence is None:
             return None
         if self.shape.confidence_sees_token:

@@ -30,7 +30,7 @@ from hunch.models.reading import read_windows
 from hunch.models.spec import ModelSpec
 from hunch.models.target import Target
 
-# Held for training, or told by what is read: a file may bring them all the same.
+# Used in training, or following from other keys: files may have them all the same.
 _SPARE = ("t2d", "verifier_norm.weight", "verifier_lm_head.weight", "rotary_emb.inv_freq")
 _MAX_PLACES = 64
 
@@ -69,7 +69,7 @@ def load_block(path: str | Path, target: Target, method: str) -> BlockNet:
 def _read_layers(
     config: Mapping[str, Any], options: Mapping[str, Any], source: HeadSource
 ) -> ModelSpec:
-    """The geometry of its layers; what is optional, the tensors tell."""
+    """The geometry of its layers; tensors show which optional parts it has."""
     first = "layers.0.self_attn."
     spec = read_geometry(
         config,
@@ -173,7 +173,7 @@ def _mask_token(
 
 
 def feature_layers(options: Mapping[str, Any], target: Target, where: str) -> tuple[int, ...]:
-    """Whose states are fused: after this many of the target's layers."""
+    """The layers whose states are fused: after this many of the target's layers."""
     given, shift = options.get("target_layer_ids"), 1
     if given is None:
         given, shift = options.get("aux_hidden_state_layer_ids"), 0

@@ -1,4 +1,4 @@
-"""Block drafters beside a target: who sees whom, and one pass.
+"""Block drafters beside a target: which places see which, and one pass.
 
 Shape letters: T packed places, R rows, P places of a block, S places that tell something, M packed
 nodes, D width, C columns of logits, K keys, N heads, M KV heads, H head width, A = q, k and v heads
@@ -64,7 +64,7 @@ class PagedBlocks:
             part = slice(row * size, (row + 1) * size)
             window = heads.window
             if window is not None:
-                slots_K = slots_K[-window:]  # what comes before, no place of the block sees
+                slots_K = slots_K[-window:]  # no place of the block sees what comes before
             k_KMH = torch.cat((self.k[layer][slots_K], k_TMH[part]))
             v_KMH = torch.cat((self.v[layer][slots_K], v_TMH[part]))
             mask_PK = self._mask(len(slots_K), window, q_TNH.device)
@@ -131,13 +131,13 @@ class Guess(Protocol):
 
     @property
     def is_alike(self) -> bool:
-        """Whether places tell the same after all tokens."""
+        """Whether guesses do not depend on the tokens before them."""
 
     def level(self, depth: int, token_M: Tensor) -> Tensor:
         """Logits of the token at `depth`, given the ones before it: as many for every row."""
 
     def odds(self, depth: int, token_M: Tensor) -> Tensor | None:
-        """Log-odds that such a token is accepted; None: the files do not say."""
+        """Log-odds that such a token is accepted; None: the files have no head for it."""
 
 
 class FusedBlocks(Protocol):
@@ -190,7 +190,7 @@ class BlockNet(TiledNet):
             kv_store(k_TMH.to(k_CMH.dtype), v_TMH.to(v_CMH.dtype), k_CMH, v_CMH, slot_T)
 
     def cover_tiled(self, features: Sequence[Tensor], attn: AttnInputs, kv: KVCache) -> None:
-        """`cover` by a GPU's kernels, which tell padding by its slot."""
+        """`cover` by a GPU's kernels, which recognise padding by its slot."""
         if self.fused is not None:
             self.fused.cover(features, attn, kv)
             return
@@ -205,7 +205,7 @@ class BlockNet(TiledNet):
     def guess(
         self, token_R: Tensor, pos_R: Tensor, slots: Sequence[Tensor], kv: KVCache
     ) -> BlockGuess:
-        """One pass: what the places of each row's block tell. `token_R` stand at `pos_R`."""
+        """One pass: the guesses of each row's block, which begins with `token_R` at `pos_R`."""
         size = self.shape.num_places
         pos_T = (pos_R[:, None] + torch.arange(size, device=pos_R.device)).flatten()
         return self.told(token_R, PagedBlocks(kv, slots, self.rope(pos_T), self.shape))
@@ -231,11 +231,11 @@ class BlockGuess:
 
     net: BlockNet
     state_RSD: Tensor
-    logits_RSC: Tensor  # what places tell whatever token stands before them
+    logits_RSC: Tensor  # of places, whatever token is before them
 
     @property
     def is_alike(self) -> bool:
-        """Whether places tell the same after all tokens."""
+        """Whether guesses do not depend on the tokens before them."""
         return self.net.body.markov is None and self.net.body.selector is None
 
     def scores(self, row_M: Tensor, depth: int, token_M: Tensor) -> Tensor:
@@ -257,5 +257,5 @@ class BlockGuess:
         return row_M.repeat_interleave(len(token_M) // len(row_M))
 
     def confidences(self, row_M: Tensor, depth: int, token_M: Tensor) -> Tensor | None:
-        """Log-odds that such a token is accepted; None: the files do not say."""
+        """Log-odds that such a token is accepted; None: the files have no head for it."""
         return self.net.body.confidences(token_M, self.state_RSD[row_M, depth])

@@ -2,9 +2,9 @@
 
 A whole model is loaded in the precision of its target's backend. A draft cut from a model has
 layers of its own and that model's embedding and output matrix: its config.json names the model
-(`cut_from`). Where that is the target, the tables are shared; for another target of the same
-vocabulary they are read from that model's files, and always so where the draft was made for another
-target than it was cut from (`drafts_for` names that one).
+(`cut_from`). If that is the target, the tables are shared. For another target of the same
+vocabulary they are read from the named model's files; always so if the draft was made for another
+target (`drafts_for` names it).
 
 Shape letters: V vocabulary, D width, C columns of the draft's logits that are used.
 """
@@ -35,12 +35,12 @@ from hunch.models.weights import Weights, open_weights
 from hunch.registry import MODELS, resolve
 
 CUT_FROM = "cut_from"
-DRAFTS_FOR = "drafts_for"  # the target, where the draft was cut from another model
+DRAFTS_FOR = "drafts_for"  # the target, if the draft was cut from another model
 MAX_SHARE = 0.2  # of the bytes a target reads per token, above which a draft model rarely pays
 
 
 class TargetBeside:
-    """A target on another device as a draft model sees it: what they share, and no tensors."""
+    """A target on another device, for a draft model: what they share, without tensors."""
 
     tables = None
 
@@ -49,7 +49,7 @@ class TargetBeside:
         self.spec: ModelSpec = target.spec
         self.weight_bytes = target.weight_bytes
         is_cpu = device.type == "cpu"
-        # On a CPU a draft model reads its weights for every token: in 8 bits it is there sooner.
+        # On a CPU a draft model reads its weights for every token: in 8 bits it is faster.
         self.is_quantised = is_cpu or target.is_quantised
         self.dtype = torch.float32 if is_cpu else torch.bfloat16
         kernels = "triton" if not is_cpu else "native" if is_available() else "torch"
@@ -64,7 +64,7 @@ def load_draft_model(
     dtype: str = "auto",
     is_crossed: bool = False,
 ) -> tuple[Target, Columns]:
-    """The model on its target's kind of kernels, and how its logits become the target's."""
+    """The model on the kernels that its target has, and how its logits become the target's."""
     path, target_size = str(weights.path), target.spec.vocab_size
     check_drafts(weights)
     if CUT_FROM in weights.config:
@@ -83,7 +83,7 @@ def load_draft_model(
 
 
 def byte_share(weights: Weights, target: Target) -> float:
-    """What a node of a draft model reads, as a share of what a pass of the target reads.
+    """The bytes that a node of a draft model reads, as a share of those of a target's pass.
 
     Told from the files alone: nothing is loaded. A pass reads next to nothing of the
     embeddings.
@@ -113,7 +113,7 @@ def cut_decoder(
     weights: Weights, spec: ModelSpec, target: Target, dtype: str, ids_C: Tensor | None
 ) -> Decoder:
     device = target.device
-    # What shares the target's tables computes in their precision, whatever its file was saved in.
+    # A draft that shares the target's tables computes in their precision, not in its file's.
     given = target.dtype if dtype == "auto" or dtype in HOLDS else choose_dtype(dtype, spec, device)
     source = _CutSource(weights, given, device, spec, target)
     source.hold = choose_hold(dtype, spec, device)
@@ -164,8 +164,8 @@ class _CutSource(FileSource):
 def _native_tables(
     weights: Weights, spec: ModelSpec, target: NativeDecoder, ids_C: Tensor | None, own_format: int
 ) -> tuple[NativeMatrix, NativeMatrix]:
-    """Embedding and output matrix, in this format where they are not the target's; a reduced
-    vocabulary has the rows of its tokens alone."""
+    """Embedding and output matrix, in this format unless they are the target's; with a reduced
+    vocabulary, only the rows of its tokens."""
     threads = torch.get_num_threads()
     if _is_same(weights, spec, target):
         embedding, head = target.embedding, target.head

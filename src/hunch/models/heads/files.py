@@ -50,7 +50,7 @@ _ARCHITECTURES = {
 log = logging.getLogger("hunch")
 
 UNREAD = "of its tensors are not read"
-BLOCKS = ("dflash2", "dspark", "dflash")  # what names of block drafters have in them
+BLOCKS = ("dflash2", "dspark", "dflash")  # parts of the names of block drafters
 _MODEL_TYPES = {
     "mlp_speculator": "mlp",
     "medusa": "medusa",
@@ -105,7 +105,7 @@ def _is_eagle(path: Path, config: dict[str, Any]) -> bool:
 
 
 def speculative_tokens(path: str | Path) -> int | None:
-    """How many tokens per step the files themselves ask for, where they say it."""
+    """The number of tokens per step in the files; None: it is not there."""
     config = read_config(path)
     for key in ("n_predict", "num_heads"):
         if isinstance(config.get(key), int):
@@ -144,7 +144,8 @@ def number(config: Mapping[str, Any], key: str, where: str, default: int | None 
 
 
 class NativeLinear(Linear):
-    """A linear layer on the CPU's own kernels, rounded to 8 bits: a drafter may be a little off."""
+    """A linear layer on the CPU's own kernels, rounded to 8 bits, as a drafter need not be
+    exact."""
 
     def __init__(
         self, weight_NK: Tensor, bias_N: Tensor | None = None, *, is_rounded: bool = True
@@ -204,7 +205,7 @@ class HeadSource(Source):
 
     @property
     def unread(self) -> list[str]:
-        """Tensors of the file that nobody took."""
+        """Tensors of the file that were not read."""
         return sorted(set(self._stored) - self._used)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -227,7 +228,7 @@ class HeadSource(Source):
         return self.kept(Linear(weight_CD))
 
     def output_of(self, target: Target, ids_C: Tensor) -> Linear:
-        """Rows of the target's own output matrix, for a head that brings none."""
+        """Rows of the target's own output matrix, for a head without one."""
         return self.kept(Linear(target.output_rows(ids_C).contiguous()))
 
     def kept(self, layer: AnyLinear) -> AnyLinear:
@@ -260,7 +261,7 @@ class HeadSource(Source):
 
 
 def tell_unread(source: HeadSource, *spare: str) -> None:
-    """Say once which tensors nobody took; `spare` ones are known, and told by what is read."""
+    """Say once which tensors were not read; `spare` ones are known, and follow from others."""
     unread = [name for name in source.unread if name not in spare]
     if unread:
         some = ", ".join(unread[:4]) + (", ..." if len(unread) > 4 else "")
@@ -286,14 +287,14 @@ def read_geometry(config: Mapping[str, Any], where: str, **more: Any) -> ModelSp
 
 
 def check_drafts(weights: Weights) -> None:
-    """Raise where a whole model cannot draft."""
+    """Raise if a whole model cannot draft."""
     if ModelSpec.from_config(weights.config).recurrence is not None:
         where = str(weights.path)
         raise UnsupportedModelError(f"{where}: a model with recurrent layers cannot draft yet")
 
 
 def check_hidden(where: str, found: int, target: Target) -> None:
-    """The head was made for a target of this width."""
+    """Raise if the head was made for a target of another width."""
     expected = int(target.spec.width)
     if found != expected:
         raise ModelFormatError(
@@ -303,7 +304,7 @@ def check_hidden(where: str, found: int, target: Target) -> None:
 
 
 def check_vocab(where: str, found: int, target_size: int) -> None:
-    """The head names tokens by the target's ids: as many as the target, but for padding."""
+    """Raise if the head has another number of tokens than the target, apart from padding."""
     if abs(found - target_size) * 200 > target_size:
         raise VocabMismatchError(
             f"{where}: made for a vocabulary of {found} tokens, this target has {target_size}; "
@@ -317,7 +318,7 @@ def column_ids(num_columns: int, vocab_size: int) -> Tensor | None:
 
 
 def check_map(ids_C: Tensor, vocab_size: int, where: str) -> Tensor:
-    """A map from a head's own token numbers to the target's ids."""
+    """Check a map from a head's own token numbers to the target's ids."""
     if len(ids_C) and (int(ids_C.min()) < 0 or int(ids_C.max()) >= vocab_size):
         raise ModelFormatError(
             f"{where}: its map of tokens points to ids {int(ids_C.min())}..{int(ids_C.max())}, the "
@@ -329,7 +330,7 @@ def check_map(ids_C: Tensor, vocab_size: int, where: str) -> Tensor:
 
 
 def check_layers(layers: tuple[int, ...], target: Target, where: str) -> tuple[int, ...]:
-    """Whose states are fused: after this many of the target's layers."""
+    """Check the layers whose states are fused: after this many of the target's layers."""
     num_layers = target.spec.num_layers
     if not layers or min(layers) < 0 or max(layers) > num_layers:
         raise ModelFormatError(
@@ -340,7 +341,7 @@ def check_layers(layers: tuple[int, ...], target: Target, where: str) -> tuple[i
 
 
 def read_table(source: HeadSource, spec: ModelSpec) -> Table | None:
-    """The embedding that the files bring; None: the target's serves."""
+    """The embedding in the files; None: the target's is used."""
     name = "embed_tokens.weight"
     return Table(source.take(name, spec.vocab_size, spec.width)) if name in source else None
 

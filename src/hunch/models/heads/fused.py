@@ -130,7 +130,7 @@ def build_fused(
         norms = token_norm.weight_D, state_norm.weight_D
     output_CD = lm_head.weight if lm_head is not None else _output_of(target)
     layers = FusedLayers(blocks, [net.rope.table_LH], spec.norm_eps)
-    # In whichever order a library adds: what is drafted is checked.
+    # A library may add in any order, as drafts are checked.
     layers.is_wide = target.device.type == "cuda" and spec.width >= layers.min_width
     return FusedHead(
         layers,

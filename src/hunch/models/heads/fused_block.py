@@ -42,7 +42,7 @@ class FusedBlocks:
         self.output_CD: Tensor | None = None if net.lm_head is None else net.lm_head.weight_NK
 
     def cover(self, features: Sequence[Tensor], attn: AttnInputs, kv: KVCache) -> None:
-        """Keep keys and values of known positions; padding is told by its slot."""
+        """Keep keys and values of known positions; padding is recognised by its slot."""
         joined = features[0] if len(features) == 1 else torch.cat(tuple(features), dim=-1)
         context_TD = joined.new_empty(len(joined), len(self.context_norm_D))
         gemm(joined, self.fc.weight, context_TD, self.fc.bias_N)
@@ -67,7 +67,7 @@ class FusedBlocks:
         attn.memo[READS] = blocks.whole
         _, last_TD = layers.run(x_TD, h_PD, attn, blocks.kv, blocks.tiling, norm=self.norm_D)
         assert last_TD is not None
-        # Places side by side, so that what all rows say of one lies in a piece.
+        # Place after place, so that all rows of one place are contiguous.
         state_SRD = last_TD.view(num_rows, size, width).transpose(0, 1).contiguous()
         state_TD = state_SRD.flatten(0, 1)
         if self.output_CD is None:
@@ -86,11 +86,11 @@ class FusedGuess:
     body: BlockBody
     state_SRD: Tensor
     logits_SRC: Tensor
-    _odds_SR: Tensor | None = None  # what states alone say of `odds`
+    _odds_SR: Tensor | None = None  # the part of `odds` that follows from states alone
 
     @property
     def is_alike(self) -> bool:
-        """Whether places tell the same after all tokens."""
+        """Whether guesses do not depend on the tokens before them."""
         return self.body.markov is None
 
     def level(self, depth: int, token_M: Tensor) -> Tensor:
@@ -153,6 +153,6 @@ def build_fused_blocks(net: BlockNet, target: Target) -> FusedBlocks | None:
     if not is_plain or not all(isinstance(one.weight, Tensor) for one in matrices):
         return None
     layers = FusedLayers(blocks, [net.rope.table_LH], spec.norm_eps)
-    # In whichever order a library adds: what is drafted is checked.
+    # A library may add in any order, as drafts are checked.
     layers.is_wide = target.device.type == "cuda" and spec.width >= layers.min_width
     return FusedBlocks(net, layers)

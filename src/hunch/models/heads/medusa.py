@@ -106,7 +106,7 @@ def _token_map(source: HeadSource, rows: int, vocab: int, vocab_size: int) -> Te
 
 
 def _load_old(source: HeadSource, target: Target) -> tuple[MedusaNet, Tensor | None]:
-    """The file alone says how many heads and layers there are; its config is often wrong."""
+    """The numbers of heads and layers follow from the tensors, as the config is often wrong."""
     found = [_OLD_LAYER.fullmatch(name) for name in source.names]
     places = {(int(match[1]), int(match[2])) for match in found if match}
     num_heads = 1 + max(head for head, _ in places)

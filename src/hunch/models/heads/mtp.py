@@ -5,15 +5,15 @@ a span, K its keys.
 Paper: arXiv 2412.19437. File forms, told apart by their tensors: see mtp_files.py.
 
 Of several layers, layer i drafts token i + 1 from the states of the layer before it. A longer draft
-goes on with the last layer: it takes an MTP layer's states as it was trained to, and its KV holds
-every drafted token. Some serving code begins again with the first, whose input is the target's own
-state: of a drafted token there is none, and its KV has none of the tokens between.
+continues with the last layer: its input is an MTP layer's state, as in training, and its KV has
+every drafted token. Some serving code begins again with the first layer. But that reads the
+target's own states, which drafted tokens do not have, and its KV lacks the tokens between.
 
-Several layers share one KV cache: layer k of the paper takes, at position i, the state of layer
-k - 1 at i and token i + 1 + k. Here its KV is kept at position i + k, so that whatever lies at
-position p has seen tokens up to p + 1 and no further, in every layer: blocks can be shared, and a
-drafted node is one token to each layer. Rotations depend on differences of positions alone, so
-nothing else changes; only the first k positions, which layer k does not have, must not be seen.
+Several layers share one KV cache: layer k of the paper takes, at position i, the state of layer k -
+1 at i and token i + 1 + k. Here its KV is kept at position i + k, so that the KV of every layer at
+position p has seen tokens up to p + 1 and no further: blocks can be shared, and a drafted node is
+one token to each layer. Rotations depend on differences of positions alone, so nothing else
+changes; only the first k positions, which layer k does not have, must not be seen.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Stage(Part):
         self, token_TD: Tensor, hidden_TD: Tensor, pos_T: Tensor, attend: Attend
     ) -> Tensor:
         if self.form.is_first_masked:
-            # The layer's first position; the module's docstring says where it is.
+            # The layer's first position; see the module's docstring.
             token_TD = token_TD.masked_fill((pos_T == self.number)[:, None], 0.0)
         pair = [self.token_norm(token_TD), self.state_norm(hidden_TD)]
         x_TD = self.project(torch.cat(pair[::-1] if self.form.is_state_first else pair, dim=-1))
@@ -74,9 +74,9 @@ class Stage(Part):
 class MtpNet(StepNet):
     """One stage per drafted token.
 
-    A state is what the stages still to come need, side by side: all of them at a known position,
-    one less at each level of a draft, at last the last stage's alone. Its first part is the one
-    that tells the next token.
+    A state has the inputs of the stages that follow, side by side: of all stages at a known
+    position, of one less at each level of a draft, finally of the last alone. The first part
+    guesses the next token.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class MtpNet(StepNet):
         seen = _without_first(attn, stage.number, window, dtype, attn.pos_T.device)
         if isinstance(block, LatentBlock):
             return TailPaged(seen, kv, rotation)
-        return Paged(seen, kv, rotation)  # torch's alone can be told what not to see
+        return Paged(seen, kv, rotation)  # only torch's can hide positions
 
     def logits_ref(self, hidden_TD: Tensor) -> Tensor:
         parts = self._parts(hidden_TD)
@@ -185,7 +185,7 @@ def load_mtp(path: str | Path, target: Target) -> MtpNet:
             is_first_masked=stage.form.is_first_masked,
         )
         is_plain = isinstance(stage.block, Block) and not isinstance(stage.block.mlp, Experts)
-        net.is_capturable = is_plain or net.fused is not None  # torch's experts ask the host
+        net.is_capturable = is_plain or net.fused is not None  # torch's experts need the host
     return net
 
 
@@ -250,8 +250,8 @@ def _add_one(stage: Stage, *, has_whole: bool) -> None:
 def _delayed(state_TD: Tensor, spans: Sequence[Span], before: Sequence[Tensor | None]) -> Tensor:
     """The state one position before each; `before` has the one before each span.
 
-    Where that is not known any more (after a prefix-cache hit, in a new window), the span's first
-    state stands in for it: one entry per layer is then a little off, and with it a guess.
+    If that is not known any more (after a prefix-cache hit, in a new window), the span's first
+    state is used instead: then one entry per layer is a little off, and with it a guess.
     """
     shifted_TD = state_TD.roll(1, 0)
     for span, state_D in zip(spans, before, strict=True):

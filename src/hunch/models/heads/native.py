@@ -24,7 +24,7 @@ from hunch.models.heads.files import NativeLinear, Table
 from hunch.models.heads.step import MARGIN, StepNet
 from hunch.models.native import NativeDecoder, is_supported, numbers_of
 
-_PANEL = 32  # rows of a matrix that another one may begin after
+_PANEL = 32  # another matrix may begin after a multiple of these rows
 
 
 def build_network(
@@ -58,7 +58,7 @@ def build_network(
         name: _floats(part.weight_D) if isinstance(part, RMSNorm) else part
         for name, part in join.items()
     }
-    # Logits choose a draft alone: what only scales or bounds them is left out.
+    # Logits only choose a draft: what scales or bounds them is left out.
     numbers: dict[str, Any] = {
         **numbers_of(spec, blocks[0].attn.heads),
         "max_len": spec.max_len + MARGIN,
@@ -96,7 +96,7 @@ def _native(linear: Linear) -> NativeLinear:
 
 def _fits(block: Any) -> bool:
     if not isinstance(block, Block):
-        return False  # latent attention of a head is torch's
+        return False  # torch computes latent attention of a head
     norms = (block.attn_norm, block.mlp_norm)
     return (
         type(block) is Block
@@ -109,7 +109,7 @@ def _fits(block: Any) -> bool:
 
 
 def _layer(block: Block, place: int) -> NativePart:
-    """q, k and v stay one matrix, and gate and up another: their first rows tell them apart."""
+    """q, k and v stay one matrix, as do gate and up: each begins at a row of it."""
     attn = block.attn
     qkv, out, up, down = (_native(linear) for linear in _linears(block))
     q_size = attn.heads.num_heads * attn.heads.head_dim

@@ -30,8 +30,8 @@ SHARED_BYTES = 64 * 2**20  # for partial results of rows whose positions a GPU's
 
 
 def num_positions(target: Target) -> int:
-    """Positions that a network beside this target must have: in captured steps it goes on past
-    its own context. 0: as many as it has."""
+    """Positions that a network beside this target must have, as it continues past its own context
+    in captured steps. 0: as many as it has."""
     return target.spec.max_len + MARGIN if target.backend.captures_steps else 0
 
 
@@ -41,7 +41,7 @@ class TiledNet(Part):
     spec: ModelSpec
     rope: Rope
     num_kv_layers: int
-    is_capturable = True  # a step asks nothing of the host, so a graph can hold it
+    is_capturable = True  # a step needs nothing of the host, so a graph can contain it
     _tiler: Tiler | None = None
 
     @property
@@ -50,7 +50,7 @@ class TiledNet(Part):
         return self.num_kv_layers, self.spec.num_kv_heads, self.spec.head_dim
 
     def tiler(self, attn: AttnInputs) -> Tiler:
-        """How a GPU shares out attention, for texts as long as the block tables can hold."""
+        """How a GPU divides attention, for texts as long as the block tables allow."""
         from hunch.kernels.gpu_tiling import Tiler
 
         max_len = min(len(self.rope.table_LH), attn.table_SB.shape[1] * attn.block_size)
@@ -78,7 +78,7 @@ class StepNet(TiledNet):
     feature_layers: tuple[int, ...] = ()  # of the target; () with needs_hidden: its last state
     ids_C: Tensor | None = None  # the target's id of each column of logits; None: all of them
     matrix_bytes = 0  # of weights held outside of tensors
-    num_tokens: int | None = None  # drafted per step, where the files say it
+    num_tokens: int | None = None  # drafted per step, by the files; None: they do not say
     is_staged = False  # a layer per drafted token: known positions go through `cover`
     network: NativeNetwork | None = None  # the same on the CPU's own kernels, where they can
     fused: FusedStep | None = None  # and on the GPU's
@@ -113,7 +113,7 @@ class StepNet(TiledNet):
         return not self.feature_layers
 
     def fuse(self, hidden_TD: Tensor | None, features: tuple[Tensor, ...]) -> Tensor:
-        """The target's states as the network takes them: the last, if it asks for no others."""
+        """The target's states as the network reads them: the last one, if it needs no others."""
         assert hidden_TD is not None
         return hidden_TD
 

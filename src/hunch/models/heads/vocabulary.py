@@ -38,7 +38,7 @@ class Columns:
     num_columns: int  # logits past these are padding
     ids_C: Tensor | None = None  # the target's id of each column; None: the whole vocabulary
     pick_C: Tensor | None = None  # the columns to keep, where they are not the first ones
-    draft_id_V: Tensor | None = None  # what the draft model is fed for each of the target's ids
+    draft_id_V: Tensor | None = None  # the draft model's id for each of the target's
 
     @property
     def is_mapped(self) -> bool:
@@ -65,7 +65,7 @@ class Columns:
 
 
 class Renumbered:
-    """A draft model of another vocabulary, fed with the target's ids, that answers in its columns.
+    """A draft model of another vocabulary, which is given the target's ids and has its columns.
 
     All else is the model's own.
     """
@@ -121,7 +121,8 @@ def compare(
     is_crossed: bool = False,
     remedy: str = _REMEDY,
 ) -> Columns:
-    """Equal, equal but for padding, or one a part of the other under the same ids: accepted."""
+    """Raise unless they are equal, apart from padding, or one is a part of the other, ids
+    included."""
     if draft is None or target is None:
         if draft_size != target_size:
             raise VocabMismatchError(
@@ -154,7 +155,7 @@ def compare(
 def _same_ids(draft_size: int, target_size: int) -> Columns:
     if draft_size >= target_size:
         return Columns(target_size)
-    # The target may choose tokens the draft has never heard of: it is fed its own last id.
+    # For tokens of the target that the draft does not have, it is given its own last id.
     draft_id_V = torch.arange(target_size).clamp(max=draft_size - 1)
     return Columns(draft_size, torch.arange(draft_size), None, draft_id_V)
 
@@ -190,5 +191,5 @@ def _cross(
 
 
 def _plain(token: str) -> str:
-    """A token without its vocabulary's way to write spaces and line ends."""
+    """A token with spaces and line ends as they are, however its vocabulary writes them."""
     return token.replace("\u0120", " ").replace("\u2581", " ").replace("\u010a", "\n")

@@ -27,7 +27,7 @@ from hunch.models.weights.base import Packed, Rows, Weights, WeightsOver
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _ROOTS = ("", "model.", "model.language_model.", "language_model.model.")
-# What PEFT can do besides: each would change the text if it were passed over.
+# Other features of PEFT: to ignore one would change the text.
 _NEEDED: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
@@ -50,7 +50,7 @@ class LowRank:
     a_RK: Tensor
 
     def numbers(self, first: int, last: int) -> Tensor:
-        """Rows [first, last)."""
+        """The product's rows [first, last)."""
         return self.b_NR[first:last] @ self.a_RK
 
 
@@ -66,7 +66,7 @@ class MergedPacked(Packed):
         return replace(self, shape=base.shape, base=base, added=added)
 
     def take_columns(self, first: int, last: int) -> Packed | None:
-        return None  # their numbers are read
+        return None  # reading expands its numbers
 
     def numbers(self, first: int, last: int) -> Tensor:
         return self.base.numbers(first, last) + self.added.numbers(first, last)
@@ -76,7 +76,7 @@ class MergedPacked(Packed):
 
 
 class AdaptedWeights(WeightsOver):
-    """`Weights` over another's, with an adapter's products in them."""
+    """`Weights` over others, with an adapter's products added."""
 
     def __init__(self, weights: Weights, path: str | Path) -> None:
         super().__init__(weights)
@@ -158,7 +158,7 @@ def _product(
         raise ModelFormatError(f"{path}: {module} has no lora_{'AB'['A' in parts]}")
     rank, scale = len(parts["A"]), _scale(config, module, len(parts["A"]))
     b_NR, a_RK = parts["B"] * scale, parts["A"]
-    if config.get("fan_in_fan_out"):  # the file holds the matrix turned
+    if config.get("fan_in_fan_out"):  # the file holds the matrix transposed
         b_NR, a_RK = a_RK.t() * scale, parts["B"].t()
     shape = tuple(weights.shape(name))
     if b_NR.ndim != 2 or b_NR.shape[1] != rank or (len(b_NR), a_RK.shape[-1]) != shape:
@@ -178,7 +178,8 @@ def _stored(module: str, known: set[str]) -> str | None:
 
 
 def _scale(config: Mapping[str, Any], module: str, rank: int) -> float:
-    """alpha / rank, or with rsLoRA alpha / sqrt(rank); some modules may have an alpha of theirs."""
+    """alpha / rank, or with rsLoRA alpha / sqrt(rank); some modules may have an alpha of their
+    own."""
     alpha = config.get("lora_alpha", rank)
     for pattern, own in (config.get("alpha_pattern") or {}).items():
         try:

@@ -28,7 +28,7 @@ class Packed:
     format: str  # a name of dequant.FORMATS, such as "Q4_1"
     shape: tuple[int, int]  # [out, in], in weights; a stack of matrices is one with all rows
     data: Tensor  # uint8 [out, bytes of a row]; still in the file where the order allows it
-    release: Callable[[], None]  # once the blocks were copied: lets the file's pages go
+    release: Callable[[], None]  # releases the file's pages, once the blocks were copied
 
     def take(self, rows: Rows) -> Packed:
         """Some of its rows, or all in another order."""
@@ -77,7 +77,7 @@ class Weights(Protocol):
 
 
 class WeightsOver:
-    """Base of `Weights` over another's: other tensors, of the same files."""
+    """Base of `Weights` over others: other tensors, of the same files."""
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights
@@ -106,7 +106,7 @@ class ReadsParts(Protocol):
 def part_of(
     weights: Weights, name: str, dim: int, part: tuple[int, int], dtype: torch.dtype
 ) -> Tensor:
-    """[first, last) of a dimension; read alone where the weights can."""
+    """[first, last) of a dimension; only that is read, if the weights can do so."""
     if isinstance(weights, ReadsParts):
         return weights.part(name, dim, part, dtype)
     return weights.tensor(name, dtype).narrow(dim, part[0], part[1] - part[0])
@@ -115,8 +115,8 @@ def part_of(
 def read_ahead(path: Path) -> int:
     """Ask the system to read a model's files, side by side, before they are mapped page by page.
 
-    As many as fit into free memory, as what is read first would else be lost first. Only the
-    system's cache grows, which it takes back when others need it. Returns the bytes asked for.
+    No more than fit into free memory, else what was read first would be dropped first. Only the
+    system's cache grows, which it shrinks when others need memory. Returns the bytes asked for.
     """
     if not hasattr(os, "posix_fadvise") or not path.exists():
         return 0

@@ -1,4 +1,5 @@
-"""A model's config as its family reads it, whoever wrote it, with what a user has in its place."""
+"""A model's config in one form, whatever tool wrote it, with a user's values in place of its
+own."""
 
 from __future__ import annotations
 
@@ -12,22 +13,22 @@ from hunch.models.weights.wrapped import WRAPPERS, text_inside
 
 
 def unified_config(raw: dict[str, Any]) -> dict[str, Any]:
-    """config.json with the rope settings where readers expect them, whoever wrote the file.
+    """config.json with the rope settings where readers expect them, whatever tool wrote it.
 
     Newer files hold `rope_parameters` ({"rope_theta", "rope_type", ...}) and `dtype` in place of
-    `rope_theta`, `rope_scaling` and `torch_dtype`. Of files with both, `rope_scaling` counts where
-    it says something.
+    `rope_theta`, `rope_scaling` and `torch_dtype`. Of files with both, `rope_scaling` counts if it
+    is not empty.
     """
     config = dict(raw)
     text = config.pop("text_config", None)
-    if isinstance(thinker := config.pop("thinker_config", None), dict):  # beside one that speaks
+    if isinstance(thinker := config.pop("thinker_config", None), dict):  # beside a model for speech
         text = thinker.get("text_config")
     if isinstance(text, dict) and WRAPPERS & {*(raw.get("architectures") or ())}:
         config = text_inside(config, text)
-    elif isinstance(text, dict):  # a model of more than text: what reads text is inside
+    elif isinstance(text, dict):  # a model of more than text: the text model is inside
         config = {**config, **text, "architectures": raw.get("architectures")}
         if raw.get("tie_word_embeddings") not in (None, config.get("tie_word_embeddings")):
-            del config["tie_word_embeddings"]  # where the two contradict each other, the files tell
+            del config["tie_word_embeddings"]  # if the two contradict each other, the files decide
     rope = config.pop("rope_parameters", None)
     scaling = config.get("rope_scaling")
     if _is_by_layer(scaling):
@@ -58,8 +59,8 @@ def _is_by_layer(rope: Any) -> bool:
 
 
 def _is_stretched(rope: Mapping[str, Any]) -> bool:
-    """Whether it counts what context a model was first trained at. Where a config says that beside
-    its rope settings too, transformers takes it from there."""
+    """Whether the rope stretches positions from the context that a model was first trained with.
+    Where a config says that beside its rope settings too, transformers takes it from there."""
     rope_type = rope.get("rope_type") or rope.get("type")
     return rope_type in ("llama3", "yarn", "longrope", "su")
 
@@ -75,7 +76,7 @@ def with_overrides(weights: Weights, text: str) -> Weights:
     overrides = json_object("hf_overrides", text)
     if not overrides:
         return weights
-    if "max_model_len" in overrides:  # as one of vLLM's examples has it, where it does nothing
+    if "max_model_len" in overrides:  # vLLM's examples have it here, where it does nothing
         say_once("hf_overrides: max_model_len has no effect: give it as an argument of its own")
         del overrides["max_model_len"]
     for key in _OF_THE_FILES:
@@ -129,7 +130,7 @@ def for_length(weights: Weights, max_len: int | None) -> Weights:
 
 
 def _two_sets(config: Mapping[str, Any], rope: Any) -> int:
-    """The context of the first of two sets of rope factors; 0: there is one, or none."""
+    """The context of the first of two sets of rope factors; 0: there is one set, or none."""
     if not isinstance(rope, dict) or not {"short_factor", "long_factor"} <= rope.keys():
         return 0
     beside = config.get("original_max_position_embeddings")  # where Phi's files have it

@@ -60,7 +60,7 @@ def _by_blocks(block_format: str, rows: Tensor) -> Tensor:
 
 def _by_gguf(block_format: str, blocks: Bytes) -> Floats:
     """Formats of three levels."""
-    import gguf  # not at the top: most files need it not, and it takes a while
+    import gguf  # not at the top: most files do not need it, and it takes a while
 
     numbers: Floats = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[block_format])
     return numbers

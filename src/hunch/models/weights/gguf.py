@@ -54,7 +54,7 @@ class GgufWeights:
         # Copy-on-write: torch wants writable memory, and the file must never change.
         self._maps = [_map(part) for part in header.parts]
         self._bytes = [np.frombuffer(mapped, np.uint8) for mapped in self._maps]
-        self._told: dict[str, float] = {}  # tensors of one number that the metadata holds
+        self._told: dict[str, float] = {}  # tensors of one number, from the metadata
         self._num_heads: dict[str, int] = {}  # of the tensors stored in another order of rows
         factors = [name for name in self._places if name.startswith("rope_freqs")]
         self.config = config_of(
@@ -97,7 +97,7 @@ class GgufWeights:
         return Packed(place.format, shape, rows, partial(self._release, place))
 
     def _release(self, place: TensorPlace) -> None:
-        """A tensor's pages leave this process's memory; who reads them again waits for the file."""
+        """Release a tensor's pages; to read them again means to wait for the file."""
         if hasattr(mmap, "MADV_DONTNEED"):
             page = mmap.PAGESIZE
             first, last = (
@@ -128,7 +128,7 @@ class GgufWeights:
 
 
 def _activation_numbers(header: GgufHeader, num_layers: int) -> dict[str, float]:
-    """What the layers of Apertus have learned of their activation is in the metadata."""
+    """The learned activation numbers of Apertus's layers, which are in the metadata."""
     found: dict[str, list[Any]] = {}
     for key in ("alpha_p", "alpha_n", "beta"):
         value = header.metadata.get(f"xielu.{key}")
@@ -151,7 +151,7 @@ def _map(path: Path) -> mmap.mmap:
 
 
 def _rotary_order(path: Path, name: str, num_rows: int, num_heads: int) -> Tensor:
-    """Where the rows of q and k lie: the file has rotary pairs (i, i + half) side by side."""
+    """The order of the rows of q and k: the file has rotary pairs (i, i + half) side by side."""
     if num_rows % (2 * num_heads):
         raise ModelFormatError(f"{path}: {name} has {num_rows} rows for {num_heads} heads")
     return torch.arange(num_rows).view(num_heads, -1, 2).transpose(1, 2).reshape(-1)

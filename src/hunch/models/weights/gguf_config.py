@@ -28,7 +28,7 @@ def architecture(header: GgufHeader) -> str:
 
 
 def config_of(header: GgufHeader, factors: Mapping[str, list[float]]) -> dict[str, Any]:
-    """A config.json for the model in the file; the tensors are asked where they know better.
+    """A config.json for the model in the file, by its tensors where these tell more.
 
     `factors` are the file's rope factors, by the names of their tensors.
     """
@@ -153,7 +153,7 @@ def _num_layers(header: GgufHeader, num_layers: int) -> int:
 def _check(header: GgufHeader, config: dict[str, Any]) -> None:
     """Sizes that contradict each other would surface as shape errors far from their cause."""
     _, hidden_size = _embedding_shape(header)
-    head_dim = config["head_dim"] or 2  # of latent attention it is no size
+    head_dim = config["head_dim"] or 2  # latent attention's is no real width
     if config["hidden_size"] != hidden_size:
         raise ModelFormatError(
             f"{header.path} claims width {config['hidden_size']}; its embedding has {hidden_size}"

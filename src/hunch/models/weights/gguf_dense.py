@@ -1,4 +1,4 @@
-"""What a GGUF says of dense models that are not built like Llama, in the words of a config.json."""
+"""A GGUF's metadata about dense models not built like Llama, as keys of a config.json."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _granite(read: Reader, config: Found) -> Found:
 
 
 def _minicpm(read: Reader, config: Found) -> Found:
-    """Files older than the keys are of the first models, whose scales llama.cpp knows."""
+    """Files without the keys are of the first models, whose scales llama.cpp has built in."""
     found = _granite(read, config)
     if f"{read.prefix}.embedding_scale" in read.header.metadata:
         return found
@@ -44,7 +44,7 @@ def _minicpm(read: Reader, config: Found) -> Found:
 
 
 def _gemma(read: Reader, config: Found) -> Found:
-    """What llama.cpp knows by the number of layers: the largest model's scale of scores."""
+    """The largest model's scale of scores, which llama.cpp recognises by the number of layers."""
     num_layers, head_dim = config["num_hidden_layers"], config["head_dim"]
     is_largest = num_layers == {"gemma2": 46, "gemma3": 62}.get(read.prefix)
     by_heads = config["hidden_size"] // config["num_attention_heads"]

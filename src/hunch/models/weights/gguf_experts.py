@@ -1,4 +1,4 @@
-"""What a GGUF's metadata says of experts and of latent attention, in the words of a config.json."""
+"""A GGUF's metadata about experts and latent attention, as keys of a config.json."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ _SIGMOID = 2  # of expert_gating_func
 
 
 def local(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
-    """Mixtral's and Granite's words."""
+    """Mixtral's and Granite's keys."""
     return read.all(num_local_experts="expert_count", num_experts_per_tok="expert_used_count")
 
 
 def phi(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
-    """Mixtral's words; the output matrix has a bias."""
+    """Mixtral's keys; the output matrix has a bias."""
     has_bias = "output.bias" in read.header.tensors
     return {**local(read, config), "lm_head_bias": has_bias, "mlp_bias": None}
 
 
 def counted(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
-    """Qwen's and OLMoE's words."""
+    """Qwen's and OLMoE's keys."""
     return read.all(num_experts="expert_count", num_experts_per_tok="expert_used_count")
 
 
 def qwen(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
-    """llama.cpp knows by the family whether a token's weights add up to one."""
+    """Whether a token's weights add up to one: llama.cpp goes by the family."""
     tensors, num_layers = read.header.tensors, config["num_hidden_layers"]
     found = {
         **counted(read, config),
@@ -142,7 +142,7 @@ def ernie(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def routed(read: Reader) -> dict[str, Any]:
-    """DeepSeek's words."""
+    """DeepSeek's keys."""
     return {
         "first_k_dense_replace": read.count("leading_dense_block_count"),
         "n_routed_experts": read.size("expert_count"),

@@ -1,4 +1,4 @@
-"""What a GGUF says of attention beside Mamba 2 or convolutions, in the words of a config.json."""
+"""A GGUF's metadata about attention beside Mamba 2 or convolutions, as keys of a config.json."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def lfm2(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def granite(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
-    """Heads are not turned. Files of this name that turn them are Bamba's."""
+    """Heads are not rotated; files of this name that rotate them are Bamba's."""
     tensors, metadata = read.header.tensors, read.header.metadata
     if metadata.get("granitehybrid.rope.scaling.finetuned", False):
         raise UnsupportedModelError(
@@ -71,12 +71,12 @@ def falcon(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
         **_mamba_2(read),
         "mamba_d_ssm": read.size("ssm.inner_size"),
         "mamba_rms_norm": read.has("ssm_norm"),
-        "mamba_norm_before_gate": False,  # as all of its published configs have it
+        "mamba_norm_before_gate": False,  # as in all of its published configs
     }
 
 
 def mamba(read: Reader) -> dict[str, Any]:
-    """Of files whose layers are recurrent alone: there are no heads that attend."""
+    """For files with recurrent layers alone: no heads attend."""
     tensors, width = read.header.tensors, read.size("embedding_length")
     inner, rank = read.size("ssm.inner_size"), read.size("ssm.time_step_rank")
     found: dict[str, Any] = {
@@ -101,7 +101,7 @@ def mamba(read: Reader) -> dict[str, Any]:
 
 
 def nemotron(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
-    """What a layer is, its tensors tell."""
+    """The types of layers, by their tensors."""
     tensors, num_layers = read.header.tensors, config["num_hidden_layers"]
     letters = {"ssm_in": "M", "attn_q": "*", "ffn_gate_inp": "E", "ffn_up": "-"}
     pattern = "".join(

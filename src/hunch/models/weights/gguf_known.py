@@ -9,7 +9,7 @@ ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "mistral": ("MistralForCausalLM", "mistral"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
-    "qwen2vl": ("Qwen2ForCausalLM", "qwen2"),  # what writes; pictures are read from other files
+    "qwen2vl": ("Qwen2ForCausalLM", "qwen2"),  # the text model; pictures are read by other files
     "qwen3vl": ("Qwen3ForCausalLM", "qwen3"),
     "qwen3vlmoe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
     "llama4": ("Llama4ForCausalLM", "llama4_text"),
@@ -65,7 +65,7 @@ ARCHITECTURES = {  # general.architecture -> (architectures, model_type)
     "apertus": ("ApertusForCausalLM", "apertus"),
     "bloom": ("BloomForCausalLM", "bloom"),
     "hunyuan-moe": ("HunYuanMoEV1ForCausalLM", "hunyuan_v1_moe"),
-    "internlm2": ("LlamaForCausalLM", "llama"),  # its fused tensors come apart
+    "internlm2": ("LlamaForCausalLM", "llama"),  # its fused tensors are separate here
     "mpt": ("MptForCausalLM", "mpt"),
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), ("NemotronHForCausalLM", "nemotron_h")),
 }

@@ -1,4 +1,4 @@
-"""What a GGUF says of ropes, and of models whose layers differ, in the words of a config.json."""
+"""A GGUF's metadata about ropes, and about layers that differ, as keys of a config.json."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hunch.models.reading import FULL, LINEAR, SLIDING
 from hunch.models.weights import gguf_experts
 from hunch.models.weights.gguf_reader import Reader
 
-_UNTURNED = 1e29  # frequencies that are divided by more are none
+_UNTURNED = 1e29  # frequencies divided by more count as 0
 
 
 def delta(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
-    """Recurrent layers. Of Qwen3.5 value heads lie so that neighbours have different keys."""
+    """Recurrent layers. In files of Qwen3.5, value heads side by side have different key heads."""
     tensors, num_layers = read.header.tensors, config["num_hidden_layers"]
     num_keys, num_values = read.size("ssm.group_count"), read.size("ssm.time_step_rank")
     found = {
@@ -36,7 +36,7 @@ def delta(read: Reader, config: dict[str, Any]) -> dict[str, Any]:
 def gemma4(
     read: Reader, config: dict[str, Any], factors: Mapping[str, list[float]]
 ) -> dict[str, Any]:
-    """Heads of layers without a window, who shares keys and values, what a table has, experts."""
+    """Heads of layers without a window, layers that share keys and values, the table, experts."""
     tensors, num_layers = read.header.tensors, config["num_hidden_layers"]
     types = layer_types(read, config, 6)
     num_shared = read.count("attention.shared_kv_layers")
@@ -87,7 +87,7 @@ def gemma4(
 
 
 def _ropes(read: Reader, factors: Mapping[str, list[float]]) -> dict[str, Any]:
-    """One for each kind of layer. The file divides by a huge number what is not turned."""
+    """A rope for each kind of layer. The file divides by a huge number what is not rotated."""
     by = factors.get("rope_freqs") or [1.0]
     turned = [factor < _UNTURNED for factor in by]
     if not all(factor == 1.0 for factor in by[: sum(turned)]) or any(turned[sum(turned) :]):
@@ -119,7 +119,7 @@ def layer_types(read: Reader, config: dict[str, Any], every: int) -> list[str]:
 
 
 def rope_scaling(read: Reader, factors: Mapping[str, list[float]]) -> dict[str, Any] | None:
-    """Positions that are stretched; None: they are not."""
+    """How positions are stretched; None: they are not."""
     if "rope_freqs" in factors:  # Llama 3's scaling, already worked out per frequency
         return {"rope_type": "factors", "factors": factors["rope_freqs"]}
     if "rope_freqs_long" in factors:

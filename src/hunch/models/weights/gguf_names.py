@@ -1,4 +1,4 @@
-"""GGUF's names of tensors to Hugging Face's, which the family itself knows."""
+"""From GGUF's names of tensors to Hugging Face's, which the family knows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Parts whose name is all of the tensor's.
 _BARE = ("exp_probs_b", "attn_sinks", "layer_output_scale", "ssm_a", "ssm_d", "ssm_dt")
 _SINGLE = ("ssm_a", "ssm_d", "ffn_norm")  # whose names may end so; the last in Falcon-H1's files
-_LATENT = {  # a head's ways to keys and to values may come apart, the former turned
+_LATENT = {  # a head's matrices to keys and to values may be apart, the former transposed
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
@@ -30,7 +30,7 @@ _LATENT = {  # a head's ways to keys and to values may come apart, the former tu
 _RECURRENT = {
     "ssm_in": "in_proj",
     "ssm_x": "x_proj",
-    "ssm_a": "A_log",  # stored as what it stands for, -e^x
+    "ssm_a": "A_log",  # stored as -e^x
     "ssm_d": "D",
     "ssm_dt": "dt_bias",
     "ssm_ba": "in_proj_ba",
@@ -49,9 +49,9 @@ _HAS_RECURRENT = (
     *("nemotron_h", "nemotron_h_moe"),
 )
 _DELTA = {"attn_qkv": "linear_attn.in_proj_qkv", "attn_gate": "linear_attn.in_proj_z"}
-_LAST_NORM = {"token_embd_norm": "model.embedding_norm"}  # in spite of its name
+_LAST_NORM = {"token_embd_norm": "model.embedding_norm"}  # despite its name
 _FUSED = {"ffn_up": "mlp.gate_up_proj"}
-_OWN = {  # what files of an architecture have for another part than others
+_OWN = {  # names that mean another part in files of an architecture
     **dict.fromkeys(("phi3", "chatglm", "glm4"), _FUSED),
     **dict.fromkeys(_DELTAS, _DELTA),
     **dict.fromkeys(("lfm2", "lfm2moe"), _LAST_NORM),

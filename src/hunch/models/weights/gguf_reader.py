@@ -37,7 +37,7 @@ class Reader:
         return value
 
     def sizes(self, key: str, num_layers: int) -> list[int]:
-        """One per layer, where the file lists them; else the same for all."""
+        """A size for each layer: listed in the file, or the same for all."""
         value = self.get(key)
         if not isinstance(value, list):
             return [self.size(key)] * num_layers
@@ -61,7 +61,7 @@ class Reader:
         return value
 
     def count(self, key: str) -> int:
-        """0 where the file does not say."""
+        """A count; 0 if the file does not have it."""
         return int(self.number(key, 0))
 
     def all(self, **keys: str) -> dict[str, Any]:
@@ -69,7 +69,7 @@ class Reader:
         return {name: self.size(key) for name, key in keys.items()}
 
     def has(self, part: str) -> bool:
-        """Whether a tensor of the file is named so, or has it in its name."""
+        """Whether a tensor of the file has this name, or this in its name."""
         return any(part in name for name in self.header.tensors)
 
     def real(self, key: str, default: float | None = None) -> float:

@@ -23,7 +23,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def refuse_unfinished(folder: Path) -> None:
-    """Raises for the directory of a training job that has made no drafter yet."""
+    """Raise for the directory of a training job that has made no drafter yet."""
     if (folder / "work" / "job.json").is_file() and not (folder / "config.json").is_file():
         raise ModelFormatError(
             f"{folder}: a training job that has written no drafter yet; the command that began it "
@@ -43,7 +43,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def shards_of(index: Path) -> list[Path]:
-    """The files an index names; all of them are there."""
+    """The files that an index names, all of which exist."""
     shards = [index.with_name(shard) for shard in sorted(set(read_index(index).values()))]
     for shard in shards:
         if not shard.is_file():

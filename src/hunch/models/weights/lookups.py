@@ -19,13 +19,13 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 Scales = tuple[Floats, Floats]
 
 _DELTA = np.float32(0.125)  # what IQ1's levels are moved by, up or down
-_MXFP4, _IQ4 = "MXFP4", "IQ4_NL"  # whose 16 levels are tables of their own
+_MXFP4, _IQ4 = "MXFP4", "IQ4_NL"  # their 16 levels are tables of their own
 
 
 @cache
 def _table(name: str) -> Floats:
-    """The levels of a format: a number each, or as many as an index stands for."""
-    from gguf import quants  # not at the top: most files need it not, and it takes a while
+    """The levels of a format: one number for each index, or several."""
+    from gguf import quants  # not at the top: most files do not need it, and it takes a while
 
     quant = getattr(quants, name)
     if name in (_MXFP4, _IQ4):

@@ -17,7 +17,7 @@ from hunch.kernels.quant import Codes
 from hunch.models.weights import bitsandbytes
 
 METHODS = ("fp8", "fbgemm_fp8", "compressed-tensors", "awq", "gptq", "mxfp4", "bitsandbytes")
-# Methods whose checkpoints are those of another: which, by what they say of themselves.
+# Methods that store checkpoints as another does: which one, by their settings.
 _SAME = {
     "modelopt": ("quant_algo", {"fp8": "fp8"}),
     "auto-round": (
@@ -71,7 +71,7 @@ def _group_of(scale_NG: Tensor, num_in: int, sizes: Sequence[int], where: str) -
 
 
 def _sizes_of(settings: Mapping[str, Any]) -> list[int]:
-    """What a checkpoint says of the sizes of its groups of inputs."""
+    """The sizes of groups of inputs, by a checkpoint's settings."""
     own = settings.get("group_size", settings.get("q_group_size"))
     given = [own, *(weights.get("group_size") for weights in _config_groups(settings))]
     return [int(size) for size in given if isinstance(size, int)]
@@ -226,7 +226,7 @@ def _gptq(tensors: Mapping[str, Tensor], settings: Mapping[str, Any], where: str
 
 
 def _centred(codes: Codes) -> Codes:
-    """Without zero points where all are the middle: products then have less to do."""
+    """Without zero points if all are the middle, as products then have less to do."""
     middle = 8 if codes.format == "int4" else 0
     if codes.zero_NG is None or bool((codes.zero_NG != middle).any()):
         return codes
@@ -243,7 +243,7 @@ def _check_bits(settings: Mapping[str, Any], where: str, allowed: tuple[int, ...
 
 
 def fp4(words: Tensor, scale_NG: Tensor) -> Codes:
-    """Bytes of two codes, the low one first; scales say powers of two, and 127 more."""
+    """Bytes of two codes, the low one first; scales are exponents of two plus 127."""
     code = torch.stack([words & 15, words >> 4], dim=-1).flatten(-2)
     power_NG = torch.exp2(scale_NG.double() - 127).to(torch.bfloat16)
     return Codes(

@@ -1,9 +1,8 @@
 """Checkpoints with a `quantization_config`: their matrices under the names a plain one has.
 
-Read as published: fp8 (blocks, rows, whole tensors), int4 and int8 of compressed-tensors, AWQ,
-GPTQ with and without act-order, bitsandbytes, and the 4-bit floats of gpt-oss. What a checkpoint
-says of activations is not followed: they stay in 16 bits, which is nearer to the model it was made
-from.
+Read as published: fp8 (blocks, rows, whole tensors), int4 and int8 of compressed-tensors, AWQ, GPTQ
+with and without act-order, bitsandbytes, and the 4-bit floats of gpt-oss. A checkpoint's settings
+for activations are ignored: they stay in 16 bits, which is nearer to the model it was made from.
 
 Shape letters: N outputs, K inputs, G groups of inputs, E experts, Y bytes of a row, P halves of a
 group.
@@ -79,7 +78,7 @@ class Coded(Packed):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fp4Experts(Packed):
-    """Rows of gpt-oss's experts, in the file: bytes of two codes, and a scale for 32 of these."""
+    """Rows of gpt-oss's experts in the file: bytes of two codes, and a scale for 32 codes."""
 
     words_NY: Tensor
     scale_NG: Tensor
@@ -106,7 +105,7 @@ class Fp4Experts(Packed):
 
 
 def settings_of(stored: RawWeights) -> Mapping[str, Any] | None:
-    """How a checkpoint is quantised, wherever its tool wrote that; None: it is not."""
+    """A checkpoint's quantisation settings, wherever its tool wrote them; None: it has none."""
     for key in _KEYS:
         given = stored.config.get(key)
         if given and not isinstance(given, Mapping):
@@ -228,4 +227,4 @@ class PublishedWeights(WeightsOver):
 
 
 def _nothing() -> None:
-    """There is no copy in memory to let go of."""
+    """There is no copy in memory to release."""

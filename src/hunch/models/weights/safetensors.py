@@ -17,7 +17,7 @@ from hunch.models.weights.configs import unified_config
 from hunch.models.weights.json_file import check_index, read_json, shards_of
 
 INDEX = "model.safetensors.index.json"
-SCALE = "_scale"  # NAME_scale holds the size of a unit in each row of NAME, stored as int8
+SCALE = "_scale"  # NAME_scale has the unit of each row of NAME, which is stored as int8
 
 _PART = re.compile(r"model-\d+-of-(?P<count>\d+)\.safetensors")
 _CODES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)  # numbers only with scales

@@ -1,4 +1,4 @@
-"""What writes in a model that sees or hears too, of whichever family: its config, found inside."""
+"""The config of the text model inside a model for pictures or sound, of whichever family."""
 
 from __future__ import annotations
 

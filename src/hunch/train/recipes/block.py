@@ -60,7 +60,7 @@ class BlockOptions:
     anchors: int = 48  # blocks that each text teaches per step
     rank: int = 0  # of the Markov head; 0: 128, for targets 1,024 wide or wider 256
     loss: str = "l1"
-    decay: float = 4.0  # places after which one counts a third
+    decay: float = 4.0  # places after which a place counts a third
 
     def __post_init__(self) -> None:
         for name in ("layers", "anchors", "decay"):
@@ -72,7 +72,7 @@ class BlockOptions:
 
 
 class BlockStudent(Student):
-    """Place s of a block anchored at a, which knows the states before a, tells token a + s + 1."""
+    """Place s of a block anchored at a knows the states before a, and guesses token a + s + 1."""
 
     plain = (MARKOV.format(1), MARKOV.format(2), CONFIDENCE)
 
@@ -85,7 +85,7 @@ class BlockStudent(Student):
         rank = options.rank or (256 if spec.width >= 1024 else 128)
         layers = min(options.layers, spec.num_layers)
         num_columns = len(columns) if len(columns) < spec.vocab_size else 0
-        # Else it has what layers of Qwen3 have not, and none of its own are taken over.
+        # Else the target has what Qwen3's layers lack, so none of its layers are taken over.
         differences = (*unlike_llama(spec).values(), *unlike_llama_inside(spec).values())
         self.is_alike = spec.is_gated and not any(differences)
         own = layers_of_its_own(spec, layers)
@@ -115,7 +115,7 @@ class BlockStudent(Student):
         self.start(self._begin(weights))
 
     def _begin(self, weights: Weights) -> dict[str, Tensor]:
-        """Layers start as the target's last ones, the rest as what changes nothing."""
+        """Layers start as the target's last ones; the rest starts so that it changes nothing."""
         spec, target, generator = self.shape.spec, self.target, torch.Generator().manual_seed(2)
         names, width = target.names, spec.width
         first = target.spec.num_layers - spec.num_layers
@@ -274,7 +274,7 @@ def layers_of_its_own(spec: ModelSpec, num_layers: int) -> ModelSpec:
 
 
 def _new_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """A tensor of a layer that nothing is known of; at first the layer adds nothing."""
+    """A new tensor of a layer that is not taken over; at first the layer adds nothing."""
     if len(shape) == 1:
         return torch.ones(shape)
     if "o_proj" in name or "down_proj" in name:

@@ -43,7 +43,7 @@ from hunch.train.packs import Spans
 from hunch.train.student import PackLoss, Recipe, StepInputs, Student, Walk, check_target
 from hunch.train.vocab import Columns
 
-WHOLE_RATE = 0.3  # of the rate, for a whole smaller model: what it knows shall stay
+WHOLE_RATE = 0.3  # share of the rate for a whole smaller model, so that what it knows stays
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,14 +53,14 @@ class DraftOptions:
     from_: str = ""  # a smaller model of the target's family to cut from; empty: the target
     layers: str = ""  # how many of its layers, or which: "0,1,15,29"; empty: 4, at most half
     units: float = 1.0  # share of the units that each layer's MLP keeps
-    abreast: int = 1  # of these layers, how many each of the draft's holds side by side
+    abreast: int = 1  # how many of these layers each of the draft's holds side by side
     loss: str = "ce"
     from_scratch: bool = False  # random layers instead of these; reads text=FILE first
     share_tables: bool = True  # layers alone, the tables stay where they are; false: a whole model
 
 
 class DraftStudent(Student):
-    """Sees what the target sees, and is asked what the target would say."""
+    """Sees what the target sees, and learns to say what the target would."""
 
     spec: ModelSpec
 
@@ -95,7 +95,7 @@ class DraftStudent(Student):
         self.layer_names = [names.layer.format(layer) for layer in range(len(self.groups))]
         self.start(self._cut(weights, options.from_scratch))
         if self.origin is not None:
-            self.model.layers.clear()  # what is taught is a copy of them
+            self.model.layers.clear()  # copies of them are taught
             is_whole = len(self.groups) == own.num_layers and options.units == 1
             self.rate = WHOLE_RATE if is_whole and not options.from_scratch else 1.0
 
@@ -124,14 +124,14 @@ class DraftStudent(Student):
         return found
 
     def loss_on(self, given: StepInputs) -> PackLoss:
-        # Fed with the target's tokens, it says the same at any depth of a draft.
+        # Given the target's tokens, it guesses the same at any depth of a draft.
         walk = Walk(given, self.loss_name)
         x_TD = self.stream(given.pack.ids_T, given.pack)
         walk.teach(self.normed(walk.taught(x_TD, 0)), 0, self.head_CD)
         return walk.result()
 
     def stream(self, ids_T: Tensor, spans: Spans) -> Tensor:
-        """What its layers make of tokens."""
+        """The output of its layers for these tokens."""
         names, model = self.model.names, self.model
         if self.origin is not None:
             ids_T = self.fed.to_draft(ids_T)

@@ -38,7 +38,7 @@ class Eagle3Options:
     """train eagle3 KEY=VALUE..."""
 
     layers: int = 1  # of the head
-    unroll: int = 5  # steps it is fed with its own states
+    unroll: int = 5  # steps in which it reads its own states
     features: str = ""  # "2,15,27": after how many target layers; empty: low, middle and high
     loss: str = "ce"
 
@@ -70,7 +70,7 @@ class Eagle3Student(Student):
         self.start(self._begin(weights))
 
     def _begin(self, weights: Weights) -> dict[str, Tensor]:
-        """Where shapes allow it, from the target's own layers; the token's half starts small."""
+        """Start from the target's own layers, if shapes allow it; the token's half starts small."""
         spec, names, generator = self.spec, self.target.names, torch.Generator().manual_seed(1)
         width, last = spec.width, self.target.spec.num_layers - 1
 
@@ -148,7 +148,7 @@ class Eagle3Student(Student):
 
 
 def read_features(text: str, num_layers: int) -> tuple[int, ...]:
-    """Layers whose states are asked for, by default low, middle and high."""
+    """The layers whose states it reads, by default low, middle and high."""
     if not text:
         return (min(2, num_layers), num_layers // 2, max(num_layers - 3, 0))
     try:

@@ -34,7 +34,7 @@ class MedusaOptions:
 
 
 class MedusaStudent(Student):
-    """The heads share one output matrix, which begins as the target's, or stays it."""
+    """The heads share one output matrix: the target's, or one that begins as the target's."""
 
     needs_hidden = True
 

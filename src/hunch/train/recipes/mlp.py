@@ -50,7 +50,7 @@ class MlpStudent(Student):
         self.options = options
         width, inner = target.spec.width, options.inner
         generator = torch.Generator().manual_seed(2)
-        # Widest directions of the target's own tables: a start that already knows the tokens.
+        # Start from the widest directions of the target's own tables, which know the tokens.
         head_VI = _squeeze(target.head.weight_NK.float(), inner)
         tensors = {
             _EMB: _squeeze(target.embedding_VD.float(), inner),
@@ -112,7 +112,7 @@ class MlpStudent(Student):
 
 
 def _squeeze(matrix_VD: Tensor, inner: int) -> Tensor:
-    """The matrix in its widest directions, about as large as a fresh embedding would be."""
+    """The matrix along its widest directions, scaled like a newly initialised embedding."""
     count = min(inner, matrix_VD.shape[1])
     _, vectors = torch.linalg.eigh(matrix_VD.t().cpu() @ matrix_VD.cpu())
     out_VI = torch.zeros(len(matrix_VD), inner)

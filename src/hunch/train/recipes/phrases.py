@@ -19,7 +19,7 @@ from hunch.train.select import Measured, measure
 from hunch.train.student import CountRecipe
 from hunch.train.texts import Texts
 
-ALWAYS = "suffix:num_nodes=3:adaptive=false"  # counts that do not hang on what rows cost here
+ALWAYS = "suffix:num_nodes=3:adaptive=false"  # counts that do not depend on what rows cost here
 
 
 def count_phrases(
@@ -32,7 +32,7 @@ def count_phrases(
     engine: dict[str, Any],
     data: str,
 ) -> Measured:
-    """Count, write, and see what suffix lookup does with it on held-out prompts, on the CPU."""
+    """Count and write a table, then test suffix lookup with it on held-out prompts, on the CPU."""
     vocab_size = ModelSpec.from_config(open_weights(find_files(target)).config).vocab_size
     table = make_table(texts, vocab_size, options)
     write_table(out, save(table.files()), vocab_size)
