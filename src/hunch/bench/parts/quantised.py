@@ -38,11 +38,11 @@ def main(words: Sequence[str] = ()) -> None:
     args = parser.parse_args(words)
     torch.set_num_threads(1)
     path = resolve(args.file).path
-    models = {int(bits): _load(path, int(bits)) for bits in args.bits.split(",")}
-    passes = [(bits, int(rows)) for rows in args.rows.split(",") for bits in models]
     server = nullcontext(None) if args.skip_llama else start_llama(str(path), threads=1)
     found: dict[str, list[float]] = {}
     with server as llama:
+        models = {int(bits): _load(path, int(bits)) for bits in args.bits.split(",")}
+        passes = [(bits, int(rows)) for rows in args.rows.split(",") for bits in models]
         for _ in range(args.repeats):
             for bits, rows in passes:
                 name = f"{rows} row{'s' * (rows > 1)}" + f", {bits} bits" * (len(models) > 1)
