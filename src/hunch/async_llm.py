@@ -20,7 +20,7 @@ from hunch.engine_args import EngineArgs, UsageContext, check_plain
 from hunch.errors import EngineError, HunchError, RequestError
 from hunch.llm import LLM
 from hunch.offline import check_process
-from hunch.prompts import Prompt, params_for, read_prompt
+from hunch.prompts import Prompt, list_priorities, read_prompt, salt_of
 from hunch.text.tokenizer import Tokenizer
 from hunch.types import RequestOutput, RequestOutputKind, SamplingParams
 
@@ -78,19 +78,24 @@ class AsyncLLM(VllmCalls):
         prompt: Prompt,
         sampling_params: SamplingParams | Mapping[str, Any] | None = None,
         request_id: str | None = None,
+        *,
+        priority: int = 0,
         **others: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The answer as it grows, all of it so far each time; the last output is `finished`. With
         `output_kind` DELTA each output holds what is new; with FINAL_ONLY there is only the last.
+        Requests of lower `priority` go first.
 
         Who reads slowly misses outputs, never text. Leaving the loop, closing the generator or
         cancelling its task aborts the request.
         """
         self._check()
         wishes_of("generate", others, {})
-        (params,) = params_for(1, sampling_params)
+        (params,) = self._llm.params_for(1, sampling_params)
         text, ids = await asyncio.to_thread(read_prompt, prompt, self._llm.tokenizer)
         request_id = request_id or f"request-{uuid.uuid4().hex}"
+        (level,) = list_priorities(1, [priority])
+        how = {"prompt": text, "priority": level, "cache_salt": salt_of(prompt)}
         engine, stream = self._llm.engine, _Stream(asyncio.get_running_loop())
 
         def start() -> None:
@@ -98,7 +103,7 @@ class AsyncLLM(VllmCalls):
                 stream.put(EngineError("generation is paused: call resume_generation() first"))
                 return
             try:
-                engine.add(request_id, ids, params, prompt=text, stream=True)
+                engine.add(request_id, ids, params, **how)
             except HunchError as error:
                 stream.put(error)
                 return

@@ -48,7 +48,7 @@ _ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     # argument -> values that ask for what hunch does anyway, and what to do in place of others
     "lora_request": ((None,), _ADAPTERS),
     "prompt_adapter_request": ((None,), _ADAPTERS),
-    "priority": ((None, 0), "requests of one call are answered in their order"),
+    "priority": ((None, 0), "generate takes it"),
     "prompt_token_ids": ((None,), "give token ids as prompts"),
     "guided_options_request": ((None,), "give SamplingParams(structured_outputs=...)"),
     "tokenization_kwargs": ((None, {}), "give token ids as prompts"),
