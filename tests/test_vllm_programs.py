@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import pytest
 
-from hunch import LLM, AsyncLLM, SamplingParams
+from hunch import LLM, AsyncLLM, EngineArgs, SamplingParams
 from hunch.errors import RequestError
 from tiny_models import write_llama
 
@@ -132,3 +132,69 @@ def ids_of(outputs: list[Any]) -> list[list[int]]:
 
 async def final(engine: AsyncLLM, prompt: str) -> list[Any]:
     return [one async for one in engine.generate(prompt) if one.finished]
+
+
+def test_outputs_have_what_vllms_have(llm: LLM) -> None:
+    (output,) = llm.generate("the model", GREEDY)
+    (answer,) = output.outputs
+    assert answer.finished()
+    assert not replace(answer, finish_reason=None).finished()
+    assert answer.lora_request is answer.routed_experts is None
+    for name in ("lora_request", "encoder_prompt", "encoder_prompt_token_ids"):
+        assert getattr(output, name) is None
+    assert output.kv_transfer_params is None
+    assert output.stats
+    assert answer.stats
+    assert "stats" not in repr(output)  # a program that prints it shows the answer
+    (embedded,) = llm.embed("the model")
+    assert embedded.outputs.hidden_size == len(embedded.outputs.embedding)
+    assert embedded.num_cached_tokens == 0
+
+
+def test_several_requests_are_aborted_by_their_ids(llm: LLM) -> None:
+    async def last(engine: AsyncLLM, name: str) -> Any:
+        params = SamplingParams(max_tokens=400, ignore_eos=True)
+        return [one async for one in engine.generate(PROMPTS[0], params, name)][-1]
+
+    async def ask() -> list[Any]:
+        with AsyncLLM.from_llm(llm.sibling("off")) as engine:
+            tasks = [asyncio.create_task(last(engine, name)) for name in ("a", "b")]
+            while engine.stats()["num_running"] + engine.stats()["num_waiting"] < 2:
+                await asyncio.sleep(0.01)
+            await engine.abort(["a", "b"])
+            return await asyncio.gather(*tasks)
+
+    assert [one.outputs[0].finish_reason for one in asyncio.run(ask())] == ["abort"] * 2
+
+
+def test_what_an_asynchronous_engine_says_of_itself(llm: LLM) -> None:
+    async def ask() -> None:
+        engine = AsyncLLM.from_llm(llm.sibling("off"))
+        nothing = {"data_parallel_rank": None, "prompt_text": None, "trace_headers": None}
+        assert [one async for one in engine.generate(PROMPTS[0], GREEDY, **nothing)]
+        assert await engine.get_model_config() == engine.model_config == llm.model_config
+        assert engine.tokenizer is await engine.get_tokenizer()
+        assert (engine.is_running, engine.is_stopped, engine.errored) == (True, False, False)
+        engine.shutdown()
+        assert (engine.is_running, engine.is_stopped) == (False, True)
+        assert "it was shut down" in str(engine.dead_error)
+
+    asyncio.run(ask())
+
+
+def test_vllms_other_arguments_of_embed_may_ask_for_nothing(llm: LLM) -> None:
+    nothing = {"pooling_params": None, "truncate_prompt_tokens": None, "lora_request": None}
+    assert llm.embed("the model", **nothing)[0].outputs == llm.embed("the model")[0].outputs
+    with pytest.raises(RequestError, match="pooling="):
+        llm.embed("the model", pooling_params=object())
+
+
+def test_an_llm_by_its_engine_arguments(llm: LLM) -> None:
+    with LLM.from_engine_args(EngineArgs(llm.config.model.model, **SMALL)) as other:
+        assert ids_of(other.generate(PROMPTS, GREEDY)) == ids_of(llm.generate(PROMPTS, GREEDY))
+
+
+@pytest.mark.parametrize("name", ["vllm_config", "add_lora", "is_sleeping", "reset_mm_cache"])
+def test_what_engines_of_vllm_have_and_hunch_has_not(llm: LLM, name: str) -> None:
+    with pytest.raises(AttributeError, match="is not covered: "):
+        getattr(llm.llm_engine, name)

@@ -7,15 +7,16 @@ import atexit
 import logging
 import os
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Literal, Self, TypeVar, Unpack
 
 from hunch.arguments import Arguments
 from hunch.compat import VllmCalls, wishes_of
-from hunch.config import DEFAULT_MODEL
+from hunch.config import DEFAULT_MODEL, Config, ModelConfig
 from hunch.engine_args import EngineArgs, UsageContext, check_plain
 from hunch.errors import EngineError, HunchError, RequestError
 from hunch.llm import LLM
@@ -44,6 +45,7 @@ class AsyncLLM(VllmCalls):
     def _open(self, llm: LLM) -> None:
         self._llm = llm
         self._streams: dict[str, _Stream] = {}  # only the engine's thread changes it
+        self._held: dict[_Stream, Callable[[], None]] = {}  # requests that wait for a pause's end
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._trouble: Exception | None = None
         self._is_paused = self._is_closed = False  # no steps are run; no requests are taken
@@ -100,7 +102,7 @@ class AsyncLLM(VllmCalls):
 
         def start() -> None:
             if self._is_closed:
-                stream.put(EngineError("generation is paused: call resume_generation() first"))
+                self._held[stream] = start
                 return
             try:
                 engine.add(request_id, ids, params, **how)
@@ -123,9 +125,25 @@ class AsyncLLM(VllmCalls):
             if not is_over:
                 self._orders.put(lambda: self._abort(request_id, stream))
 
-    async def abort(self, request_id: str) -> None:
-        """End a request; its generator gives one more output, with finish reason "abort"."""
-        self._orders.put(lambda: self._llm.engine.abort(request_id))
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests; a generator gives one more output, with finish reason "abort"."""
+        for one in [request_id] if isinstance(request_id, str) else request_id:
+            self._orders.put(partial(self._llm.engine.abort, one))
+
+    @property
+    def config(self) -> Config:
+        return self._llm.config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self._llm.model_config
+
+    async def get_model_config(self) -> ModelConfig:
+        return self._llm.model_config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._llm.tokenizer
 
     async def get_tokenizer(self) -> Tokenizer:
         return self._llm.get_tokenizer()
@@ -141,12 +159,17 @@ class AsyncLLM(VllmCalls):
         return await self._done(lambda: self._llm.reset_cache(is_held_too=reset_running_requests))
 
     async def pause_generation(
-        self, *, mode: Literal["abort", "wait", "keep"] = "abort", clear_cache: bool = True
+        self,
+        *,
+        mode: Literal["abort", "wait", "keep"] = "abort",
+        wait_for_inflight_requests: bool | None = None,
+        clear_cache: bool = True,
     ) -> None:
         """Run no steps until `resume_generation`. Running requests are ended (`abort`), answered
-        first (`wait`), or wait as they are (`keep`), with those that come meanwhile; in the other
-        modes new ones are refused. With `clear_cache`, prefixes are forgotten."""
+        first (`wait`, in older words `wait_for_inflight_requests`), or wait as they are (`keep`);
+        those that come meanwhile wait. With `clear_cache`, prefixes are forgotten."""
         self._check()
+        mode = "wait" if wait_for_inflight_requests else mode
         if mode not in ("abort", "wait", "keep"):
             raise RequestError(f"pause_generation: mode={mode!r} must be abort, wait or keep")
         done: Future[None] = Future()
@@ -165,6 +188,9 @@ class AsyncLLM(VllmCalls):
 
         def resume() -> None:
             self._is_paused = self._is_closed = False
+            held, self._held = self._held, {}
+            for start in held.values():
+                start()
 
         await self._done(resume)
 
@@ -174,6 +200,18 @@ class AsyncLLM(VllmCalls):
     @property
     def errored(self) -> bool:
         return self._trouble is not None
+
+    @property
+    def is_running(self) -> bool:
+        return not self.errored
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.errored
+
+    @property
+    def dead_error(self) -> EngineError:
+        return EngineError(f"the engine stopped: {self._trouble}")
 
     def stats(self) -> dict[str, Any]:
         """Totals since the start, with the keys every hunch tool uses."""
@@ -207,7 +245,7 @@ class AsyncLLM(VllmCalls):
     def _check(self) -> None:
         check_process(self._process)
         if self._trouble is not None:
-            raise EngineError(f"the engine stopped: {self._trouble}") from self._trouble
+            raise self.dead_error from self._trouble
 
     def _work(self) -> None:
         """What the engine's thread does: orders first, then a step while there is work."""
@@ -223,12 +261,13 @@ class AsyncLLM(VllmCalls):
         while not self._orders.empty():  # of those who have not seen that there is trouble
             if (order := self._orders.get()) is not None:
                 order()
-        for stream in self._streams.values():
-            stream.put(EngineError(f"the engine stopped: {self._trouble}"))
+        for stream in (*self._streams.values(), *self._held):
+            stream.put(self.dead_error)
         self._streams.clear()
+        self._held.clear()
         for done, _ in self._pauses:
             if done.set_running_or_notify_cancel():
-                done.set_exception(EngineError(f"the engine stopped: {self._trouble}"))
+                done.set_exception(self.dead_error)
         self._llm.close()
 
     def _take_orders(self) -> bool:
@@ -266,6 +305,7 @@ class AsyncLLM(VllmCalls):
 
     def _abort(self, request_id: str, stream: _Stream) -> None:
         """End a stream's request. Under its id there may be another one by now, which goes on."""
+        self._held.pop(stream, None)
         if self._streams.get(request_id) is stream:
             del self._streams[request_id]
             self._llm.engine.abort(request_id, is_told=False)

@@ -13,7 +13,8 @@ from hunch.arguments import Arguments
 from hunch.beams import BeamSearchOutput, BeamSearchParams, search_beams
 from hunch.chat.turn import Wish, add_messages, chat_format, open_turn
 from hunch.compat import VllmCalls, config_from_vllm, spec_from_vllm, wishes_of
-from hunch.config import DEFAULT_MODEL, Config, say_once
+from hunch.config import DEFAULT_MODEL, Config, ModelConfig, say_once
+from hunch.engine_args import EngineArgs
 from hunch.garbage import without_collector
 from hunch.llm_engine import LLMEngine
 from hunch.loading import LoadTarget, build_engine, load_target_of, load_text
@@ -67,6 +68,10 @@ class LLM(VllmCalls):
         self.engine = build_engine(config, self.tokenizer, load_target)
         self._requests = OfflineRequests(self.engine, self.tokenizer, lock)
         self.llm_engine = LLMEngine(config, self.engine, self._requests, self.tokenizer)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        return cls(**engine_args.given())
 
     def sibling(self, speculate: str, **arguments: Any) -> Self:
         """Another engine over the same copy of the weights that drafts in another way.
@@ -187,6 +192,7 @@ class LLM(VllmCalls):
         pooling: str = "last",
         normalize: bool = True,
         use_tqdm: bool | None = None,
+        **others: Any,
     ) -> list[EmbeddingRequestOutput]:
         """Texts as vectors: the state of each one's last token, or with "mean" of all its tokens.
 
@@ -194,6 +200,7 @@ class LLM(VllmCalls):
 
         States are those after the last norm. A model that was trained for it gives good ones.
         """
+        wishes_of("embed", others, {})
         batch = list_prompts(prompts)
         outputs = self._answer(batch, params_for(len(batch), pooling_params(pooling)), use_tqdm)
         return [embedding_of(output, normalize) for output in outputs]
@@ -231,6 +238,10 @@ class LLM(VllmCalls):
         """Forget every cached prefix and what drafters keep of other requests."""
         with self._requests.lock:
             return self.engine.reset_cache(is_held_too=is_held_too)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.llm_engine.model_config
 
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer

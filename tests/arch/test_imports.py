@@ -89,8 +89,8 @@ TABLE: dict[str, set[str]] = {
     "integrations": {"compat", "config", "errors", "hub", "llm", "server", "types"},
     "engine_args": {"arguments", "compat", "config", "errors"},
     "llm": {
-        "arguments", "beams", "chat", "compat", "config", "errors", "llm_engine", "loading",
-        "models", "offline", "pooling", "prompts", "garbage", "text", "types",
+        "arguments", "beams", "chat", "compat", "config", "engine_args", "errors", "llm_engine",
+        "loading", "models", "offline", "pooling", "prompts", "garbage", "text", "types",
     },
     "llm_engine": {
         "compat", "config", "engine", "engine_args", "loading", "offline", "prompts", "text",
