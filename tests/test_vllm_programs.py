@@ -10,7 +10,7 @@ from typing import Any
 import numpy
 import pytest
 
-from hunch import LLM, AsyncLLM, EngineArgs, SamplingParams
+from hunch import LLM, AsyncLLM, EngineArgs, SamplingParams, get_tokenizer
 from hunch.errors import RequestError
 from tiny_models import write_llama
 
@@ -198,3 +198,8 @@ def test_an_llm_by_its_engine_arguments(llm: LLM) -> None:
 def test_what_engines_of_vllm_have_and_hunch_has_not(llm: LLM, name: str) -> None:
     with pytest.raises(AttributeError, match="is not covered: "):
         getattr(llm.llm_engine, name)
+
+
+def test_a_tokenizer_alone_is_that_of_the_model(llm: LLM) -> None:
+    alone = get_tokenizer(llm.config.model.model, trust_remote_code=True)
+    assert alone.encode(PROMPTS[1]) == llm.get_tokenizer().encode(PROMPTS[1])

@@ -4,6 +4,7 @@ fork."""
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import threading
@@ -28,6 +29,11 @@ def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
 def random_uuid() -> str:
     """vLLM's: an id for a request."""
     return uuid.uuid4().hex
+
+
+def init_logger(name: str) -> logging.Logger:
+    """vLLM's: a logger of this name."""
+    return logging.getLogger(name)
 
 
 class OfflineRequests:

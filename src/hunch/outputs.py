@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
@@ -117,3 +118,10 @@ class RequestOutput:
             for now, then in zip(self.outputs, before.outputs, strict=True)
         ]
         return replace(self, outputs=news)
+
+
+def __getattr__(name: str) -> Any:
+    """vLLM has all its outputs in one module."""
+    if name.startswith("__"):
+        raise AttributeError(f"module 'hunch.outputs' has no attribute {name!r}")
+    return getattr(import_module("hunch"), name)

@@ -84,6 +84,7 @@ _NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "speculative_model_quantization": ((), _FILES),
     "speculative_disable_mqa_scorer": ((False,), "drafts are always checked in one pass"),
     "disable_logprobs_during_spec_decoding": ((False,), "logprobs are given to who asks for them"),
+    "skip_tokenizer_init": ((False,), "the tokenizer is read all the same, and answers have texts"),
     "trust_remote_code": ((False,), "hunch never runs a model's own code"),
     "enable_lora": ((True,), _ADAPTERS),
     "max_loras": ((), _ADAPTERS),
@@ -110,7 +111,6 @@ _ONLY = {  # taken with these values alone
     "task": ("generate", "auto", "embed", "embedding"),  # every model embeds: LLM.embed
     "runner": ("generate", "auto", "pooling"),
     "scheduling_policy": ("fcfs", "priority"),
-    "skip_tokenizer_init": (False,),
 }
 _IN_CONFIG = ("hf_config_path", "rope_scaling", "rope_theta")
 _COPY = "give it in hf_overrides, whose values stand in place of config.json's"
