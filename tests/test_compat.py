@@ -226,6 +226,20 @@ def test_sglang_grammars(theirs: str, ours: str) -> None:
     assert getattr(params.structured_outputs, ours) == "{}"
 
 
+def test_sglangs_other_sampling_parameters_may_ask_for_nothing() -> None:
+    nothing = {"json_schema": "", "regex": None, "custom_params": {}, "stop_regex": ""}
+    assert sampling_from_sglang({**nothing, "ebnf": "", "stream_interval": 1}) == SamplingParams(
+        max_tokens=128
+    )
+    for wrong, word in (
+        ({"custom_params": {"a": 1}}, "may be chosen"),
+        ({"stop_regex": "x"}, "give stop"),
+        ({"stream_interval": 4}, "as it grows"),
+    ):
+        with pytest.raises(RequestError, match=word):
+            sampling_from_sglang(wrong)
+
+
 def test_vllms_other_sampling_fields_may_ask_for_nothing() -> None:
     plain = {"best_of": 1, "use_beam_search": False, "detokenize": True, "logits_processors": None}
     assert SamplingParams(temperature=0.5, **plain) == SamplingParams(temperature=0.5)

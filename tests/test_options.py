@@ -530,7 +530,6 @@ def test_sglang_generates_every_sample_and_refuses_what_it_does_not_know(llm: LL
             lambda: engine.generate(),
             lambda: engine.generate("x", "hot"),
             lambda: engine.generate("x", {"json_schema": "{}", "regex": "a"}),
-            lambda: engine.generate(["x", "y"], stream=True),
         ):
             with pytest.raises(RequestError):
                 wrong()

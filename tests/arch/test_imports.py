@@ -96,7 +96,9 @@ TABLE: dict[str, set[str]] = {
         "compat", "config", "engine", "engine_args", "loading", "offline", "prompts", "text",
         "types",
     },
-    "sglang": {"async_llm", "compat", "engine_args", "errors", "llm", "prompts", "types"},
+    "sglang": {
+        "async_llm", "compat", "engine_args", "errors", "llm", "loading", "prompts", "types",
+    },
     "offline": {"engine", "errors", "prompts", "types"},
     "async_llm": {
         "compat", "arguments", "config", "engine_args", "errors", "llm", "offline", "prompts",
