@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import os
 import pickle
 from dataclasses import asdict
 from typing import Any
@@ -490,6 +491,53 @@ def test_engine_arguments_are_attributes() -> None:
     assert config_from_vllm(**asdict(args)).model.max_model_len == 99
     with pytest.raises(ConfigError, match="did you mean 'max_model_len'"):
         hunch.EngineArgs(max_model_length=99)
+
+
+def test_flags_of_vllm_serve_beside_an_engines() -> None:
+    parser = hunch.EngineArgs.add_cli_args(hunch.FlexibleArgumentParser())
+    parser.add_argument("--served", type=int)
+
+    def given(words: str) -> dict[str, Any]:
+        found = hunch.EngineArgs.from_cli_args(parser.parse_args(words.split())).given()
+        return {name: value for name, value in found.items() if name != "model"}
+
+    assert given("--max-model-len 1k --max-num-batched-tokens 2K") == {
+        "max_model_len": 1000, "max_num_batched_tokens": 2048,
+    }  # fmt: skip
+    words = "--served-model-name a --kv_cache_memory_bytes=1K --disable-sliding-window --seed 3"
+    assert given(words) == {"kv_bytes": 1024, "seed": 3}
+    assert config_from_vllm(**given("--max-model-len auto")).model.max_model_len is None
+    assert parser.parse_known_args(["--num-gpu-blocks-override", "9", "--mine"])[1] == ["--mine"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--scheduler-cls x", "never runs code"),
+        ("--enable-prompt-embeds", "text or tokens"),
+        ("--mine 3", "unrecognized arguments: --mine 3"),
+        ("--max-model-len long", "invalid number value: 'long'"),
+    ],
+)
+def test_flags_that_are_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = hunch.EngineArgs.add_cli_args(hunch.FlexibleArgumentParser())
+    with pytest.raises(SystemExit):
+        parser.parse_args(words.split())
+    assert said in capsys.readouterr().err
+
+
+def test_values_that_vllm_takes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config_from_vllm(model="m", max_model_len=-1).model.max_model_len is None
+    spec = {"model": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
+    assert str(config_from_vllm(speculative_config=spec).spec).startswith("ngram:num_nodes=5")
+    config_from_vllm(override_pooler_config={}, guided_decoding_disable_any_whitespace=True)
+    with pytest.raises(ConfigError, match="give a dict"):
+        config_from_vllm(hf_overrides=lambda config: config)
+    with pytest.raises(ConfigError, match="only 1; a program or"):
+        config_from_vllm(data_parallel_size=2)
+    monkeypatch.setenv("HF_TOKEN", "mine")
+    config_from_vllm(hf_token=True)
+    assert os.environ["HF_TOKEN"] == "mine"
 
 
 @pytest.mark.parametrize("make", [hunch.EngineArgs, hunch.AsyncEngineArgs])
