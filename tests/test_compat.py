@@ -381,6 +381,11 @@ def test_a_dtype_of_torch_and_what_stands_in_config_json():
         config_from_vllm(rope_theta=1e6)
 
 
+def test_biases_beyond_the_limits_are_the_limits() -> None:
+    made = SamplingParams.from_optional(logit_bias={"5": 200.0, 6: float("-inf"), 7: 1})
+    assert made.logit_bias == {5: 100, 6: -100, 7: 1}
+
+
 def test_sampling_parameters_from_optional_values() -> None:
     params = SamplingParams.from_optional(temperature=None, top_p=0.5, max_tokens=None, stop=None)
     assert params == SamplingParams(top_p=0.5, max_tokens=None)
@@ -388,6 +393,7 @@ def test_sampling_parameters_from_optional_values() -> None:
 
 
 def test_structured_outputs_take_vllms_other_fields() -> None:
+    hunch.GuidedDecodingParams(choice=["a"], backend="xgrammar:no-fallback")  # until 0.10
     plain = hunch.StructuredOutputsParams(choice=["a", "b"])
     assert plain == hunch.GuidedDecodingParams.from_optional(choice=["a", "b"], backend="xgrammar")
     given = {"json": {}, "disable_fallback": True, "disable_any_whitespace": True}
