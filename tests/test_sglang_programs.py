@@ -47,10 +47,15 @@ def test_several_answers_grow_each_under_its_index(engine: sgl.Engine) -> None:
 
 
 def test_several_answers_grow_in_an_event_loop(model: Path) -> None:
-    async def ask(engine: sgl.Engine) -> None:
+    async def ask(engine: sgl.Engine, embedded: Any) -> None:
         whole: Any = await engine.async_generate(PROMPTS, GREEDY)
         chunks: Any = await engine.async_generate(PROMPTS, GREEDY, stream=True)
         assert last_ones([one async for one in chunks]) == [one["text"] for one in whole]
+        vectors, alone = await asyncio.gather(
+            engine.async_encode(PROMPTS, rid=["a", "b"]), engine.async_encode(PROMPTS[0])
+        )
+        assert [one["meta_info"]["id"] for one in vectors] == ["a", "b"]
+        assert alone["embedding"] == vectors[0]["embedding"] == embedded["embedding"]
         long = {**GREEDY, "max_new_tokens": 100}
         left: Any = await engine.async_generate(PROMPTS, long, stream=True)
         async for _ in left:
@@ -63,7 +68,7 @@ def test_several_answers_grow_in_an_event_loop(model: Path) -> None:
             [one async for one in wrong]
 
     with sgl.Engine(model_path=str(model), context_length=128, kv_bytes=4_000_000) as engine:
-        asyncio.run(ask(engine))
+        asyncio.run(ask(engine, engine.encode(PROMPTS[0])))
 
 
 def test_names_and_salts_of_requests(engine: sgl.Engine) -> None:

@@ -13,6 +13,7 @@ from hunch.compat import Scores, answer_of, config_from_sglang, sampling_from_sg
 from hunch.engine_args import ServerArgs, arguments_of
 from hunch.errors import RequestError
 from hunch.llm import LLM
+from hunch.pooling import embedding_of, pooling_params
 from hunch.prompts import Prompt, list_prompts, params_for
 from hunch.types import RequestOutput, SamplingParams
 
@@ -97,20 +98,15 @@ class Engine(LLM):
 
     def encode(self, prompt: str | Sequence[str], **others: Any) -> Answer | list[Answer]:
         """Texts as vectors; see `embed`."""
-        outputs = self.embed(prompt)
-        names = _names(others, len(outputs))
-        _check_nothing(others)
-        found = [
-            {
-                "embedding": output.outputs.embedding,
-                "meta_info": {
-                    "id": name or output.request_id,
-                    "prompt_tokens": len(output.prompt_token_ids),
-                },
-            }
-            for output, name in zip(outputs, names, strict=True)
-        ]
-        return found[0] if _is_one(prompt, None) else found
+        asked = _to_embed(prompt, others)
+        return asked.vectors(self._answer(asked.prompts, asked.params, None))
+
+    async def async_encode(
+        self, prompt: str | Sequence[str], **others: Any
+    ) -> Answer | list[Answer]:
+        """`encode` for asyncio."""
+        asked = _to_embed(prompt, others)
+        return asked.vectors(await self._gather(asked.prompts, asked.params, asked.priorities))
 
     async def async_generate(
         self,
@@ -208,6 +204,19 @@ class _Asked:
         ]
         return found[0] if self.is_one else found
 
+    def vectors(self, outputs: Sequence[RequestOutput]) -> Answer | list[Answer]:
+        found = [
+            {
+                "embedding": embedding_of(output, normalize=True).outputs.embedding,
+                "meta_info": {
+                    "id": name or output.request_id,
+                    "prompt_tokens": len(output.prompt_token_ids),
+                },
+            }
+            for output, name in zip(outputs, self.names, strict=True)
+        ]
+        return found[0] if self.is_one else found
+
     def answer(self, at: int, output: RequestOutput, sample: int) -> Answer:
         found = answer_of(output, sample, self.scores)
         if name := self.names[at]:
@@ -275,6 +284,20 @@ def _read(prompt: Any, input_ids: Any, sampling: Sampling, others: dict[str, Any
         priorities=[priority] * len(prompts),
         scores=scores,
         is_one=_is_one(prompt, input_ids) and params[0].n == 1,
+    )
+
+
+def _to_embed(prompt: Any, others: dict[str, Any]) -> _Asked:
+    prompts = list_prompts(prompt)
+    names = _names(others, len(prompts))
+    _check_nothing(others)
+    return _Asked(
+        prompts=prompts,
+        params=params_for(len(prompts), pooling_params("last")),
+        names=names,
+        priorities=[0] * len(prompts),
+        scores=None,
+        is_one=_is_one(prompt, None),
     )
 
 

@@ -97,7 +97,8 @@ TABLE: dict[str, set[str]] = {
         "types",
     },
     "sglang": {
-        "async_llm", "compat", "engine_args", "errors", "llm", "loading", "prompts", "types",
+        "async_llm", "compat", "engine_args", "errors", "llm", "loading", "pooling", "prompts",
+        "types",
     },
     "offline": {"engine", "errors", "prompts", "types"},
     "async_llm": {

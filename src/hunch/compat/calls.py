@@ -39,7 +39,6 @@ _METHODS = {
     "set_tokenizer": "give LLM(tokenizer=PATH)",
     # of SGLang's engine
     "rerank": _TASKS,
-    "async_encode": "LLM.embed gives a text as a vector",
     "abort_request": "leaving the loop over a stream ends its request",
     **dict.fromkeys(("open_session", "close_session"), "give the whole text: prefixes are cached"),
     **dict.fromkeys(("load_lora_adapter", "unload_lora_adapter"), _ADAPTER),
