@@ -97,22 +97,34 @@ def test_a_pause_that_keeps_requests(plain, llm):
     assert texts == [output.outputs[0].text for output in plain.generate(PROMPTS[:2], long)]
 
 
-@pytest.mark.parametrize(("mode", "reason"), [("wait", "length"), ("abort", "abort")])
-def test_a_pause_that_ends_requests_takes_no_others(llm, mode, reason):
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"mode": "wait"}, "length"),
+        ({"mode": "abort"}, "abort"),
+        ({"wait_for_inflight_requests": True}, "length"),  # vLLM's until 0.15
+    ],
+)
+def test_a_pause_that_ends_requests_lets_others_wait(llm, how, reason):
     long = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 
     async def ask():
         running = llm.generate(PROMPTS[0], long)
         await anext(running)
-        pause = asyncio.create_task(llm.pause_generation(mode=mode, clear_cache=False))
+        pause = asyncio.create_task(llm.pause_generation(**how, clear_cache=False))
         last = [output async for output in running][-1]
         await pause
         assert last.outputs[0].finish_reason == reason
-        with pytest.raises(EngineError, match="resume_generation"):
-            await _read(llm, PROMPTS[1])
+        left, late = llm.generate(PROMPTS[2], long), asyncio.create_task(_read(llm, PROMPTS[1]))
+        gone = asyncio.create_task(anext(left))
+        await asyncio.sleep(0.1)
+        assert not late.done()
+        gone.cancel()
+        await asyncio.sleep(0.1)
         await llm.resume_generation()
         assert not await llm.is_paused()
-        assert (await _read(llm, PROMPTS[1]))[-1].finished
+        assert (await late)[-1].finished
+        assert llm.stats()["num_running"] == 0  # nobody waited for it any more
         with pytest.raises(RequestError, match="abort, wait or keep"):
             await llm.pause_generation(mode="stop")
 

@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import os
 import pickle
 from dataclasses import asdict
 from typing import Any
@@ -226,6 +227,20 @@ def test_sglang_grammars(theirs: str, ours: str) -> None:
     assert getattr(params.structured_outputs, ours) == "{}"
 
 
+def test_sglangs_other_sampling_parameters_may_ask_for_nothing() -> None:
+    nothing = {"json_schema": "", "regex": None, "custom_params": {}, "stop_regex": ""}
+    assert sampling_from_sglang({**nothing, "ebnf": "", "stream_interval": 1}) == SamplingParams(
+        max_tokens=128
+    )
+    for wrong, word in (
+        ({"custom_params": {"a": 1}}, "may be chosen"),
+        ({"stop_regex": "x"}, "give stop"),
+        ({"stream_interval": 4}, "as it grows"),
+    ):
+        with pytest.raises(RequestError, match=word):
+            sampling_from_sglang(wrong)
+
+
 def test_vllms_other_sampling_fields_may_ask_for_nothing() -> None:
     plain = {"best_of": 1, "use_beam_search": False, "detokenize": True, "logits_processors": None}
     assert SamplingParams(temperature=0.5, **plain) == SamplingParams(temperature=0.5)
@@ -366,6 +381,11 @@ def test_a_dtype_of_torch_and_what_stands_in_config_json():
         config_from_vllm(rope_theta=1e6)
 
 
+def test_biases_beyond_the_limits_are_the_limits() -> None:
+    made = SamplingParams.from_optional(logit_bias={"5": 200.0, 6: float("-inf"), 7: 1})
+    assert made.logit_bias == {5: 100, 6: -100, 7: 1}
+
+
 def test_sampling_parameters_from_optional_values() -> None:
     params = SamplingParams.from_optional(temperature=None, top_p=0.5, max_tokens=None, stop=None)
     assert params == SamplingParams(top_p=0.5, max_tokens=None)
@@ -373,6 +393,7 @@ def test_sampling_parameters_from_optional_values() -> None:
 
 
 def test_structured_outputs_take_vllms_other_fields() -> None:
+    hunch.GuidedDecodingParams(choice=["a"], backend="xgrammar:no-fallback")  # until 0.10
     plain = hunch.StructuredOutputsParams(choice=["a", "b"])
     assert plain == hunch.GuidedDecodingParams.from_optional(choice=["a", "b"], backend="xgrammar")
     given = {"json": {}, "disable_fallback": True, "disable_any_whitespace": True}
@@ -405,6 +426,15 @@ def test_structured_outputs_take_vllms_other_fields() -> None:
         "from hunch.entrypoints.llm import LLM",
         "from hunch.sampling_params import RequestOutputKind",
         "from hunch.distributed import cleanup_dist_env_and_memory",
+        "from hunch.inputs import PromptType, TextPrompt",
+        "from hunch.inputs.data import SingletonPrompt, TokensPrompt",
+        "from hunch.logger import init_logger",
+        "from hunch.logprobs import Logprob",
+        "from hunch.outputs import EmbeddingOutput, EmbeddingRequestOutput",
+        "from hunch.sequence import Logprob, RequestMetrics",
+        "from hunch.transformers_utils.tokenizer import get_tokenizer",
+        "from hunch.tokenizers import get_tokenizer",
+        "from hunch.version import __version__",
     ],
 )
 def test_vllms_modules_have_the_names_of_hunch(line: str) -> None:
@@ -425,6 +455,16 @@ def test_vllms_modules_have_the_names_of_hunch(line: str) -> None:
         ("from hunch.lora.request import LoRARequest", "merges an adapter into the weights"),
         ("from hunch.distributed import destroy_model_parallel", "close"),
         ("from hunch.sglang.utils import print_highlight", "hunch serve"),
+        ("from hunch import ClassificationOutput", "generates and embeds"),
+        ("from hunch.outputs import ScoringRequestOutput", "generates and embeds"),
+        ("from hunch.outputs import Banana", "cannot import name 'Banana'"),
+        ("from hunch.pooling_params import PoolingParams", "LLM.embed"),
+        ("from hunch.utils import get_open_port", "tensor_parallel_size"),
+        ("from hunch.assets.image import ImageAsset", "text alone"),
+        ("import hunch.multimodal", "text alone"),
+        ("from hunch.benchmarks.datasets import get_samples", "hunch bench"),
+        ("from hunch.v1.core.sched.output import SchedulerOutput", "inside vLLM"),
+        ("from hunch.platforms import current_platform", "ask torch"),
         ("from hunch.sampling_params import Banana", "cannot import name 'Banana'"),
         ("import hunch.bananas", "No module named"),
     ],
@@ -457,6 +497,53 @@ def test_engine_arguments_are_attributes() -> None:
     assert config_from_vllm(**asdict(args)).model.max_model_len == 99
     with pytest.raises(ConfigError, match="did you mean 'max_model_len'"):
         hunch.EngineArgs(max_model_length=99)
+
+
+def test_flags_of_vllm_serve_beside_an_engines() -> None:
+    parser = hunch.EngineArgs.add_cli_args(hunch.FlexibleArgumentParser())
+    parser.add_argument("--served", type=int)
+
+    def given(words: str) -> dict[str, Any]:
+        found = hunch.EngineArgs.from_cli_args(parser.parse_args(words.split())).given()
+        return {name: value for name, value in found.items() if name != "model"}
+
+    assert given("--max-model-len 1k --max-num-batched-tokens 2K") == {
+        "max_model_len": 1000, "max_num_batched_tokens": 2048,
+    }  # fmt: skip
+    words = "--served-model-name a --kv_cache_memory_bytes=1K --disable-sliding-window --seed 3"
+    assert given(words) == {"kv_bytes": 1024, "seed": 3}
+    assert config_from_vllm(**given("--max-model-len auto")).model.max_model_len is None
+    assert parser.parse_known_args(["--num-gpu-blocks-override", "9", "--mine"])[1] == ["--mine"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--scheduler-cls x", "never runs code"),
+        ("--enable-prompt-embeds", "text or tokens"),
+        ("--mine 3", "unrecognized arguments: --mine 3"),
+        ("--max-model-len long", "invalid number value: 'long'"),
+    ],
+)
+def test_flags_that_are_refused(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = hunch.EngineArgs.add_cli_args(hunch.FlexibleArgumentParser())
+    with pytest.raises(SystemExit):
+        parser.parse_args(words.split())
+    assert said in capsys.readouterr().err
+
+
+def test_values_that_vllm_takes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config_from_vllm(model="m", max_model_len=-1).model.max_model_len is None
+    spec = {"model": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}
+    assert str(config_from_vllm(speculative_config=spec).spec).startswith("ngram:num_nodes=5")
+    config_from_vllm(override_pooler_config={}, guided_decoding_disable_any_whitespace=True)
+    with pytest.raises(ConfigError, match="give a dict"):
+        config_from_vllm(hf_overrides=lambda config: config)
+    with pytest.raises(ConfigError, match="only 1; a program or"):
+        config_from_vllm(data_parallel_size=2)
+    monkeypatch.setenv("HF_TOKEN", "mine")
+    config_from_vllm(hf_token=True)
+    assert os.environ["HF_TOKEN"] == "mine"
 
 
 @pytest.mark.parametrize("make", [hunch.EngineArgs, hunch.AsyncEngineArgs])

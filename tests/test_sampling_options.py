@@ -159,7 +159,7 @@ def test_what_is_not_given_is_no_other_objects() -> None:
     ("prompts", "params"),
     [
         (5, None), ([5.5], None), ({"promt": "x"}, None), ({}, None), ("x", "hot"), ("x", 3),
-        (["x"], [{"temprature": 0}]), ({"prompt": "x", "multi_modal_data": {}}, None),
+        (["x"], [{"temprature": 0}]), ({"prompt": "x", "multi_modal_data": {"image": 1}}, None),
         (["x", "y"], [SamplingParams()]),
     ],
     ids=str,

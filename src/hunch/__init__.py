@@ -17,10 +17,15 @@ if TYPE_CHECKING:
     from hunch.errors import HunchError as HunchError
     from hunch.llm import LLM as LLM
     from hunch.llm_engine import LLMEngine as LLMEngine
+    from hunch.loading import get_tokenizer as get_tokenizer
     from hunch.offline import cleanup_dist_env_and_memory as cleanup_dist_env_and_memory
+    from hunch.offline import init_logger as init_logger
     from hunch.offline import random_uuid as random_uuid
+    from hunch.outputs import RequestMetrics as RequestMetrics
     from hunch.outputs import RequestOutputKind as RequestOutputKind
+    from hunch.pooling import EmbeddingOutput as EmbeddingOutput
     from hunch.pooling import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from hunch.prompts import Prompt as Prompt
     from hunch.prompts import TextPrompt as TextPrompt
     from hunch.prompts import TokensPrompt as TokensPrompt
     from hunch.types import CompletionOutput as CompletionOutput
@@ -32,6 +37,7 @@ if TYPE_CHECKING:
 
     AsyncLLMEngine = AsyncLLM
     GuidedDecodingParams = StructuredOutput
+    PromptType = SingletonPrompt = Prompt
     StructuredOutputsParams = StructuredOutput
 
 __version__ = "0.1.0"
@@ -56,19 +62,29 @@ _HOMES = {
     "TextPrompt": "hunch.prompts",
     "TokensPrompt": "hunch.prompts",
     "HunchError": "hunch.errors",
+    "EmbeddingOutput": "hunch.pooling",
     "EmbeddingRequestOutput": "hunch.pooling",
     "Logprob": "hunch.types",
+    "Prompt": "hunch.prompts",
+    "RequestMetrics": "hunch.outputs",
     "RequestOutputKind": "hunch.outputs",
     "cleanup_dist_env_and_memory": "hunch.offline",
+    "get_tokenizer": "hunch.loading",
+    "init_logger": "hunch.offline",
     "random_uuid": "hunch.offline",
 }
 # vLLM's names of what has another one here.
 _ALIASES = {
     "AsyncLLMEngine": "AsyncLLM",
     "GuidedDecodingParams": "StructuredOutput",
+    "PromptType": "Prompt",
+    "SingletonPrompt": "Prompt",
     "StructuredOutputsParams": "StructuredOutput",
 }
 _CHOICES = "logit_bias, bad_words, allowed_token_ids and structured_outputs say what may be chosen"
+_RANKS = "tensor_parallel_size=N starts ranks by itself; a program for each device answers its part"
+_TASKS = "hunch generates and embeds (LLM.generate, LLM.chat, LLM.embed)"
+_VECTORS = "LLM.embed gives hunch.EmbeddingRequestOutput"
 # vLLM's names of what is not here, and what to do instead.
 _INSTEAD = {
     **dict.fromkeys(("LogitsProcessor", "AdapterLogitsProcessor"), _CHOICES),
@@ -77,7 +93,10 @@ _INSTEAD = {
     "LoRARequest": "LLM(lora=PATH) merges an adapter into the weights",
     "ModelRegistry": "every family is a file in hunch/models/families",
     "PoolingParams": "LLM.embed gives texts as vectors",
-    "PoolingRequestOutput": "LLM.embed gives hunch.EmbeddingRequestOutput",
+    **dict.fromkeys(("PoolingOutput", "PoolingRequestOutput"), _VECTORS),
+    **dict.fromkeys(("ClassificationOutput", "ClassificationRequestOutput"), _TASKS),
+    **dict.fromkeys(("ScoringOutput", "ScoringRequestOutput"), _TASKS),
+    **dict.fromkeys(("initialize_ray_cluster", "get_ip", "get_open_port"), _RANKS),
     "destroy_model_parallel": "LLM.close() gives a model's memory back",
 }
 __all__ = [

@@ -7,20 +7,21 @@ import atexit
 import logging
 import os
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import Future
+from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Literal, Self, TypeVar, Unpack
 
 from hunch.arguments import Arguments
 from hunch.compat import VllmCalls, wishes_of
-from hunch.config import DEFAULT_MODEL
+from hunch.config import DEFAULT_MODEL, Config, ModelConfig
 from hunch.engine_args import EngineArgs, UsageContext, check_plain
 from hunch.errors import EngineError, HunchError, RequestError
 from hunch.llm import LLM
 from hunch.offline import check_process
-from hunch.prompts import Prompt, params_for, read_prompt
+from hunch.prompts import Prompt, list_priorities, read_prompt, salt_of
 from hunch.text.tokenizer import Tokenizer
 from hunch.types import RequestOutput, RequestOutputKind, SamplingParams
 
@@ -44,6 +45,7 @@ class AsyncLLM(VllmCalls):
     def _open(self, llm: LLM) -> None:
         self._llm = llm
         self._streams: dict[str, _Stream] = {}  # only the engine's thread changes it
+        self._held: dict[_Stream, Callable[[], None]] = {}  # requests that wait for a pause's end
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._trouble: Exception | None = None
         self._is_paused = self._is_closed = False  # no steps are run; no requests are taken
@@ -78,27 +80,32 @@ class AsyncLLM(VllmCalls):
         prompt: Prompt,
         sampling_params: SamplingParams | Mapping[str, Any] | None = None,
         request_id: str | None = None,
+        *,
+        priority: int = 0,
         **others: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The answer as it grows, all of it so far each time; the last output is `finished`. With
         `output_kind` DELTA each output holds what is new; with FINAL_ONLY there is only the last.
+        Requests of lower `priority` go first.
 
         Who reads slowly misses outputs, never text. Leaving the loop, closing the generator or
         cancelling its task aborts the request.
         """
         self._check()
         wishes_of("generate", others, {})
-        (params,) = params_for(1, sampling_params)
+        (params,) = self._llm.params_for(1, sampling_params)
         text, ids = await asyncio.to_thread(read_prompt, prompt, self._llm.tokenizer)
         request_id = request_id or f"request-{uuid.uuid4().hex}"
+        (level,) = list_priorities(1, [priority])
+        how = {"prompt": text, "priority": level, "cache_salt": salt_of(prompt)}
         engine, stream = self._llm.engine, _Stream(asyncio.get_running_loop())
 
         def start() -> None:
             if self._is_closed:
-                stream.put(EngineError("generation is paused: call resume_generation() first"))
+                self._held[stream] = start
                 return
             try:
-                engine.add(request_id, ids, params, prompt=text, stream=True)
+                engine.add(request_id, ids, params, **how)
             except HunchError as error:
                 stream.put(error)
                 return
@@ -118,9 +125,25 @@ class AsyncLLM(VllmCalls):
             if not is_over:
                 self._orders.put(lambda: self._abort(request_id, stream))
 
-    async def abort(self, request_id: str) -> None:
-        """End a request; its generator gives one more output, with finish reason "abort"."""
-        self._orders.put(lambda: self._llm.engine.abort(request_id))
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests; a generator gives one more output, with finish reason "abort"."""
+        for one in [request_id] if isinstance(request_id, str) else request_id:
+            self._orders.put(partial(self._llm.engine.abort, one))
+
+    @property
+    def config(self) -> Config:
+        return self._llm.config
+
+    @property
+    def model_config(self) -> ModelConfig:
+        return self._llm.model_config
+
+    async def get_model_config(self) -> ModelConfig:
+        return self._llm.model_config
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._llm.tokenizer
 
     async def get_tokenizer(self) -> Tokenizer:
         return self._llm.get_tokenizer()
@@ -136,12 +159,17 @@ class AsyncLLM(VllmCalls):
         return await self._done(lambda: self._llm.reset_cache(is_held_too=reset_running_requests))
 
     async def pause_generation(
-        self, *, mode: Literal["abort", "wait", "keep"] = "abort", clear_cache: bool = True
+        self,
+        *,
+        mode: Literal["abort", "wait", "keep"] = "abort",
+        wait_for_inflight_requests: bool | None = None,
+        clear_cache: bool = True,
     ) -> None:
         """Run no steps until `resume_generation`. Running requests are ended (`abort`), answered
-        first (`wait`), or wait as they are (`keep`), with those that come meanwhile; in the other
-        modes new ones are refused. With `clear_cache`, prefixes are forgotten."""
+        first (`wait`, in older words `wait_for_inflight_requests`), or wait as they are (`keep`);
+        those that come meanwhile wait. With `clear_cache`, prefixes are forgotten."""
         self._check()
+        mode = "wait" if wait_for_inflight_requests else mode
         if mode not in ("abort", "wait", "keep"):
             raise RequestError(f"pause_generation: mode={mode!r} must be abort, wait or keep")
         done: Future[None] = Future()
@@ -160,6 +188,9 @@ class AsyncLLM(VllmCalls):
 
         def resume() -> None:
             self._is_paused = self._is_closed = False
+            held, self._held = self._held, {}
+            for start in held.values():
+                start()
 
         await self._done(resume)
 
@@ -169,6 +200,18 @@ class AsyncLLM(VllmCalls):
     @property
     def errored(self) -> bool:
         return self._trouble is not None
+
+    @property
+    def is_running(self) -> bool:
+        return not self.errored
+
+    @property
+    def is_stopped(self) -> bool:
+        return self.errored
+
+    @property
+    def dead_error(self) -> EngineError:
+        return EngineError(f"the engine stopped: {self._trouble}")
 
     def stats(self) -> dict[str, Any]:
         """Totals since the start, with the keys every hunch tool uses."""
@@ -202,7 +245,7 @@ class AsyncLLM(VllmCalls):
     def _check(self) -> None:
         check_process(self._process)
         if self._trouble is not None:
-            raise EngineError(f"the engine stopped: {self._trouble}") from self._trouble
+            raise self.dead_error from self._trouble
 
     def _work(self) -> None:
         """What the engine's thread does: orders first, then a step while there is work."""
@@ -218,12 +261,13 @@ class AsyncLLM(VllmCalls):
         while not self._orders.empty():  # of those who have not seen that there is trouble
             if (order := self._orders.get()) is not None:
                 order()
-        for stream in self._streams.values():
-            stream.put(EngineError(f"the engine stopped: {self._trouble}"))
+        for stream in (*self._streams.values(), *self._held):
+            stream.put(self.dead_error)
         self._streams.clear()
+        self._held.clear()
         for done, _ in self._pauses:
             if done.set_running_or_notify_cancel():
-                done.set_exception(EngineError(f"the engine stopped: {self._trouble}"))
+                done.set_exception(self.dead_error)
         self._llm.close()
 
     def _take_orders(self) -> bool:
@@ -261,6 +305,7 @@ class AsyncLLM(VllmCalls):
 
     def _abort(self, request_id: str, stream: _Stream) -> None:
         """End a stream's request. Under its id there may be another one by now, which goes on."""
+        self._held.pop(stream, None)
         if self._streams.get(request_id) is stream:
             del self._streams[request_id]
             self._llm.engine.abort(request_id, is_told=False)

@@ -50,7 +50,11 @@ VLLMS_SAMPLING: dict[str, tuple[tuple[Any, ...], str]] = {
     "trace_decode_token_ids": ((None,), "prediction= is drafted from and checked"),
     "routed_experts_prompt_start": ((None, 0), "features stay inside"),
 }  # fmt: skip
-_BACKENDS = (None, "auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer")
+_BACKENDS = (None, *(
+    name + option
+    for name in ("auto", "xgrammar", "guidance", "outlines", "lm-format-enforcer")
+    for option in ("", ":no-fallback", ":disable-any-whitespace", ":no-additional-properties")
+))  # fmt: skip
 VLLMS_FORMS: dict[str, tuple[tuple[Any, ...], str]] = {  # the same of structured outputs
     "backend": (_BACKENDS, "llguidance reads every grammar"),
     "disable_fallback": ((True, False), "there is one grammar engine"),

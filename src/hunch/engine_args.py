@@ -5,13 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import make_dataclass
 from enum import StrEnum
 from typing import Any, Self, get_type_hints
 
 from hunch.arguments import Arguments
-from hunch.compat import dashed, json_or_text, known_names, known_to_sglang
+from hunch.compat import (
+    dashed,
+    flags_as_arguments,
+    json_or_text,
+    known_names,
+    known_to_sglang,
+    number,
+)
 from hunch.config import DEFAULT_MODEL
 from hunch.errors import ConfigError
 
@@ -20,7 +27,12 @@ _HINTS = get_type_hints(Arguments)
 _NO_FLAGS = {"always_draft", "verifier", "threads", "kernels", "activation_bits", "depth", "lora"}
 _NO_FLAGS |= {"engines_per_device", "max_queue", "num_blocks", "kv_bytes"}
 _SHORT = {"tensor_parallel_size": "-tp", "pipeline_parallel_size": "-pp", "quantization": "-q"}
-_SHORT |= {"tp_size": "--tp", "pp_size": "--pp", "model_path": "--model"}
+_SHORT |= {
+    "data_parallel_size": "-dp",
+    "tp_size": "--tp",
+    "pp_size": "--pp",
+    "model_path": "--model",
+}
 
 
 def _reader(name: str) -> Any:
@@ -28,7 +40,7 @@ def _reader(name: str) -> Any:
     hint: Any = _HINTS.get(name, str | None if name.startswith("model") else None)
     if hint == bool | None or (hint is None and name.startswith(("disable_", "enable_", "skip_"))):
         return bool
-    return {int | None: int, float | None: float, str | None: str}.get(hint, json_or_text)
+    return {int | None: number, float | None: float, str | None: str}.get(hint, json_or_text)
 
 
 class _Kept:
@@ -38,6 +50,8 @@ class _Kept:
     def add_cli_args(cls, parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
         """Flags for these arguments, None where they are not given."""
         group = parser.add_argument_group("engine")
+        if isinstance(parser, FlexibleArgumentParser):
+            parser.engine_names = set(cls.__dataclass_fields__)  # type: ignore[attr-defined]
         for name in sorted(set(cls.__dataclass_fields__) - _NO_FLAGS):  # type: ignore[attr-defined]
             flags = [f"--{name.replace('_', '-')}"]
             flags += [_SHORT[name]] if name in _SHORT else []
@@ -87,13 +101,26 @@ class ServerArgs(_fields(sorted(known_to_sglang() - {"model"}))):  # type: ignor
 
 
 class FlexibleArgumentParser(argparse.ArgumentParser):
-    """vLLM's: flags may have '_' for '-', and --flag.key VALUE is a key of a JSON object."""
+    """vLLM's: flags may have '_' for '-', and --flag.key VALUE is a key of a JSON object.
+
+    Beside an engine's flags those of `vllm serve` that it has not mean what they mean there.
+    """
+
+    engine_names: Collection[str] = ()  # where it has an engine's flags: all its arguments
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[argparse.Namespace, list[str]]:
         words = [dashed(word) for word in (sys.argv[1:] if args is None else args)]
-        return super().parse_known_args(_bundled(words), namespace)
+        namespace, rest = super().parse_known_args(_bundled(words), namespace)
+        if not self.engine_names:
+            return namespace, rest
+        try:
+            meant, rest = flags_as_arguments(rest, self.engine_names)
+        except ConfigError as error:
+            self.error(str(error))
+        vars(namespace).update(meant)
+        return namespace, rest
 
 
 def _bundled(words: Sequence[str]) -> list[str]:

@@ -13,7 +13,8 @@ from hunch.arguments import Arguments
 from hunch.beams import BeamSearchOutput, BeamSearchParams, search_beams
 from hunch.chat.turn import Wish, add_messages, chat_format, open_turn
 from hunch.compat import VllmCalls, config_from_vllm, spec_from_vllm, wishes_of
-from hunch.config import DEFAULT_MODEL, Config, say_once
+from hunch.config import DEFAULT_MODEL, Config, ModelConfig, say_once
+from hunch.engine_args import EngineArgs
 from hunch.garbage import without_collector
 from hunch.llm_engine import LLMEngine
 from hunch.loading import LoadTarget, build_engine, load_target_of, load_text
@@ -41,6 +42,8 @@ class LLM(VllmCalls):
     Takes vLLM's arguments by their names, and hunch's own: `speculate`, `verifier`, `threads`.
     """
 
+    _is_advised = True  # by the model's makers, how to sample where a call does not say
+
     def __init__(
         self,
         model: str = DEFAULT_MODEL,
@@ -50,6 +53,7 @@ class LLM(VllmCalls):
     ) -> None:
         """`weights`: tensors to use in place of those in the model's files."""
         load = None if weights is None else partial(load_target_of, weights=weights)
+        self._is_advised = arguments.get("generation_config") != "vllm"
         self._open(config_from_vllm(model=model, **arguments), load_target=load)
 
     def _open(
@@ -65,6 +69,10 @@ class LLM(VllmCalls):
         self._requests = OfflineRequests(self.engine, self.tokenizer, lock)
         self.llm_engine = LLMEngine(config, self.engine, self._requests, self.tokenizer)
 
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        return cls(**engine_args.given())
+
     def sibling(self, speculate: str, **arguments: Any) -> Self:
         """Another engine over the same copy of the weights that drafts in another way.
 
@@ -75,6 +83,7 @@ class LLM(VllmCalls):
         target, lock = self.engine.runner.target, self._requests.lock  # type: ignore[attr-defined]
         spec = spec_from_vllm(speculate=speculate, **arguments)
         other = type(self).__new__(type(self))
+        other._is_advised = self._is_advised
         other._open(replace(self.config, spec=spec), self.tokenizer, lambda *_: target, lock)
         return other
 
@@ -101,18 +110,28 @@ class LLM(VllmCalls):
         use_tqdm: bool | None = None,
         *,
         sampling_params: Params = None,
+        priority: Sequence[int] | None = None,
         **others: Any,
     ) -> list[RequestOutput]:
-        """Answers in the order of the prompts: texts, token ids, or vLLM's prompt dicts."""
+        """Answers in the order of the prompts: texts, token ids, or vLLM's prompt dicts.
+
+        Without parameters they are those of `get_default_sampling_params`. `priority` has a number
+        for each prompt; lower ones go first.
+        """
         prompts = others.pop("prompt_token_ids", None) if prompts is None else prompts
         wishes_of("generate", others, {})
         batch = list_prompts(prompts)
-        return self._answer(batch, params_for(len(batch), params, sampling_params), use_tqdm)
+        each = self.params_for(len(batch), params, sampling_params)
+        return self._answer(batch, each, use_tqdm, priority)
 
     def _answer(
-        self, batch: Sequence[Prompt], each: Sequence[SamplingParams], use_tqdm: bool | None
+        self,
+        batch: Sequence[Prompt],
+        each: Sequence[SamplingParams],
+        use_tqdm: bool | None,
+        priorities: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        ids = self._requests.add(batch, each, stream=False)
+        ids = self._requests.add(batch, each, stream=False, priorities=priorities)
         done: dict[str, RequestOutput] = {}
         # Steps leave no cycles behind; looking for some would stop them for a tenth of a second.
         try:
@@ -143,7 +162,7 @@ class LLM(VllmCalls):
         `tools` are OpenAI's, `wishes` fields of hunch.chat.turn.Wish; answers have a `message`.
         """
         batch = list_chats(messages)
-        each = params_for(len(batch), params, sampling_params)
+        each = self.params_for(len(batch), params, sampling_params)
         given = wishes_of("chat", wishes, Wish.__dataclass_fields__)
         wish = Wish(tools=tools or (), template_values=chat_template_kwargs or {}, **given)
         template = chat_template or self.config.model.chat_template
@@ -173,6 +192,7 @@ class LLM(VllmCalls):
         pooling: str = "last",
         normalize: bool = True,
         use_tqdm: bool | None = None,
+        **others: Any,
     ) -> list[EmbeddingRequestOutput]:
         """Texts as vectors: the state of each one's last token, or with "mean" of all its tokens.
 
@@ -180,6 +200,7 @@ class LLM(VllmCalls):
 
         States are those after the last norm. A model that was trained for it gives good ones.
         """
+        wishes_of("embed", others, {})
         batch = list_prompts(prompts)
         outputs = self._answer(batch, params_for(len(batch), pooling_params(pooling)), use_tqdm)
         return [embedding_of(output, normalize) for output in outputs]
@@ -188,7 +209,7 @@ class LLM(VllmCalls):
         self, prompt: Prompt, params: SamplingParams | None = None
     ) -> Iterator[RequestOutput]:
         """The answer as it grows; leaving the loop early aborts the request."""
-        ids = self._requests.add([prompt], params_for(1, params), stream=True)
+        ids = self._requests.add([prompt], self.params_for(1, params), stream=True)
         return self._requests.run(ids)
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
@@ -218,12 +239,26 @@ class LLM(VllmCalls):
         with self._requests.lock:
             return self.engine.reset_cache(is_held_too=is_held_too)
 
+    @property
+    def model_config(self) -> ModelConfig:
+        return self.llm_engine.model_config
+
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """How the model's makers would sample: its generation_config.json."""
-        return SamplingParams(**recommended(self.tokenizer.generation_config))
+        """How the model's makers would sample: its generation_config.json.
+
+        With vLLM's generation_config="vllm" the usual parameters of any model.
+        """
+        advice = self.tokenizer.generation_config if self._is_advised else {}
+        return SamplingParams(**recommended(advice))
+
+    def params_for(
+        self, num_prompts: int, params: Params, vllms: Params = None
+    ) -> list[SamplingParams]:
+        """Each prompt's parameters as a call has them; without any, the model's."""
+        return params_for(num_prompts, params, vllms, self.get_default_sampling_params())
 
     def close(self) -> None:
         if self._requests.is_own_process:

@@ -59,13 +59,16 @@ class LLMEngine(VllmCalls):
         arrival_time: float | None = None,
         *,
         sampling_params: Params = None,
+        priority: int = 0,
         **others: Any,
     ) -> str:
-        """Queue a request. `arrival_time` is taken, and measured all the same."""
+        """Queue a request; lower priorities go first. `arrival_time` is taken, and measured all the
+        same."""
         wishes_of("add_request", others, {})
         (one,) = params_for(1, params, sampling_params)
         is_streaming = one.output_kind != RequestOutputKind.FINAL_ONLY
-        self._requests.add([prompt], [one], stream=is_streaming, names=[request_id])
+        how: dict[str, Any] = {"names": [request_id], "priorities": [priority]}
+        self._requests.add([prompt], [one], stream=is_streaming, **how)
         self._open[request_id] = RequestOutputKind(one.output_kind)
         return request_id
 

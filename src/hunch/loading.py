@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hunch.adapt import adapter_for
 from hunch.chat.structural_tag import as_grammar
-from hunch.compat import unused_arguments
+from hunch.compat import config_from_vllm, unused_arguments
 from hunch.config import Config, ModelConfig, load_drafter, say_once
 from hunch.drafter_files import find_files
 from hunch.engine.engine import Engine
@@ -54,6 +54,20 @@ def load_text(config: Config) -> Tokenizer:
     if model.tokenizer is not None:
         return load_tokenizer(resolve(model.tokenizer, directory=model.download_dir))
     return load_tokenizer(_find(model))
+
+
+def get_tokenizer(
+    tokenizer_name: str,
+    *,
+    tokenizer_mode: str = "auto",
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+    download_dir: str | None = None,
+) -> Tokenizer:
+    """vLLM's and SGLang's: a model's tokenizer alone, as `LLM.get_tokenizer` gives it."""
+    given = {"tokenizer_mode": tokenizer_mode, "trust_remote_code": trust_remote_code}
+    given |= {"revision": revision, "download_dir": download_dir}
+    return load_text(config_from_vllm(model=tokenizer_name, **given))
 
 
 def _find(model: ModelConfig) -> ModelFiles:

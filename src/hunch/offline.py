@@ -4,6 +4,7 @@ fork."""
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import threading
@@ -12,10 +13,11 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from types import FrameType
+from typing import Any
 
 from hunch.engine.engine import Engine
 from hunch.errors import EngineError, HunchError, RequestError
-from hunch.prompts import Prompt, read_prompt
+from hunch.prompts import Prompt, list_priorities, read_prompt, salt_of
 from hunch.types import RequestOutput, SamplingParams, TextCodec
 
 
@@ -27,6 +29,11 @@ def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
 def random_uuid() -> str:
     """vLLM's: an id for a request."""
     return uuid.uuid4().hex
+
+
+def init_logger(name: str) -> logging.Logger:
+    """vLLM's: a logger of this name."""
+    return logging.getLogger(name)
 
 
 class OfflineRequests:
@@ -55,16 +62,20 @@ class OfflineRequests:
         *,
         stream: bool,
         names: Sequence[str] | None = None,
+        priorities: Sequence[int] | None = None,
     ) -> list[str]:
         """Queue requests, all or none; returns their ids: `names`, or new ones."""
         check_process(self._process)
         ids: list[str] = []
         given = (str(one) for one in self._ids) if names is None else iter(names)
+        levels = list_priorities(len(prompts), priorities)
         try:
-            for prompt, one in zip(prompts, params, strict=True):
+            for prompt, one, level in zip(prompts, params, levels, strict=True):
                 text, token_ids = read_prompt(prompt, self._codec)
                 request_id = next(given)
-                asked = self._engine.check(request_id, token_ids, one, prompt=text, stream=stream)
+                how: dict[str, Any] = {"priority": level, "cache_salt": salt_of(prompt)}
+                how |= {"prompt": text, "stream": stream}
+                asked = self._engine.check(request_id, token_ids, one, **how)
                 with held_interrupts(), self._turn():
                     if request_id in self._open:  # perhaps done, but its output is not fetched yet
                         raise RequestError(f"request id {request_id!r} is in use")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
@@ -47,9 +48,14 @@ class CompletionOutput:
     finish_reason: str | None = None  # "stop", "length" or "abort"
     stop_reason: int | str | None = None  # the stop token or string that ended it
     seed: int = 0
-    stats: dict[str, Any] = field(default_factory=dict)
+    stats: dict[str, Any] = field(default_factory=dict, repr=False)
     trace: list[DraftTrace] | None = None  # per step, when asked for
     message: dict[str, Any] | None = None  # of a chat: text, reasoning and tool calls, as OpenAI's
+
+    lora_request = routed_experts = None  # vLLM's; here never anything else
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +98,11 @@ class RequestOutput:
     num_cached_tokens: int = 0  # of the prompt, taken from the prefix cache
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     embedding: list[float] | None = None  # with `pooling`: the prompt's states as one
-    stats: dict[str, Any] = field(default_factory=dict)
+    stats: dict[str, Any] = field(default_factory=dict, repr=False)
     metrics: RequestMetrics | None = None  # once it is finished
+
+    # vLLM's; here never anything else.
+    lora_request = kv_transfer_params = encoder_prompt = encoder_prompt_token_ids = None
 
     def since(self, before: RequestOutput | None) -> RequestOutput:
         """What came after `before`, an earlier output of the same request."""
@@ -109,3 +118,10 @@ class RequestOutput:
             for now, then in zip(self.outputs, before.outputs, strict=True)
         ]
         return replace(self, outputs=news)
+
+
+def __getattr__(name: str) -> Any:
+    """vLLM has all its outputs in one module."""
+    if name.startswith("__"):
+        raise AttributeError(f"module 'hunch.outputs' has no attribute {name!r}")
+    return getattr(import_module("hunch"), name)

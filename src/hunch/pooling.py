@@ -19,6 +19,10 @@ class EmbeddingOutput:
 
     embedding: list[float]
 
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
 
 @dataclass(kw_only=True, slots=True)
 class EmbeddingRequestOutput:
@@ -27,6 +31,7 @@ class EmbeddingRequestOutput:
     request_id: str
     prompt_token_ids: list[int]
     outputs: EmbeddingOutput
+    num_cached_tokens: int = 0  # of the prompt, taken from the prefix cache
     finished: bool = True
 
 
@@ -55,4 +60,5 @@ def embedding_of(output: RequestOutput, normalize: bool) -> EmbeddingRequestOutp
         request_id=output.request_id,
         prompt_token_ids=output.prompt_token_ids,
         outputs=EmbeddingOutput(embedding=unit(found) if normalize else found),
+        num_cached_tokens=output.num_cached_tokens,
     )

@@ -13,13 +13,15 @@ from hunch.types import SamplingParams, TextCodec
 Prompt = str | Sequence[int] | Mapping[str, Any]
 OneParams = SamplingParams | Mapping[str, Any]  # a dict: its fields
 Params = OneParams | Sequence[OneParams] | None  # the same for all prompts, or one for each
-_DICT = {"prompt", "prompt_token_ids"}  # what vLLM's prompt dicts hold
+_DICT = {"prompt", "prompt_token_ids", "cache_salt"}  # what vLLM's prompt dicts hold
+_NO_TEXT = {"multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds"}
 
 
 class TextPrompt(TypedDict):
     """vLLM's form of a prompt that is a text."""
 
     prompt: str
+    cache_salt: NotRequired[str]  # cached prefixes are found again only under the same one
 
 
 class TokensPrompt(TypedDict):
@@ -27,6 +29,7 @@ class TokensPrompt(TypedDict):
 
     prompt_token_ids: list[int]
     prompt: NotRequired[str]
+    cache_salt: NotRequired[str]
 
 
 def list_prompts(prompts: Prompt | Iterable[Prompt] | None) -> list[Prompt]:
@@ -61,15 +64,16 @@ def read_prompt(prompt: Prompt, codec: TextCodec) -> tuple[str | None, list[int]
     """Its text, where it has one, and its token ids."""
     text: str | None = None
     if isinstance(prompt, Mapping):
-        if "multi_modal_data" in prompt or "prompt_embeds" in prompt:
+        parts: Any = {n: v for n, v in prompt.items() if v is not None and not _is_empty_dict(v)}
+        if parts.keys() & _NO_TEXT:
             raise RequestError("a prompt is a text or token ids: hunch reads text alone")
-        if not prompt or set(prompt) - _DICT:
-            given = ", ".join(map(repr, prompt)) or "nothing"
+        if not parts or set(parts) - _DICT:
+            given = ", ".join(map(repr, parts)) or "nothing"
             raise RequestError(
                 f"a prompt dict has 'prompt', 'prompt_token_ids' or both; {given} given"
             )
-        text = prompt.get("prompt")
-        prompt = prompt.get("prompt_token_ids", text)
+        text = parts.get("prompt")
+        prompt = parts.get("prompt_token_ids", text)
     if isinstance(prompt, str):
         return prompt, codec.encode(prompt)
     ids = _plain(prompt)
@@ -80,6 +84,30 @@ def read_prompt(prompt: Prompt, codec: TextCodec) -> tuple[str | None, list[int]
     if wrong := [one for one in ids if not isinstance(one, int)]:
         raise RequestError(f"a prompt's token ids are whole numbers; {wrong[0]!r} is among them")
     return text, list(ids)
+
+
+def _is_empty_dict(value: Any) -> bool:
+    return isinstance(value, Mapping) and not value
+
+
+def salt_of(prompt: Prompt) -> str:
+    """Under which its prefix is cached; only vLLM's prompt dicts have one."""
+    salt = prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+    if not isinstance(salt, str | None):
+        raise RequestError(f"cache_salt={salt!r} must be a text")
+    return salt or ""
+
+
+def list_priorities(num_prompts: int, given: Sequence[int] | None) -> Sequence[int]:
+    """Each request's; lower ones go first."""
+    each = [0] * num_prompts if given is None else given
+    if isinstance(each, (str, bytes)) or not isinstance(each, Sequence):
+        raise RequestError(f"priority={each!r} must be a list with a number for each prompt")
+    if wrong := [one for one in each if not isinstance(one, int)]:
+        raise RequestError(f"priority: {wrong[0]!r} must be a whole number; lower ones go first")
+    if len(each) != num_prompts:
+        raise RequestError(f"{num_prompts} prompts but {len(each)} priorities")
+    return each
 
 
 def _plain(given: Any) -> Any:
@@ -95,12 +123,16 @@ def params_for(
     num_prompts: int,
     params: Params,
     vllms: Params = None,
+    usual: SamplingParams | None = None,
 ) -> list[SamplingParams]:
-    """Each prompt's parameters: the same for all, or one for each; `vllms`: by vLLM's name."""
+    """Each prompt's parameters: the same for all, or one for each; `vllms`: by vLLM's name.
+
+    `usual` are taken where none are given.
+    """
     if params is not None and vllms is not None:
         raise RequestError("give either params or sampling_params, not both")
     params = vllms if params is None else params
-    params = SamplingParams() if params is None else params
+    params = usual or SamplingParams() if params is None else params
     if not isinstance(params, Sequence):
         return [_read_params(params)] * num_prompts
     each = [_read_params(one) for one in params]

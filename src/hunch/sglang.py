@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self
 
 from hunch.async_llm import AsyncLLM
@@ -12,6 +13,7 @@ from hunch.compat import Scores, answer_of, config_from_sglang, sampling_from_sg
 from hunch.engine_args import ServerArgs, arguments_of
 from hunch.errors import RequestError
 from hunch.llm import LLM
+from hunch.pooling import embedding_of, pooling_params
 from hunch.prompts import Prompt, list_prompts, params_for
 from hunch.types import RequestOutput, SamplingParams
 
@@ -19,15 +21,21 @@ __all__ = ["Engine", "ServerArgs", "async_stream_and_merge", "stream_and_merge"]
 __path__: list[str] = []  # its submodules are those of vllm_modules.py
 
 _TEXT = "only text is read"
+_INSIDE = "features and choices of experts stay inside; embed() gives a text as a vector"
+_SESSION = "send the whole text: what was read before is found in the prefix cache"
 _INSTEAD = {  # arguments of a call -> what to do in their place
     **dict.fromkeys(("image_data", "audio_data", "video_data", "input_embeds"), _TEXT),
     "lora_path": "give the engine lora=PATH, which merges one adapter",
-    "return_hidden_states": "features stay inside; embed() gives a text as a vector",
+    **dict.fromkeys(("return_hidden_states", "return_routed_experts"), _INSIDE),
     "custom_logit_processor": "logit_bias, allowed_token_ids and grammars say what may be chosen",
     "token_ids_logprob": "give top_logprobs_num, for the likeliest tokens",
-    "session_params": "send the whole text: what was read before is found in the prefix cache",
+    **dict.fromkeys(("session_params", "session_id"), _SESSION),
+    **dict.fromkeys(("bootstrap_host", "bootstrap_port"), "one engine reads prompts and answers"),
+    "require_reasoning": "Engine.chat tells reasoning and answer apart",
+    "dimensions": "cut the vectors, and make their length 1 again",
+    "external_trace_header": "only a server writes traces",
 }
-_UNUSED = ("rid", "priority", "data_parallel_rank")  # names and orders for several at once
+_UNUSED = ("data_parallel_rank", "routed_dp_rank")  # there is one engine
 
 Sampling = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 Answer = dict[str, Any]
@@ -38,7 +46,9 @@ class Engine(LLM):
 
     def __init__(self, **arguments: Any) -> None:
         self._async: AsyncLLM | None = None
-        self._open(config_from_sglang(**arguments_of(arguments)))
+        given = arguments_of(arguments)
+        self.server_args = ServerArgs(**given)
+        self._open(config_from_sglang(**given))
 
     def flush_cache(self) -> None:
         self.reset_cache()
@@ -55,77 +65,107 @@ class Engine(LLM):
         self,
         prompt: str | Sequence[str] | None = None,
         sampling_params: Sampling = None,
-        *,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        *,
         stream: bool = False,
         **others: Any,
     ) -> Answer | list[Answer] | Iterator[Answer]:
         """One dict for one prompt, else a list; of n samples each has its own dict.
 
-        With `stream` the answer to one prompt as it grows, all of it so far each time. `others`
-        are SGLang's arguments for log-probabilities.
+        With `stream` answers as they grow, all of each so far each time; where there are several,
+        each dict has an `index`. `others` are SGLang's further arguments.
         """
-        scores = _scores(others)
-        prompts, params = _read(prompt, input_ids, sampling_params, others, scores)
-        if stream:
-            if self._async is not None:
-                raise RequestError("stream=True after async_generate: go on with async_generate")
-            outputs = self.stream(_only(prompts), params[0])
-            return (answer_of(output, 0, scores) for output in outputs)
-        return _answers(self._answer(prompts, params, None), _is_one(prompt, input_ids), scores)
+        asked = _read(prompt, input_ids, sampling_params, others)
+        if not stream:
+            return asked.answers(self._answer(asked.prompts, asked.params, None, asked.priorities))
+        if self._async is not None:
+            raise RequestError("stream=True after async_generate: go on with async_generate")
+        how: dict[str, Any] = {"stream": True, "priorities": asked.priorities}
+        ids = self._requests.add(asked.prompts, asked.params, **how)
+        news, outputs = _News(asked), self._requests.run(ids)
+        return (one for output in outputs for one in news.of(ids.index(output.request_id), output))
 
     def _answer(
-        self, batch: Sequence[Prompt], each: Sequence[SamplingParams], use_tqdm: bool | None
+        self,
+        batch: Sequence[Prompt],
+        each: Sequence[SamplingParams],
+        use_tqdm: bool | None,
+        priorities: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         if self._async is None:
-            return super()._answer(batch, each, use_tqdm)
-        return asyncio.run(self._gather(batch, each))
+            return super()._answer(batch, each, use_tqdm, priorities)
+        return asyncio.run(self._gather(batch, each, priorities or [0] * len(batch)))
 
-    def encode(self, prompt: str | Sequence[str]) -> Answer | list[Answer]:
+    def encode(self, prompt: str | Sequence[str], **others: Any) -> Answer | list[Answer]:
         """Texts as vectors; see `embed`."""
-        found = [
-            {
-                "embedding": output.outputs.embedding,
-                "meta_info": {
-                    "id": output.request_id,
-                    "prompt_tokens": len(output.prompt_token_ids),
-                },
-            }
-            for output in self.embed(prompt)
-        ]
-        return found[0] if isinstance(prompt, str) else found
+        asked = _to_embed(prompt, others)
+        return asked.vectors(self._answer(asked.prompts, asked.params, None))
+
+    async def async_encode(
+        self, prompt: str | Sequence[str], **others: Any
+    ) -> Answer | list[Answer]:
+        """`encode` for asyncio."""
+        asked = _to_embed(prompt, others)
+        return asked.vectors(await self._gather(asked.prompts, asked.params, asked.priorities))
 
     async def async_generate(
         self,
         prompt: str | Sequence[str] | None = None,
         sampling_params: Sampling = None,
-        *,
         input_ids: Sequence[int] | Sequence[Sequence[int]] | None = None,
+        *,
         stream: bool = False,
         **others: Any,
     ) -> Answer | list[Answer] | AsyncIterator[Answer]:
         """`generate` for asyncio: calls of one moment share steps. With `stream` an async iterator
-        of the answer as it grows."""
-        scores = _scores(others)
-        prompts, params = _read(prompt, input_ids, sampling_params, others, scores)
+        of answers as they grow."""
+        asked = _read(prompt, input_ids, sampling_params, others)
         if stream:
-            outputs = self._asynchronous().generate(_only(prompts), params[0])
-            return (answer_of(output, 0, scores) async for output in outputs)
-        whole = await self._gather(prompts, params)
-        return _answers(whole, _is_one(prompt, input_ids), scores)
+            return self._stream(asked)
+        return asked.answers(await self._gather(asked.prompts, asked.params, asked.priorities))
+
+    async def _stream(self, asked: _Asked) -> AsyncIterator[Answer]:
+        engine, news = self._asynchronous(), _News(asked)
+        queue: asyncio.Queue[list[Answer] | Exception | None] = asyncio.Queue(maxsize=1)
+
+        async def feed(at: int) -> None:
+            ask = partial(engine.generate, asked.prompts[at], asked.params[at])
+            try:
+                async for output in ask(priority=asked.priorities[at]):
+                    await queue.put(list(news.of(at, output)))
+                await queue.put(None)
+            except Exception as error:
+                await queue.put(error)
+
+        tasks = [asyncio.create_task(feed(at)) for at in range(len(asked.prompts))]
+        num_open = len(tasks)
+        try:
+            while num_open:
+                item = await queue.get()
+                if isinstance(item, Exception):
+                    raise item
+                num_open -= item is None
+                for answer in item or ():
+                    yield answer
+        finally:
+            for task in tasks:  # who leaves early ends what is not done
+                task.cancel()
 
     async def _gather(
-        self, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        priorities: Sequence[int],
     ) -> list[RequestOutput]:
         engine = self._asynchronous()
 
-        async def last(prompt: Prompt, params: SamplingParams) -> RequestOutput:
-            async for output in engine.generate(prompt, params):
+        async def last(prompt: Prompt, params: SamplingParams, priority: int) -> RequestOutput:
+            async for output in engine.generate(prompt, params, priority=priority):
                 newest = output
             return newest
 
-        pairs = zip(prompts, params, strict=True)
-        return await asyncio.gather(*(last(*pair) for pair in pairs))
+        each = zip(prompts, params, priorities, strict=True)
+        return await asyncio.gather(*(last(*one) for one in each))
 
     def _asynchronous(self) -> AsyncLLM:
         """The same engine in a thread of its own; from the first call on it stays there."""
@@ -145,6 +185,65 @@ class Engine(LLM):
         self.close()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """What a call asks for; the lists have an entry for each prompt."""
+
+    prompts: list[Prompt]
+    params: list[SamplingParams]
+    names: list[str | None]  # for the answers, where the call has some
+    priorities: list[int]
+    scores: Scores | None
+    is_one: bool  # one prompt that stands alone, with one answer
+
+    def answers(self, outputs: Sequence[RequestOutput]) -> Answer | list[Answer]:
+        found = [
+            self.answer(at, output, sample)
+            for at, output in enumerate(outputs)
+            for sample in range(len(output.outputs))
+        ]
+        return found[0] if self.is_one else found
+
+    def vectors(self, outputs: Sequence[RequestOutput]) -> Answer | list[Answer]:
+        found = [
+            {
+                "embedding": embedding_of(output, normalize=True).outputs.embedding,
+                "meta_info": {
+                    "id": name or output.request_id,
+                    "prompt_tokens": len(output.prompt_token_ids),
+                },
+            }
+            for output, name in zip(outputs, self.names, strict=True)
+        ]
+        return found[0] if self.is_one else found
+
+    def answer(self, at: int, output: RequestOutput, sample: int) -> Answer:
+        found = answer_of(output, sample, self.scores)
+        if name := self.names[at]:
+            found["meta_info"]["id"] = name
+        return found
+
+
+class _News:
+    """Of outputs that hold all samples of a prompt, those that have grown."""
+
+    def __init__(self, asked: _Asked) -> None:
+        self._asked = asked
+        self._told: dict[int, tuple[int, str | None]] = {}
+        counts = [params.n for params in asked.params]
+        self._firsts = [sum(counts[:at]) for at in range(len(counts))]
+
+    def of(self, at: int, output: RequestOutput) -> Iterator[Answer]:
+        for sample, now in enumerate(output.outputs):
+            index = self._firsts[at] + sample
+            length = len(now.token_ids), now.finish_reason
+            if self._told.get(index) == length:
+                continue
+            self._told[index] = length
+            answer = self._asked.answer(at, output, sample)
+            yield answer if self._asked.is_one else {**answer, "index": index}
+
+
 def _scores(others: dict[str, Any]) -> Scores | None:
     """What the arguments for log-probabilities ask for; they are taken out of `others`."""
     is_asked = others.pop("return_logprob", None)
@@ -160,19 +259,15 @@ def _scores(others: dict[str, Any]) -> Scores | None:
     return Scores(num_top=num_top or 0, first=first, has_text=bool(has_text))
 
 
-def _read(
-    prompt: Any,
-    input_ids: Any,
-    sampling: Sampling,
-    others: Mapping[str, Any],
-    scores: Scores | None,
-) -> tuple[list[Prompt], list[SamplingParams]]:
-    for name, value in others.items():
-        if value not in (None, False) and name not in _UNUSED:
-            raise RequestError(f"{name}: {_INSTEAD.get(name, 'not known here')}")
+def _read(prompt: Any, input_ids: Any, sampling: Sampling, others: dict[str, Any]) -> _Asked:
+    """What a call asks for, of which `others` are SGLang's further arguments."""
     if (prompt is None) == (input_ids is None):
         raise RequestError("give either prompt or input_ids")
     prompts = list_prompts(input_ids if prompt is None else prompt)
+    scores, names = _scores(others), _names(others, len(prompts))
+    salts = _each("cache_salt", others, len(prompts))
+    priority = others.pop("priority", None) or 0
+    _check_nothing(others)
     if sampling is None or isinstance(sampling, Mapping):
         params = params_for(len(prompts), sampling_from_sglang(sampling))
     else:
@@ -182,28 +277,65 @@ def _read(
         params = [
             replace(one, logprobs=scores.num_top, prompt_logprobs=of_prompt) for one in params
         ]
-    return prompts, params
+    return _Asked(
+        prompts=[_salted(*pair) for pair in zip(prompts, salts, strict=True)],
+        params=params,
+        names=names,
+        priorities=[priority] * len(prompts),
+        scores=scores,
+        is_one=_is_one(prompt, input_ids) and params[0].n == 1,
+    )
+
+
+def _to_embed(prompt: Any, others: dict[str, Any]) -> _Asked:
+    prompts = list_prompts(prompt)
+    names = _names(others, len(prompts))
+    _check_nothing(others)
+    return _Asked(
+        prompts=prompts,
+        params=params_for(len(prompts), pooling_params("last")),
+        names=names,
+        priorities=[0] * len(prompts),
+        scores=None,
+        is_one=_is_one(prompt, None),
+    )
+
+
+def _salted(prompt: Prompt, salt: str | None) -> Prompt:
+    if salt is None:
+        return prompt
+    return {"prompt" if isinstance(prompt, str) else "prompt_token_ids": prompt, "cache_salt": salt}
+
+
+def _names(others: dict[str, Any], num_prompts: int) -> list[str | None]:
+    """Of the requests; one name for several is counted on."""
+    if isinstance(others.get("rid"), str) and num_prompts > 1:
+        others["rid"] = [f"{others['rid']}_{at}" for at in range(num_prompts)]
+    return _each("rid", others, num_prompts)
+
+
+def _each(name: str, others: dict[str, Any], num_prompts: int) -> list[str | None]:
+    """One text for all prompts or one for each, taken out of `others`."""
+    given = others.pop(name, None)
+    each = list(given) if isinstance(given, (list, tuple)) else [given] * num_prompts
+    if len(each) != num_prompts or not all(isinstance(one, str | None) for one in each):
+        raise RequestError(f"{name}={given!r}: give a text, or one for each of the prompts")
+    return each
+
+
+def _check_nothing(others: Mapping[str, Any]) -> None:
+    """Arguments that mean something in SGLang alone may ask for nothing."""
+    for name, value in others.items():
+        parts = value if isinstance(value, (list, tuple, Mapping)) else [value]
+        is_nothing = all(one is None or one is False for one in parts)
+        if not is_nothing and name not in _UNUSED:
+            raise RequestError(f"{name}: {_INSTEAD.get(name, 'not known here')}")
 
 
 def _is_one(prompt: Any, input_ids: Any) -> bool:
     if prompt is not None:
         return isinstance(prompt, str)
     return len(input_ids) > 0 and isinstance(input_ids[0], int)
-
-
-def _only(prompts: list[Prompt]) -> Prompt:
-    if len(prompts) != 1:
-        raise RequestError(f"stream=True takes one prompt; {len(prompts)} given")
-    return prompts[0]
-
-
-def _answers(
-    outputs: Sequence[RequestOutput], is_one: bool, scores: Scores | None
-) -> Answer | list[Answer]:
-    answers = [
-        answer_of(output, at, scores) for output in outputs for at in range(len(output.outputs))
-    ]
-    return answers[0] if is_one and len(answers) == 1 else answers
 
 
 def stream_and_merge(engine: Engine, prompt: str, sampling_params: Sampling = None) -> str:
@@ -225,9 +357,19 @@ async def async_stream_and_merge(
 
 _SERVER = "`hunch serve` starts a server, and GET /ready says when it answers"
 _SPOKEN = "write prompts as texts, Engine.generate"
+_CHAT = "Engine.chat renders a chat by the model's own template"
+_IT_HAS = "call it of an Engine"
 _OTHERS = {  # SGLang's names of what is not here -> what to do instead
     **dict.fromkeys(("function", "gen", "select", "user", "assistant", "system"), _SPOKEN),
-    "set_default_backend": _SPOKEN,
+    **dict.fromkeys(("gen_int", "gen_string", "separate_reasoning"), _SPOKEN),
+    **dict.fromkeys(("system_begin", "system_end", "user_begin", "user_end"), _SPOKEN),
+    **dict.fromkeys(("assistant_begin", "assistant_end", "set_default_backend"), _SPOKEN),
+    **dict.fromkeys(("image", "video", "load_image"), _TEXT),
+    **dict.fromkeys(("flush_cache", "get_server_info"), _IT_HAS),
+    **dict.fromkeys(("chat_templates", "get_chat_template"), _CHAT),
+    "get_chat_template_by_model_path": _CHAT,
+    "CustomLogitProcessor": _INSTEAD["custom_logit_processor"],
+    "SamplingParams": "sampling_params is a dict",
     **dict.fromkeys(("Runtime", "RuntimeEndpoint", "launch_server"), _SERVER),
     **dict.fromkeys(("execute_shell_command", "launch_server_cmd", "wait_for_server"), _SERVER),
     **dict.fromkeys(("print_highlight", "terminate_process"), _SERVER),
@@ -235,6 +377,10 @@ _OTHERS = {  # SGLang's names of what is not here -> what to do instead
 
 
 def __getattr__(name: str) -> Any:
+    if name == "get_tokenizer":
+        from hunch.loading import get_tokenizer
+
+        return get_tokenizer
     if name in _OTHERS:  # `from hunch.sglang import NAME` shows no other error's words
         raise ImportError(f"hunch.sglang has no {name}: {_OTHERS[name]}")
     raise AttributeError(f"module 'hunch.sglang' has no attribute {name!r}")

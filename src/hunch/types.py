@@ -163,8 +163,11 @@ class SamplingParams:
 
     @classmethod
     def from_optional(cls, **given: Any) -> Self:
-        """vLLM's way to make them: None is a field's default, and of max_tokens no limit."""
+        """vLLM's way to make them: None is a field's default, and of max_tokens no limit; a bias
+        beyond the limits is the limit."""
         asked = {n: v for n, v in given.items() if v is not None or n == "max_tokens"}
+        if isinstance(bias := asked.get("logit_bias"), Mapping):
+            asked["logit_bias"] = {token: min(max(v, -100), 100) for token, v in bias.items()}
         return cls(**asked)
 
     def clone(self) -> Self:

@@ -89,14 +89,17 @@ TABLE: dict[str, set[str]] = {
     "integrations": {"compat", "config", "errors", "hub", "llm", "server", "types"},
     "engine_args": {"arguments", "compat", "config", "errors"},
     "llm": {
-        "arguments", "beams", "chat", "compat", "config", "errors", "llm_engine", "loading",
-        "models", "offline", "pooling", "prompts", "garbage", "text", "types",
+        "arguments", "beams", "chat", "compat", "config", "engine_args", "errors", "llm_engine",
+        "loading", "models", "offline", "pooling", "prompts", "garbage", "text", "types",
     },
     "llm_engine": {
         "compat", "config", "engine", "engine_args", "loading", "offline", "prompts", "text",
         "types",
     },
-    "sglang": {"async_llm", "compat", "engine_args", "errors", "llm", "prompts", "types"},
+    "sglang": {
+        "async_llm", "compat", "engine_args", "errors", "llm", "loading", "pooling", "prompts",
+        "types",
+    },
     "offline": {"engine", "errors", "prompts", "types"},
     "async_llm": {
         "compat", "arguments", "config", "engine_args", "errors", "llm", "offline", "prompts",

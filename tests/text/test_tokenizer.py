@@ -433,3 +433,8 @@ def test_chats_by_the_names_of_transformers() -> None:
     assert given == {"input_ids": ids, "attention_mask": [1] * len(ids)}
     with pytest.raises(RequestError, match=r"torch\.tensor"):
         tokenizer.apply_chat_template(chat, chat_template=template, return_tensors="pt")
+    many = tokenizer.apply_chat_template([chat, chat], chat_template=template, return_dict=True)
+    assert many.input_ids == [ids, ids]
+    assert tokenizer.apply_chat_template([chat], chat_template=template) == [ids]
+    texts = tokenizer.apply_chat_template([chat, chat], chat_template=template, tokenize=False)
+    assert texts == ["hello", "hello"]

@@ -134,7 +134,7 @@ _HELP = {
     "task": "generate or embed: either way answers and /v1/embeddings are served.",
     "runner": "generate or pooling: either way answers and /v1/embeddings are served.",
     "scheduling_policy": "fcfs or priority; a request's own priority always counts.",
-    "skip_tokenizer_init": "Refused: hunch reads and writes texts.",
+    "skip_tokenizer_init": "No effect: the tokenizer is read all the same.",
 }
 _ALIASES = {
     "tensor_parallel_size": ("-tp",),

@@ -2,7 +2,13 @@
 
 from hunch.compat.calls import VllmCalls, wishes_of
 from hunch.compat.llama_cli import from_llama_cli
-from hunch.compat.server_flags import dashed, json_or_text, translate_flags
+from hunch.compat.server_flags import (
+    dashed,
+    flags_as_arguments,
+    json_or_text,
+    number,
+    translate_flags,
+)
 from hunch.compat.sglang import (
     Scores,
     answer_of,
@@ -27,11 +33,13 @@ __all__ = [
     "config_from_sglang",
     "config_from_vllm",
     "dashed",
+    "flags_as_arguments",
     "from_llama_cli",
     "json_or_text",
     "known_arguments",
     "known_names",
     "known_to_sglang",
+    "number",
     "sampling_from_sglang",
     "spec_from_vllm",
     "translate_flags",

@@ -12,16 +12,25 @@ from hunch.types import SamplingParams, plain_only
 _WORKERS = "reaches into vLLM's workers, which hunch has not"
 _SLEEP = "close() frees all memory, and LLM(...) loads the model again"
 _REQUESTS = "LLM.generate answers a batch, AsyncLLM.generate requests as they come"
-_CONFIG = "LLM.config has what the engine was given, LLM.engine.runner.capacity what fits"
+_CONFIG = "config has what the engine was given, model_config the context that it has"
+_ADAPTER = "give the engine lora=PATH, which merges one adapter"
 _TASKS = "hunch generates and embeds (LLM.generate, LLM.chat, LLM.embed)"
 _METHODS = {
     "beam_search": "LLM.beam_search searches; SamplingParams(n=4) gives several sampled answers",
     "encode": "LLM.embed gives a text as a vector, get_tokenizer().encode its tokens",
     "classify": _TASKS,
-    "score": _TASKS,
+    "score": "the vectors of LLM.embed have length 1: the product of two is their cosine",
     "reward": _TASKS,
     **dict.fromkeys(("engine_core", "add_request", "enqueue", "step"), _REQUESTS),
     **dict.fromkeys(("model_config", "get_model_config", "get_vllm_config"), _CONFIG),
+    **dict.fromkeys(
+        ("vllm_config", "cache_config", "parallel_config", "scheduler_config"), _CONFIG
+    ),
+    **dict.fromkeys(("model_executor", "output_processor", "scheduler"), _WORKERS),
+    **dict.fromkeys(("supported_tasks", "get_supported_tasks"), _TASKS),
+    **dict.fromkeys(("add_lora", "remove_lora", "list_loras", "pin_lora"), _ADAPTER),
+    "reset_mm_cache": "hunch reads text alone",
+    "preprocess_chat": "encode_messages gives a chat as token ids",
     "do_log_stats": "stats() has the totals, under hunch's names",
     "shutdown_background_loop": "shutdown() ends it",
     "from_pretrained": "LLM(PATH or NAME) loads a model",
@@ -30,15 +39,16 @@ _METHODS = {
     "set_tokenizer": "give LLM(tokenizer=PATH)",
     # of SGLang's engine
     "rerank": _TASKS,
-    "async_encode": "LLM.embed gives a text as a vector",
     "abort_request": "leaving the loop over a stream ends its request",
     **dict.fromkeys(("open_session", "close_session"), "give the whole text: prefixes are cached"),
-    **dict.fromkeys(("load_lora_adapter", "unload_lora_adapter"), "give the engine lora=PATH"),
+    **dict.fromkeys(("load_lora_adapter", "unload_lora_adapter"), _ADAPTER),
     **dict.fromkeys(("update_weights_from_disk", "update_weights_from_tensor"), _SLEEP),
+    **dict.fromkeys(("update_weights_from_distributed", "init_weights_update_group"), _SLEEP),
+    **dict.fromkeys(("save_sharded_model", "save_remote_model"), "weights stay in their files"),
+    "get_model_info": "config has what the engine was given",
     **dict.fromkeys(("release_memory_occupation", "resume_memory_occupation"), _SLEEP),
     "get_weights_by_name": _WORKERS,
-    "sleep": _SLEEP,
-    "wake_up": _SLEEP,
+    **dict.fromkeys(("sleep", "wake_up", "is_sleeping"), _SLEEP),
     "start_profile": "give torch.profiler the call itself",
     "stop_profile": "give torch.profiler the call itself",
 }
@@ -48,8 +58,12 @@ _ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     # argument -> values that ask for what hunch does anyway, and what to do in place of others
     "lora_request": ((None,), _ADAPTERS),
     "prompt_adapter_request": ((None,), _ADAPTERS),
-    "priority": ((None, 0), "requests of one call are answered in their order"),
+    "priority": ((None, 0), "generate takes it"),
     "prompt_token_ids": ((None,), "give token ids as prompts"),
+    "prompt_text": ((None,), 'give {"prompt": TEXT, "prompt_token_ids": IDS} as the prompt'),
+    "truncate_prompt_tokens": ((None,), "give the last tokens of the prompt alone"),
+    "pooling_params": ((None,), 'LLM.embed takes pooling="last" or "mean", and normalize'),
+    "data_parallel_rank": ((None, 0), "there is one engine"),
     "guided_options_request": ((None,), "give SamplingParams(structured_outputs=...)"),
     "tokenization_kwargs": ((None, {}), "give token ids as prompts"),
     "trace_headers": ((None, {}), "only a server writes traces"),

@@ -182,7 +182,8 @@ def as_argument(name: str, value: Any, known: Collection[str]) -> dict[str, Any]
         size = _size(str(value)) if flag in _BYTES else ""
         return {ours: int(size) if size.isdigit() else value}
     if flag == "--hf-token":
-        os.environ["HF_TOKEN"] = str(value)
+        if isinstance(value, str):  # vLLM's True is the one that is kept anyway
+            os.environ["HF_TOKEN"] = value
         return {}
     if flag == "--lora-paths":
         if value:
@@ -203,6 +204,30 @@ def as_argument(name: str, value: Any, known: Collection[str]) -> dict[str, Any]
     if value:
         say_once(f"{name}={value!r} has no effect: {unused.why}")
     return {}
+
+
+def flags_as_arguments(
+    words: Sequence[str], known: Collection[str]
+) -> tuple[dict[str, Any], list[str]]:
+    """What servers' flags mean that a program has not: arguments, and the words that are none."""
+    rest, taken, left = list(words), dict[str, Any](), list[str]()
+    while rest:
+        word = rest.pop(0)
+        flag, equals, text = word.partition("=")
+        unused = unused_flag(flag)
+        value: Any = json_or_text(text) if equals else True
+        has_value = not equals and rest and not rest[0].startswith("-")
+        if has_value and not (unused and unused.is_switch):
+            value = json_or_text(rest[0])
+        name = flag.removeprefix("--").replace("-", "_")
+        meant = as_argument(name, value, known) if flag.startswith("--") else None
+        if meant is None:
+            left.append(word)
+            continue
+        taken |= meant
+        if has_value and not (unused and unused.is_switch):
+            rest.pop(0)
+    return taken, left
 
 
 def _with_values(words: Sequence[str]) -> Iterator[tuple[str, str | None]]:
@@ -249,6 +274,11 @@ def _config_words(path: str) -> list[str]:
         elif value is not None:
             words += [flag, json.dumps(value) if isinstance(value, dict | list) else str(value)]
     return words
+
+
+def number(text: str) -> int:
+    """What a flag of vLLM's says: 1k is 1,000, and auto is -1."""
+    return -1 if text == "auto" else int(_size(text))
 
 
 def _size(text: str) -> str:

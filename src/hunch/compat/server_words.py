@@ -59,6 +59,8 @@ NOTHING = by_flag(  # switches
             --enable-tokenizer-batch-encode
             --sleep-on-idle --no-async-scheduling""",
         GRAMMARS: """--guided-decoding-disable-fallback --disable-outlines-disk-cache
+            --guided-decoding-disable-any-whitespace
+            --guided-decoding-disable-additional-properties
             --constrained-json-disable-any-whitespace""",
         "the environment is not looked at": "--fail-on-environ-validation",
         ADAPTERS: "--fully-sharded-loras",
@@ -103,7 +105,8 @@ NOTHING_VALUED = by_flag(  # flags with a value
         CODE: "--code-revision",
         "the tokenizer is read from the model's own revision": "--tokenizer-revision",
         FILES: """--ignore-patterns --safetensors-load-strategy --quantization-param-path
-            --speculative-draft-model-quantization --weight-version --pooler-config""",
+            --speculative-draft-model-quantization --weight-version --pooler-config
+            --override-pooler-config""",
         "models are read by one process": "--max-parallel-loading-workers",
         TEXT: """--allowed-local-media-path --allowed-media-domains --mm-processor-cache-gb
             --mm-encoder-tp-mode --mm-encoder-attn-backend --mm-attention-backend""",

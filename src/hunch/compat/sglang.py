@@ -20,7 +20,7 @@ from hunch.compat.vllm import (
 from hunch.config import Config, say_once
 from hunch.errors import ConfigError, RequestError
 from hunch.registry import unknown
-from hunch.types import Logprob, RequestOutput, SamplingParams
+from hunch.types import Logprob, RequestOutput, SamplingParams, plain_only
 
 _SGLANG_NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "cuda_graph_max_bs": ((), GRAPHS),
@@ -54,6 +54,12 @@ _SGLANG_SAMPLING = {
     "min_new_tokens": "min_tokens",
     "sampling_seed": "seed",
     "no_stop_trim": "include_stop_str_in_output",
+}
+_SGLANG_ALONE: dict[str, tuple[tuple[Any, ...], str]] = {
+    # SGLang's sampling parameters -> values that ask for nothing, and what to do in place of others
+    "custom_params": (({},), "logit_bias, allowed_token_ids and grammars say what may be chosen"),
+    "stop_regex": (("", []), "give stop, or a regex that the whole answer follows"),
+    "stream_interval": ((1,), "an answer is told as it grows; leave out what comes between"),
 }
 _SGLANG_GRAMMARS = {"json_schema": "json", "regex": "regex", "ebnf": "grammar"}
 _SGLANG_GRAMMARS |= {"structural_tag": "structural_tag"}
@@ -147,10 +153,11 @@ def sampling_from_sglang(given: Mapping[str, Any] | None) -> SamplingParams:
     values: dict[str, Any] = {"max_tokens": 128}
     if given is not None and not isinstance(given, Mapping):
         raise RequestError(f"sampling_params: a {type(given).__name__} given, not a dict")
-    for name, value in (given or {}).items():
-        if value is None:
-            continue
+    given = {name: value for name, value in (given or {}).items() if value is not None}
+    for name, value in plain_only("sampling_params", given, _SGLANG_ALONE).items():
         if name in _SGLANG_GRAMMARS:
+            if value == "":
+                continue  # none, as in SGLang
             if "structured_outputs" in values:
                 raise RequestError(f"{name}: only one of {', '.join(_SGLANG_GRAMMARS)}")
             values["structured_outputs"] = {_SGLANG_GRAMMARS[name]: value}

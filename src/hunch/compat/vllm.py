@@ -84,6 +84,7 @@ _NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "speculative_model_quantization": ((), _FILES),
     "speculative_disable_mqa_scorer": ((False,), "drafts are always checked in one pass"),
     "disable_logprobs_during_spec_decoding": ((False,), "logprobs are given to who asks for them"),
+    "skip_tokenizer_init": ((False,), "the tokenizer is read all the same, and answers have texts"),
     "trust_remote_code": ((False,), "hunch never runs a model's own code"),
     "enable_lora": ((True,), _ADAPTERS),
     "max_loras": ((), _ADAPTERS),
@@ -110,8 +111,8 @@ _ONLY = {  # taken with these values alone
     "task": ("generate", "auto", "embed", "embedding"),  # every model embeds: LLM.embed
     "runner": ("generate", "auto", "pooling"),
     "scheduling_policy": ("fcfs", "priority"),
-    "skip_tokenizer_init": (False,),
 }
+_INSTEAD = {"data_parallel_size": "; a program or `hunch serve --replicas` for each device"}
 _IN_CONFIG = ("hf_config_path", "rope_scaling", "rope_theta")
 _COPY = "give it in hf_overrides, whose values stand in place of config.json's"
 _BUNDLES = ("kv_events_config", "hf_overrides")  # kept as JSON
@@ -188,11 +189,15 @@ def config_from_vllm(**given: Any) -> Config:
     spec: dict[str, Any] = {}
     for name, value in given.items():
         if name in _ONLY and value not in _ONLY[name]:
-            allowed = " or ".join(map(repr, _ONLY[name]))
+            allowed = " or ".join(map(repr, _ONLY[name])) + _INSTEAD.get(name, "")
             raise ConfigError(f"{name}={value!r} is not supported; only {allowed}")
         if name == "dtype" and (isinstance(value, str) or type(value).__module__ == "torch"):
             value = str(value).removeprefix("torch.")  # torch.float32 is "float32" too
             value = _DTYPES.get(value, value)
+        if name == "max_model_len" and value in (-1, "auto"):
+            continue  # as long as there is room for
+        if name == "hf_overrides" and callable(value):
+            raise ConfigError("hf_overrides: give a dict of what to change, not a function")
         if name in _PLAIN:
             is_bundle = name in _BUNDLES and isinstance(value, Mapping)
             sections[_PLAIN[name]][name] = json.dumps(dict(value)) if is_bundle else value
@@ -307,7 +312,9 @@ def _spec_from_flat(given: dict[str, Any], rest: dict[str, Any]) -> SpecConfig:
             )
         return SpecConfig(**rest)
     if method is None:
-        method = "ngram" if model == "[ngram]" else "auto"  # auto with a path: its config says
+        method = (
+            "ngram" if model in ("ngram", "[ngram]") else "auto"
+        )  # auto with a path: its config says
     method = method_of(str(method), "speculative method")
     if method in WEIGHTLESS and model not in (None, f"[{method}]", method):
         raise ConfigError(f"speculative_model={model!r}: the method {method} reads no model")

@@ -94,12 +94,10 @@ class Engine:
         request_id: str,
         prompt_ids: abc.Sequence[int],
         params: SamplingParams,
-        *,
-        prompt: str | None = None,
-        stream: bool = True,
+        **options: Any,
     ) -> None:
         """Queue a request. With stream=False only its finished output is returned."""
-        asked = self.check(request_id, prompt_ids, params, prompt=prompt, stream=stream)
+        asked = self.check(request_id, prompt_ids, params, **options)
         self.check_queue(0)
         self.admit(asked)
 

@@ -113,15 +113,23 @@ class TransformersNames:
 
     def apply_chat_template(
         self,
-        conversation: Sequence[Mapping[str, Any]],
+        conversation: Sequence[Any],
         *,
         tokenize: bool = True,
         add_generation_prompt: bool = False,
         chat_template: str | None = None,
         return_dict: bool = False,
         **values: Any,
-    ) -> list[int] | str | Encoded:
-        """`render_chat` by the name and defaults of transformers' tokenizers; text or tokens."""
+    ) -> Any:
+        """`render_chat` by the name and defaults of transformers' tokenizers; text or tokens, of
+        several conversations a list of them."""
+        if conversation and isinstance(conversation[0], (list, tuple)):
+            values |= {"tokenize": tokenize, "chat_template": chat_template}
+            values |= {"add_generation_prompt": add_generation_prompt}
+            each = [self.apply_chat_template(one, **values) for one in conversation]
+            if not (tokenize and return_dict):
+                return each
+            return Encoded(input_ids=each, attention_mask=[[1] * len(ids) for ids in each])
         asked = {n: values.pop(n) for n in (*_ASKED, "truncation", "max_length") if n in values}
         values |= {"template": chat_template, "add_generation_prompt": add_generation_prompt}
         if not tokenize:
