@@ -312,9 +312,8 @@ def _spec_from_flat(given: dict[str, Any], rest: dict[str, Any]) -> SpecConfig:
             )
         return SpecConfig(**rest)
     if method is None:
-        method = (
-            "ngram" if model in ("ngram", "[ngram]") else "auto"
-        )  # auto with a path: its config says
+        # With a path, `auto` takes the method that its config names.
+        method = "ngram" if model in ("ngram", "[ngram]") else "auto"
     method = method_of(str(method), "speculative method")
     if method in WEIGHTLESS and model not in (None, f"[{method}]", method):
         raise ConfigError(f"speculative_model={model!r}: the method {method} reads no model")
