@@ -113,3 +113,18 @@ def test_its_arguments_are_told(engine: sgl.Engine, model: Path) -> None:
     assert engine.server_args.model_path == str(model)
     assert engine.tokenizer_manager.server_args.context_length == 128
     assert engine.tokenizer_manager.model_config.max_model_len == 128
+
+
+def test_scores_of_a_prompt_alone(engine: sgl.Engine) -> None:
+    """What programs do that compare texts by their likelihood."""
+    asked = {"return_logprob": True, "logprob_start_len": 0}
+    whole: Any = engine.generate(PROMPTS, GREEDY, **asked)
+    alone: Any = engine.generate(PROMPTS, {"temperature": 0, "max_new_tokens": 0}, **asked)
+    for one, other in zip(alone, whole, strict=True):
+        about = one["meta_info"]
+        scores = about["input_token_logprobs"]
+        assert scores == other["meta_info"]["input_token_logprobs"]
+        assert len(scores) > 1
+        assert (one["text"], one["output_ids"], about["output_token_logprobs"]) == ("", [], [])
+        assert about["completion_tokens"] == 0
+        assert about["finish_reason"] == {"type": "length", "length": 0}

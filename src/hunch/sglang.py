@@ -9,7 +9,14 @@ from functools import partial
 from typing import Any, Self
 
 from hunch.async_llm import AsyncLLM
-from hunch.compat import Scores, answer_of, config_from_sglang, sampling_from_sglang
+from hunch.compat import (
+    Scores,
+    answer_of,
+    config_from_sglang,
+    sampling_from_sglang,
+    wants_no_answer,
+    without_answer,
+)
 from hunch.engine_args import ServerArgs, arguments_of
 from hunch.errors import RequestError
 from hunch.llm import LLM
@@ -191,6 +198,7 @@ class _Asked:
 
     prompts: list[Prompt]
     params: list[SamplingParams]
+    are_unanswered: list[bool]  # only the prompt's scores are wanted
     names: list[str | None]  # for the answers, where the call has some
     priorities: list[int]
     scores: Scores | None
@@ -218,6 +226,8 @@ class _Asked:
         return found[0] if self.is_one else found
 
     def answer(self, at: int, output: RequestOutput, sample: int) -> Answer:
+        if self.are_unanswered[at]:
+            output = without_answer(output)
         found = answer_of(output, sample, self.scores)
         if name := self.names[at]:
             found["meta_info"]["id"] = name
@@ -268,10 +278,12 @@ def _read(prompt: Any, input_ids: Any, sampling: Sampling, others: dict[str, Any
     salts = _each("cache_salt", others, len(prompts))
     priority = others.pop("priority", None) or 0
     _check_nothing(others)
+    each: Sequence[Mapping[str, Any] | None]
     if sampling is None or isinstance(sampling, Mapping):
-        params = params_for(len(prompts), sampling_from_sglang(sampling))
+        each = [sampling] * len(prompts)
     else:
-        params = params_for(len(prompts), [sampling_from_sglang(each) for each in sampling])
+        each = sampling
+    params = params_for(len(prompts), [sampling_from_sglang(one) for one in each])
     if scores is not None:
         of_prompt = scores.num_top if scores.first >= 0 else None
         params = [
@@ -280,6 +292,7 @@ def _read(prompt: Any, input_ids: Any, sampling: Sampling, others: dict[str, Any
     return _Asked(
         prompts=[_salted(*pair) for pair in zip(prompts, salts, strict=True)],
         params=params,
+        are_unanswered=[wants_no_answer(one) for one in each],
         names=names,
         priorities=[priority] * len(prompts),
         scores=scores,
@@ -294,6 +307,7 @@ def _to_embed(prompt: Any, others: dict[str, Any]) -> _Asked:
     return _Asked(
         prompts=prompts,
         params=params_for(len(prompts), pooling_params("last")),
+        are_unanswered=[False] * len(prompts),
         names=names,
         priorities=[0] * len(prompts),
         scores=None,

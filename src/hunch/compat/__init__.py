@@ -15,6 +15,8 @@ from hunch.compat.sglang import (
     config_from_sglang,
     known_to_sglang,
     sampling_from_sglang,
+    wants_no_answer,
+    without_answer,
     words_of_sglang,
 )
 from hunch.compat.vllm import (
@@ -44,7 +46,9 @@ __all__ = [
     "spec_from_vllm",
     "translate_flags",
     "unused_arguments",
+    "wants_no_answer",
     "wishes_of",
+    "without_answer",
     "without_effect",
     "words_of_sglang",
 ]

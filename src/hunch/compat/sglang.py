@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hunch.compat.vllm import (
@@ -170,7 +170,24 @@ def sampling_from_sglang(given: Mapping[str, Any] | None) -> SamplingParams:
             known = {*SamplingParams.__dataclass_fields__, *_SGLANG_SAMPLING, *_SGLANG_GRAMMARS}
             raise RequestError(f"sampling parameter {unknown(name, known)}")
         values[ours] = value
+    if wants_no_answer(given):
+        values["max_tokens"] = 1
     return SamplingParams(**values)
+
+
+def wants_no_answer(given: Mapping[str, Any] | None) -> bool:
+    """Only the prompt's scores are wanted: the one token that hunch generates all the same goes."""
+    return given is not None and given.get("max_new_tokens") == 0
+
+
+def without_answer(output: RequestOutput) -> RequestOutput:
+    """The same with the prompt's scores alone."""
+    nothing: dict[str, Any] = {"text": "", "token_ids": [], "logprobs": []}
+    empty = [
+        replace(one, **nothing, finish_reason=one.finish_reason and "length")
+        for one in output.outputs
+    ]
+    return replace(output, outputs=empty)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
