@@ -76,10 +76,14 @@ class Guard:
     hosts: frozenset[str] | None  # names it may be called by, besides addresses; None: any
     is_draining: Callable[[], bool]
     answered: Callable[[str, int, float], None]
+    paths: frozenset[str]
+    mount: str  # what a proxy may put before every path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        if scope["path"].startswith(f"{self.mount}/") and scope["path"] not in self.paths:
+            scope["path"] = scope["path"].removeprefix(self.mount)  # the proxy left it there
         headers = {name.lower(): value for name, value in scope["headers"]}
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
