@@ -338,6 +338,7 @@ def test_a_prompt_much_longer_than_the_context_is_cut_too(
         ({"logit_bias": {"a": 1}}, "logit_bias.a", "logit_bias.a: String should match"),
         ({"logit_bias": {"999": 1}}, "logit_bias", "logit_bias: token id 999"),
         ({"logprobs": True, "top_logprobs": 99}, "top_logprobs", "top_logprobs: 99 given"),
+        ({"reasoning_effort": "x"}, "reasoning_effort", "reasoning_effort must be one of none, "),
         ({"tool_choice": "required"}, "tool_choice", "tool_choice: a call is asked for"),
         (
             {"messages": [{"role": "user", "content": [{"type": "text"}]}]},

@@ -43,7 +43,7 @@ PLAINLY = {  # pydantic's words for these are about its classes
     "dict_type": "an object {...} is needed",
     "list_type": "a list [...] is needed",
 }
-_FIELD = re.compile(r"([a-z][a-z_]+)(: |=|\[)")  # at the beginning of an engine's message
+_FIELD = re.compile(r"([a-z][a-z_]+)(: |=|\[| must )")  # at the beginning of an engine's message
 
 
 class ProblemError(HunchError):
