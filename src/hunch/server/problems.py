@@ -85,6 +85,8 @@ class ProblemError(HunchError):
         headers = {}
         if self.retry_after is not None:
             headers["Retry-After"] = str(max(1, round(self.retry_after)))
+        if self.code == "deadline_exceeded":  # OpenAI's and Anthropic's clients try 408 again
+            headers["X-Should-Retry"] = "false"
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return headers
