@@ -180,6 +180,7 @@ def test_a_proxy_may_leave_its_prefix_in_the_path(start_server: Start) -> None:
         assert server.post(chat, content=b"{}", headers=form).status_code == 415
         assert server.post(chat, "x" * 5_000_000, headers=key).status_code == 413
         assert "type" in server.post(chat, {}, headers=key).json()["error"]
+        assert server.post(f"{chat}/", {}, headers=key).status_code == 400  # and not sent elsewhere
     counted = server.get("/metrics", headers=key).text
     assert re.search(r'http_requests_total{[^}]*path="/v1/models",status="401"} 2.0', counted)
 

@@ -138,8 +138,6 @@ def _add_openai(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> dict[str, Any]:
-        if not name:
-            return await models()
         service.check_model(name)
         return model(name)
 

@@ -82,8 +82,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        if scope["path"].startswith(f"{self.mount}/") and scope["path"] not in self.paths:
-            scope["path"] = scope["path"].removeprefix(self.mount)  # the proxy left it there
+        scope["path"] = self._known(scope["path"])
         headers = {name.lower(): value for name, value in scope["headers"]}
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
@@ -126,6 +125,13 @@ class Guard:
                 level, "http", method=scope["method"], path=path, status=status, seconds=seconds
             )
             logs.request_id.reset(token)
+
+    def _known(self, path: str) -> str:
+        """A path by its own name, without what a proxy left before it and a slash after it."""
+        if path.startswith(f"{self.mount}/") and path not in self.paths:
+            path = path.removeprefix(self.mount)
+        bare = path.rstrip("/")
+        return bare if bare in self.paths else path
 
     async def _check(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> Receive:
         path = scope["path"]

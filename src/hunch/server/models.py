@@ -102,7 +102,7 @@ class Switch:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return None
-        path, is_post = scope["path"].rstrip("/") or "/", scope["method"] == "POST"
+        path, is_post = scope["path"], scope["method"] == "POST"
         lists = {"/v1/models": self._list, "/metrics": self._metrics, "/api/tags": self._tags}
         if not is_post and path in lists:
             return await lists[path]()(scope, receive, send)
