@@ -338,6 +338,7 @@ def test_a_prompt_much_longer_than_the_context_is_cut_too(
         ({"logit_bias": {"a": 1}}, "logit_bias.a", "logit_bias.a: String should match"),
         ({"logit_bias": {"999": 1}}, "logit_bias", "logit_bias: token id 999"),
         ({"logprobs": True, "top_logprobs": 99}, "top_logprobs", "top_logprobs: 99 given"),
+        ({"reasoning_effort": "x"}, "reasoning_effort", "reasoning_effort must be one of none, "),
         ({"tool_choice": "required"}, "tool_choice", "tool_choice: a call is asked for"),
         (
             {"messages": [{"role": "user", "content": [{"type": "text"}]}]},
@@ -378,6 +379,27 @@ def test_usage_in_every_chunk(server: LiveServer) -> None:
     assert counts == sorted(counts)
     assert counts[-1] == 90
     assert len(set(counts)) > 1
+
+
+def test_a_stream_says_what_ended_it(server: LiveServer) -> None:
+    for path, fields, text in (
+        (COMPLETE, {"prompt": "x"}, complete(server)["choices"][0]["text"]),
+        (CHAT, {"messages": HELLO}, chat(server)["choices"][0]["message"]["content"]),
+    ):
+        asked: Any = {**fields, "max_tokens": 8, "seed": 1, "stop": [text[3:5], "none of it"]}
+        choices = [chunk["choices"][0] for chunk in events(server, path, **asked)]
+        assert choices[-1]["finish_reason"] == "stop"
+        assert choices[-1]["stop_reason"] == text[3:5]
+        assert not any("stop_reason" in choice for choice in choices[:-1])
+        choices = [chunk["choices"][0] for chunk in events(server, path, **asked | {"stop": None})]
+        assert choices[-1]["stop_reason"] is None
+
+
+def test_an_empty_name_is_the_servers_model(server: LiveServer) -> None:
+    """Scripts send it whose variable for the model is empty; vLLM and llama.cpp take it."""
+    assert complete(server, model="")["model"] == "bytes"
+    assert chat(server, model="")["model"] == "bytes"
+    assert server.get("/v1/models/").json() == server.get("/v1/models").json()
 
 
 def test_how_drafting_went_under_vllms_names(server: LiveServer) -> None:

@@ -209,6 +209,19 @@ def test_large_bodies_that_come_with_their_headers_are_read(server: LiveServer) 
     )
 
 
+def test_an_offer_of_another_protocol_is_passed_by(server: LiveServer) -> None:
+    """Java's client sends one with every request, and was told that its body was missing."""
+    body = json.dumps({"prompt": "x", "max_tokens": 3, "seed": 1}).encode()
+    head = f"POST {COMPLETE} HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings, close\r\n"
+    head += f"Content-Length: {len(body)}\r\nHost: localhost\r\nHTTP2-Settings: AAEAAEAA\r\n"
+    head += "Upgrade: h2c\r\nContent-Type: application/json\r\n\r\n"
+    said = raw(server, head.encode() + body)
+    assert said.startswith(b"HTTP/1.1 200 ")
+    assert json.loads(said.partition(b"\r\n\r\n")[2])["choices"][0]["text"] == expected_text(
+        "x", 1, 3
+    )
+
+
 def half_open(server: LiveServer) -> list[socket.socket]:
     """Twenty connections that say nothing, or not enough."""
     socks = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(20)]

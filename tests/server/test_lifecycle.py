@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 
 from hunch.config import Config
@@ -111,6 +112,15 @@ def test_a_deadline_ends_a_request_with_a_reason(slow: LiveServer, stream: bool)
         assert answer.status_code == 408
         error = answer.json()["error"]
     assert error["code"] == "deadline_exceeded"
+
+
+def test_a_client_does_not_try_again_what_reached_its_deadline(slow: LiveServer) -> None:
+    client = openai.OpenAI(base_url=f"{slow.url}/v1", api_key="none")  # of two more attempts
+    before = slow.log().count('"status": 408')
+    with pytest.raises(openai.APIStatusError, match="deadline"):
+        client.completions.create(model="bytes", prompt="x", extra_body={**LONG, "timeout": 0.3})
+    slow.wait_idle()
+    assert slow.log().count('"status": 408') == before + 1
     slow.wait_idle()
 
 

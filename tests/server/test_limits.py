@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import re
 import socket
@@ -228,6 +229,18 @@ def test_a_wrong_or_missing_key_gets_401_everywhere_else(
 def test_each_key_opens_the_door(small: LiveServer, key: str) -> None:
     headers = {"Authorization": f"Bearer {key}"}
     assert small.get("/v1/models", headers=headers).status_code == 200
+    other = {"Authorization": "Bearer of-a-gateway", "X-Api-Key": key}
+    swapped = {"Authorization": f"Bearer {key}", "X-Api-Key": "of-a-gateway"}
+    for both in (other, swapped):
+        assert small.get("/v1/models", headers=both).status_code == 200
+
+
+def test_a_wrong_key_is_told_from_a_missing_one(small: LiveServer) -> None:
+    missing = small.get("/v1/models").json()["error"]
+    wrong = small.get("/v1/models", headers={"Authorization": "Bearer no"}).json()["error"]
+    assert missing["code"] == wrong["code"] == "invalid_api_key"
+    assert "none of its keys" in wrong["message"]
+    assert "none of its keys" not in missing["message"]
 
 
 @pytest.mark.parametrize(
@@ -294,6 +307,18 @@ def test_a_form_post_from_another_site_is_not_taken(server: LiveServer) -> None:
     body = json.dumps({"prompt": "x"})
     answer = server.post(COMPLETE, content=body, headers={"Content-Type": "text/plain"})
     assert answer.status_code == 415
+
+
+def test_a_compressed_body_is_refused_by_name(server: LiveServer) -> None:
+    body = gzip.compress(json.dumps({"prompt": "x", "max_tokens": 1}).encode())
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    answer = server.post(COMPLETE, content=body, headers=headers)
+    assert answer.status_code == 415
+    assert "Content-Encoding" in answer.json()["error"]["message"]
+    plain = server.post(
+        COMPLETE, {"prompt": "x", "max_tokens": 1}, headers={"Content-Encoding": "identity"}
+    )
+    assert plain.status_code == 200
 
 
 def test_cors_is_closed_unless_opened(server: LiveServer, small: LiveServer) -> None:

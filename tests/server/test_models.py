@@ -45,6 +45,7 @@ def test_models_are_loaded_on_demand_and_make_room(start_server: Start) -> None:
         assert answer.json()["model"] == name
         assert loaded(server) == held
     assert server.get("/v1/models/c").json()["max_model_len"] == 512
+    assert server.get("/v1/models/").json() == server.get("/v1/models").json()
     told = server.get("/metrics").text
     seconds = r'^hunch_engine_process_start_time_seconds\{model_name="(.*)"\} '
     started = re.findall(seconds, told, re.M)

@@ -191,6 +191,9 @@ def test_responses_are_parsed_and_their_input_is_kept(client: openai.OpenAI) -> 
         "SAY[Yes.]YAS",
     ]
     assert client.responses.input_items.list(first.id).data[0].role == "user"  # type: ignore[union-attr]
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.responses.input_items.list("resp_unknown")
+    assert (refused.value.code, refused.value.param) == ("response_not_found", "response_id")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urljoin
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -160,6 +161,28 @@ def test_health_version_and_the_report(server: LiveServer) -> None:
     report = server.stats()
     assert report["model"] == "bytes"
     assert {"num_running", "num_waiting", "kv_usage", "per_position"} <= set(report["engine"])
+
+
+def test_a_proxy_may_leave_its_prefix_in_the_path(start_server: Start) -> None:
+    """Keys, limits and counts know a path by its name, with the prefix and without."""
+    server = start_server(root_path="/llm/", api_keys=["key"])
+    key = {"Authorization": "Bearer key"}
+    for mount in ("", "/llm"):
+        assert server.get(f"{mount}/health").status_code == 200
+        page = server.get(f"{mount}/")
+        assert page.status_code == 200
+        for link in re.findall(r'(?:src|href)="([^"#]+)"', page.text):
+            assert server.get(urljoin(f"{mount}/", link)).status_code == 200
+        assert server.get(f"{mount}/v1/models").status_code == 401
+        assert server.get(f"{mount}/v1/models", headers=key).status_code == 200
+        chat = f"{mount}/v1/chat/completions"
+        form = {**key, "Content-Type": "text/plain"}
+        assert server.post(chat, content=b"{}", headers=form).status_code == 415
+        assert server.post(chat, "x" * 5_000_000, headers=key).status_code == 413
+        assert "type" in server.post(chat, {}, headers=key).json()["error"]
+        assert server.post(f"{chat}/", {}, headers=key).status_code == 400  # and not sent elsewhere
+    counted = server.get("/metrics", headers=key).text
+    assert re.search(r'http_requests_total{[^}]*path="/v1/models",status="401"} 2.0', counted)
 
 
 def test_the_page_is_served_with_a_strict_policy(server: LiveServer) -> None:

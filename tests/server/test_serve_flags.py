@@ -125,7 +125,8 @@ def test_further_flags_of_vllm(started: Started, monkeypatch: pytest.MonkeyPatch
 NEWEST = """NAME --spec-method eagle3 --spec-model HEAD --spec-tokens=4 --uds /tmp/x.sock
   --device-memory-utilization 0.5 --max-num-queued-reqs 7 --sse-keep-alive-interval 15
   --numa-bind --mm-processor-cache-type lru --enable-flashinfer-autotune --watermark 0.1
-  --no-enable-log-deltas --jit-monitor-mode off --dcp-q-replicate --prefix-match-unit 32"""
+  --no-enable-log-deltas --jit-monitor-mode off --dcp-q-replicate --prefix-match-unit 32
+  --stream-interval 20"""
 NEWEST_OF_SGLANG = """--model-path NAME --speculative-algorithm NGRAM --hicache-write-policy x
   --speculative-use-rejection-sampling --cuda-graph-bs-decode 1 2 4 --enable-torch-symm-mem
   --stream-response-default-include-usage --ep 1 --prompt-tokens-buckets default --mamba-backend t
@@ -336,8 +337,16 @@ def test_further_flags_of_llama_cpp(started: Started, tmp_path: Path) -> None:
     assert (settings.has_page, settings.sse_keep_alive_interval) == (False, 30)
     assert (settings.api_keys, settings.log_format) == (("one", "two"), "json")
     assert (settings.max_loaded_models, settings.template_values) == (2, {"enable_thinking": True})
-    run(["-m", "a", "--reasoning-effort", "low"])
-    assert started.pop()[1].template_values == {"reasoning_effort": "low"}
+    for words, values in (
+        ("--reasoning-effort low", {"reasoning_effort": "low"}),
+        ("--reasoning-effort default -rea auto", {}),
+        ("-rea true", {"enable_thinking": True}),
+        ("--reasoning 0", {"enable_thinking": False}),
+    ):
+        run(["-m", "a", *words.split()])
+        assert started.pop()[1].template_values == values
+    with pytest.raises(ConfigError, match="--reasoning high is not one of on, "):
+        run(["-m", "a", "--reasoning", "high"])
 
 
 @pytest.mark.parametrize(

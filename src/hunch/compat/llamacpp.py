@@ -196,6 +196,11 @@ _PRESETS = ("--fim-", "--gpt-oss-", "--vision-", "--embd-gemma-")
 _KV_TYPES = {"f16": [], "bf16": [], "f32": [], "q8_0": ["--kv-cache-dtype", "int8"]}
 _FURTHER = ("--spec-ngram-", "--spec-draft-")  # settings of llama.cpp's drafters, with a value
 _THINKING = ("-rea", "--reasoning")
+_SWITCHED = {  # its values; None: as the template does it
+    **dict.fromkeys(("on", "enabled", "true", "1"), True),
+    **dict.fromkeys(("off", "disabled", "false", "0"), False),
+    **dict.fromkeys(("auto", "-1"), None),
+}
 LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers")
 _CACHE_TYPES = ("-ctk", "-ctv", "--cache-type-k", "--cache-type-v")
 _VALUED = {  # flags with a value
@@ -262,12 +267,15 @@ def _meant(flag: str, value: str, sampling: dict[str, float]) -> list[str]:
         return []
     if flag == "--spec-type":
         return _spec_type(value)
-    if flag in _THINKING and value in ("on", "off", "auto"):
-        return [] if value == "auto" else _template(enable_thinking=value == "on")
+    if flag in _THINKING:
+        if value not in _SWITCHED:
+            raise ConfigError(f"{flag} {value} is not one of {', '.join(_SWITCHED)}")
+        is_on = _SWITCHED[value]
+        return [] if is_on is None else _template(enable_thinking=is_on)
     if flag == "--reasoning-budget" and value == "0":
         return _template(enable_thinking=False)
     if flag == "--reasoning-effort":
-        return _template(reasoning_effort=value)
+        return [] if value == "default" else _template(reasoning_effort=value)
     if flag == "--api-key-file":
         return [word for key in _lines(value) for word in ("--api-key", key)]
     if flag == "-dev" and value == "none":

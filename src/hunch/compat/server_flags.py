@@ -72,7 +72,7 @@ _ONLY = {  # flag -> values that ask for what is done anyway; others are refused
     "--disaggregation-mode": ("null",),
     **dict.fromkeys(
         (
-            *("--stream-interval", "--nnodes", "--gpu-id-step", "--decode-context-parallel-size"),
+            *("--nnodes", "--gpu-id-step", "--decode-context-parallel-size"),
             *("--ep-size", "--expert-parallel-size", "--ep", "--prefill-context-parallel-size"),
             *("--dcp-size", "--attn-cp-size", "--attention-context-parallel-size"),
             *("--moe-dp-size", "--moe-data-parallel-size", "--data-parallel-size-local"),

@@ -118,6 +118,7 @@ NOTHING_VALUED = by_flag(  # flags with a value
         RANKS: """--data-parallel-backend --data-parallel-rpc-port --master-port --dist-timeout
             --numa-node --distributed-timeout-seconds -dpp -dpb""",
         "requests that begin alike go to the same engine": "--load-balance-method",
+        "tokens are sent as they come": "--stream-interval",
         "uvicorn's own limit holds": "--h11-max-incomplete-event-size",
         "nothing reads it": """--additional-config --override-neuron-config --reasoning-config
             --file-storage-path""",

@@ -135,6 +135,8 @@ class OpenAIStream(DataEvents):
     def _chunk_of(self, news: Json, delta: Delta) -> Json:
         """A chunk with these news of one answer."""
         choice = {"index": delta.index, **news, "finish_reason": delta.finish_reason}
+        if delta.finish_reason is not None:
+            choice["stop_reason"] = delta.stop_reason
         if self.has_token_ids:
             choice["token_ids"] = delta.token_ids
         chunk = {**self.head, "choices": [choice]}

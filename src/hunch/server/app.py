@@ -74,6 +74,7 @@ def build_routes(service: Service, stored: Stored) -> FastAPI:
         version=service.settings.version,
         docs_url=None,  # its pages come from a CDN
         redoc_url=None,
+        servers=[{"url": service.settings.mount or "/"}],
         responses=faults(ErrorBody),
     )
     _add_openai(app, service)
@@ -95,7 +96,7 @@ def build_routes(service: Service, stored: Stored) -> FastAPI:
 def _guarded(app: FastAPI, inner: App, service: Service) -> Guard | CORSMiddleware:
     settings = service.settings
     posts = {path for path, methods in app.openapi()["paths"].items() if "post" in methods}
-    known = {route.path for route in app.routes}  # type: ignore[attr-defined]
+    known = frozenset(route.path for route in app.routes)  # type: ignore[attr-defined]
 
     def answered(path: str, status: int, seconds: float) -> None:
         service.metrics.answered(path if path in known else "other", status, seconds)
@@ -111,6 +112,8 @@ def _guarded(app: FastAPI, inner: App, service: Service) -> Guard | CORSMiddlewa
         hosts=settings.hosts,
         is_draining=lambda: service.is_draining,
         answered=answered,
+        paths=known,
+        mount=settings.mount,
     )
     if not settings.cors_origins:
         return guard

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 from hunch.server.guard import BODY_WRITER
@@ -26,6 +27,7 @@ HEADER_SECONDS = 20.0  # from the first byte, or from connecting, to the end of 
 # nginx keeps connections to its upstream for 60 s: whoever waits longer never closes one that the
 # other side is about to use.
 KEEP_ALIVE_SECONDS = 75
+_UPGRADE = re.compile(rb"\r\nUpgrade(?=[ \t]*:)", re.IGNORECASE)
 
 
 def protocol(max_connections: int) -> type[asyncio.Protocol] | str:
@@ -66,7 +68,7 @@ class _Limited(HttpToolsProtocol if HttpToolsProtocol is not None else object): 
             if self._num_bytes > MAX_HEADER_BYTES:
                 self._refuse(_too_large())
                 return
-            super().data_received(piece)
+            super().data_received(_as_http_1(piece))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if len(self.headers) < MAX_HEADERS:
@@ -123,6 +125,15 @@ class BodyWriter:
 
     def write(self, body: bytes) -> None:
         self._transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+
+
+def _as_http_1(piece: bytes) -> bytes:
+    """Headers without the offer of another protocol, which a server may pass by.
+
+    Java's client offers HTTP/2 with every request, and the parser would leave out its body.
+    """
+    head, end, body = piece.partition(b"\r\n\r\n")
+    return _UPGRADE.sub(b"\r\nX-Upgrade", head) + end + body
 
 
 def _too_large() -> ProblemError:

@@ -19,6 +19,7 @@ class Delta:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
+    stop_reason: str | int | None = None  # what ended it, with the finish reason
     pieces: list[Piece] | None = None  # text and who guessed it, when asked for
     parts: list[Part] | None = None  # what the text is, where it may be more than an answer
 
@@ -68,6 +69,7 @@ class Cursor:
             token_ids=ids,
             logprobs=logprobs,
             finish_reason=ending_of(choice.finish_reason, self.has_calls),
+            stop_reason=choice.stop_reason,
             pieces=pieces,
             parts=parts,
         )

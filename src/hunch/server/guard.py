@@ -56,9 +56,9 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self._digests)
 
-    def admit(self, header: str | None) -> bool:
+    def admit(self, header: str) -> bool:
         """Whether an Authorization header carries one of the keys."""
-        scheme, _, key = (header or "").partition(" ")
+        scheme, _, key = header.partition(" ")
         given = _digest(key.strip())
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
         return scheme.lower() == "bearer" and any(matches)
@@ -76,10 +76,13 @@ class Guard:
     hosts: frozenset[str] | None  # names it may be called by, besides addresses; None: any
     is_draining: Callable[[], bool]
     answered: Callable[[str, int, float], None]
+    paths: frozenset[str]
+    mount: str  # what a proxy may put before every path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        scope["path"] = self._known(scope["path"])
         headers = {name.lower(): value for name, value in scope["headers"]}
         given = headers.get(b"x-request-id", b"").decode("latin-1")
         request_id = given if _ID.fullmatch(given) else uuid.uuid4().hex
@@ -123,17 +126,19 @@ class Guard:
             )
             logs.request_id.reset(token)
 
+    def _known(self, path: str) -> str:
+        """A path by its own name, without what a proxy left before it and a slash after it."""
+        if path.startswith(f"{self.mount}/") and path not in self.paths:
+            path = path.removeprefix(self.mount)
+        bare = path.rstrip("/")
+        return bare if bare in self.paths else path
+
     async def _check(self, scope: Scope, headers: dict[bytes, bytes], receive: Receive) -> Receive:
         path = scope["path"]
         if self.hosts is not None:
             _check_host(headers.get(b"host", b"").decode("latin-1"), self.hosts)
         if self.keys and path not in self.public_paths:
-            header = headers.get(b"authorization", b"").decode("latin-1")
-            if b"x-api-key" in headers:  # as Anthropic's clients send it
-                header = f"Bearer {headers[b'x-api-key'].decode('latin-1')}"
-            if not self.keys.admit(header):
-                message = "this server needs an API key: send 'Authorization: Bearer KEY'"
-                raise ProblemError(401, message, code="invalid_api_key")
+            self._check_key(headers)
         if scope["method"] != "POST" or path not in self.body_paths:
             return receive
         if self.is_draining():
@@ -147,11 +152,25 @@ class Guard:
                 raise ProblemError(415, "send the body with 'Content-Type: application/json'")
             others = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
             scope["headers"] = [*others, (b"content-type", b"application/json")]
+        if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
+            raise ProblemError(415, "send the body as it is, without a Content-Encoding")
         body = await self._read(headers, receive)
         scope["state"][IS_READ] = True
         check_values(body, self.max_body_bytes)
         check_characters(body)
         return replay({"type": "http.request", "body": body, "more_body": False}, receive)
+
+    def _check_key(self, headers: dict[bytes, bytes]) -> None:
+        given = [headers.get(b"authorization", b"").decode("latin-1")]
+        if b"x-api-key" in headers:  # as Anthropic's clients send it
+            given.append(f"Bearer {headers[b'x-api-key'].decode('latin-1')}")
+        if any(self.keys.admit(header) for header in given):
+            return
+        message = "this server needs an API key"
+        if any(given):
+            message += ", and what was sent is none of its keys"
+        message += ": send 'Authorization: Bearer KEY'"
+        raise ProblemError(401, message, code="invalid_api_key")
 
     async def _read(self, headers: dict[bytes, bytes], receive: Receive) -> bytes:
         length = headers.get(b"content-length", b"0")

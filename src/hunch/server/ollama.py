@@ -34,6 +34,7 @@ REFUSED = {  # of /api/generate
 }
 NEVER = "9999-12-31T23:59:59Z"  # when a model is unloaded
 LOGPROBS = ("logprobs", "top_logprobs")
+API_VERSION = "0.9.0"  # Ollama's, that knew what is known here: clients refuse those too old
 _SHARED = ("temperature", "top_k", "top_p", "min_p", "seed", "stop")
 OPTIONS = {  # Ollama's names for what a request may ask of sampling -> ours
     **{name: name for name in (*_SHARED, "presence_penalty", "frequency_penalty")},
@@ -196,7 +197,7 @@ def _add_lists(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/version", responses=OLLAMA_FAULTS)
     async def version() -> dict[str, str]:
-        return {"version": service.settings.version}
+        return {"version": API_VERSION}
 
 
 def _family(about: Json) -> str:

@@ -43,7 +43,7 @@ PLAINLY = {  # pydantic's words for these are about its classes
     "dict_type": "an object {...} is needed",
     "list_type": "a list [...] is needed",
 }
-_FIELD = re.compile(r"([a-z][a-z_]+)(: |=|\[)")  # at the beginning of an engine's message
+_FIELD = re.compile(r"([a-z][a-z_]+)(: |=|\[| must )")  # at the beginning of an engine's message
 
 
 class ProblemError(HunchError):
@@ -85,6 +85,8 @@ class ProblemError(HunchError):
         headers = {}
         if self.retry_after is not None:
             headers["Retry-After"] = str(max(1, round(self.retry_after)))
+        if self.code == "deadline_exceeded":  # OpenAI's and Anthropic's clients try 408 again
+            headers["X-Should-Retry"] = "false"
         if self.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         return headers

@@ -131,6 +131,9 @@ class Stored:
         del self._kept[response_id]
 
     def conversation(self, response_id: str) -> list[Json]:
+        return self._find(response_id)[1]
+
+    def before(self, response_id: str) -> list[Json]:
         """What a request goes on with."""
         return self._find(response_id, 400, "previous_")[1]
 
@@ -150,7 +153,7 @@ def add_responses(app: FastAPI, service: Service, stored: Stored) -> None:
     def conversation(body: ResponsesBody) -> list[Json]:
         """What was said before, and what the body adds to it."""
         items, before = _items(body.input), body.previous_response_id
-        return items if before is None else [*stored.conversation(before), *items]
+        return items if before is None else [*stored.before(before), *items]
 
     @app.post("/v1/responses", response_class=Response)
     async def responses(body: ResponsesBody, request: Request) -> Response:

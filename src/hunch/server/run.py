@@ -257,7 +257,6 @@ def _server(service: Service, stored: Stored, switch: Switch | None = None) -> u
             ws="none",
             ssl_keyfile=service.settings.ssl_keyfile or None,
             ssl_certfile=service.settings.ssl_certfile or None,
-            root_path=service.settings.root_path,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=LEAVE_SECONDS,
         )

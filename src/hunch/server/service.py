@@ -98,7 +98,7 @@ class Service(Prompts):
         return min(MAX_RETRY_SECONDS, max(1.0, rounds * self._mean_seconds))
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name not in self.settings.served_model_names:
+        if name and name not in self.settings.served_model_names:  # none, as for vLLM: the first
             raise no_model(name, self.settings.served_model_names)
 
     def check_speculation(self, body: SamplingBody) -> None:

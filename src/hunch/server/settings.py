@@ -129,6 +129,12 @@ class ServeConfig:
         return frozenset({"localhost", *(name.lower() for name in self.allowed_hosts)})
 
     @property
+    def mount(self) -> str:
+        """What a proxy puts before every path: nothing, or a slash and names."""
+        names = self.root_path.strip("/")
+        return f"/{names}" if names else ""
+
+    @property
     def template_values(self) -> dict[str, Any]:
         return json_object("default_chat_template_kwargs", self.default_chat_template_kwargs)
 

@@ -36,6 +36,9 @@ class StatusLines:
         now, stats = time.monotonic(), self._service.engine.stats()
         seconds = now - self._time
         self._time, last, self._last = now, self._last, stats
+        if any((stats.get(name) or 0) < (last.get(name) or 0) for name in _TOTALS):
+            # An engine was started again, and counts from nothing; which of several is not known.
+            last = stats if "num_replicas" in stats else {}
         gained = {name: (stats.get(name) or 0) - (last.get(name) or 0) for name in _TOTALS}
         is_quiet = not any(gained.values()) and not stats.get("num_running")
         if is_quiet and self._is_quiet:

@@ -64,7 +64,7 @@ export async function poll() {
   const health = $("health");
   isAsking = true;
   try {
-    const response = await fetch("/stats", { headers: headers() });
+    const response = await fetch("stats", { headers: headers() });
     if (response.ok) {
       const stats = await response.json();
       $("model").textContent = stats.model;

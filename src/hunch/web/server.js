@@ -29,7 +29,7 @@ export class KeyNeeded extends Error {}
 
 // Streams one answer; `onPieces` gets [text, origin, what a wrong guess said instead] as they come.
 export async function ask(body, signal, onPieces) {
-  const response = await fetch("/v1/chat/completions", {
+  const response = await fetch("v1/chat/completions", {
     method: "POST",
     headers: headers(),
     signal,
