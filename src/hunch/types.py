@@ -29,8 +29,11 @@ from hunch.outputs import RequestOutputKind as RequestOutputKind
 
 
 def new_seed(base: int, number: int) -> int:
-    """The seed of a program's n-th request without one: in its next run it is the same."""
-    return int.from_bytes(blake2b(f"{base}/{number}".encode(), digest_size=8).digest()) & MAX_SEED
+    """The seed of a program's n-th request without one: in its next run it is the same.
+
+    It has 53 bits, which every reader of JSON keeps.
+    """
+    return int.from_bytes(blake2b(f"{base}/{number}".encode(), digest_size=8).digest()) >> 11
 
 
 @takes_vllms_names("speculation", {})
