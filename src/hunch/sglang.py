@@ -79,8 +79,8 @@ class Engine(LLM):
     ) -> Answer | list[Answer] | Iterator[Answer]:
         """One dict for one prompt, else a list; of n samples each has its own dict.
 
-        With `stream` answers as they grow, all of each so far each time; where there are several,
-        each dict has an `index`. `others` are SGLang's further arguments.
+        With `stream`, each dict holds all of an answer so far, and its `index` where there are
+        several. `others` are SGLang's further arguments.
         """
         asked = _read(prompt, input_ids, sampling_params, others)
         if not stream:
@@ -89,8 +89,8 @@ class Engine(LLM):
             raise RequestError("stream=True after async_generate: go on with async_generate")
         how: dict[str, Any] = {"stream": True, "priorities": asked.priorities}
         ids = self._requests.add(asked.prompts, asked.params, **how)
-        news, outputs = _News(asked), self._requests.run(ids)
-        return (one for output in outputs for one in news.of(ids.index(output.request_id), output))
+        grown, outputs = _Grown(asked), self._requests.run(ids)
+        return (one for output in outputs for one in grown.of(ids.index(output.request_id), output))
 
     def _answer(
         self,
@@ -132,14 +132,14 @@ class Engine(LLM):
         return asked.answers(await self._gather(asked.prompts, asked.params, asked.priorities))
 
     async def _stream(self, asked: _Asked) -> AsyncIterator[Answer]:
-        engine, news = self._asynchronous(), _News(asked)
+        engine, grown = self._asynchronous(), _Grown(asked)
         queue: asyncio.Queue[list[Answer] | Exception | None] = asyncio.Queue(maxsize=1)
 
         async def feed(at: int) -> None:
             ask = partial(engine.generate, asked.prompts[at], asked.params[at])
             try:
                 async for output in ask(priority=asked.priorities[at]):
-                    await queue.put(list(news.of(at, output)))
+                    await queue.put(list(grown.of(at, output)))
                 await queue.put(None)
             except Exception as error:
                 await queue.put(error)
@@ -155,7 +155,7 @@ class Engine(LLM):
                 for answer in item or ():
                     yield answer
         finally:
-            for task in tasks:  # who leaves early ends what is not done
+            for task in tasks:  # a caller who leaves early ends the requests
                 task.cancel()
 
     async def _gather(
@@ -234,12 +234,12 @@ class _Asked:
         return found
 
 
-class _News:
-    """Of outputs that hold all samples of a prompt, those that have grown."""
+class _Grown:
+    """Answers that have grown since they were last given; an output holds all of a prompt's."""
 
     def __init__(self, asked: _Asked) -> None:
         self._asked = asked
-        self._told: dict[int, tuple[int, str | None]] = {}
+        self._given: dict[int, tuple[int, str | None]] = {}  # length and finish reason
         counts = [params.n for params in asked.params]
         self._firsts = [sum(counts[:at]) for at in range(len(counts))]
 
@@ -247,9 +247,9 @@ class _News:
         for sample, now in enumerate(output.outputs):
             index = self._firsts[at] + sample
             length = len(now.token_ids), now.finish_reason
-            if self._told.get(index) == length:
+            if self._given.get(index) == length:
                 continue
-            self._told[index] = length
+            self._given[index] = length
             answer = self._asked.answer(at, output, sample)
             yield answer if self._asked.is_one else {**answer, "index": index}
 
