@@ -420,6 +420,11 @@ def test_our_own_flags(started: Started, tmp_path: Path) -> None:
     assert not config.cache.enable_prefix_caching
 
 
+def test_chat_templates_have_no_names() -> None:
+    with pytest.raises(ConfigError, match="templates have no names here"):
+        run(["some/model", "--chat-template", "chatml"])
+
+
 def test_keys_may_come_from_the_environment(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,7 +107,10 @@ def _engine_config(model: str, given: dict[str, Any]) -> Config:
     if template is not None and "{" not in template:
         path = Path(template)
         if not path.is_file():
-            raise ConfigError(f"chat_template: {template!r} is neither a template nor a file")
+            raise ConfigError(
+                f"chat_template: {template!r} is neither a template nor a file; give one of them, "
+                "as templates have no names here"
+            )
         with readable(path):
             given["chat_template"] = path.read_text(encoding="utf-8")
     return config_from_sglang(model=model, **given)
