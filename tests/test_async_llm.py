@@ -131,6 +131,21 @@ def test_a_pause_that_ends_requests_lets_others_wait(llm, how, reason):
     asyncio.run(ask())
 
 
+@pytest.mark.parametrize("mode", ["abort", "wait"])
+def test_a_request_that_waits_for_a_pauses_end_can_be_aborted(llm, mode):
+    async def ask():
+        await llm.pause_generation(mode=mode, clear_cache=False)
+        late = asyncio.create_task(_read(llm, PROMPTS[0], request_id="late"))
+        await asyncio.sleep(0.1)
+        await llm.abort("late")
+        outputs = await asyncio.wait_for(late, 10)
+        await llm.resume_generation()
+        assert [output.outputs[0].finish_reason for output in outputs] == ["abort"]
+        assert not outputs[0].outputs[0].token_ids
+
+    asyncio.run(ask())
+
+
 def test_a_pause_that_nobody_waits_for_any_more_harms_no_request(llm):
     long = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
 

@@ -45,7 +45,8 @@ class AsyncLLM(VllmCalls):
     def _open(self, llm: LLM) -> None:
         self._llm = llm
         self._streams: dict[str, _Stream] = {}  # only the engine's thread changes it
-        self._held: dict[_Stream, Callable[[], None]] = {}  # requests that wait for a pause's end
+        # Requests that wait for a pause's end: their ids, and what adds them.
+        self._held: dict[_Stream, tuple[str, Callable[[], None]]] = {}
         self._orders: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._trouble: Exception | None = None
         self._is_paused = self._is_closed = False  # no steps are run; no requests are taken
@@ -102,8 +103,11 @@ class AsyncLLM(VllmCalls):
 
         def start() -> None:
             if self._is_closed:
-                self._held[stream] = start
-                return
+                self._held[stream] = request_id, add
+            else:
+                add()
+
+        def add() -> None:
             try:
                 engine.add(request_id, ids, params, **how)
             except HunchError as error:
@@ -128,7 +132,7 @@ class AsyncLLM(VllmCalls):
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; a generator gives one more output, with finish reason "abort"."""
         for one in [request_id] if isinstance(request_id, str) else request_id:
-            self._orders.put(partial(self._llm.engine.abort, one))
+            self._orders.put(partial(self._end, one))
 
     @property
     def config(self) -> Config:
@@ -189,8 +193,8 @@ class AsyncLLM(VllmCalls):
         def resume() -> None:
             self._is_paused = self._is_closed = False
             held, self._held = self._held, {}
-            for start in held.values():
-                start()
+            for _, add in held.values():
+                add()
 
         await self._done(resume)
 
@@ -302,6 +306,14 @@ class AsyncLLM(VllmCalls):
                 del self._streams[output.request_id]
             if not stream.put(output):
                 self._abort(output.request_id, stream)
+
+    def _end(self, request_id: str) -> None:
+        """End a request, also one that waits for a pause's end, and tell its reader."""
+        for stream, (held_id, add) in list(self._held.items()):
+            if held_id == request_id:
+                del self._held[stream]
+                add()
+        self._llm.engine.abort(request_id)
 
     def _abort(self, request_id: str, stream: _Stream) -> None:
         """End a stream's request. Under its id there may be another one by now, which goes on."""

@@ -128,12 +128,12 @@ class BodyWriter:
 
 
 def _as_http_1(piece: bytes) -> bytes:
-    """Headers without the offer of another protocol, which a server may pass by.
+    """Headers, as long as before, without the offer of another protocol, which a server may ignore.
 
     Java's client offers HTTP/2 with every request, and the parser would leave out its body.
     """
     head, end, body = piece.partition(b"\r\n\r\n")
-    return _UPGRADE.sub(b"\r\nX-Upgrade", head) + end + body
+    return _UPGRADE.sub(b"\r\nIgnored", head) + end + body
 
 
 def _too_large() -> ProblemError:
