@@ -161,7 +161,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     import hunch.kernels.gpu_grow
     import hunch.kernels.gpu_lookup
     import hunch.kernels.gpu_recall
-    import hunch.kernels.gpu_recycle
+    import hunch.kernels.gpu_successors
     import hunch.kernels.gpu_synthetic
     import hunch.layers.tiled
     import hunch.loading
@@ -204,7 +204,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hunch.step.upload, "update", step.update_ref)
     patch.setattr(hunch.kernels.gpu_lookup, "lookup", draft.lookup_ref)
     patch.setattr(hunch.kernels.gpu_recall, "recall", recall_ref)
-    patch.setattr(hunch.kernels.gpu_recycle, "recycled", successors.recycled_ref)
+    patch.setattr(hunch.kernels.gpu_successors, "successor_tree", successors.successor_tree_ref)
     patch.setattr(hunch.kernels.gpu_synthetic, "remembered", draft.remembered_ref)
     patch.setattr(hunch.kernels.gpu_graft, "graft", draft.graft_ref)
     patch.setattr(hunch.kernels.gpu_draft, "known_inputs", draft.level_inputs_ref)

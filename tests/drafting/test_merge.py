@@ -10,8 +10,7 @@ import pytest
 import head_files
 from hunch import LLM, SamplingParams
 from hunch.config import SpecConfig
-from hunch.drafting.merge import graft
-from hunch.drafting.trees import Node
+from hunch.drafting.trees import Node, graft
 from hunch.errors import ConfigError
 from tiny_models import write_llama
 

@@ -39,6 +39,7 @@ from hunch.drafting.base import (
     comes_with_hunch,
     form_on_device,
 )
+from hunch.drafting.common_words import common_successors
 from hunch.drafting.following import DeviceFollower
 from hunch.drafting.host_network import NetworkDrafts
 from hunch.drafting.lookup import DeviceLookup, LookupDrafter
@@ -46,7 +47,7 @@ from hunch.drafting.policy import share_nodes
 from hunch.drafting.preparing import METHODS as BESIDE
 from hunch.drafting.preparing import load_beside
 from hunch.drafting.recycling import DeviceRecycling, RecyclingDrafter
-from hunch.drafting.trees import Node, side_by_side, to_draft
+from hunch.drafting.trees import Node, graft, side_by_side, to_draft
 from hunch.kernels.phrases import PhraseTable
 from hunch.kernels.step import NEVER
 from hunch.models.heads.draft_model import MAX_SHARE, byte_share
@@ -59,6 +60,8 @@ log = logging.getLogger("hunch")
 ON_TRACK = 0.7  # chance of a prediction's first guess above which no other method is asked
 # Smaller gains are less than the noise of measured costs; a GPU's steps are timed by its clock.
 MARGIN, FUSED_MARGIN = 0.03, 0.01
+RECYCLING = "recycling"
+SIZES = {"num_nodes": "15", "depth": "4"}  # of its trees on a CPU
 DRAFT = "draft"  # the option that names a network's files, and the method of a draft model
 
 
@@ -69,6 +72,7 @@ class Route:
     lookup: str | None = None
     has_default: bool = True
     wants_network: bool | None = None  # always, never, or (None) where it pays
+    has_successors: bool = True  # recycling drafts beside the default
 
 
 PLAIN = Route()
@@ -95,12 +99,13 @@ class RoutedDrafter:
         sizes = {default: method.needs.max_nodes, **sizes}
         self.needs = replace(method.needs, max_nodes=max(sizes.values()), methods=sizes)
         self.network_name = default if network is None else network.name
-        # Drafts beside the lookup in captured steps, and in no others.
+        # Drafts beside the lookup. On a CPU it does not learn: to find the best of all tokens
+        # takes longer than it would save.
         self.recycling: RecyclingDrafter | None = None
         self._routes: dict[int, Route] = {}
 
     def observe(self, step: TargetStep) -> None:
-        for method in (self.lookup, self.network):
+        for method in (self.lookup, self.network, self._recycling_on_host):
             if method is not None:
                 method.observe(step)
         rows, routes = step.rows, self._routes
@@ -114,6 +119,10 @@ class RoutedDrafter:
         for name, followed in following.items():
             self.lookups[name].follow(rows, followed)
 
+    @property
+    def _recycling_on_host(self) -> RecyclingDrafter | None:
+        return None if self.context.is_fused else self.recycling
+
     def _route(self, rows: Rows, row: int) -> Route:
         request = rows.request(row)
         if request is None:
@@ -124,13 +133,16 @@ class RoutedDrafter:
         wish = None if mode in ("default", "auto") else mode == self.network_name
         if request.prediction_ids and PREDICTION in self.lookups and mode != self.default:
             return Route(PREDICTION, wants_network=wish)
+        if mode == self.default and self.recycling is not None:
+            return Route(has_successors=False)
         if wish is None or self.network is None or self.lookup is None:
             return PLAIN
         return Route(wants_network=wish)
 
     def propose(self, rows: Rows) -> Draft:
         ids: list[int] = rows.ids_R.tolist()
-        if self.network is None and all(self._routes[row] is PLAIN for row in ids):
+        is_simple = self.network is None and self._recycling_on_host is None
+        if is_simple and all(self._routes[row] is PLAIN for row in ids):
             assert self.lookup is not None
             draft = self.lookup.propose(rows)
             draft.methods = [self.default] * len(ids)
@@ -163,7 +175,10 @@ class RoutedDrafter:
         other = [] if self.lookup is None else self.lookup.look(row)
         if route.lookup is not None and _expected(tree) > _expected(other):
             return route.lookup, tree
-        return self.default, other
+        if (recycling := self._recycling_on_host) is None or not route.has_successors:
+            return self.default, other
+        name = self.default if other else RECYCLING
+        return name, graft((other, recycling.look(row)))
 
     def _counts(
         self, names: Sequence[str], trees: Sequence[list[Node]], limits: list[int]
@@ -204,7 +219,7 @@ class RoutedDrafter:
     def forget(self, rows: list[int]) -> None:
         for row in rows:
             self._routes.pop(row, None)
-        for method in (self.lookup, self.network, *self.lookups.values()):
+        for method in (self.lookup, self.network, self.recycling, *self.lookups.values()):
             if method is not None:
                 method.forget(rows)
 
@@ -292,8 +307,13 @@ class AutoDrafter(RoutedDrafter):
         sizes = {"auto": suffix.needs.max_nodes, **self.needs.methods}
         needs = self.needs
         room = sizes["auto"] if "num_nodes" in options else OF_SUCCESSORS[-1].num_nodes
-        if model is None and _can_recycle(suffix, room, context):
-            self.recycling = RecyclingDrafter({}, None, context)
+        entries = None
+        if options.get("phrases") != "off" and context.codec is not None:
+            entries = common_successors(context.codec, context.vocab_size)
+        has_successors = context.is_fused or (entries is not None and len(entries.next_E) > 0)
+        if model is None and has_successors and _can_recycle(suffix, room, context):
+            learns = context.is_fused
+            self.recycling = RecyclingDrafter(SIZES, None, context, entries, learns=learns)
             sizes["auto"] = max(sizes["auto"], room)
         if model is not None:
             needs = model.method.needs
@@ -305,8 +325,8 @@ class AutoDrafter(RoutedDrafter):
 
 
 def _can_recycle(lookup: LookupDrafter, room: int, context: DrafterContext) -> bool:
-    """Whether captured steps may check trees of recycling beside the lookup's guesses."""
-    has_trees = context.is_fused and not context.only_chains and not lookup.is_alone_on_device
+    """Whether trees of recycling may be checked beside the lookup's guesses."""
+    has_trees = not context.only_chains and not lookup.is_alone_on_device
     return has_trees and lookup.is_adaptive and room >= OF_SUCCESSORS[0].num_nodes
 
 

@@ -11,7 +11,7 @@ from hunch.drafting.draft_model import DeviceDraftModel
 from hunch.drafting.following import DeviceFollower
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.options import BRANCH
-from hunch.drafting.recycling import DeviceRecycling
+from hunch.drafting.recycling import DeviceRecycling, device_recycling
 from hunch.drafting.step_shapes import SURE_MATCH, DraftSource, StepShape, levels_after
 from hunch.drafting.with_lookups import DeviceWithLookups, TreeSize
 from hunch.kernels.step import RowState, StepRows
@@ -196,8 +196,11 @@ class DeviceAutoRecycling(DeviceWithLookups):
         sizes = [size for size in OF_SUCCESSORS if size.num_nodes <= room]
         super().__init__("auto", lookup, recycling, {DraftSource.MERGED: sizes})
         self.trees = {
-            size: replace(
-                recycling, num_nodes=self.num_nodes, tree_nodes=size.width * size.num_levels
+            size: device_recycling(
+                recycling.successors,
+                size.width * size.num_levels,
+                size.num_levels,
+                is_adaptive=True,
             )
             for size in sizes
         }
