@@ -131,7 +131,7 @@ def test_nothing_stale_is_drafted_from_after_steps_without_it(
         return ([], 0) if now % 3 else (list(range(len(ids)))[now % 2 :], 1 + now % 5)
 
     monkeypatch.setattr(NetworkDrafts, "plan", now_and_then)
-    monkeypatch.setattr("hunch.drafting.auto.share_nodes", lambda rows, *_, **__: [0] * len(rows))
+    monkeypatch.setattr("hunch.drafting.routed.share_nodes", lambda rows, *_, **__: [0] * len(rows))
     with LLM(str(model), speculate=f"auto:draft={exact}", **SMALL) as llm:
         for kind in ("greedy", "sampled"):
             assert tokens(llm, PARAMS[kind]) == plain[kind]

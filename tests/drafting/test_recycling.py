@@ -16,7 +16,7 @@ from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.costs import CostCurve
 from hunch.drafting.recycling import RecyclingDrafter
 from hunch.errors import ConfigError
-from hunch.kernels.successors import ONE_TOKEN, Entries
+from hunch.kernels.successor_entries import ONE_TOKEN, Entries
 from tiny_models import write_llama
 
 SMALL = {"max_num_seqs": 4, "max_model_len": 256, "kv_bytes": 8_000_000, "dtype": "float32"}

@@ -12,7 +12,8 @@ pytest.importorskip("triton")
 
 from hunch.kernels import gpu_successors, successors
 from hunch.kernels import step as columns
-from hunch.kernels.successors import CERTAIN, ONE_TOKEN, WIDTH, Entries, Successors, level_widths
+from hunch.kernels.successor_entries import CERTAIN, ONE_TOKEN, WIDTH, Entries, contexts_of
+from hunch.kernels.successors import Successors, level_widths
 from row_states import DEVICE, cells_of, step_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, in the interpreter
@@ -163,7 +164,7 @@ def test_of_pairs_that_share_a_slot_the_first_one_has_it() -> None:
     slots: dict[int, tuple[int, int]] = {}
     for first, last in contexts:
         if first != ONE_TOKEN:
-            pair = successors.pairs_of(np.array([first]), np.array([last]))
+            pair = contexts_of(np.array([first]), np.array([last]))
             slots.setdefault(int(successors.slots_of(pair, 64)[0]), (first, last))
     kept = [
         context for context in contexts if context[0] != ONE_TOKEN and context in slots.values()

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from train_setup import ENGINE, check_no_text_changes, new_job
 
 from hunch import LLM
 from hunch.errors import ConfigError
-from hunch.kernels.phrases import FILE, NUM_LEVELS
+from hunch.kernels.phrases import FILE, NUM_LEVELS, read_phrases
+from hunch.kernels.successor_entries import CERTAIN
+from hunch.kernels.successors import Successors
 from hunch.train.job import run_job
 from hunch.train.phrases import Counting, count, make_table, replay
 from hunch.train.progress import Progress
@@ -42,6 +45,21 @@ def test_nothing_of_prompts_is_counted() -> None:
     texts = texts_of(200)
     texts.prompt_len[:] = 10  # the phrase is the user's
     assert make_table(texts, VOCAB, Counting()).find([11, 12]) is None
+
+
+def test_successors_are_counted_for_trees(tmp_path: Path) -> None:
+    """Of answers alone, and as a file has them."""
+    data = make_table(texts_of(200), VOCAB, Counting()).files()
+    save_file(data, tmp_path / FILE)
+    known = read_phrases(tmp_path, VOCAB).successors
+    assert known is not None
+    successors = Successors.create(VOCAB, "cpu", known)
+    (token, chance), *_ = successors.find(12, 13)
+    assert (token, chance > 0.9 * CERTAIN**2) == (14, True)
+    assert [token for token, _ in successors.find(-1, 11)] == [12]
+    with pytest.raises(ConfigError, match="target does not have"):
+        save_file({**data, "successors_next": data["successors_next"] + VOCAB}, tmp_path / FILE)
+        read_phrases(tmp_path, VOCAB)
 
 
 def test_what_the_own_text_knows_needs_no_entry() -> None:

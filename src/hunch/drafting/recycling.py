@@ -26,8 +26,10 @@ from hunch.drafting.step_shapes import DraftSource
 from hunch.drafting.trees import Node, best_first
 from hunch.drafting.window import host
 from hunch.errors import ConfigError
+from hunch.kernels.phrases import PhraseTable
 from hunch.kernels.step import RowState, StepRows
-from hunch.kernels.successors import CERTAIN, WIDTH, Entries, Successors, level_widths
+from hunch.kernels.successor_entries import CERTAIN, WIDTH, Entries, mixed
+from hunch.kernels.successors import Successors, level_widths
 from hunch.models.target import Hidden
 
 NUM_LEVELS = 16  # types of guesses, by the chance that the table gives them
@@ -139,11 +141,24 @@ class RecyclingDrafter(LookupDrafter):
             self._device, self.config.num_nodes, self.config.depth, is_adaptive=self.is_adaptive
         )
 
+    def take_phrases(self, table: PhraseTable) -> None:
+        """Use what was counted since the start, too."""
+        if table.successors is None:
+            return
+        known = self.successors.entries
+        entries = table.successors if known is None else mixed(table.successors, known)
+        for one in self._tables:
+            one.entries = entries
+            one.clear()
+
     def clear(self) -> None:
         """Forget what was learned from all requests."""
-        for table in (self.successors, self._device):
-            if table is not None:
-                table.clear()
+        for table in self._tables:
+            table.clear()
+
+    @property
+    def _tables(self) -> list[Successors]:
+        return [table for table in (self.successors, self._device) if table is not None]
 
 
 def device_recycling(

@@ -21,8 +21,10 @@ from safetensors.numpy import load
 
 from hunch.errors import ConfigError
 from hunch.kernels.lookup import NUM_GUESS_TYPES
+from hunch.kernels.successor_entries import Entries, mixed
 
 FILE = "model.safetensors"
+SUCCESSORS = "successors_"  # before the names of their tensors
 NUM_LEVELS = 16
 NOBODY = NUM_GUESS_TYPES  # the type where the request's own text has no guess
 TRUST_UNIT = 1 / 16  # of the log-odds kept as bytes
@@ -48,6 +50,8 @@ class PhraseTable:
     versus_odds: Array
     guess_trust_V: Array  # added to own_odds by the guessed token
     last_trust_V: Array  # and by the token before it
+    # What follows single tokens and pairs of them, for trees of guesses; None: it was not counted.
+    successors: Entries | None = None
     _hashes: Sequence[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +75,10 @@ class PhraseTable:
         hash_E, at_E = np.unique(np.concatenate((other.hash_E, self.hash_E)), return_index=True)
         token_E = np.concatenate((other.token_E, self.token_E))[at_E]
         level_E = np.concatenate((other.level_E, self.level_E))[at_E]
-        return replace(self, hash_E=hash_E, token_E=token_E, level_E=level_E)
+        successors = self.successors or other.successors
+        if self.successors is not None and other.successors is not None:
+            successors = mixed(other.successors, self.successors)
+        return replace(self, hash_E=hash_E, token_E=token_E, level_E=level_E, successors=successors)
 
     @cached_property
     def start_S(self) -> Array:
@@ -82,7 +89,9 @@ class PhraseTable:
     def files(self) -> dict[str, Array]:
         """Tensors to store."""
         vocab_size = len(self.guess_trust_V)
+        further = {} if self.successors is None else self.successors.files(SUCCESSORS)
         return {
+            **further,
             "hashes": self.hash_E,
             "tokens": self.token_E.astype(np.uint16 if vocab_size <= 1 << 16 else np.uint32),
             "levels": self.level_E,
@@ -119,7 +128,9 @@ def load_phrases(data: bytes, vocab_size: int, folder: Path | str = "memory") ->
     """The table that a file's bytes hold."""
     try:
         stored = load(data)
+        vocab = len(stored["guess_trust"])
         table = PhraseTable(
+            successors=Entries.of_files(stored, SUCCESSORS, vocab, f"phrases={folder}"),
             max_order=int(stored["max_order"][0]),
             hash_E=stored["hashes"].astype(np.uint32),
             token_E=stored["tokens"].astype(np.int32),

@@ -15,27 +15,14 @@ import torch
 from torch import Tensor
 
 from hunch.kernels.step import DRAFTED, MATCHED, RowState, StepRows, live_rows
+from hunch.kernels.successor_entries import CERTAIN, WIDTH, Entries, ranks_of
 
-WIDTH = 8  # successors of a context
-PAIR_BITS = 18  # of a slot's number
-CERTAIN = 255  # chances are whole numbers of this
+MAX_PAIR_BITS = 19
 MULTIPLIER = -7046029254386353131  # odd; of the pair's hash, in 64 bits with a sign
-ONE_TOKEN = -1  # in place of a pair's first token: the context is the last token alone
 # How often the successor of each rank is the target's choice, in 255ths: about what arXiv
 # 2408.08696 reports.
 RANK_CHANCES = (115, 36, 20, 13, 10, 8, 5, 5)
 SCALE = float(np.float32(1 / CERTAIN**2))
-
-
-@dataclass(frozen=True, slots=True)
-class Entries:
-    """Successors of contexts; those of one context stand together, likeliest first, and frequent
-    contexts before rare ones. The chances of one context add up to `CERTAIN` or less."""
-
-    first_E: np.ndarray  # the token before the last one, or ONE_TOKEN
-    last_E: np.ndarray
-    next_E: np.ndarray
-    chance_E: np.ndarray  # 1 to CERTAIN
 
 
 @dataclass(slots=True)
@@ -59,9 +46,13 @@ class Successors:
         entries: Entries | None = None,
         *,
         num_best: int = WIDTH,
-        pair_bits: int = PAIR_BITS,
+        pair_bits: int | None = None,
     ) -> Successors:
-        num_slots = 1 << (pair_bits if entries is not None else 0)
+        """`pair_bits`: of a slot's number; None: as many as the entries need."""
+        if pair_bits is None:
+            num_pairs = 0 if entries is None else len(np.unique(entries.context_E))
+            pair_bits = min((2 * num_pairs).bit_length(), MAX_PAIR_BITS)
+        num_slots = 1 << pair_bits
         made = Successors(
             torch.empty(num_slots, dtype=torch.int64, device=device),
             torch.empty(num_slots, WIDTH, dtype=torch.int32, device=device),
@@ -82,21 +73,18 @@ class Successors:
         self.pair_S.fill_(-1)
         self.after_pair_SW.zero_()
         self.after_token_VW.zero_()
-        if (entries := self.entries) is None or not len(entries.next_E):
+        if (entries := self.entries) is None or not len(entries):
             return
-        last_E = entries.last_E.astype(np.int64)
-        context_E = pairs_of(entries.first_E.astype(np.int64), last_E)
-        is_new_E = np.r_[True, context_E[1:] != context_E[:-1]]
-        place_E = np.arange(len(last_E))
-        rank_E = place_E - np.maximum.accumulate(np.where(is_new_E, place_E, 0))
+        context_E, last_E = entries.context_E, entries.last_E.astype(np.int64)
+        rank_E = ranks_of(context_E)
         packed_E = entries.next_E.astype(np.int64) * 256 + entries.chance_E
-        is_one_E = entries.first_E == ONE_TOKEN
+        is_one_E = context_E < 0
         chosen = is_one_E & (rank_E < WIDTH)
         rows = self.after_token_VW.cpu().numpy().copy()
         rows[last_E[chosen], rank_E[chosen]] = packed_E[chosen]
         self.after_token_VW.copy_(torch.from_numpy(rows))
         slot_E = slots_of(context_E, len(self.pair_S))
-        heads = np.nonzero(is_new_E & ~is_one_E)[0]
+        heads = np.flatnonzero((rank_E == 0) & ~is_one_E)
         _, first = np.unique(slot_E[heads], return_index=True)
         owner_S = np.full(len(self.pair_S), -1, np.int64)
         owner_S[slot_E[heads[first]]] = context_E[heads[first]]
@@ -144,11 +132,6 @@ class Successors:
             if successor & 255:
                 found.setdefault(successor >> 8, (successor & 255) * left)
         return [(token, chance) for token, chance in found.items() if chance > 0]
-
-
-def pairs_of(first: np.ndarray, last: np.ndarray) -> np.ndarray:
-    """A number for each pair of tokens."""
-    return first << 32 | last
 
 
 def slots_of(pair: np.ndarray, num_slots: int) -> np.ndarray:

@@ -34,10 +34,13 @@ from hunch.kernels.lookup import (
     guess_type_of,
 )
 from hunch.kernels.phrases import NOBODY, NUM_LEVELS, PhraseTable, context_hash
+from hunch.kernels.successor_entries import ONE_TOKEN, counted
+from hunch.kernels.successor_entries import Entries as Successors
 from hunch.train.texts import Texts
 
 Array = np.ndarray
 KEPT_OUT = 5  # every fifth text
+MAX_PAIRS = 150_000  # of tokens whose successors are kept: the most frequent ones
 SURE = 0.85  # above this chance of the own text's guess a token is not counted: loops would prevail
 NUM_OTHERS = 4  # other guesses of the own text, where its places differ
 SECOND_BEST = 0.15  # prior chance of a token that shorter contexts do not guess
@@ -200,6 +203,7 @@ def make_table(texts: Texts, vocab_size: int, options: Counting) -> PhraseTable:
     odds = _measure(unseen, count(seen, options), vocab_size)
     entries = count(answers, options)
     return PhraseTable(
+        successors=count_successors(texts),
         max_order=options.max_order,
         hash_E=entries.hash_E,
         token_E=entries.token_E.astype(np.int32),
@@ -268,6 +272,15 @@ def fit(
     optimiser.step(loss)  # type: ignore[no-untyped-call]
     found = terms.detach().numpy()
     return [found[first:last] for first, last in pairwise(offsets)]
+
+
+def count_successors(texts: Texts) -> Successors:
+    """What follows single tokens and pairs of them in the answers."""
+    text_T = np.repeat(np.arange(len(texts)), texts.lengths)
+    pos_T = np.arange(len(texts.tokens)) - texts.offset[:-1][text_T]
+    at_N = np.flatnonzero((pos_T >= texts.prompt_len[text_T]) & (pos_T > 0))
+    first_N = np.where(pos_T[at_N] > 1, texts.tokens[np.maximum(at_N - 2, 0)], ONE_TOKEN)
+    return counted(first_N, texts.tokens[at_N - 1], texts.tokens[at_N], MAX_PAIRS)
 
 
 def count_bytes(data: bytes) -> bytes:
