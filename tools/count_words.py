@@ -45,10 +45,10 @@ GAP = -1  # between texts
 class Limits:
     """What is too rare to be kept."""
 
-    min_count: int = 4  # of a word
+    min_count: int = 3  # of a word
+    max_pairs: int = 50_000  # contexts of two words
     min_next: int = 2  # times that a word follows two
-    min_chance: int = 5  # of a successor, in 255ths
-    max_pairs: int = 70_000  # contexts of two words
+    min_chance: int = 5  # of what follows two words, in 255ths
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,8 +146,8 @@ def make_table(texts: Iterable[str], limits: Limits) -> WordTable:
     least = np.sort(gain_N[starts])[-limits.max_pairs :][:1]
     pairs = pairs[(gain_N >= least) & (gain_N > 0) & (pairs.count_N >= limits.min_next)]
     kept = []
-    for follows in (ones, pairs):
-        is_kept_N = (follows.rank_N < WIDTH) & (follows.chance_N >= limits.min_chance)
+    for follows, min_chance in ((ones, 1), (pairs, limits.min_chance)):
+        is_kept_N = (follows.rank_N < WIDTH) & (follows.chance_N >= min_chance)
         for word_N in (follows.first_N, follows.last_N, follows.next_N):
             is_kept_N &= word_N < num_words
         kept.append(follows[is_kept_N])

@@ -154,8 +154,11 @@ class _Counts:
         # Counts are rounded: of all successors there may be a few more than of their context.
         seen_N = np.maximum(seen_N, np.bincount(at_N, count_N, len(context_N)))
         chance_N = (CERTAIN * count_N / (seen_N[at_N] + PRIOR)).astype(np.int64)
+        place_N = np.empty(len(context_N), np.int64)
+        place_N[np.argsort(-seen_N, kind="stable")] = np.arange(len(context_N))
         kept = np.nonzero(chance_N)[0]
-        kept = kept[np.lexsort((-chance_N[kept], at_N[kept], -seen_N[at_N[kept]]))]
+        # The most frequent context first, and of its successors the likeliest.
+        kept = kept[np.argsort(place_N[at_N[kept]] * (CERTAIN + 1) - chance_N[kept], kind="stable")]
         kept = kept[_rank(at_N[kept]) < WIDTH]
         successor, mask = successor_N[kept], (1 << self.bits) - 1
         return Entries(
