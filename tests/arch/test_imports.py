@@ -42,7 +42,7 @@ TABLE: dict[str, set[str]] = {
     "verify": {"torch", "draft", "sampling", "kernels", "errors"},
     "drafting": {
         "torch", "draft", "sampling", "config", "registry", "models", "layers", "kernels",
-        "errors", "types",
+        "drafters", "errors", "types",
     },
     "step": {
         "torch", "types", "draft", "errors", "config", "registry", "kernels", "parallel.group",
