@@ -18,7 +18,7 @@ import numpy as np
 from hunch.drafters import COMMON_WORDS
 from hunch.drafting.word_table import CERTAIN, NO_WORD, PRIOR, WordTable, read_words
 from hunch.errors import RequestError
-from hunch.kernels.successors import ONE_TOKEN, WIDTH, Entries
+from hunch.kernels.successor_entries import ONE_TOKEN, WIDTH, Entries
 from hunch.types import TextCodec
 
 log = logging.getLogger(__name__)
