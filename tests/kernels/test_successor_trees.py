@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import exp, log
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from hunch.kernels import native_library
 from hunch.kernels.native_successors import NativeTrees
-from hunch.kernels.successor_trees import Chain, SuccessorTrees, TreeLimits
+from hunch.kernels.successor_trees import BESIDE, Chain, SuccessorTrees, TreeLimits
 from hunch.kernels.successors import ONE_TOKEN, Entries, Successors
 
 VOCAB = 12
@@ -56,12 +57,16 @@ def test_successors_count_where_the_chain_is_wrong() -> None:
     trees = SuccessorTrees(Successors.create(VOCAB, "cpu", entries), LIMITS, 1)
     trees.follow(0, np.array([1]))
     assert trees.guess(0, 10) == 2
-    of_two, of_three = trees.chance_N[:2].tolist()
+    of_two, of_three = (
+        1 / (1 + exp(-log(chance / (1 - chance)) - BESIDE))
+        for chance in trees.chance_N[:2].tolist()
+    )
     assert trees.guess(0, 10, chain_of([3, 5], [0.6, 0.3])) == 3
     expected = {(3, -1): 0.6 + 0.4 * of_three, (2, -1): 0.4 * of_two}
     expected[5, 0] = expected[3, -1] * 0.5
     tokens, parents, chances = found_by(trees, 3)
-    assert dict(zip(zip(tokens, parents, strict=True), chances, strict=True)) == expected
+    found = dict(zip(zip(tokens, parents, strict=True), chances, strict=True))
+    assert found == pytest.approx(expected)
 
 
 def test_chances_follow_what_comes() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from hunch.kernels.lookup import FADE, FIRST_RATE, LAST_RATE, ROW_LIMIT, ROW_RATE
 from hunch.kernels.native_library import I64, POINTER, library
 from hunch.kernels.native_structs import fields
-from hunch.kernels.successor_trees import EMPTY, Chain, TreeLimits, first_odds
+from hunch.kernels.successor_trees import BESIDE, EMPTY, Chain, TreeLimits, first_odds
 from hunch.kernels.successors import WIDTH, Successors
 
 _RATES = ("first_rate", "last_rate", "fade", "row_rate", "row_limit")
@@ -19,7 +19,7 @@ class _Spec(ctypes.Structure):
     _fields_ = (
         *fields(POINTER, "pair", "after_pair", "after_token", "odds"),
         *fields(I64, "num_slots", "width", "num_nodes", "depth"),
-        *fields(ctypes.c_double, "min_chance", *_RATES),
+        *fields(ctypes.c_double, "min_chance", "beside", *_RATES),
     )
 
 
@@ -44,6 +44,7 @@ class NativeTrees:
             num_nodes=limits.num_nodes,
             depth=limits.depth,
             min_chance=limits.min_chance,
+            beside=BESIDE,
             first_rate=FIRST_RATE,
             last_rate=LAST_RATE,
             fade=FADE,

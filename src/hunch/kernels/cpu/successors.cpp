@@ -93,9 +93,11 @@ int64_t SuccessorTrees::guess(int64_t at, int64_t most, const int64_t* chain, co
     guesses.clear();
     heap.clear();
     serial = 0;
-    double level_chance[NUM_SHARES];
-    for (int i = 0; i < NUM_SHARES; i++)
-        level_chance[i] = 1.0 / (1.0 + std::exp(-terms[i] - row.term));
+    double chance[2][NUM_SHARES];  // of the levels; beside a guess of the chain
+    for (int i = 0; i < NUM_SHARES; i++) {
+        chance[0][i] = 1.0 / (1.0 + std::exp(-terms[i] - row.term));
+        chance[1][i] = 1.0 / (1.0 + std::exp(-terms[i] - row.term - spec.beside));
+    }
     most = std::min(most, spec.num_nodes);
     Successor parent{row.last, -1, 1.0, 1.0, BY_CHAIN, -1, 0, 0};
     while ((int64_t)guesses.size() < most) {
@@ -108,10 +110,12 @@ int64_t SuccessorTrees::guess(int64_t at, int64_t most, const int64_t* chain, co
         const int count = depth <= spec.depth ? find(before, parent.token, found) : 0;
         double left = 1.0;  // the chance that the chain's guess is wrong
         int32_t guessed = -1;
+        const double* level_chance = chance[0];
         if (place >= 0 && place < num_chain) {
             guessed = (int32_t)chain[place];
             double own = place ? chances[place] / chances[place - 1] : chances[place];
             left -= own;
+            level_chance = chance[1];
             for (int i = 0; i < count; i++)
                 if (found[i].token == guessed) own += left * level_chance[level_of(found[i].share)];
             push({guessed, number, parent.path * own, 0.0, BY_CHAIN, place, depth, 0});

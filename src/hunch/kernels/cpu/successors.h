@@ -14,7 +14,7 @@ struct SuccessorSpec {
     const int32_t* after_token;  // [token][width]
     const double* odds;          // [NUM_SHARES]
     int64_t num_slots, width, num_nodes, depth;
-    double min_chance, first_rate, last_rate, fade, row_rate, row_limit;
+    double min_chance, beside, first_rate, last_rate, fade, row_rate, row_limit;
 };
 
 struct Successor {
