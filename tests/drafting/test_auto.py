@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
+from hunch.drafting.recycling import RecyclingDrafter
+from hunch.drafting.trees import nodes_of
+from hunch.kernels.successor_entries import ONE_TOKEN, Entries
 from hunch.types import Request, SamplingParams, Speculation
 from spec_rows import Desk
 
@@ -124,6 +128,25 @@ def test_a_row_forgets_the_wish_of_the_request_before():
     draft = desk.propose(0)
     assert list(draft.methods) == ["suffix"]
     assert draft.tokens_RN[0, 0] == 1
+
+
+def test_successors_are_drafted_beside_the_lookups_guesses():
+    """The same for a row alone as among others."""
+    entries = Entries(*map(np.array, ([ONE_TOKEN] * 2, [4, 9], [7, 11], [120, 130])))
+    desk = Desk("auto", {1: 1.0, 64: 1.1})
+    context = desk.drafter.context
+    desk.drafter.recycling = RecyclingDrafter({}, None, context, entries, learns=False)
+    desk.commit(0, [9, 4, 9, 4], is_prompt=True)
+    desk.commit(1, [20, 9], is_prompt=True)
+    alone, other = desk.propose(0), desk.propose(1)
+    assert (list(alone.methods), list(other.methods)) == (["suffix"], ["recycling"])
+    (nodes,), (guess,) = nodes_of(alone), nodes_of(other)
+    assert nodes[0][:2] == [9, 4]
+    assert (7, -1) in zip(*nodes, strict=True)
+    assert guess == ([11], [-1])
+    both = desk.propose(0, 1)
+    assert list(both.methods) == ["suffix", "recycling"]
+    assert nodes_of(both) == [nodes, guess]
 
 
 def test_the_loaded_methods_are_told_with_their_sizes():

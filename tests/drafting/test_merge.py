@@ -10,7 +10,8 @@ import pytest
 import head_files
 from hunch import LLM, SamplingParams
 from hunch.config import SpecConfig
-from hunch.drafting.trees import Node, graft
+from hunch.drafting.merge import graft
+from hunch.drafting.trees import Node
 from hunch.errors import ConfigError
 from tiny_models import write_llama
 

@@ -17,6 +17,7 @@ from hunch.drafting.costs import CostCurve
 from hunch.drafting.recycling import RecyclingDrafter
 from hunch.errors import ConfigError
 from hunch.kernels.successor_entries import ONE_TOKEN, Entries
+from hunch.models.backends import TORCH
 from tiny_models import write_llama
 
 SMALL = {"max_num_seqs": 4, "max_model_len": 256, "kv_bytes": 8_000_000, "dtype": "float32"}
@@ -25,7 +26,10 @@ SMALL = {"max_num_seqs": 4, "max_model_len": 256, "kv_bytes": 8_000_000, "dtype"
 def drafter(
     entries: Entries | None = None, learns: bool = True, **options: str
 ) -> RecyclingDrafter:
-    context: Any = SimpleNamespace(vocab_size=50, cost=CostCurve(), device=torch.device("cpu"))
+    context: Any = SimpleNamespace(
+        target=SimpleNamespace(backend=TORCH), vocab_size=50, cost=CostCurve(), max_rows=4,
+        device=torch.device("cpu"),
+    )  # fmt: skip
     options = {"adaptive": "false", **options}
     return RecyclingDrafter(options, None, context, entries, learns=learns)
 

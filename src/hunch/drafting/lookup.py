@@ -13,6 +13,7 @@ from hunch.drafting.base import DeviceDrafter, DrafterContext
 from hunch.drafting.trees import Node, draft_of
 from hunch.kernels.lookup import FADE, FIRST_RATE, LAST_RATE, ROW_LIMIT, ROW_RATE
 from hunch.kernels.step import RowState, StepRows
+from hunch.kernels.successor_trees import Chain
 from hunch.models.target import Hidden
 
 if TYPE_CHECKING:
@@ -113,6 +114,10 @@ class LookupDrafter:
         state = self.rows[row]
         state.guesses = self.guess(state)
         return state.guesses
+
+    def chain(self, row: int, limit: int) -> Chain:
+        """The same of a method without trees, as arrays; the next guesses may overwrite them."""
+        raise NotImplementedError
 
     def propose(self, rows: Rows) -> Draft:
         ids, max_draft_X = rows.ids_R.tolist(), rows.max_draft_X.tolist()

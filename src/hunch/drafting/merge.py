@@ -27,7 +27,7 @@ from hunch.drafting.host_network import ProposedDraft, ProposedDrafts
 from hunch.drafting.lookup import DeviceLookup, LookupDrafter
 from hunch.drafting.options import at_least_one
 from hunch.drafting.step_shapes import DraftSource, StepShape
-from hunch.drafting.trees import Node, draft_of, graft, nodes_of
+from hunch.drafting.trees import Node, draft_of, likeliest, nodes_of
 from hunch.drafting.with_lookups import DeviceWithLookups, TreeSize
 from hunch.errors import ConfigError
 from hunch.kernels.step import RowState, StepRows
@@ -101,6 +101,42 @@ class Part:
     def forget(self, rows: list[int]) -> None:
         self.method.forget(rows)
         self._drafts.forget(rows)
+
+
+class _Graft:
+    """A node of the merged tree while it is built."""
+
+    __slots__ = ("chance", "children", "token")
+
+    def __init__(self, token: int) -> None:
+        self.token = token
+        self.chance = 0.0  # given its parent
+        self.children: dict[int, _Graft] = {}
+
+
+def graft(trees: Sequence[Sequence[Node]]) -> list[Node]:
+    """Merge trees over the same text into one, likeliest nodes first."""
+    root = _Graft(-1)
+    for tree in trees:
+        places: list[_Graft] = []
+        for node in tree:
+            parent = places[node.parent] if node.parent >= 0 else root
+            before = tree[node.parent].chance if node.parent >= 0 else 1.0
+            own = min(node.chance / before, 1.0) if before > 0 else 0.0
+            found = parent.children.setdefault(node.token, _Graft(node.token))
+            found.chance = 1.0 - (1.0 - found.chance) * (1.0 - own)
+            places.append(found)
+    nodes: list[Node] = []
+    waiting: list[tuple[_Graft, int, float]] = [(root, -1, 1.0)]
+    while waiting:
+        place, number, chance = waiting.pop()
+        children = place.children.values()
+        most = max(sum(child.chance for child in children), 1.0)  # at most one of them is right
+        for child in children:
+            own = chance * child.chance / most
+            waiting.append((child, len(nodes), own))
+            nodes.append(Node(child.token, number, own))
+    return likeliest(nodes, len(nodes))
 
 
 class MergeDrafter:

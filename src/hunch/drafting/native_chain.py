@@ -14,7 +14,7 @@ from torch import Tensor
 from hunch.draft import Draft, Rows
 from hunch.drafting.base import DrafterContext
 from hunch.drafting.tree_shape import TreeShape
-from hunch.drafting.trees import ReusedChain
+from hunch.drafting.trees import ReusedDraft
 from hunch.drafting.window import KvWindow, RowArrays
 from hunch.kernels.kv_store import KVCache, write_slots
 from hunch.kernels.native import NativeNetwork
@@ -43,7 +43,7 @@ class ChainDrafts:
         self._placed: tuple[Tensor | None, KVCache | None] = (None, None)
         self._columns = [column.numpy() for column in context.sampling.columns_X]
         self._request: Request | None = None  # whose sampling parameters the kernels have
-        self._drafts: dict[tuple[int, int], ReusedChain] = {}  # by row, as a draft may be waiting
+        self._drafts: dict[tuple[int, int], ReusedDraft] = {}  # by row, as a draft may be waiting
 
     @staticmethod
     def fit(shape: TreeShape, context: DrafterContext) -> bool:
@@ -77,7 +77,7 @@ class ChainDrafts:
         self._ask(rows, row)
         reused = self._drafts.get((row, limit))
         if reused is None:
-            reused = self._drafts[row, limit] = ReusedChain(limit)
+            reused = self._drafts[row, limit] = ReusedDraft(limit)
         num_known = position - first if state_1D is None else 0
         self._find_slots(arrays, row, first, num_known + limit)
         self.chain.run(

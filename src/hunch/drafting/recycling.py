@@ -10,44 +10,36 @@ Paper: arXiv 2408.08696.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from math import log2
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hunch.config import read_options
-from hunch.draft import TargetStep
+from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.base import DeviceDrafter, DrafterContext, Options
-from hunch.drafting.lookup import Chances, LookupDrafter, LookupRow
+from hunch.drafting.lookup import Chances, LookupDrafter
 from hunch.drafting.options import at_least_one
+from hunch.drafting.policy import best_count
 from hunch.drafting.step_shapes import DraftSource
-from hunch.drafting.trees import Node, best_first
-from hunch.drafting.window import host
+from hunch.drafting.trees import Node, ReusedDraft
+from hunch.drafting.window import NewTokens, host
 from hunch.errors import ConfigError
+from hunch.kernels.lookup import MIN_CHANCE
+from hunch.kernels.native_successors import NativeTrees
 from hunch.kernels.phrases import PhraseTable
 from hunch.kernels.step import RowState, StepRows
-from hunch.kernels.successor_entries import CERTAIN, WIDTH, Entries, mixed
+from hunch.kernels.successor_entries import WIDTH, Entries, mixed
+from hunch.kernels.successor_trees import SuccessorTrees, TreeLimits
 from hunch.kernels.successors import Successors, level_widths
 from hunch.models.target import Hidden
 
-NUM_LEVELS = 16  # types of guesses, by the chance that the table gives them
-MIN_CHANCE = 0.004  # of a path on the host
-State = tuple[int, int, int]  # of a path: its last two tokens and its length
+LEAST_ALONE = 0.004  # chance of a path on the host, where no other method drafts
 # Chances of a device's trees of 9, as measured on two models: of a token's best successors that one
 # is right, and of a further level (0.49 and 0.35 on SmolLM2-135M, 0.49 and 0.48 on Qwen2.5-0.5B).
 PRIOR = 0.45, 0.45
-
-
-def level_of(share: int) -> int:
-    """The type of a guess by its chance, in `CERTAIN ** 2`ths: one for each factor of 1.41."""
-    return min(NUM_LEVELS - 1, int(2 * log2(CERTAIN**2 / share)))
-
-
-def chance_of(level: int) -> float:
-    """Of guesses of this type, before anything was learned."""
-    return float(2.0 ** (-(level + 0.5) / 2))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,16 +55,6 @@ class RecyclingConfig:
         at_least_one(self, "num_nodes", "depth", "candidates", method="recycling")
 
 
-@dataclass(slots=True)
-class Tokens:
-    """A request's text, of which the last two tokens count."""
-
-    tokens: list[int] = field(default_factory=list)
-
-    def extend(self, tokens: list[int]) -> None:
-        self.tokens += tokens
-
-
 class RecyclingDrafter(LookupDrafter):
     """Trees from the successors of pairs of tokens and of single ones, likeliest paths first."""
 
@@ -85,19 +67,25 @@ class RecyclingDrafter(LookupDrafter):
         *,
         learns: bool = True,
     ) -> None:
-        """`learns`: from the target's logits too."""
+        """`learns`: from the target's logits too; else it drafts beside a lookup."""
         if path is not None:
             raise ConfigError("speculate='recycling' takes no path: it learns while it runs")
         self.config = read_options(RecyclingConfig, options, "recycling")
         super().__init__(
             max_nodes=self.config.num_nodes,
-            chances=Chances({level: chance_of(level) for level in range(NUM_LEVELS)}),
+            chances=Chances({}),
             context=context,
             is_adaptive=self.config.adaptive,
         )
         size, num_best = context.vocab_size, self.config.candidates
         self.successors = Successors.create(size, "cpu", entries, num_best=num_best)
         self._device: Successors | None = None  # the table of captured steps
+        min_chance = LEAST_ALONE if learns else MIN_CHANCE
+        limits = TreeLimits(self.config.num_nodes, self.config.depth, min_chance)
+        make = NativeTrees if context.target.backend.has_host_kernels else SuccessorTrees
+        self.trees = make(self.successors, limits, context.max_rows)
+        self._new = NewTokens()
+        self._drafts: dict[tuple[int, int], ReusedDraft] = {}  # by row and size
         self.needs = replace(
             self.needs,
             top=self.successors.num_best if learns else 0,
@@ -105,28 +93,44 @@ class RecyclingDrafter(LookupDrafter):
         )
 
     def observe(self, step: TargetStep) -> None:
-        super().observe(step)
+        self.follow(step.rows, self._new.read(step.rows).ids)
         if self.needs.top and step.checked_M is not None and step.top_MC is not None:
             checked_M, top_MC = host(step.checked_M), host(step.top_MC)
             self.successors.keep_best(torch.from_numpy(checked_M), torch.from_numpy(top_MC))
 
-    def new_text(self) -> Tokens:
-        return Tokens()
+    def follow(self, rows: Rows, ids: list[int]) -> None:
+        for row, first, end in self._new.take(rows, ids):
+            self.trees.follow(row, self._new.tokens_XL[row, first:end])
 
-    def guess(self, row: LookupRow) -> list[Node]:
-        find, of = self.successors.find, self.chances.of
+    def look(self, row: int) -> list[Node]:
+        return self.look_beside(row, [])
 
-        def expand(state: tuple[int, int, int]) -> Iterable[tuple[int, float, int, State]]:
-            before, last, depth = state
-            if depth == self.config.depth:
-                return
-            for token, share in find(before, last):
-                level = level_of(share)
-                yield token, of(level, row.term), level, (last, token, depth + 1)
+    def look_beside(self, row: int, chain: list[Node]) -> list[Node]:
+        """A tree with a lookup's guesses among its nodes."""
+        tokens_N = np.array([node.token for node in chain], np.int64)
+        chance_N = np.array([node.chance for node in chain], np.float64)
+        trees = self.trees
+        count = trees.guess(row, self.config.num_nodes, (tokens_N, chance_N))
+        found = trees.tokens_N, trees.parents_N, trees.chance_N
+        return list(map(Node, *(array[:count].tolist() for array in found)))
 
-        tokens = row.text.tokens
-        root = tokens[-2] if len(tokens) > 1 else -1, tokens[-1], 0
-        return best_first(root, expand, self.config.num_nodes, MIN_CHANCE)
+    def propose_beside(self, lookup: LookupDrafter, rows: Rows, row: int) -> Draft:
+        """The draft of a step's only row, valid until its next one: as many nodes as pay."""
+        limit = int(rows.max_draft_X[row])
+        chain, trees = lookup.chain(row, limit), self.trees
+        found = trees.guess(row, limit, chain)
+        count = best_count(trees.chance_N[:found].tolist(), self.context.cost, lookup.margin)
+        reused = self._drafts.get((row, count))
+        if reused is None:
+            reused = self._drafts[row, count] = ReusedDraft(count)
+        reused.tokens_N[:], reused.parents_N[:] = trees.tokens_N[:count], trees.parents_N[:count]
+        reused.draft.methods = ["suffix" if len(chain[0]) else "recycling"]
+        return reused.draft
+
+    def forget(self, rows: list[int]) -> None:
+        for row in rows:
+            self._new.forget(row)
+            self.trees.forget(row)
 
     def on_device(self) -> DeviceDrafter | None:
         """Trees with as many nodes on each level; None: the target checks chains alone."""

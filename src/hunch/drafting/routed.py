@@ -36,7 +36,7 @@ from hunch.drafting.host_network import NetworkDrafts
 from hunch.drafting.lookup import DeviceLookup, LookupDrafter
 from hunch.drafting.policy import share_nodes
 from hunch.drafting.recycling import DeviceRecycling, RecyclingDrafter
-from hunch.drafting.trees import Node, graft, side_by_side, to_draft
+from hunch.drafting.trees import Node, side_by_side, to_draft
 from hunch.kernels.phrases import PhraseTable
 from hunch.kernels.step import NEVER
 
@@ -120,12 +120,14 @@ class RoutedDrafter:
 
     def propose(self, rows: Rows) -> Draft:
         ids: list[int] = rows.ids_R.tolist()
-        is_simple = self.network is None and self._recycling_on_host is None
-        if is_simple and all(self._routes[row] is PLAIN for row in ids):
+        if self.network is None and all(self._routes[row] is PLAIN for row in ids):
             assert self.lookup is not None
-            draft = self.lookup.propose(rows)
-            draft.methods = [self.default] * len(ids)
-            return draft
+            if (recycling := self._recycling_on_host) is None:
+                draft = self.lookup.propose(rows)
+                draft.methods = [self.default] * len(ids)
+                return draft
+            if len(ids) == 1:
+                return recycling.propose_beside(self.lookup, rows, ids[0])
         names, trees = zip(*map(self._choose, ids), strict=True)
         max_draft_X = rows.max_draft_X.tolist()
         limits = [max_draft_X[row] for row in ids]
@@ -157,7 +159,7 @@ class RoutedDrafter:
         if (recycling := self._recycling_on_host) is None or not route.has_successors:
             return self.default, other
         name = self.default if other else RECYCLING
-        return name, graft((other, recycling.look(row)))
+        return name, recycling.look_beside(row, other)
 
     def _counts(
         self, names: Sequence[str], trees: Sequence[list[Node]], limits: list[int]

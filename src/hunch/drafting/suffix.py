@@ -27,8 +27,8 @@ from hunch.drafting.lookup import Chances, DeviceLookup, LookupDrafter, LookupRo
 from hunch.drafting.options import at_least_one
 from hunch.drafting.policy import best_count
 from hunch.drafting.shared_answers import DeviceShared, SharedAnswers, Store
-from hunch.drafting.trees import Node, ReusedChain, best_first
-from hunch.drafting.window import RowArrays
+from hunch.drafting.trees import Node, ReusedDraft, best_first
+from hunch.drafting.window import NewTokens
 from hunch.errors import ConfigError
 from hunch.kernels.guided import GuidedLookup
 from hunch.kernels.lookup import (
@@ -43,6 +43,7 @@ from hunch.kernels.lookup import (
 )
 from hunch.kernels.native_lookup import NativeLookup
 from hunch.kernels.phrases import PhraseTable, read_phrases
+from hunch.kernels.successor_trees import Chain
 
 if TYPE_CHECKING:
     from hunch.kernels.gpu_lookup import DevicePhrases  # needs Triton, which a CPU may not have
@@ -200,6 +201,10 @@ class SuffixDrafter(LookupDrafter):
         (row,) = host.ids
         return self.guide.draft(row, int(host.max_draft_X[row]), self._count)
 
+    def chain(self, row: int, limit: int) -> Chain:
+        assert self.guide is not None, "others draft by themselves"
+        return self.guide.chain(row, limit)
+
     def _count(self, chances: list[float]) -> int:
         """How many nodes of a step's only row to check."""
         if not self.is_adaptive:
@@ -276,9 +281,8 @@ class Guide:
     ) -> None:
         self.num_nodes, self.device = num_nodes, context.device
         self._is_host = context.device.type == "cpu"
-        self.host = RowArrays()
-        self._have: dict[int, int] = {}  # how many tokens of each row are indexed
-        self._drafts: dict[tuple[int, int], ReusedChain] = {}  # by row and length
+        self.host = NewTokens()
+        self._drafts: dict[tuple[int, int], ReusedDraft] = {}  # by row and length
         self.native: NativeLookup | None = None
         self.plain: GuidedLookup | None = None
         self._own_odds, self._max_rows = own_odds, context.max_rows
@@ -287,7 +291,7 @@ class Guide:
 
     def take(self, table: PhraseTable | None) -> None:
         """Use this table from now on; all rows are indexed again."""
-        self._have.clear()
+        self.host.forget_all()
         if self._is_native:
             self.native = NativeLookup(self._own_odds, table, self._max_rows, self.num_nodes)
         else:
@@ -295,47 +299,43 @@ class Guide:
 
     def follow(self, rows: Rows, ids: list[int]) -> None:
         """Index the new tokens of these rows."""
-        host = self.host.read(rows)
-        for row in ids:
-            have, known = self._have.get(row, 0), int(host.known_X[row])
-            if known <= have:
-                continue
-            self._have[row] = known
+        for row, first, end in self.host.take(rows, ids):
             if self.native is not None:
-                self.native.follow(row, host.address(row, have), known - have)
+                self.native.follow(row, self.host.address(row, first), end - first)
             elif self.plain is not None:
-                self.plain.follow(row, host.tokens_XL[row, have:known].tolist())
+                self.plain.follow(row, self.host.tokens_XL[row, first:end].tolist())
 
     def guess(self, row: int, limit: int) -> tuple[list[int], list[float]]:
         """Tokens that may follow, and the chances of the paths to them, which fall."""
-        if self.native is not None:
-            count = self.native.guess(row, limit)
-            return self.native.tokens_N[:count].tolist(), self.native.chance_N[:count].tolist()
-        assert self.plain is not None
-        return self.plain.guess(row, min(limit, self.num_nodes))
+        if self.native is None:
+            assert self.plain is not None
+            return self.plain.guess(row, min(limit, self.num_nodes))
+        tokens_N, chance_N = self.chain(row, limit)
+        return tokens_N.tolist(), chance_N.tolist()
+
+    def chain(self, row: int, limit: int) -> Chain:
+        """The same as arrays, which the next guess may overwrite."""
+        if self.native is None:
+            tokens, chances = self.guess(row, limit)
+            return np.array(tokens, np.int64), np.array(chances, np.float64)
+        count = self.native.guess(row, limit)
+        return self.native.tokens_N[:count], self.native.chance_N[:count]
 
     def draft(self, row: int, limit: int, count_of: Callable[[list[float]], int]) -> Draft:
         """The draft of a step's only row; `count_of` chances gives its number of nodes.
 
         It is valid until the next draft of the row.
         """
-        tokens: list[int] | np.ndarray
-        if self.native is not None:
-            found = self.native.guess(row, limit)
-            count = count_of(self.native.chance_N[:found].tolist())
-            tokens = self.native.tokens_N[:count]
-        else:
-            tokens, chances = self.guess(row, limit)
-            count = count_of(chances)
-            tokens = tokens[:count]
+        tokens_N, chance_N = self.chain(row, limit)
+        count = count_of(chance_N.tolist())
         reused = self._drafts.get((row, count))
         if reused is None:
-            reused = self._drafts[row, count] = ReusedChain(count)
-        reused.tokens_N[:] = tokens
+            reused = self._drafts[row, count] = ReusedDraft(count)
+        reused.tokens_N[:] = tokens_N[:count]
         return reused.draft if self._is_host else reused.draft.to(self.device)
 
     def forget(self, row: int) -> None:
-        self._have.pop(row, None)
+        self.host.forget(row)
         if self.native is not None:
             self.native.forget(row)
         elif self.plain is not None:

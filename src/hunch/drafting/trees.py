@@ -81,42 +81,6 @@ def likeliest(tree: list[Node], limit: int) -> list[Node]:
     return [tree[old]._replace(parent=number[tree[old].parent]) for old in order]
 
 
-class _Graft:
-    """A node of the merged tree while it is built."""
-
-    __slots__ = ("chance", "children", "token")
-
-    def __init__(self, token: int) -> None:
-        self.token = token
-        self.chance = 0.0  # given its parent
-        self.children: dict[int, _Graft] = {}
-
-
-def graft(trees: Sequence[Sequence[Node]]) -> list[Node]:
-    """Merge trees over the same text into one, likeliest nodes first."""
-    root = _Graft(-1)
-    for tree in trees:
-        places: list[_Graft] = []
-        for node in tree:
-            parent = places[node.parent] if node.parent >= 0 else root
-            before = tree[node.parent].chance if node.parent >= 0 else 1.0
-            own = min(node.chance / before, 1.0) if before > 0 else 0.0
-            found = parent.children.setdefault(node.token, _Graft(node.token))
-            found.chance = 1.0 - (1.0 - found.chance) * (1.0 - own)
-            places.append(found)
-    nodes: list[Node] = []
-    waiting: list[tuple[_Graft, int, float]] = [(root, -1, 1.0)]
-    while waiting:
-        place, number, chance = waiting.pop()
-        children = place.children.values()
-        most = max(sum(child.chance for child in children), 1.0)  # at most one of them is right
-        for child in children:
-            own = chance * child.chance / most
-            waiting.append((child, len(nodes), own))
-            nodes.append(Node(child.token, number, own))
-    return likeliest(nodes, len(nodes))
-
-
 @lru_cache(maxsize=8)
 def _nothing(num_rows: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """The columns of an empty draft; shared, as a draft's tensors are never written to."""
@@ -160,17 +124,17 @@ def to_draft(trees: list[list[Node]], counts: list[int], device: torch.device | 
     return draft.to(torch.device(device))
 
 
-class ReusedChain:
-    """The draft of one row with a chain of this length; its tokens are overwritten each time."""
+class ReusedDraft:
+    """The draft of one row with so many nodes, a chain at first; it is overwritten each time."""
 
     def __init__(self, num_nodes: int) -> None:
-        self.tokens_N, parents_N = np.zeros(num_nodes, np.int64), np.arange(-1, num_nodes - 1)
+        self.tokens_N, self.parents_N = np.zeros(num_nodes, np.int64), np.arange(-1, num_nodes - 1)
         self.address: int = self.tokens_N.ctypes.data  # of the tokens
         self.draft = Draft(
             torch.from_numpy(self.tokens_N)[None],
-            torch.from_numpy(parents_N)[None],
+            torch.from_numpy(self.parents_N)[None],
             torch.tensor([num_nodes]),
-            arrays=((self.tokens_N, parents_N),) if num_nodes else None,
+            arrays=((self.tokens_N, self.parents_N),) if num_nodes else None,
         )
 
 

@@ -9,7 +9,7 @@ it moves to start half a window back. Rows whose window does not start at 0 publ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -59,6 +59,29 @@ class RowArrays:
     def address(self, row: int, position: int) -> int:
         """The address of a row's token in memory."""
         return self._tokens_at + row * self._tokens_step + 8 * position
+
+
+class NewTokens(RowArrays):
+    """Which tokens of each row a method has not yet seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._have: dict[int, int] = {}
+
+    def take(self, rows: Rows, ids: list[int]) -> Iterator[tuple[int, int, int]]:
+        """The rows with new tokens, and the positions of these: row, first, end."""
+        self.read(rows)
+        for row in ids:
+            have, known = self._have.get(row, 0), int(self.known_X[row])
+            if known > have:
+                self._have[row] = known
+                yield row, have, known
+
+    def forget(self, row: int) -> None:
+        self._have.pop(row, None)
+
+    def forget_all(self) -> None:
+        self._have.clear()
 
 
 class KvWindow:

@@ -49,6 +49,13 @@ def _found_library() -> ctypes.CDLL | None:
         "hunch_lookup_forget": (None, POINTER, I64),
         "hunch_lookup_follow": (None, POINTER, I64, POINTER, I64),
         "hunch_lookup_guess": (I64, POINTER, I64, I64, POINTER, POINTER),
+        "hunch_successors_new": (POINTER, POINTER, I64),
+        "hunch_successors_free": (None, POINTER),
+        "hunch_successors_forget": (None, POINTER, I64),
+        "hunch_successors_follow": (None, POINTER, I64, POINTER, I64),
+        "hunch_successors_guess": (
+            I64, POINTER, I64, I64, POINTER, POINTER, I64, POINTER, POINTER, POINTER,
+        ),
         "hunch_shared_bytes": (I64, I32),
         "hunch_shared_end": (None, POINTER),
         "hunch_shared_gather": (I32, POINTER, I32, I32, POINTER, I64, POINTER),

@@ -33,7 +33,7 @@ from hunch.models.spec import ModelSpec
 from hunch.train.student import layer_config
 
 METHODS = [
-    *("off", "ngram", "suffix", "recycling", "prediction"),
+    *("off", "ngram", "suffix", "recycling", "prediction", "auto:draft=off"),
     *("draft", "mlp", "medusa", "eagle", "eagle3", "mtp"),
     *("draft:tree=dynamic", "mlp:tree=dynamic", "medusa:tree=static", "medusa:tree=dynamic"),
     *("eagle:tree=dynamic", "eagle3:tree=dynamic", "mtp:tree=dynamic"),

@@ -9,6 +9,7 @@
 #include "rows.h"
 #include "sampling.h"
 #include "scores.h"
+#include "successors.h"
 
 using namespace hunch;
 
@@ -180,6 +181,21 @@ void hunch_lookup_follow(Lookup* lookup, int64_t row, const int64_t* tokens, int
 int64_t hunch_lookup_guess(Lookup* lookup, int64_t row, int64_t max_guesses, int64_t* tokens,
                            double* chances) {
     return lookup->guess(row, max_guesses, tokens, chances);
+}
+
+SuccessorTrees* hunch_successors_new(const SuccessorSpec* spec, int64_t num_rows) {
+    return new SuccessorTrees(*spec, num_rows);
+}
+void hunch_successors_free(SuccessorTrees* trees) { delete trees; }
+void hunch_successors_forget(SuccessorTrees* trees, int64_t row) { trees->forget(row); }
+void hunch_successors_follow(SuccessorTrees* trees, int64_t row, const int64_t* tokens,
+                             int64_t count) {
+    trees->follow(row, tokens, count);
+}
+int64_t hunch_successors_guess(SuccessorTrees* trees, int64_t row, int64_t most,
+                               const int64_t* chain, const double* chances, int64_t num_chain,
+                               int64_t* tokens, int64_t* parents, double* paths) {
+    return trees->guess(row, most, chain, chances, num_chain, tokens, parents, paths);
 }
 
 }  // extern "C"
