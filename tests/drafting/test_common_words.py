@@ -26,6 +26,11 @@ WORDS = [" the", " of", " world", " hello", "hello", ".", "\n\n"]
 THE, OF, WORLD, SPACED, HELLO, END, LINES = range(len(WORDS))
 
 
+def spelled(codec: Tokenizer, vocab_size: int) -> Entries:
+    """Of the packaged table, whatever was kept."""
+    return successors_of(read_words(COMMON_WORDS), codec, vocab_size)
+
+
 def table() -> WordTable:
     """After " the" comes " world" or " hello", after " of the" " hello"; " of" is before " the"."""
     contexts = [  # first, last, how often, successors and their 255ths
@@ -109,7 +114,7 @@ def default(default_files: ModelFiles) -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def shipped(default: Tokenizer) -> Entries:
-    return common_successors(default, default.vocab_size)
+    return spelled(default, default.vocab_size)
 
 
 @pytest.mark.parametrize("make", [trained_byte_level, sentence_piece_bpe, unigram])
@@ -179,7 +184,7 @@ def test_frequent_contexts_come_first() -> None:
 
 
 def test_tokens_past_the_targets_vocabulary_are_left_out(default: Tokenizer) -> None:
-    entries = common_successors(default, 1000)
+    entries = spelled(default, 1000)
     assert len(entries.next_E) > 1000
     for tokens in (entries.first_E, entries.last_E, entries.next_E):
         assert tokens.max() < 1000
@@ -188,7 +193,7 @@ def test_tokens_past_the_targets_vocabulary_are_left_out(default: Tokenizer) -> 
 def test_a_tokenizer_that_spells_none_of_them(caplog: pytest.LogCaptureFixture) -> None:
     tokenizer = Tokenizer(Backend(models.WordLevel({"[unk]": 0, "好": 1}, unk_token="[unk]")))
     with caplog.at_level("INFO", "hunch.drafting.common_words"):
-        assert len(common_successors(tokenizer, 2).next_E) == 0
+        assert len(spelled(tokenizer, 2).next_E) == 0
     assert "cannot spell" in caplog.text
 
 
@@ -207,7 +212,7 @@ def test_words_that_a_tokenizer_fails_on_are_left_out() -> None:
 
 def test_it_does_not_keep_a_start_waiting(default: Tokenizer) -> None:
     start = time.process_time()
-    common_successors(default, default.vocab_size)
+    spelled(default, default.vocab_size)
     assert time.process_time() - start < 5  # some 0.8 on an idle core
 
 
@@ -288,3 +293,31 @@ def test_it_has_a_card_and_is_small() -> None:
     for part in ("Measured", "Data", "Recipe", "icence"):
         assert part in card
     assert COMMON_WORDS.stat().st_size <= 1_000_000
+
+
+def test_successors_are_kept_for_the_next_start(
+    default: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged file is made anew; a folder that cannot be written to costs time alone."""
+    size = default.vocab_size
+    first = spelled(default, size)
+    monkeypatch.setenv("HUNCH_CACHE", str(tmp_path))
+
+    def agrees(found: Entries) -> bool:
+        pairs = ((getattr(found, name), getattr(first, name)) for name in Entries.__slots__)
+        return all(np.array_equal(one, other) for one, other in pairs)
+
+    assert agrees(common_successors(default, size))
+    (file,) = (tmp_path / "words").iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("hunch.drafting.common_words.successors_of", None)
+        assert agrees(common_successors(default, size))
+    file.write_bytes(file.read_bytes()[:1000])
+    assert agrees(common_successors(default, size))
+    assert agrees(common_successors(default, size))
+    monkeypatch.setenv("HUNCH_CACHE", str(file))
+    assert agrees(common_successors(default, size))
+
+
+def test_small_vocabularies_have_no_tokens_for_words() -> None:
+    assert len(common_successors(trained_byte_level(), 100)) == 0

@@ -10,14 +10,21 @@ successors as they are counted, some several times.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
 
 from hunch.drafters import COMMON_WORDS
 from hunch.drafting.word_table import CERTAIN, NO_WORD, PRIOR, WordTable, read_words
-from hunch.errors import RequestError
+from hunch.errors import ConfigError, RequestError
+from hunch.kernels.build import cache_dir
 from hunch.kernels.successor_entries import ONE_TOKEN, WIDTH, Entries
 from hunch.types import TextCodec
 
@@ -25,6 +32,8 @@ log = logging.getLogger(__name__)
 
 Array = np.ndarray
 
+MIN_VOCAB = 2048  # of tokenizers that have tokens for whole words
+NOTHING = Entries(*[np.zeros(0, np.int32)] * 3, np.zeros(0, np.uint8))
 NO_TOKEN = -2  # where a word has none, or one that cannot be drafted
 MAX_BITS = 21  # of a token: three of them make one number
 UNKNOWN = "\U000f0000"  # a character that no vocabulary has
@@ -35,9 +44,44 @@ BEFORE_OTHERS = "a"
 PROBES = (" the", ".", "\n\n")  # that are none
 
 
+@runtime_checkable
+class HasDefinition(Protocol):
+    """A tokenizer that can be told from others."""
+
+    def definition(self) -> str: ...
+
+
 def common_successors(codec: TextCodec, vocab_size: int) -> Entries:
-    """Likely next tokens; none where the tokenizer spells no common word."""
-    return successors_of(read_words(COMMON_WORDS), codec, vocab_size)
+    """Likely next tokens; none where the tokenizer spells no common word.
+
+    Made once for a tokenizer and kept on disk, as spelling all words takes most of a second.
+    """
+    if vocab_size < MIN_VOCAB:
+        return NOTHING
+    if not isinstance(codec, HasDefinition):
+        return successors_of(read_words(COMMON_WORDS), codec, vocab_size)
+    digest = sha256(f"{vocab_size} {codec.definition()}".encode())
+    digest.update(COMMON_WORDS.read_bytes())
+    file = cache_dir().parent / "words" / f"{digest.hexdigest()[:24]}.safetensors"
+    if (kept := _kept(file, vocab_size)) is not None:
+        return kept
+    entries = successors_of(read_words(COMMON_WORDS), codec, vocab_size)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(f".{os.getpid()}.part")
+        save_file(entries.files(""), part)
+        part.replace(file)
+    except OSError as error:
+        log.info("the successors of common words cannot be kept for the next start: %s", error)
+    return entries
+
+
+def _kept(file: Path, vocab_size: int) -> Entries | None:
+    """What a former start wrote; None: nothing, or it is damaged."""
+    try:
+        return Entries.of_files(load_file(file), "", vocab_size, str(file))
+    except (OSError, SafetensorError, ConfigError):
+        return None
 
 
 def successors_of(table: WordTable, codec: TextCodec, vocab_size: int) -> Entries:
@@ -45,8 +89,7 @@ def successors_of(table: WordTable, codec: TextCodec, vocab_size: int) -> Entrie
     counts = _Counts(vocab_size.bit_length())
     if counts.bits > MAX_BITS or not (spelling.token_K >= 0).any():
         log.info("no common words are drafted: this tokenizer cannot spell them")
-        nothing = np.zeros(0, np.int32)
-        return Entries(nothing, nothing, nothing, np.zeros(0, np.uint8))
+        return NOTHING
     _count_within_words(counts, table, spelling)
     _count_after_one_word(counts, table, spelling)
     _count_after_two_words(counts, table, spelling)

@@ -23,6 +23,7 @@ from hunch.config import read_options
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.acceptance import log_odds
 from hunch.drafting.base import DeviceDrafter, DrafterContext, Options
+from hunch.drafting.common_words import common_successors
 from hunch.drafting.lookup import Chances, DeviceLookup, LookupDrafter, LookupRow
 from hunch.drafting.options import at_least_one
 from hunch.drafting.policy import best_count
@@ -61,7 +62,7 @@ class SuffixConfig:
     shared_tokens: int = 200_000  # how many of their tokens are kept
     adaptive: bool = True  # fewer nodes if they do not pay
     margin: float = 0.0  # share by which drafting must beat plain decoding
-    phrases: str = "auto"  # directory of a phrase table; auto: the one of this target, if any; off
+    phrases: str = "auto"  # a phrase table's directory; auto: this target's, or common words; off
     adapt: bool = False  # keep counting phrases of answers while serving
 
     def __post_init__(self) -> None:
@@ -128,7 +129,9 @@ class SuffixDrafter(LookupDrafter):
         if not (self.config.tree or self.config.shared):
             own_odds = [log_odds(chance) for chances in PRIORS for chance in chances]
             # In place of `auto`, llm.py puts the directory of the target's table, if it has one.
-            if (folder := self.config.phrases) not in ("auto", "off"):
+            if (folder := self.config.phrases) == "auto":
+                self.table = _common_phrases(context)
+            elif folder != "off":
                 self.table = read_phrases(Path(folder), context.vocab_size)
             self.guide = Guide(own_odds, self.table, self.config.num_nodes, context)
 
@@ -267,6 +270,14 @@ class SuffixDrafter(LookupDrafter):
             self.answers.clear()
         if self.store is not None:
             self.store = Store(self.config.shared_tokens)
+
+
+def _common_phrases(context: DrafterContext) -> PhraseTable | None:
+    """What often follows in common texts, for targets without a table of their own."""
+    if context.codec is None:
+        return None
+    entries = common_successors(context.codec, context.vocab_size)
+    return PhraseTable.of_successors(entries, context.vocab_size) if len(entries) else None
 
 
 class Guide:

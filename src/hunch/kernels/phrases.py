@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import log
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from hunch.errors import ConfigError
-from hunch.kernels.lookup import NUM_GUESS_TYPES
-from hunch.kernels.successor_entries import Entries, mixed
+from hunch.kernels.lookup import NUM_GUESS_TYPES, PRIORS
+from hunch.kernels.successor_entries import CERTAIN, ONE_TOKEN, Entries, mixed, ranks_of
 
 FILE = "model.safetensors"
 SUCCESSORS = "successors_"  # before the names of their tensors
@@ -57,6 +58,29 @@ class PhraseTable:
     def __post_init__(self) -> None:
         self._hashes = memoryview(self.hash_E)
         self._tokens, self._levels = memoryview(self.token_E), memoryview(self.level_E)
+
+    @staticmethod
+    def of_successors(entries: Entries, vocab_size: int) -> PhraseTable:
+        """The likeliest successor of each context, as sure as it is likely. Guesses of the
+        request's own text are trusted as without a table."""
+        best = np.flatnonzero(ranks_of(entries.context_E) == 0)
+        first_E, last_E = entries.first_E[best], entries.last_E[best]
+        one_E, two_E = context_hash([last_E]), context_hash([last_E, first_E])
+        hash_E, at_E = np.unique(np.where(first_E == ONE_TOKEN, one_E, two_E), return_index=True)
+        level_E = entries.chance_E[best].astype(np.int64) * NUM_LEVELS // (CERTAIN + 1)
+        share = (np.arange(NUM_LEVELS) + 0.5) / NUM_LEVELS
+        return PhraseTable(
+            max_order=2,
+            hash_E=hash_E,
+            token_E=entries.next_E[best][at_E].astype(np.int32),
+            level_E=level_E[at_E].astype(np.uint8),
+            own_odds=np.array([log(c / (1 - c)) for chances in PRIORS for c in chances]),
+            seen_odds=np.zeros(1 + 2 * NUM_LEVELS),
+            level_odds=np.log(share / (1 - share)),
+            versus_odds=np.zeros(NUM_GUESS_TYPES + 1),
+            guess_trust_V=np.zeros(vocab_size),
+            last_trust_V=np.zeros(vocab_size),
+        )
 
     def find(self, tail: Sequence[int]) -> tuple[int, int] | None:
         """What follows the longest known context that `tail` ends with: token and level."""
