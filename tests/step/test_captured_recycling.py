@@ -129,7 +129,7 @@ def test_a_row_that_names_the_lookup_has_no_successors(
         replace(PARAMS["greedy"], speculation=Speculation(mode=mode, trace=True))
         for mode in ("suffix", "auto", "suffix", "auto")
     ]
-    with LLM(str(model), speculate="auto", **SMALL) as llm:
+    with LLM(str(model), speculate="auto", max_num_seqs=2, **SMALL) as llm:
         by_host = lead_noted(monkeypatch)
         outputs = llm.generate(PROMPTS, params)
         assert sum(len(plan.work) for plan in by_host) == len(PROMPTS)

@@ -19,7 +19,6 @@ from hunch.drafting.base import (
     Options,
     comes_with_hunch,
 )
-from hunch.drafting.common_words import common_successors
 from hunch.drafting.host_network import NetworkDrafts
 from hunch.drafting.lookup import LookupDrafter
 from hunch.drafting.preparing import METHODS as BESIDE
@@ -87,13 +86,18 @@ def _can_recycle(lookup: LookupDrafter, room: int, context: DrafterContext) -> b
 
 
 def _successors(options: Options, lookup: LookupDrafter, context: DrafterContext) -> Entries | None:
-    """What follows tokens in the target's answers, if they were counted, and in common texts."""
-    if options.get("phrases") == "off" or context.codec is None:
+    """What follows tokens in the target's answers, if they were counted, and in common texts.
+
+    On a CPU, beside a phrase table alone, common texts bring less than checking them costs.
+    """
+    table = lookup.own_table if isinstance(lookup, SuffixDrafter) else None
+    if options.get("phrases") == "off":
         return None
-    common = common_successors(context.codec, context.vocab_size)
-    table = lookup.table if isinstance(lookup, SuffixDrafter) else None
     if table is not None and table.successors is not None:
-        return mixed(table.successors, common)
+        return mixed(table.successors, context.common_successors())
+    if table is not None and not context.is_fused:
+        return None
+    common = context.common_successors()
     return common if len(common) else None
 
 

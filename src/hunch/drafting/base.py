@@ -12,6 +12,7 @@ from torch import Tensor
 
 from hunch.draft import Draft, Needs, Rows, TargetStep
 from hunch.drafting.acceptance import NETWORK_PRIORS
+from hunch.drafting.common_words import NOTHING, common_successors
 from hunch.drafting.costs import CostCurve
 from hunch.drafting.step_shapes import (
     MAX_CHECKED,
@@ -27,6 +28,7 @@ from hunch.kernels.kv_store import KVCache
 from hunch.kernels.lookup import MAX_MATCH
 from hunch.kernels.phrases import PhraseTable
 from hunch.kernels.step import AS_OTHERS, RowState, StepRows
+from hunch.kernels.successor_entries import Entries
 from hunch.models.target import Hidden, Target
 from hunch.sampling.state import SamplingState
 from hunch.types import TextCodec
@@ -326,6 +328,7 @@ class DrafterContext:
     vocab: Callable[[], dict[str, int]] | None = None  # the target's tokens; it takes a moment
     codec: TextCodec | None = None  # the target's tokenizer
     load_codec: Callable[[str], TextCodec] | None = None  # the tokenizer beside a drafter's files
+    common: Entries | None = None  # what follows common words, once a drafter asked for it
     kv: KVCache | None = None
     group: int = 0  # index of its KV group in computed_GX
     draft_device: torch.device | None = None  # of draft models, where it is not the target's
@@ -336,6 +339,13 @@ class DrafterContext:
     def is_fused(self) -> bool:
         """Whether the target runs by a GPU's fused kernels, so that steps can be captured."""
         return self.target.backend.captures_steps
+
+    def common_successors(self) -> Entries:
+        """What follows the tokens of common words."""
+        if self.common is None:
+            codec, size = self.codec, self.vocab_size
+            self.common = NOTHING if codec is None else common_successors(codec, size)
+        return self.common
 
     @property
     def only_chains(self) -> bool:

@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 Array = np.ndarray
 
 MIN_VOCAB = 2048  # of tokenizers that have tokens for whole words
-NOTHING = Entries(*[np.zeros(0, np.int32)] * 3, np.zeros(0, np.uint8))
+_NONE = np.zeros(0, np.int32)
+NOTHING = Entries(_NONE, _NONE, _NONE, _NONE)
 NO_TOKEN = -2  # where a word has none, or one that cannot be drafted
 MAX_BITS = 21  # of a token: three of them make one number
 UNKNOWN = "\U000f0000"  # a character that no vocabulary has

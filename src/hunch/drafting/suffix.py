@@ -23,7 +23,6 @@ from hunch.config import read_options
 from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.acceptance import log_odds
 from hunch.drafting.base import DeviceDrafter, DrafterContext, Options
-from hunch.drafting.common_words import common_successors
 from hunch.drafting.lookup import Chances, DeviceLookup, LookupDrafter, LookupRow
 from hunch.drafting.options import at_least_one
 from hunch.drafting.policy import best_count
@@ -125,6 +124,7 @@ class SuffixDrafter(LookupDrafter):
         self.is_alone_on_device = self.config.shared or self.config.tree
         self.guide: Guide | None = None  # drafts chains from the request's own text
         self.table: PhraseTable | None = None
+        self.own_table: PhraseTable | None = None  # the same, if it was counted for this target
         self.device_phrases: DevicePhrases | None = None
         if not (self.config.tree or self.config.shared):
             own_odds = [log_odds(chance) for chances in PRIORS for chance in chances]
@@ -132,7 +132,7 @@ class SuffixDrafter(LookupDrafter):
             if (folder := self.config.phrases) == "auto":
                 self.table = _common_phrases(context)
             elif folder != "off":
-                self.table = read_phrases(Path(folder), context.vocab_size)
+                self.table = self.own_table = read_phrases(Path(folder), context.vocab_size)
             self.guide = Guide(own_odds, self.table, self.config.num_nodes, context)
 
     def take_phrases(self, table: PhraseTable) -> None:
@@ -274,9 +274,7 @@ class SuffixDrafter(LookupDrafter):
 
 def _common_phrases(context: DrafterContext) -> PhraseTable | None:
     """What often follows in common texts, for targets without a table of their own."""
-    if context.codec is None:
-        return None
-    entries = common_successors(context.codec, context.vocab_size)
+    entries = context.common_successors()
     return PhraseTable.of_successors(entries, context.vocab_size) if len(entries) else None
 
 
