@@ -87,6 +87,14 @@ def test_what_is_said_of_every_rate() -> None:
     assert "auto is SLOWER than plain decoding at rate 8.0" in said
 
 
+def test_auto_with_other_options_is_one_of_the_others() -> None:
+    times = {"off": {1.0: 2.0}, "auto:phrases=off": {1.0: 0.8}, "auto": {1.0: 1.0}}
+    report, _ = measured(times, noise=0.01, rounds=5)
+    (line,) = [one for one in findings(report) if one.startswith("auto: ")]
+    assert "of the speed of auto:phrases=off" in line
+    assert line.endswith("within 2%: no")
+
+
 def test_one_round_decides_nothing_and_that_is_said_once() -> None:
     times = {"off": {1.0: 2.0, 8.0: 0.9}, "auto": {1.0: 1.0, 8.0: 1.0}}
     report, _ = measured(times, noise=0.01, rounds=1)

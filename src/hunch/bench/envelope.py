@@ -104,7 +104,9 @@ def open_methods(report: Report, point: Point) -> set[str]:
 
 def _at(report: Report, point: Point) -> Envelope | None:
     plain = plain_of(report)
-    auto = next((method for method in report.methods() if is_auto(method)), None)
+    autos = [method for method in report.methods() if is_auto(method)]
+    # Beside `auto` itself, `auto` with other options is one of the methods it is compared with.
+    auto = "auto" if "auto" in autos else next(iter(autos), None)
     mine = report.find(auto, point) if auto is not None else None
     if mine is None or plain is None or auto == plain:
         return None
