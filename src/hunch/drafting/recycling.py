@@ -77,6 +77,7 @@ class RecyclingDrafter(LookupDrafter):
             context=context,
             is_adaptive=self.config.adaptive,
         )
+        self.entries = entries  # that were there at the start
         size, num_best = context.vocab_size, self.config.candidates
         self.successors = Successors.create(size, "cpu", entries, num_best=num_best)
         self._device: Successors | None = None  # the table of captured steps
@@ -149,7 +150,7 @@ class RecyclingDrafter(LookupDrafter):
         """Use what was counted since the start, too."""
         if table.successors is None:
             return
-        known = self.successors.entries
+        known = self.entries
         entries = table.successors if known is None else mixed(table.successors, known)
         for one in self._tables:
             one.entries = entries
