@@ -184,7 +184,7 @@ class DeviceDrafter:
 
     @property
     def has_table(self) -> bool:
-        """Whether its lookups use a phrase table too."""
+        """Whether its lookups use a table of the target's phrases too."""
         return False
 
     @property

@@ -159,11 +159,12 @@ class DeviceLookup(DeviceDrafter):
     min_match: int
     max_match: int
     phrases: DevicePhrases | None = None
+    is_common: bool = False  # its table is of common words, and not of the target's phrases
     num_second: int = 0  # last nodes of a tree; 0: it drafts chains
 
     @property
     def has_table(self) -> bool:
-        return self.phrases is not None
+        return self.phrases is not None and not self.is_common
 
     def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         self.look(state, step, self.num_nodes)

@@ -173,6 +173,7 @@ class SuffixDrafter(LookupDrafter):
             margin=self.margin,
             is_adaptive=self.config.adaptive,
             phrases=self.device_phrases,
+            is_common=self.own_table is None and not self.config.adapt,
             num_second=self.config.num_nodes // SECOND_SHARE if has_trees else 0,
         )
 

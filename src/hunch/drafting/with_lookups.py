@@ -113,13 +113,17 @@ class DeviceWithLookups(DeviceDrafter):
     def add_guesses(
         self, state: RowState, step: StepRows, source: int, drafted: tuple[int, int] = (0, 0)
     ) -> None:
-        """Put the lookup's guesses in place of the network's draft, after it or beside it."""
+        """Put the lookup's guesses in place of the network's draft, after it or beside it.
+
+        Common words are left out: the network, or the tree of successors, knows them better.
+        """
         from hunch.kernels.gpu_graft import graft
         from hunch.kernels.gpu_lookup import lookup
 
         at, is_merged = self.lookup, source == DraftSource.MERGED
         match, sure = (at.min_match, at.max_match), NEVER if is_merged else SURE_MATCH
-        lookup(state, step, self.num_nodes, *match, sure, phrases=at.phrases, drafted=drafted)
+        phrases = at.phrases if at.has_table else None
+        lookup(state, step, self.num_nodes, *match, sure, phrases=phrases, drafted=drafted)
         if is_merged:
             size = self.tree_of(source, step.path_RK.shape[1] - 1)
             graft(state, step, self.num_nodes, size.num_beside)
