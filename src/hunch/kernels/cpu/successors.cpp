@@ -69,7 +69,7 @@ int SuccessorTrees::find(int32_t before, int32_t last, Found* found) const {
         }
     }
     const int num_pair = count;
-    for (int w = 0; w < spec.width && left > 0; w++) {
+    for (int w = 0; w < spec.width && left > 0 && last >= 0; w++) {
         const int32_t packed = spec.after_token[(int64_t)last * spec.width + w];
         if (!(packed & 255)) continue;
         bool is_known = false;
