@@ -16,6 +16,7 @@ from hunch.draft import Draft, Rows, TargetStep
 from hunch.drafting.costs import CostCurve
 from hunch.drafting.recycling import RecyclingDrafter
 from hunch.errors import ConfigError
+from hunch.kernels.phrases import PhraseTable
 from hunch.kernels.successor_entries import ONE_TOKEN, Entries
 from hunch.models.backends import TORCH
 from tiny_models import write_llama
@@ -112,6 +113,19 @@ def test_pairs_of_tokens_say_more_than_the_last_one() -> None:
     assert [paths(draft, row) for row in (0, 2)] == [{(3,), (5,)}, {(5,), (6,)}]
     d.clear()
     assert paths(propose(d, rows([1])), 0) == {(2,)}
+
+
+def test_what_was_counted_since_the_start_is_used_until_it_is_counted_again() -> None:
+    start = Entries(*map(np.array, ([ONE_TOKEN, 7], [1, 1], [2, 3], [90, 100])))
+    d = drafter(entries=start, num_nodes="2")
+    pair = replace(rows([0]), tokens_XL=torch.tensor([[7, 1]]), known_X=torch.tensor([2]))
+    assert paths(propose(d, pair), 0) == {(3,), (2,)}
+    for token in (5, 6):
+        counted = Entries(*map(np.array, ([7], [1], [token], [150])))
+        table = PhraseTable.of_successors(counted, 50)
+        d.take_phrases(table)  # it holds no successors
+        d.take_phrases(replace(table, successors=counted))
+        assert paths(propose(d, pair), 0) == {(token,), (3,)}
 
 
 def test_a_table_alone_asks_the_target_for_nothing() -> None:

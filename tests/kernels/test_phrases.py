@@ -17,7 +17,8 @@ from hunch.kernels import native_library
 from hunch.kernels.guided import GuidedLookup
 from hunch.kernels.lookup import NUM_GUESS_TYPES
 from hunch.kernels.native_lookup import NativeLookup
-from hunch.kernels.phrases import NUM_LEVELS, read_phrases
+from hunch.kernels.phrases import NUM_LEVELS, PhraseTable, read_phrases
+from hunch.kernels.successor_entries import CERTAIN, ONE_TOKEN, Entries
 from phrase_tables import ODDS, VOCAB, table_of
 
 
@@ -111,3 +112,22 @@ def test_a_table_of_another_model_is_refused(tmp_path: Path) -> None:
         read_phrases(tmp_path, 100)
     with pytest.raises(ConfigError, match="no phrase table there"):
         read_phrases(tmp_path / "nowhere", VOCAB)
+
+
+def test_a_table_of_successors_guesses_the_likeliest_one() -> None:
+    """As sure as it is likely; after the longest context that it knows."""
+    known = Entries(
+        first_E=np.array([ONE_TOKEN, ONE_TOKEN, 4]),
+        last_E=np.array([5, 5, 5]),
+        next_E=np.array([1, 2, 3]),
+        chance_E=np.array([100, 50, CERTAIN]),
+    )
+    table = PhraseTable.of_successors(known, 10)
+    assert table.find([9, 5]) == (1, 100 * NUM_LEVELS // (CERTAIN + 1))
+    assert table.find([4, 5]) == (3, NUM_LEVELS - 1)
+    assert table.find([5, 4]) is None
+    lookup = GuidedLookup(ODDS, table)
+    lookup.follow(0, [7, 4, 5])
+    (token, *_), (chance, *_) = lookup.guess(0, 3)
+    assert token == 3
+    assert chance > 0.9
