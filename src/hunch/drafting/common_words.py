@@ -25,7 +25,7 @@ from hunch.drafters import COMMON_WORDS
 from hunch.drafting.word_table import CERTAIN, NO_WORD, PRIOR, WordTable, read_words
 from hunch.errors import ConfigError, RequestError
 from hunch.kernels.build import cache_dir
-from hunch.kernels.successor_entries import ONE_TOKEN, WIDTH, Entries
+from hunch.kernels.successor_entries import ONE_TOKEN, WIDTH, Entries, ranks_of
 from hunch.types import TextCodec
 
 log = logging.getLogger(__name__)
@@ -203,7 +203,7 @@ class _Counts:
         kept = np.nonzero(chance_N)[0]
         # The most frequent context first, and of its successors the likeliest.
         kept = kept[np.argsort(place_N[at_N[kept]] * (CERTAIN + 1) - chance_N[kept], kind="stable")]
-        kept = kept[_rank(at_N[kept]) < WIDTH]
+        kept = kept[ranks_of(at_N[kept]) < WIDTH]
         successor, mask = successor_N[kept], (1 << self.bits) - 1
         return Entries(
             ((successor >> 2 * self.bits) - 1).astype(np.int32),
@@ -279,10 +279,3 @@ def _is_new(number_N: Array) -> Array:
     """Whether a number is another than the one before it."""
     is_new_N: Array = np.diff(number_N, prepend=number_N[:1] - 1) != 0
     return is_new_N
-
-
-def _rank(number_N: Array) -> Array:
-    """The place of each among equal ones, which stand together."""
-    place_N = np.arange(len(number_N))
-    rank_N: Array = place_N - np.maximum.accumulate(np.where(_is_new(number_N), place_N, 0))
-    return rank_N
