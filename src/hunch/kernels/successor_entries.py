@@ -64,7 +64,7 @@ class Entries:
             most = max(first_E.max(), last_E.max(), next_E.max())
             if least < 0 or most >= vocab_size or chance_E.max() > CERTAIN:
                 raise ConfigError(f"{where}: it has successors that the target does not have")
-        return Entries(first_E, last_E, next_E, chance_E)
+        return _small(first_E, last_E, next_E, chance_E)
 
 
 def contexts_of(first: Array, last: Array) -> Array:
@@ -130,7 +130,12 @@ def _sorted(context_E: Array, next_E: Array, share_E: Array, weight_E: Array) ->
     context_E, next_E, chance_E = context_E[order_E], next_E[order_E], chance_E[order_E]
     is_kept_E = ranks_of(context_E) < WIDTH
     context_E, next_E, chance_E = context_E[is_kept_E], next_E[is_kept_E], chance_E[is_kept_E]
-    return Entries(context_E >> 32, context_E & 0xFFFFFFFF, next_E, chance_E)
+    return _small(context_E >> 32, context_E & 0xFFFFFFFF, next_E, chance_E)
+
+
+def _small(first_E: Array, last_E: Array, next_E: Array, chance_E: Array) -> Entries:
+    columns = first_E, last_E, next_E
+    return Entries(*(column.astype(np.int32) for column in columns), chance_E.astype(np.uint8))
 
 
 def ranks_of(context_E: Array) -> Array:
