@@ -18,15 +18,8 @@ from pathlib import Path
 import numpy as np
 import regex
 
-from hunch.drafting.word_table import (
-    CERTAIN,
-    MAX_WORDS,
-    NO_WORD,
-    PRIOR,
-    WIDTH,
-    WordTable,
-    write_words,
-)
+from hunch.drafting.word_table import MAX_WORDS, NO_WORD, WordTable, write_words
+from hunch.kernels.successor_entries import CERTAIN, DOUBT, WIDTH
 
 Array = np.ndarray
 
@@ -78,7 +71,7 @@ class Follows:
 
     @property
     def chance_N(self) -> Array:
-        return (CERTAIN * self.count_N / (self.total_N + PRIOR)).astype(np.int64)
+        return (CERTAIN * self.count_N / (self.total_N + DOUBT)).astype(np.int64)
 
 
 def read_texts(paths: Iterable[Path]) -> Iterator[str]:

@@ -4,29 +4,15 @@ captured steps, whose kernels are replaced by plain Python here."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from hunch import LLM, SamplingParams
+from hunch import LLM
 from hunch.kernels.successor_entries import ONE_TOKEN, Entries, counted
+from small_requests import PARAMS, PROMPTS, SMALL, tokens
 from stand_in import stand_in
 from tiny_models import write_llama
-
-SMALL: dict[str, Any] = {
-    "device": "cpu", "kv_bytes": 4_000_000, "max_model_len": 128, "block_size": 4,
-}  # fmt: skip
-PROMPTS = [[5, 6, 7, 8] * 4, [9, 4], list(range(10, 31)), [7, 7, 7, 7, 7]]
-PARAMS = {
-    "greedy": SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
-    "filters": SamplingParams(temperature=0.9, top_p=0.9, top_k=20, max_tokens=24, seed=5),
-    "penalties": SamplingParams(temperature=0.8, presence_penalty=0.7, max_tokens=12, seed=8),
-}
-
-
-def tokens(llm: LLM, params: SamplingParams) -> list[list[int]]:
-    return [out.outputs[0].token_ids for out in llm.generate(PROMPTS, params)]
 
 
 @pytest.fixture(scope="module")

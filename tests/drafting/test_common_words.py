@@ -15,10 +15,10 @@ from tokenizers import Tokenizer as Backend
 
 from hunch.drafters import COMMON_WORDS
 from hunch.drafting.common_words import common_successors, successors_of
-from hunch.drafting.word_table import MAX_BYTES, NO_WORD, WIDTH, WordTable, read_words, write_words
+from hunch.drafting.word_table import MAX_BYTES, NO_WORD, WordTable, read_words, write_words
 from hunch.errors import ModelFormatError, RequestError
 from hunch.hub import ModelFiles
-from hunch.kernels.successor_entries import CERTAIN, ONE_TOKEN, Entries
+from hunch.kernels.successor_entries import CERTAIN, ONE_TOKEN, WIDTH, Entries
 from hunch.text.tokenizer import Tokenizer, load_tokenizer
 from tiny_text import byte_level
 

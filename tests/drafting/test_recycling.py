@@ -25,11 +25,11 @@ SMALL = {"max_num_seqs": 4, "max_model_len": 256, "kv_bytes": 8_000_000, "dtype"
 
 
 def drafter(
-    entries: Entries | None = None, learns: bool = True, **options: str
+    entries: Entries | None = None, learns: bool = True, device: str = "cpu", **options: str
 ) -> RecyclingDrafter:
     context: Any = SimpleNamespace(
         target=SimpleNamespace(backend=TORCH), vocab_size=50, cost=CostCurve(), max_rows=4,
-        device=torch.device("cpu"),
+        device=torch.device(device),
     )  # fmt: skip
     options = {"adaptive": "false", **options}
     return RecyclingDrafter(options, None, context, entries, learns=learns)
@@ -126,6 +126,15 @@ def test_what_was_counted_since_the_start_is_used_until_it_is_counted_again() ->
         d.take_phrases(table)  # it holds no successors
         d.take_phrases(replace(table, successors=counted))
         assert paths(propose(d, pair), 0) == {(token,), (3,)}
+
+
+def test_a_draft_is_where_the_target_is() -> None:
+    """A target that torch runs on a GPU has host drafts too."""
+    entries = Entries(*map(np.array, ([ONE_TOKEN], [1], [2], [200])))
+    d = drafter(entries=entries, learns=False, device="meta")
+    d.follow(rows([1]), [0])
+    draft = d.propose_beside((np.array([3]), np.array([0.5])), 0, 8, 0.0)
+    assert draft.tokens_RN.device == draft.parents_RN.device == torch.device("meta")
 
 
 def test_a_table_alone_asks_the_target_for_nothing() -> None:

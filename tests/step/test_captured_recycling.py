@@ -13,21 +13,12 @@ import pytest
 
 pytest.importorskip("triton")
 
-from hunch import LLM, SamplingParams, Speculation
+from hunch import LLM, Speculation
 from hunch.drafting.policy import ShapeChoice
 from hunch.drafting.step_shapes import DraftSource, StepShape
+from small_requests import PARAMS, PROMPTS, SMALL, tokens
 from stand_in import lead_noted, stand_in
 from tiny_models import write_llama
-
-SMALL: dict[str, Any] = {
-    "device": "cpu", "kv_bytes": 4_000_000, "max_model_len": 128, "block_size": 4,
-}  # fmt: skip
-PROMPTS = [[5, 6, 7, 8] * 4, [9, 4], list(range(10, 31)), [7, 7, 7, 7, 7]]
-PARAMS = {
-    "greedy": SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
-    "filters": SamplingParams(temperature=0.9, top_p=0.9, top_k=20, max_tokens=16, seed=5),
-    "penalties": SamplingParams(temperature=0.8, presence_penalty=0.7, max_tokens=12, seed=8),
-}
 
 
 @pytest.fixture(autouse=True)
@@ -46,10 +37,6 @@ def plain(model: Path) -> dict[str, list[list[int]]]:
         stand_in(patch)
         with LLM(str(model), speculate="off", max_num_seqs=1, **SMALL) as llm:
             return {kind: tokens(llm, params) for kind, params in PARAMS.items()}
-
-
-def tokens(llm: LLM, params: SamplingParams) -> list[list[int]]:
-    return [out.outputs[0].token_ids for out in llm.generate(PROMPTS, params)]
 
 
 @pytest.mark.parametrize(

@@ -22,16 +22,24 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from hunch.drafters import COMMON_WORDS
-from hunch.drafting.word_table import CERTAIN, NO_WORD, PRIOR, WordTable, read_words
+from hunch.drafting.word_table import NO_WORD, WordTable, read_words
 from hunch.errors import ConfigError, RequestError
 from hunch.kernels.build import cache_dir
-from hunch.kernels.successor_entries import ONE_TOKEN, WIDTH, Entries, ranks_of
+from hunch.kernels.successor_entries import (
+    CERTAIN,
+    DOUBT,
+    ONE_TOKEN,
+    Entries,
+    contexts_of,
+    sorted_entries,
+)
 from hunch.types import TextCodec
 
 log = logging.getLogger(__name__)
 
 Array = np.ndarray
 
+FORM = 1  # of what is kept on disk: to be raised when it would be made otherwise
 MIN_VOCAB = 2048  # of tokenizers that have tokens for whole words
 _NONE = np.zeros(0, np.int32)
 NOTHING = Entries(_NONE, _NONE, _NONE, _NONE)
@@ -61,7 +69,7 @@ def common_successors(codec: TextCodec, vocab_size: int) -> Entries:
         return NOTHING
     if not isinstance(codec, HasDefinition):
         return successors_of(read_words(COMMON_WORDS), codec, vocab_size)
-    digest = sha256(f"{vocab_size} {codec.definition()}".encode())
+    digest = sha256(f"{FORM} {vocab_size} {codec.definition()}".encode())
     digest.update(COMMON_WORDS.read_bytes())
     file = cache_dir().parent / "words" / f"{digest.hexdigest()[:24]}.safetensors"
     if (kept := _kept(file, vocab_size)) is not None:
@@ -197,20 +205,10 @@ class _Counts:
         at_N = np.searchsorted(context_N, successor_N >> self.bits)
         # Counts are rounded: of all successors there may be a few more than of their context.
         seen_N = np.maximum(seen_N, np.bincount(at_N, count_N, len(context_N)))
-        chance_N = (CERTAIN * count_N / (seen_N[at_N] + PRIOR)).astype(np.int64)
-        place_N = np.empty(len(context_N), np.int64)
-        place_N[np.argsort(-seen_N, kind="stable")] = np.arange(len(context_N))
-        kept = np.nonzero(chance_N)[0]
-        # The most frequent context first, and of its successors the likeliest.
-        kept = kept[np.argsort(place_N[at_N[kept]] * (CERTAIN + 1) - chance_N[kept], kind="stable")]
-        kept = kept[ranks_of(at_N[kept]) < WIDTH]
-        successor, mask = successor_N[kept], (1 << self.bits) - 1
-        return Entries(
-            ((successor >> 2 * self.bits) - 1).astype(np.int32),
-            (successor >> self.bits & mask).astype(np.int32),
-            (successor & mask).astype(np.int32),
-            chance_N[kept].astype(np.uint8),
-        )
+        mask = (1 << self.bits) - 1
+        first_N, last_N = (successor_N >> 2 * self.bits) - 1, successor_N >> self.bits & mask
+        share_N, seen_N = count_N / (seen_N[at_N] + DOUBT), seen_N[at_N]
+        return sorted_entries(contexts_of(first_N, last_N), successor_N & mask, share_N, seen_N)
 
 
 def _count_within_words(counts: _Counts, table: WordTable, spelling: Spelling) -> None:
@@ -257,7 +255,7 @@ def _count_after_two_words(counts: _Counts, table: WordTable, spelling: Spelling
 
 def _counts_of(table: WordTable) -> Array:
     """How often each successor was seen after its context."""
-    count_E: Array = table.chance_E / CERTAIN * (table.total_C[table.context_E] + PRIOR)
+    count_E: Array = table.chance_E / CERTAIN * (table.total_C[table.context_E] + DOUBT)
     return count_E
 
 

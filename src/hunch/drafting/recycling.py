@@ -32,7 +32,7 @@ from hunch.kernels.native_successors import NativeTrees
 from hunch.kernels.phrases import PhraseTable
 from hunch.kernels.step import RowState, StepRows
 from hunch.kernels.successor_entries import WIDTH, Entries, mixed
-from hunch.kernels.successor_trees import SuccessorTrees, TreeLimits
+from hunch.kernels.successor_trees import Chain, SuccessorTrees, TreeLimits
 from hunch.kernels.successors import Successors, level_widths
 from hunch.models.target import Hidden
 
@@ -115,18 +115,19 @@ class RecyclingDrafter(LookupDrafter):
         found = trees.tokens_N, trees.parents_N, trees.chance_N
         return list(map(Node, *(array[:count].tolist() for array in found)))
 
-    def propose_beside(self, lookup: LookupDrafter, rows: Rows, row: int) -> Draft:
-        """The draft of a step's only row, valid until its next one: as many nodes as pay."""
-        limit = int(rows.max_draft_X[row])
-        chain, trees = lookup.chain(row, limit), self.trees
+    def propose_beside(self, chain: Chain, row: int, limit: int, margin: float) -> Draft:
+        """The draft of a step's only row, with a lookup's chain among its nodes: as many as pay.
+
+        It is valid until the next draft of the row.
+        """
+        trees, device = self.trees, self.context.device
         found = trees.guess(row, limit, chain)
-        count = best_count(trees.chance_N[:found].tolist(), self.context.cost, lookup.margin)
+        count = best_count(trees.chance_N[:found].tolist(), self.context.cost, margin)
         reused = self._drafts.get((row, count))
         if reused is None:
             reused = self._drafts[row, count] = ReusedDraft(count)
         reused.tokens_N[:], reused.parents_N[:] = trees.tokens_N[:count], trees.parents_N[:count]
-        reused.draft.methods = ["suffix" if len(chain[0]) else "recycling"]
-        return reused.draft
+        return reused.draft if device.type == "cpu" else reused.draft.to(device)
 
     def forget(self, rows: list[int]) -> None:
         for row in rows:

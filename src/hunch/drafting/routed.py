@@ -127,7 +127,11 @@ class RoutedDrafter:
                 draft.methods = [self.default] * len(ids)
                 return draft
             if len(ids) == 1:
-                return recycling.propose_beside(self.lookup, rows, ids[0])
+                limit = int(rows.max_draft_X[ids[0]])
+                chain = self.lookup.chain(ids[0], limit)
+                draft = recycling.propose_beside(chain, ids[0], limit, self.margin)
+                draft.methods = [self.default if len(chain[0]) else RECYCLING]
+                return draft
         names, trees = zip(*map(self._choose, ids), strict=True)
         max_draft_X = rows.max_draft_X.tolist()
         limits = [max_draft_X[row] for row in ids]

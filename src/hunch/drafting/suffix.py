@@ -21,7 +21,6 @@ import numpy as np
 
 from hunch.config import read_options
 from hunch.draft import Draft, Rows, TargetStep
-from hunch.drafting.acceptance import log_odds
 from hunch.drafting.base import DeviceDrafter, DrafterContext, Options
 from hunch.drafting.lookup import Chances, DeviceLookup, LookupDrafter, LookupRow
 from hunch.drafting.options import at_least_one
@@ -37,6 +36,7 @@ from hunch.kernels.lookup import (
     MAX_MATCH,
     MIN_CHANCE,
     NUM_GUESS_TYPES,
+    PRIOR_ODDS,
     PRIORS,
     SECOND,
     SuffixText,
@@ -127,13 +127,12 @@ class SuffixDrafter(LookupDrafter):
         self.own_table: PhraseTable | None = None  # the same, if it was counted for this target
         self.device_phrases: DevicePhrases | None = None
         if not (self.config.tree or self.config.shared):
-            own_odds = [log_odds(chance) for chances in PRIORS for chance in chances]
             # In place of `auto`, llm.py puts the directory of the target's table, if it has one.
             if (folder := self.config.phrases) == "auto":
                 self.table = _common_phrases(context)
             elif folder != "off":
                 self.table = self.own_table = read_phrases(Path(folder), context.vocab_size)
-            self.guide = Guide(own_odds, self.table, self.config.num_nodes, context)
+            self.guide = Guide(PRIOR_ODDS, self.table, self.config.num_nodes, context)
 
     def take_phrases(self, table: PhraseTable) -> None:
         """Use a new table, with phrases that were counted since the start."""

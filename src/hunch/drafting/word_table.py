@@ -18,13 +18,11 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from hunch.errors import ModelFormatError
+from hunch.kernels.successor_entries import CERTAIN, WIDTH
 
 Array = np.ndarray
 
-WIDTH = 8  # successors of a context
 NO_WORD = -1  # in place of the first of two words: the context is the last word alone
-CERTAIN = 255  # chances are whole numbers of this
-PRIOR = 3.0  # a chance is count / (total + PRIOR): what was seen once is not certain
 MAX_WORDS = (1 << 16) - WIDTH  # so that a word or a rank is a number of two bytes
 MAX_BYTES = 1 << 26  # of the file when it is not compressed
 _PER_DOUBLING = 4  # steps in which the file tells how often something was seen

@@ -6,6 +6,8 @@ share the longest match, whether they agree and how long it is make the type of 
 
 from __future__ import annotations
 
+from math import log
+
 TIERS = (4, 2, 1)  # lengths of the n-grams indexed; longer matches are found by comparing
 MAX_PLACES = 12  # witnesses asked, most recent first
 LENGTHS = (0, 0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 6, 6, 6, 7)  # of a match -> class
@@ -30,11 +32,17 @@ PRIORS = (
     (0.10, 0.20, 0.25, 0.30, 0.28, 0.28, 0.28, 0.28),
 )
 
+PRIOR_ODDS = [log(chance / (1 - chance)) for chances in PRIORS for chance in chances]  # by type
+
 # How chances follow what the target really says, in log-odds per comparison.
 FIRST_RATE, LAST_RATE = 0.3, 0.02  # of a guess type's term: quick at first, then slow
 FADE = 0.97  # of that rate, per comparison
 ROW_RATE = 0.15  # of a request's term
 ROW_LIMIT = 4.0
+RATES = {  # as the C++ kernels are told
+    "first_rate": FIRST_RATE, "last_rate": LAST_RATE, "fade": FADE, "row_rate": ROW_RATE,
+    "row_limit": ROW_LIMIT,
+}  # fmt: skip
 
 
 def guess_type_of(after: list[int], length: int) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hunch.kernels.lookup import FADE, FIRST_RATE, LAST_RATE, MIN_CHANCE, ROW_LIMIT, ROW_RATE
+from hunch.kernels.lookup import MIN_CHANCE, RATES
 from hunch.kernels.native_library import I64, POINTER, library
 from hunch.kernels.native_structs import fields
 from hunch.kernels.phrases import SORT_BITS, PhraseTable
@@ -22,7 +22,7 @@ class _Spec(ctypes.Structure):
         ("own_odds", POINTER),
         *fields(I64, "num_entries", "max_order", "sort_bits", "vocab_size"),
         *fields(POINTER, *_ENTRIES, *_ODDS),
-        *fields(_DOUBLE, "min_chance", "first_rate", "last_rate", "fade", "row_rate", "row_limit"),
+        *fields(_DOUBLE, "min_chance", *RATES),
     )
 
 
@@ -44,11 +44,7 @@ class NativeLookup:
             sort_bits=SORT_BITS,
             vocab_size=0 if table is None else len(table.guess_trust_V),
             min_chance=MIN_CHANCE,
-            first_rate=FIRST_RATE,
-            last_rate=LAST_RATE,
-            fade=FADE,
-            row_rate=ROW_RATE,
-            row_limit=ROW_LIMIT,
+            **RATES,
         )
         lib = library()
         self._free, self._follow, self._guess = (

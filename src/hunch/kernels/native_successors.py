@@ -6,21 +6,19 @@ import ctypes
 
 import numpy as np
 
-from hunch.kernels.lookup import FADE, FIRST_RATE, LAST_RATE, ROW_LIMIT, ROW_RATE
+from hunch.kernels.lookup import RATES
 from hunch.kernels.native_library import I64, POINTER, library
 from hunch.kernels.native_structs import fields
 from hunch.kernels.successor_entries import WIDTH
 from hunch.kernels.successor_trees import BESIDE, EMPTY, Chain, TreeLimits, first_odds
 from hunch.kernels.successors import Successors
 
-_RATES = ("first_rate", "last_rate", "fade", "row_rate", "row_limit")
-
 
 class _Spec(ctypes.Structure):
     _fields_ = (
         *fields(POINTER, "pair", "after_pair", "after_token", "odds"),
         *fields(I64, "num_slots", "width", "num_nodes", "depth"),
-        *fields(ctypes.c_double, "min_chance", "beside", *_RATES),
+        *fields(ctypes.c_double, "min_chance", "beside", *RATES),
     )
 
 
@@ -46,11 +44,7 @@ class NativeTrees:
             depth=limits.depth,
             min_chance=limits.min_chance,
             beside=BESIDE,
-            first_rate=FIRST_RATE,
-            last_rate=LAST_RATE,
-            fade=FADE,
-            row_rate=ROW_RATE,
-            row_limit=ROW_LIMIT,
+            **RATES,
         )
         lib = library()
         self._free, self._follow = lib.hunch_successors_free, lib.hunch_successors_follow

@@ -13,7 +13,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import log
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from hunch.errors import ConfigError
-from hunch.kernels.lookup import NUM_GUESS_TYPES, PRIORS
+from hunch.kernels.lookup import NUM_GUESS_TYPES, PRIOR_ODDS
 from hunch.kernels.successor_entries import CERTAIN, ONE_TOKEN, Entries, mixed, ranks_of
 
 FILE = "model.safetensors"
@@ -68,15 +67,14 @@ class PhraseTable:
         one_E, two_E = context_hash([last_E]), context_hash([last_E, first_E])
         hash_E, at_E = np.unique(np.where(first_E == ONE_TOKEN, one_E, two_E), return_index=True)
         level_E = entries.chance_E[best].astype(np.int64) * NUM_LEVELS // (CERTAIN + 1)
-        share = (np.arange(NUM_LEVELS) + 0.5) / NUM_LEVELS
         return PhraseTable(
             max_order=2,
             hash_E=hash_E,
             token_E=entries.next_E[best][at_E].astype(np.int32),
             level_E=level_E[at_E].astype(np.uint8),
-            own_odds=np.array([log(c / (1 - c)) for chances in PRIORS for c in chances]),
+            own_odds=np.array(PRIOR_ODDS),
             seen_odds=np.zeros(1 + 2 * NUM_LEVELS),
-            level_odds=np.log(share / (1 - share)),
+            level_odds=level_odds(),
             versus_odds=np.zeros(NUM_GUESS_TYPES + 1),
             guess_trust_V=np.zeros(vocab_size),
             last_trust_V=np.zeros(vocab_size),
@@ -137,6 +135,13 @@ def context_hash(before_KN: Sequence[Array]) -> Array:
         state_N = (state_N ^ (token_N.astype(np.uint64) + np.uint64(1))) * np.uint64(MULTIPLIER)
         state_N ^= state_N >> np.uint64(SHIFT)
     return (state_N >> np.uint64(32)).astype(np.uint32)
+
+
+def level_odds() -> Array:
+    """Log-odds of a table's guesses by level, if they are right as often as the level says."""
+    share = (np.arange(NUM_LEVELS) + 0.5) / NUM_LEVELS
+    odds: Array = np.log(share / (1 - share))
+    return odds
 
 
 def read_phrases(folder: Path, vocab_size: int) -> PhraseTable:

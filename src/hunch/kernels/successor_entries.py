@@ -94,7 +94,7 @@ def counted(first_N: Array, last_N: Array, next_N: Array, max_pairs: int) -> Ent
     least = max(int(totals[-max_pairs]) if len(totals) >= max_pairs else 0, 2)
     is_kept_E = (total_E >= least) | (context_N[at_E] < 0)
     at_E, count_E, total_E = at_E[is_kept_E], count_E[is_kept_E], total_E[is_kept_E]
-    return _sorted(context_N[at_E], following_N[at_E], count_E / (total_E + DOUBT), total_E)
+    return sorted_entries(context_N[at_E], following_N[at_E], count_E / (total_E + DOUBT), total_E)
 
 
 def mixed(own: Entries, common: Entries) -> Entries:
@@ -119,10 +119,10 @@ def mixed(own: Entries, common: Entries) -> Entries:
         np.concatenate((own.context_E, common.context_E)), return_index=True
     )
     place_E = first_seen[np.searchsorted(known, context_E[at])]
-    return _sorted(context_E[at], next_E[at], share_E, -place_E)
+    return sorted_entries(context_E[at], next_E[at], share_E, -place_E)
 
 
-def _sorted(context_E: Array, next_E: Array, share_E: Array, weight_E: Array) -> Entries:
+def sorted_entries(context_E: Array, next_E: Array, share_E: Array, weight_E: Array) -> Entries:
     """The likeliest successors of each context, contexts of much weight first."""
     chance_E = np.minimum(np.floor(share_E * CERTAIN + 0.001), CERTAIN).astype(np.int64)
     order_E = np.lexsort((next_E, -chance_E, context_E, -weight_E))

@@ -18,7 +18,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from math import log
 
 import numpy as np
 import torch
@@ -28,12 +27,13 @@ from hunch.kernels.lookup import (
     MAX_MATCH,
     NUM_GUESS_TYPES,
     NUM_LENGTHS,
+    PRIOR_ODDS,
     PRIORS,
     SECOND,
     SuffixText,
     guess_type_of,
 )
-from hunch.kernels.phrases import NOBODY, NUM_LEVELS, PhraseTable, context_hash
+from hunch.kernels.phrases import NOBODY, NUM_LEVELS, PhraseTable, context_hash, level_odds
 from hunch.kernels.successor_entries import ONE_TOKEN, counted
 from hunch.kernels.successor_entries import Entries as Successors
 from hunch.train.texts import Texts
@@ -218,7 +218,7 @@ def _measure(unseen: Answers, entries: Entries, vocab_size: int) -> dict[str, Ar
     is_same_F = token_F == unseen.guess_A
     seen_F = np.where(token_F < 0, 0, 1 + level_F + np.where(is_same_F, 0, NUM_LEVELS))
     own_F = np.flatnonzero(unseen.type_A != NOBODY)
-    start = np.array([log(c / (1 - c)) for chances in PRIORS for c in chances])
+    start = np.array(PRIOR_ODDS)
     own, seen, guess, last = fit(
         [unseen.type_A[own_F], seen_F[own_F], unseen.guess_A[own_F], unseen.before_A[0][own_F]],
         [start, np.zeros(1 + 2 * NUM_LEVELS), np.zeros(vocab_size), np.zeros(vocab_size)],
@@ -230,10 +230,9 @@ def _measure(unseen: Answers, entries: Entries, vocab_size: int) -> dict[str, Ar
     versus_F = np.where(
         is_second_F, SECOND * NUM_LENGTHS + unseen.type_A % NUM_LENGTHS, unseen.type_A
     )
-    share = (np.arange(NUM_LEVELS) + 0.5) / NUM_LEVELS
     level, versus = fit(
         [level_F[other_F], versus_F[other_F]],
-        [np.log(share / (1 - share)), np.zeros(NUM_GUESS_TYPES + 1)],
+        [level_odds(), np.zeros(NUM_GUESS_TYPES + 1)],
         [0.5, 0.5],
         (token_F == unseen.next_A)[other_F],
     )

@@ -41,6 +41,7 @@ PARTS = {
     "routing": Part("CPU", "requests that begin alike, over three engines"),
     "serving": Part("CPU", "CPU time of a token outside of the model"),
     "streams": Part("any", "many streams at once from a running server"),
+    "successors": Part("any", "tokens per pass with trees of common words, replayed"),
     "steps": Part("CPU", "what a step costs in Python, by method"),
 }
 
