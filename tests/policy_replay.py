@@ -77,6 +77,7 @@ class Text:
     right: np.ndarray  # tokens a lookup guesses right
     network: np.ndarray  # tokens a chain of the network does
     tree: np.ndarray  # levels of its tree with the right token, as many as it may have
+    large: np.ndarray | None = None  # the same of a large tree; None: of none
 
     def __len__(self) -> int:
         return len(self.matched)

@@ -38,8 +38,9 @@ from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.step_shapes import DraftSource, StepKey, StepShape
 from policy_replay import Drafter, Fixed, Replay, Text, buffers, text
 
-CHAIN, TREE, MERGED, ALONE = (
-    DraftSource.CHAIN, DraftSource.TREE, DraftSource.MERGED, DraftSource.HEAD_DROPPED,
+CHAIN, TREE, MERGED, LARGE, ALONE = (
+    DraftSource.CHAIN, DraftSource.TREE, DraftSource.MERGED, DraftSource.LARGE,
+    DraftSource.HEAD_DROPPED,
 )  # fmt: skip
 
 
@@ -72,7 +73,7 @@ TARGETS = {
     ),
 }  # fmt: skip
 # A 2B-cost target beside a trained draft, one request at a time: 1.41 ms for a plain step, 1.49 for
-# a lookup's of 15 nodes, 1.80 for a tree of 15, 2.07 and 2.25 for merged ones of 4 and 7 levels.
+# a lookup's of 15 nodes, 1.80 for a tree of 15 in three levels.
 TRAINED = Target(
     {1: 1.405, 8: 1.465, 16: 1.49, 32: 1.67, 64: 1.9, 128: 2.4, 256: 3.4, 512: 5.9, 1024: 11.5},
     0.075, (1.5, 0.5), (),
@@ -92,7 +93,7 @@ class Model(Drafter):
 
     # Levels, and guesses of a lookup beside them.
     trees: ClassVar[dict[int, dict[int, tuple[int, int]]]] = {
-        TREE: {15: (3, 0)}, MERGED: {30: (4, 14), 31: (7, 10)},
+        TREE: {7: (4, 0), 15: (5, 0)}, MERGED: {31: (7, 10)}, LARGE: {63: (8, 14)},
     }  # fmt: skip
 
     def size(self, source: int, num_nodes: int) -> tuple[int, int]:
@@ -127,16 +128,15 @@ class Guided(Model):
 
 LOOKUPS = DeviceLookup(name="suffix", min_match=1, max_match=16, num_nodes=15, margin=0.01)
 CHAINS = [StepShape(n, CHAIN) for n in (1, 3, 5, 7)]
-TREES = [StepShape(15, TREE)]
-MERGES = [StepShape(n, MERGED) for n in Model.trees[MERGED]]
-MODELS = [*LOOKUPS.shapes, *CHAINS, *TREES, *MERGES]
+TREES = [StepShape(n, source) for source, some in Model.trees.items() for n in some]
+MODELS = [*LOOKUPS.shapes, *CHAINS, *TREES]
 DRAFTERS: dict[str, tuple[Any, bool]] = {  # and whether a phrase table guesses without a match
     "lookups": (LOOKUPS, False),
     "draft": (Model(*MODELS, margin=0.01, num_levels=7), False),
     "phrases": (Guided(*MODELS, margin=0.01, num_levels=7), True),
     "head": (
-        Head(*LOOKUPS.shapes, *CHAINS[:3], *TREES, *(StepShape(n, ALONE) for n in (0, 3, 7, 15)),
-             margin=0.01, num_levels=5), False,
+        Head(*LOOKUPS.shapes, *CHAINS[:3], StepShape(15, TREE),
+             *(StepShape(n, ALONE) for n in (0, 3, 7, 15)), margin=0.01, num_levels=5), False,
     ),
 }  # fmt: skip
 
@@ -157,7 +157,8 @@ def texts(count: int, most: int, *, has_phrases: bool, only: int | None = None) 
             return np.where(rng.random(length) < chance, found, 0)
 
         one.network = run(first, further)
-        one.tree = np.minimum(np.maximum(one.network, run(0.3 * first, further)), 7)
+        one.tree = np.minimum(np.maximum(one.network, run(0.3 * first, further)), 8)
+        one.large = np.minimum(np.maximum(one.tree, run(0.2 * first, further)), 8)
         if has_phrases:
             # What phrases guess right a network mostly does too.
             other = np.where(rng.random(length) < 0.5, one.network, run(guess, again))
@@ -220,7 +221,8 @@ def _stretch(
 
     first, further, guess, again = chances
     network = run(first, further)
-    tree = np.minimum(np.maximum(network, run(0.3 * first, further)), 7)
+    tree = np.minimum(np.maximum(network, run(0.3 * first, further)), 8)
+    large = np.minimum(np.maximum(tree, run(0.2 * first, further)), 8)
     if is_copy:
         matched = np.minimum(np.arange(size), 16)
         right = np.where(matched > 0, np.minimum(np.arange(size, 0, -1) - 1, 15), 0)
@@ -228,7 +230,7 @@ def _stretch(
         matched = rng.choice([0, 0, 0, 1, 1, 2], size)
         right = np.where(rng.random(size) < 0.5, network, run(guess, again))
         right = np.minimum(right, run(2 * guess, 0.8))
-    return np.stack([matched, right, network, tree])
+    return np.stack([matched, right, network, tree, large])
 
 
 class TreeReplay(Replay):
@@ -240,8 +242,9 @@ class TreeReplay(Replay):
         if waits <= 0 or not isinstance(self.drafter, Model):
             return text.run(here, waits, has_lookup=self.has_lookup)
         levels, beside = self.drafter.size(waits, made)
-        if waits == MERGED:
-            return int(max(min(text.right[here], beside), min(text.tree[here], levels)))
+        if waits >= MERGED:
+            grown = text.tree if waits == MERGED or text.large is None else text.large
+            return int(max(min(text.right[here], beside), min(grown[here], levels)))
         if self.has_lookup and text.matched[here] >= 4:
             return int(text.right[here])
         return int(min(text.tree[here] if waits == TREE else text.network[here], levels))
@@ -284,7 +287,7 @@ def fixed_shapes(name: str) -> list[StepShape]:
     if name == "head":  # lookups do without it
         shapes = [shapes[0], *(StepShape(n, ALONE) for n in (3, 7, 15))]
     if name != "lookups":
-        shapes += [*CHAINS[1:], *TREES, *(MERGES if name != "head" else [])]
+        shapes += [*CHAINS[1:], *(TREES if name != "head" else [StepShape(15, TREE)])]
     return shapes
 
 

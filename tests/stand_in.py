@@ -207,6 +207,7 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(hunch.kernels.gpu_successors, "successor_tree", successors.successor_tree_ref)
     patch.setattr(hunch.kernels.gpu_synthetic, "remembered", draft.remembered_ref)
     patch.setattr(hunch.kernels.gpu_graft, "graft", draft.graft_ref)
+    patch.setattr(hunch.kernels.gpu_graft, "keep_likeliest", best_first.keep_likeliest_ref)
     patch.setattr(hunch.kernels.gpu_draft, "known_inputs", draft.level_inputs_ref)
     patch.setattr(hunch.kernels.gpu_draft, "committed_inputs", draft.committed_inputs_ref)
     patch.setattr(hunch.kernels.gpu_grow, "grow_level", draft.grow_level_ref)

@@ -63,7 +63,8 @@ class Level:
         # Steps of a quarter: many children of a node are equal.
         logits = torch.randn(len(rows) * num_parents, num_columns, generator=noise) * 3
         self.logits_TC = ((logits * 4).round() / 4).to(DEVICE)
-        self.chances_RW = -torch.rand(len(rows), width, generator=noise).to(DEVICE) * 5
+        self.width = width
+        self.chances_RN = -torch.rand(len(rows), num_nodes, generator=noise).to(DEVICE) * 5
         self.packed = torch.full((5, len(rows) * grown), -7, device=DEVICE)
         self.row_T = ids_R.clamp(min=0).repeat_interleave(num_parents)
         self.depth, self.num_nodes = depth, num_nodes
@@ -78,17 +79,17 @@ class Level:
         )  # fmt: skip
         following = None if how.pop("is_last", False) else (self.packed[0], attn)
         grow_level(
-            self.state, self.step, self.logits_TC, self.chances_RW, how.pop("asked"),
-            depth=self.depth, num_nodes=self.num_nodes, row_T=self.row_T, following=following,
-            **how,
+            self.state, self.step, self.logits_TC, self.chances_RN, how.pop("asked"),
+            depth=self.depth, width=self.width, num_nodes=self.num_nodes, row_T=self.row_T,
+            following=following, **how,
         )  # fmt: skip
 
     def assert_grew_as(self, other: Level) -> None:
         for name in ("draft_XG", "parents_XG", "num_nodes_X"):
             assert torch.equal(getattr(self.state, name), getattr(other.state, name)), name
         assert torch.equal(self.step.result_RC, other.step.result_RC)
-        if self.chances_RW.shape[1] > 1:
-            assert torch.allclose(self.chances_RW, other.chances_RW, atol=1e-5)
+        if self.width > 1:
+            assert torch.allclose(self.chances_RN, other.chances_RN, atol=1e-5)
         slot_T = self.packed[2]
         assert torch.equal(slot_T, other.packed[2])
         assert torch.equal(self.packed[3], other.packed[3])
@@ -140,7 +141,7 @@ def test_any_number_of_columns_which_may_be_a_part_of_the_vocabulary(
 def test_among_equals_the_lowest_column_of_the_first_path(width: int) -> None:
     level = Level([0, 3], width, 1, 3000)
     level.logits_TC.fill_(1.5)
-    level.chances_RW.fill_(-2.0)
+    level.chances_RN.fill_(-2.0)
     compare(level)
     nodes = slice(width, 2 * width)
     assert level.state.draft_XG[0, nodes].tolist() == list(range(width))
@@ -149,7 +150,7 @@ def test_among_equals_the_lowest_column_of_the_first_path(width: int) -> None:
 
 def test_the_first_path_goes_on_though_others_are_likelier() -> None:
     level = Level([0], 3, 1, 1000)
-    level.chances_RW[0, 0] = -500.0
+    level.chances_RN[0, 0] = -500.0
     compare(level)
     best = int(level.logits_TC[0].argmax())
     assert int(level.state.draft_XG[0, 3]) == best

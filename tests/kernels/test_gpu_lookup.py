@@ -300,7 +300,7 @@ def test_guesses_join_the_tree_that_is_there(seed: int) -> None:
             for place, token in enumerate(guesses[row]):
                 step.result_RC[row, first + place] = token
         before = [_paths(state, row) for row in range(6)]
-        kernel(state, step, 8, 6)
+        kernel(state, step, 8, 6, 16)
         made.append(
             (state.draft_XG.tolist(), state.parents_XG.tolist(), state.num_nodes_X.tolist())
         )

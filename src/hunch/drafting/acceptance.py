@@ -26,7 +26,8 @@ OWN_TEXT, WITH_PHRASES = ((0.1, 0.6), (1.0, 0.5)), ((0.25, 0.45), (0.75, 0.65))
 # The same chances of a network's guesses, set high so that it is tried. Those of MERGED leave out
 # the lookup's guesses, which have their own estimate.
 NETWORK_PRIORS = {
-    DraftSource.CHAIN: (0.6, 0.65), DraftSource.TREE: (0.7, 0.7), DraftSource.MERGED: (0.75, 0.7),
+    DraftSource.CHAIN: (0.6, 0.65), DraftSource.TREE: (0.68, 0.68),
+    DraftSource.MERGED: (0.72, 0.7), DraftSource.LARGE: (0.75, 0.73),
 }  # fmt: skip
 HOST_PRIOR = (0.6, 0.7)  # the same of a network in steps run by the host
 Odds = tuple[int, int]  # log-odds times FINE: of the first guess, and of a further one

@@ -21,22 +21,29 @@ CHAIN_NODES = (1, 3, 7, 11)  # nodes checked of a network's chains, as far as it
 SHORT_CHAIN = 3  # nodes that a network drafts at least before a phrase table continues its chain
 
 # Trees alone have 15 nodes, so that 16 packed tokens are checked; others have a lookup's guesses
-# beside them. All levels of a block take one pass. Each level of a draft model takes a pass, so
-# that width is cheaper than depth there.
+# beside them. All levels of a block take one pass. Each level of a draft model takes a pass, in
+# which several nodes take as long as one: more are drafted than are checked.
 OF_BLOCKS = {
     DraftSource.TREE: (TreeSize(3, 5),),
     DraftSource.MERGED: (TreeSize(4, 7, 16),),
 }
 OF_MODELS = {
-    DraftSource.TREE: (TreeSize(5, 3),),
-    DraftSource.MERGED: (TreeSize(4, 4, 14), TreeSize(3, 7, 10)),
+    DraftSource.TREE: (TreeSize(4, 4, most=7), TreeSize(5, 5, most=15)),
+    DraftSource.MERGED: (TreeSize(8, 7, 10, most=31),),
+    DraftSource.LARGE: (TreeSize(8, 8, 14, most=63),),
 }
+BRANCH_OF_MODELS = 4  # children considered of each node of such trees, but for the first level
 # Trees of successors, with a lookup's guesses: with the last known token, they fill tiles.
 OF_SUCCESSORS = TreeSize(2, 2, 3), TreeSize(3, 3, 6), TreeSize(6, 4, 7)
 # Steps of more rows check no successors. On a Qwen2.5 of 2B's cost with a phrase table, one request
 # was 1.12 times as fast as with lookups alone, 2 at once 1.00 and 4 at once 0.97 times (H200).
 MAX_SUCCESSOR_ROWS = 2
-MAX_NODES = max(size.num_nodes for sizes in OF_BLOCKS.values() for size in sizes)
+MAX_NODES = max(
+    max(size.num_nodes, size.num_grown)
+    for trees in (OF_BLOCKS, OF_MODELS)
+    for sizes in trees.values()
+    for size in sizes
+)
 
 
 def fitting(
@@ -48,10 +55,12 @@ def fitting(
     """These trees, cut to what both draft; those that a draft has no room for are left out."""
     found: dict[DraftSource, list[TreeSize]] = {}
     for source, sizes in trees.items():
-        for width, num_levels, beside in sizes:
+        for width, num_levels, beside, most in sizes:
             beside = min(beside, lookup.num_nodes)
             size = TreeSize(width, min(num_levels, network.num_levels), beside)
-            if size.num_levels > 1 and size.num_nodes <= room:
+            if most is not None and most < size.num_nodes:
+                size = size._replace(most=most)
+            if size.num_levels > 1 and max(size.num_nodes, size.num_grown) <= room:
                 found.setdefault(source, []).append(size)
     return found
 
@@ -95,9 +104,13 @@ class DeviceAuto(DeviceEither):
         self.trees: dict[TreeSize, DeviceDraftModel] = {}
         for size in {size for some in self.tree_sizes.values() for size in some.values()}:
             assert isinstance(self.network, DeviceDraftModel)
-            width, num_levels, _ = size
             self.trees[size] = replace(
-                self.network, num_levels=num_levels, level_size=width, width=width, branch=width
+                self.network,
+                num_levels=size.num_levels,
+                level_size=size.width,
+                width=size.width,
+                branch=min(size.width, BRANCH_OF_MODELS),
+                tree_nodes=size.most or 0,
             )
 
     @property
@@ -116,6 +129,10 @@ class DeviceAuto(DeviceEither):
         return super().levels(source, num_nodes)
 
     @property
+    def longest_path(self) -> int:
+        return max(super().longest_path, self.chain_sizes[-1])
+
+    @property
     def chain_sizes(self) -> list[int]:
         if not self.continues_chains:
             return super().chain_sizes
@@ -127,15 +144,15 @@ class DeviceAuto(DeviceEither):
         if not source:
             self.lookup.look(state, step, self.num_nodes)
             return
-        num_tokens = step.path_RK.shape[1]  # that this step could have committed
+        num_tokens = step.path_RK.shape[1]
         drafted = (0, 0)
         if source in self.tree_sizes:
             tree = self.trees[self.tree_of(source, num_tokens - 1)]
-            tree.grow(state, step, tree.num_levels, num_tokens)
+            tree.grow(state, step, tree.num_levels, self.num_again(step))
         elif isinstance(network, DeviceDraftModel):
             size = levels_after(num_tokens, self.chain_sizes[-1])
             drafted = self._num_by_network(size), size
-            network.grow(state, step, drafted[0], num_tokens)
+            network.grow(state, step, drafted[0], self.num_again(step))
         else:
             network.draft(state, step, hidden, source)
         self.add_guesses(state, step, source, drafted)

@@ -133,11 +133,11 @@ class DeviceDrafter:
     name: str
     num_levels: int = 0  # most levels of its network's drafts; 0: it has no network
     level_size: int = 1  # nodes of a level (in best-first trees on average); 1: drafts are chains
-    tree_nodes: int = 0  # most nodes of its best-first trees; 0: it has none
+    tree_nodes: int = 0  # most nodes of its trees, the likeliest; 0: all that its levels have
     width: int = 1  # nodes of a level that get children (in best-first trees at most)
     branch: int = 1  # children considered per node
     least: float | None = None  # log of the least chance of a path that is drafted; None: any
-    num_nodes: int = 0  # most nodes of a draft; 0: tree_nodes, or num_levels times level_size
+    num_nodes: int = 0  # most nodes drafted; 0: num_levels times level_size, or tree_nodes
     is_adaptive: bool = True  # steps check fewer nodes, or none, if these do not pay
     margin: float = 0.0  # share by which checking nodes must beat plain decoding
     trained_len: int | None = None  # its network's context; None: no row gets longer
@@ -149,7 +149,7 @@ class DeviceDrafter:
 
     def __post_init__(self) -> None:
         of_levels = self.num_levels * self.level_size
-        self.num_nodes = self.num_nodes or self.tree_nodes or of_levels
+        self.num_nodes = self.num_nodes or max(self.tree_nodes, of_levels)
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
@@ -220,19 +220,29 @@ class DeviceDrafter:
         feed: Callable[[int, Tensor, AttnInputs], tuple[Tensor, Tensor]],  # that pass: logits, rows
         sees_next: bool = False,
     ) -> None:
-        """Draft level by level; see `kernels.gpu_grow.grow_level`."""
+        """Draft level by level; see `kernels.gpu_grow.grow_level`.
+
+        Of a tree that may have more nodes than are checked, the likeliest are kept.
+        """
+        from hunch.kernels.gpu_graft import keep_likeliest
         from hunch.kernels.gpu_grow import grow_level
 
-        chances_RW = torch.empty(len(step.ids_R), self.level_size, device=logits_TC.device)
+        num_grown = num_levels * self.level_size
+        chances_RN = torch.empty(len(step.ids_R), num_grown, device=logits_TC.device)
         for level in range(num_levels):
             following = None if level + 1 == num_levels else inputs()
             grow_level(
-                state, step, logits_TC, chances_RW, asked, depth=level, num_nodes=self.num_nodes,
-                draws=step.draws, row_T=row_T, ids_C=ids_C, following=following,
-                sees_next=sees_next, branch=self.branch, least=self.least,
+                state, step, logits_TC, chances_RN, asked, depth=level, width=self.level_size,
+                num_nodes=self.num_nodes, draws=step.draws, row_T=row_T, ids_C=ids_C,
+                following=following, sees_next=sees_next, branch=self.branch, least=self.least,
             )  # fmt: skip
             if following is not None:
                 logits_TC, row_T = feed(level, *following)
+        if self.tree_nodes and self.level_size > 1:
+            keep_likeliest(
+                state, step, chances_RN, width=self.level_size, most=self.tree_nodes,
+                num_nodes=self.num_nodes, least=self.least,
+            )  # fmt: skip
 
     def levels(self, source: int, num_nodes: int) -> int:
         """Levels that its network drafts in a step of this source that checks `num_nodes`."""

@@ -265,7 +265,7 @@ class CapturedPolicy:
         if line[CHECKED] <= 0 or source <= 0:
             return 0.0
         is_sure = self.shapes.has_lookup and matched >= SURE_MATCH
-        if source != DraftSource.MERGED and is_sure:
+        if source < DraftSource.MERGED and is_sure:
             return 0.0  # the draft was a lookup's
         run = line[TOKENS] - 1
         # If the row ended, it is not known what would have come next.
@@ -275,7 +275,7 @@ class CapturedPolicy:
         if not is_missed and run != num_nodes:
             return 0.0
         expected = estimate.gain(odds, source, min(num_nodes, levels))
-        if source == DraftSource.MERGED:
+        if source >= DraftSource.MERGED:
             num_beside = self.drafter.num_beside(source, num_checked_before)
             estimate, source = self.lookup_estimate, DraftSource.LOOKUP
             odds = estimate.odds(row, source, log_match(matched))

@@ -298,6 +298,8 @@ class DeviceDraftModel(DeviceDrafter):
         num_levels, again = self.num_levels, self.num_levels + 1  # nodes of a tree had other slots
         if self.level_size == 1:  # the last node of a chain has no KV
             num_levels, again = levels_after(step.path_RK.shape[1], num_levels), 2
+        elif self.tree_nodes:
+            num_levels = self.levels(source, step.path_RK.shape[1] - 1)
         self.grow(state, step, num_levels, again)
 
     def grow(self, state: RowState, step: StepRows, num_levels: int, again: int) -> None:

@@ -171,6 +171,8 @@ class DeviceFeature(DeviceFollower):
         num_levels, depth = levels_after(num_tokens, self.num_levels), 0
         if self.level_size > 1:
             num_levels = depth = self.num_levels
+        if self.tree_nodes:
+            num_levels = self.levels(source, num_tokens - 1)
 
         def feed(level: int, ids_T: Tensor, attn: AttnInputs) -> tuple[Tensor, Tensor]:
             nonlocal state_TD

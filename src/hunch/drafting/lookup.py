@@ -170,11 +170,17 @@ class DeviceLookup(DeviceDrafter):
         self.look(state, step, self.num_nodes)
 
     def look(self, state: RowState, step: StepRows, num_nodes: int) -> None:
-        """Draft a chain of this many nodes for each row."""
+        """Draft for each row; the result has room for so many guesses."""
         from hunch.kernels.gpu_lookup import lookup
 
-        match = self.min_match, self.max_match
-        lookup(state, step, num_nodes, *match, phrases=self.phrases, num_second=self.num_second)
+        lookup(
+            state, step, num_nodes, self.min_match, self.max_match, phrases=self.phrases,
+            num_second=self.num_second, most=self.most(num_nodes),
+        )  # fmt: skip
+
+    def most(self, num_nodes: int) -> int:
+        """How many tokens it guesses where there is room for so many."""
+        return min(self.num_nodes, num_nodes)
 
     def depth(self, source: int) -> int:
         return self.num_nodes if self.num_second else 0

@@ -266,11 +266,9 @@ class DeviceMerge(DeviceWithLookups):
                 self.network.draft(state, step, hidden, source)
             self.lookup.look(state, step, self.num_nodes)
             return
-        num_tokens = step.path_RK.shape[1]  # that this step could have committed
-        network = self.networks[self.tree_of(source, num_tokens - 1)]
+        network = self.networks[self.tree_of(source, step.path_RK.shape[1] - 1)]
         if isinstance(network, DeviceDraftModel):
-            # It has no KV of tokens that were accepted from the lookup.
-            network.grow(state, step, network.num_levels, num_tokens)
+            network.grow(state, step, network.num_levels, self.num_again(step))
         else:
             network.draft(state, step, hidden, source)
         self.add_guesses(state, step, source)

@@ -157,5 +157,8 @@ def device_shape(
     num_levels, level_size = shape.depth, shape.level_size
     if shape.is_fixed:  # all levels are whole
         num_levels, level_size = max(shape.num_nodes // shape.branch, 1), shape.branch
+    elif shape.is_dynamic:
+        level_size = max(level_size, shape.width)
+        sizes["tree_nodes"] = shape.num_nodes
     sizes["width"] = min(shape.width, level_size)
     return {"num_levels": num_levels, "level_size": level_size, **sizes}

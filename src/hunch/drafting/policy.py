@@ -276,7 +276,7 @@ class ShapeChoice:
         if source <= 0:
             return self.lookup_estimate.gains(ids, sizes)
         is_merged, match, num_looked_up = (
-            source == DraftSource.MERGED,
+            source >= DraftSource.MERGED,
             self.lookup_estimate.match,
             sizes,
         )

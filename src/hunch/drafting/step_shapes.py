@@ -12,6 +12,7 @@ import numpy as np
 from hunch.draft import Rows
 
 MAX_CHECKED = 512  # most packed tokens of a step that checks nodes; in larger ones they do not pay
+MAX_CHECKED_LARGE = 128  # the same where a network's trees are large
 TILE = 16  # packed tokens that kernels compute together: a step of fewer takes as long
 NUM_SHAPES = 3  # per source of a network: few, as each takes time to capture
 # How many nodes steps check of a network's chains (besides whole chains), of best-first trees, and
@@ -34,6 +35,7 @@ class DraftSource(IntEnum):
     CHAIN = 1  # of a network
     TREE = 2  # of a network
     MERGED = 3  # a network's tree, and a lookup's chain beside it
+    LARGE = 4  # the same, with trees that only steps of few rows check
 
 
 class StepShape(NamedTuple):
@@ -45,6 +47,11 @@ class StepShape(NamedTuple):
 
     num_nodes: int
     source: int = DraftSource.LOOKUP
+
+    @property
+    def most(self) -> int:
+        """The most packed tokens of a step of this shape."""
+        return MAX_CHECKED_LARGE if self.source == DraftSource.LARGE else MAX_CHECKED
 
 
 class StepKey(NamedTuple):
@@ -121,7 +128,8 @@ class StepShapes:
         # Most nodes that a step checks of a lookup's chain; the chain may be longer.
         self.max_looked_up = max((s.num_nodes for s in self.all if s.source <= 0), default=0)
         self.has_lookup = any(
-            shape.num_nodes and shape.source in (DraftSource.LOOKUP, DraftSource.MERGED)
+            shape.num_nodes
+            and (shape.source == DraftSource.LOOKUP or shape.source >= DraftSource.MERGED)
             for shape in self.all
         )
         self.network_sources = sorted({DraftSource(s.source) for s in self.all if s.source > 0})
@@ -134,7 +142,7 @@ class StepShapes:
         """The shapes of steps of `num_rows` rows; plain decoding, if among them, comes first."""
         if num_rows not in self._at:
             of_all = self.all if num_rows <= self.max_network_rows else self._of_lookup
-            fit = [shape for shape in of_all if num_rows * (1 + shape.num_nodes) <= MAX_CHECKED]
+            fit = [shape for shape in of_all if num_rows * (1 + shape.num_nodes) <= shape.most]
             if 2 * num_rows < TILE and StepShape(3) in fit:  # one node costs as much as three
                 fit = [shape for shape in fit if shape.num_nodes != 1 or not self.has_lookup]
             for source in self.network_sources:

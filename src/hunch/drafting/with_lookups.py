@@ -20,10 +20,16 @@ class TreeSize(NamedTuple):
     width: int  # nodes of a level; of best-first trees on average
     num_levels: int
     num_beside: int = 0  # guesses of a lookup that are checked beside it
+    most: int | None = None  # nodes checked in all, of the network's the likeliest; None: all
 
     @property
     def num_nodes(self) -> int:
-        return self.width * self.num_levels + self.num_beside
+        return self.num_grown + self.num_beside if self.most is None else self.most
+
+    @property
+    def num_grown(self) -> int:
+        """Nodes that the network drafts."""
+        return self.width * self.num_levels
 
 
 class DeviceWithLookups(DeviceDrafter):
@@ -47,12 +53,12 @@ class DeviceWithLookups(DeviceDrafter):
         self.tree_sizes: dict[int, dict[int, TreeSize]] = {  # by source and nodes
             source: {size.num_nodes: size for size in sizes} for source, sizes in trees.items()
         }
+        sizes = [size for some in self.tree_sizes.values() for size in some.values()]
+        drafted = [max(size.num_nodes, size.num_grown) for size in sizes]
         super().__init__(
             name=name,
             num_levels=network.num_levels,
-            num_nodes=max(
-                (lookup.num_nodes, network.num_nodes, *map(max, self.tree_sizes.values()))
-            ),
+            num_nodes=max((lookup.num_nodes, network.num_nodes, *drafted)),
             is_adaptive=is_adaptive,
             margin=lookup.margin,
             trained_len=network.trained_len,
@@ -106,9 +112,22 @@ class DeviceWithLookups(DeviceDrafter):
             return self.tree_of(source, num_nodes).num_beside
         return super().num_beside(source, num_nodes)
 
+    @property
+    def longest_path(self) -> int:
+        """The most tokens in a row that it drafts, but for predictions."""
+        return max(min(self.lookup.num_nodes, self.num_nodes), self.num_levels)
+
     def depth(self, source: int) -> int:
-        """A lookup's chain may be checked as a tree, whose depth is its number of nodes."""
-        return max(self.tree_sizes.get(source, (0,)))
+        """A chain may be checked as a tree, whose depth is its number of nodes."""
+        return self.longest_path if source in self.tree_sizes else 0
+
+    def num_again(self, step: StepRows) -> int:
+        """Known tokens that a draft model processes again: all that this step could commit.
+
+        It has no KV of tokens that were accepted from a lookup, and a tree's nodes had other slots.
+        """
+        num_tokens = step.path_RK.shape[1]
+        return min(num_tokens, self.longest_path + 1) if step.methods is None else num_tokens
 
     def add_guesses(
         self, state: RowState, step: StepRows, source: int, drafted: tuple[int, int] = (0, 0)
@@ -120,13 +139,22 @@ class DeviceWithLookups(DeviceDrafter):
         from hunch.kernels.gpu_graft import graft
         from hunch.kernels.gpu_lookup import lookup
 
-        at, is_merged = self.lookup, source == DraftSource.MERGED
+        at, is_merged = self.lookup, source >= DraftSource.MERGED
         match, sure = (at.min_match, at.max_match), NEVER if is_merged else SURE_MATCH
         phrases = at.phrases if at.has_table else None
-        lookup(state, step, self.num_nodes, *match, sure, phrases=phrases, drafted=drafted)
+        lookup(
+            state,
+            step,
+            self.num_nodes,
+            *match,
+            sure,
+            phrases,
+            drafted,
+            most=at.most(self.num_nodes),
+        )
         if is_merged:
             size = self.tree_of(source, step.path_RK.shape[1] - 1)
-            graft(state, step, self.num_nodes, size.num_beside)
+            graft(state, step, self.num_nodes, size.num_beside, size.num_nodes)
 
     def runs_in(self, source: int) -> bool:
         return source != DraftSource.NOBODY or self.network.runs_in(source)

@@ -227,13 +227,13 @@ class Scheduler:
         next draft need some too, as a drafter may write KV while it drafts.
         """
         pool = self.pool
-        # What pending steps commit is not known yet: the runner cuts drafts at the row's end.
+        # What pending steps commit is not known yet: the runner cuts drafts, and trees, at the end.
         num_wanted = NO_LIMIT if sequence.num_pending else sequence.end - len(sequence.tokens)
         num_nodes = sequence.num_nodes if self._is_drafting else 0
         max_draft = sequence.max_nodes if self._is_drafting else 0
         if num_nodes:
             num_nodes = min(num_nodes, budget - num_tokens, num_wanted - 1)
-        if max_draft:
+        if max_draft and (num_wanted <= 2 or not self._past_end):
             max_draft = max(min(max_draft, num_wanted - 2), 0)
 
         table = sequence.table

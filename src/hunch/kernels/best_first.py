@@ -67,6 +67,40 @@ class Growth:
         )
 
 
+def keep_likeliest_ref(
+    state: RowState, step: StepRows, chances_RN: Tensor, *, width: int, most: int, num_nodes: int,
+    least: float | None = None,
+) -> None:  # fmt: skip
+    """Of trees that grew level by level (`draft.grow_level_ref`), keep the likeliest nodes.
+
+    First come those on the path of first children, which the target is likeliest to take, then the
+    likeliest ones. So the first few of those kept are a tree too.
+    width: nodes of a level. chances_RN: log of each node's chance; least: the lowest that stays.
+    """
+    num_grown, first_guess = chances_RN.shape[1], step.guesses_at(num_nodes)
+    for r, row in live_rows(state, step):
+        room, left = int(step.max_draft_R[r]), int(state.end_X[row]) - int(state.known_X[row])
+        tokens: list[int] = state.draft_XG[row, :num_grown].tolist()
+        parents: list[int] = state.parents_XG[row, :num_grown].tolist()
+        chances: list[float] = chances_RN[r].tolist()
+        # Nodes without a slot got no children, nor did those of the row's last token.
+        nodes = [
+            n
+            for n in range(num_grown)
+            if n // width < left - 1
+            and parents[n] < room
+            and (least is None or chances[n] >= least)
+        ]
+        order = sorted(nodes, key=lambda n: -inf if n % width == 0 else -chances[n])
+        order = order[: min(room, most)]
+        place = {n: new for new, n in enumerate(order)} | {-1: -1}
+        step.result_RC[r, first_guess : first_guess + num_grown] = -1
+        for new, n in enumerate(order):
+            state.draft_XG[row, new], state.parents_XG[row, new] = tokens[n], place[parents[n]]
+            step.result_RC[r, first_guess + new] = tokens[n]
+        state.num_nodes_X[row], step.result_RC[r, DRAFTED] = len(order), len(order)
+
+
 @dataclass(frozen=True, slots=True)
 class RankedLevel:
     """A level of a tree whose shape is the same in every step."""

@@ -67,11 +67,13 @@ def lookup_ref(
     phrases: DevicePhrases | None = None,
     drafted: tuple[int, int] = (0, 0),
     num_second: int = 0,
+    most: int | None = None,
 ) -> None:
     """Draft what followed the last match of a row's end, or what the phrase table holds.
 
-    What `sure`, `drafted` and `num_second` ask for: see `gpu_lookup.lookup`.
+    What `sure`, `drafted`, `num_second` and `most` ask for: see `gpu_lookup.lookup`.
     """
+    num_columns, num_nodes = num_nodes, num_nodes if most is None else most
     for r, row in live_rows(state, step):
         known = int(state.known_X[row])
         text: list[int] = state.tokens_XL[row, :known].tolist()
@@ -86,7 +88,7 @@ def lookup_ref(
         if table is not None:
             guesses, matched = with_table(table, text, guesses, matched, num_nodes)
         step.result_RC[r, MATCHED] = matched
-        write_guesses(step, r, guesses, num_nodes)
+        write_guesses(step, r, guesses, num_columns)
         if matched >= needed:
             write_chain(state, step, r, guesses)
             room = min(int(step.max_draft_R[r]) - 1, int(state.end_X[row]) - known - 1)
@@ -130,9 +132,13 @@ def write_second(state: RowState, step: StepRows, r: int, guesses: list[int], fi
     state.num_nodes_X[row], step.result_RC[r, DRAFTED] = count, count
 
 
-def graft_ref(state: RowState, step: StepRows, num_nodes: int, num_guesses: int) -> None:
+def graft_ref(state: RowState, step: StepRows, num_nodes: int, num_guesses: int, most: int) -> None:
     """Follow the first guesses of a lookup down the row's tree while it has equal nodes, and append
-    the others there as a chain."""
+    the others there as a chain.
+
+    There are `most` nodes in all: of a larger tree the last ones make room. Those that might have
+    to are not looked at.
+    """
     first = step.guesses_at(num_nodes)
     for r, row in live_rows(state, step):
         if step.methods is not None and step.methods.settings_XW[row, at.SURE] != at.AS_OTHERS:
@@ -142,10 +148,12 @@ def graft_ref(state: RowState, step: StepRows, num_nodes: int, num_guesses: int)
         guesses = guesses[:left]
         count, node = int(state.num_nodes_X[row]), -1
         children = {
-            (int(state.parents_XG[row, n]), int(state.draft_XG[row, n])): n for n in range(count)
+            (int(state.parents_XG[row, n]), int(state.draft_XG[row, n])): n
+            for n in range(min(count, most - num_guesses))
         }
         while guesses and (node, guesses[0]) in children:
             node = children[node, guesses.pop(0)]
+        count = min(count, most - len(guesses))
         for token in guesses:
             state.draft_XG[row, count], state.parents_XG[row, count] = token, node
             node, count = count, count + 1
@@ -346,15 +354,14 @@ def add_nodes_ref(
 
 
 def grow_level_ref(
-    state: RowState, step: StepRows, logits_TC: Tensor, chances_RW: Tensor, asked: Any, *,
-    depth: int, num_nodes: int, draws: Draws, row_T: Tensor, ids_C: Tensor | None,
+    state: RowState, step: StepRows, logits_TC: Tensor, chances_RN: Tensor, asked: Any, *,
+    depth: int, width: int, num_nodes: int, draws: Draws, row_T: Tensor, ids_C: Tensor | None,
     following: tuple[Tensor, AttnInputs] | None, sees_next: bool = False,
     branch: int | None = None, least: float | None = None,
 ) -> None:  # fmt: skip
     """Children of the level before become nodes where they are on the likeliest paths."""
-    num_rows, width = chances_RW.shape
     branch = min(branch or width, width) if depth else width
-    first = depth * width
+    num_rows, first = len(step.ids_R), depth * width
     pos_T = state.known_X[row_T] + depth
     if step.has_rules:
         path_TP = row_T.new_full((len(row_T), depth), -1)
@@ -371,11 +378,13 @@ def grow_level_ref(
     token_TB = column_TB if ids_C is None else ids_C[column_TB]
     value_RNB = score_TC.log_softmax(-1).gather(1, column_TB).view(num_rows, -1, branch)
     if depth:
-        value_RNB = value_RNB + chances_RW[:, : value_RNB.shape[1], None]
+        parents = slice(first - width, first - width + value_RNB.shape[1])
+        value_RNB = value_RNB + chances_RN[:, parents, None]
     # The likeliest paths are kept, and always the path of first children.
     order = value_RNB.flatten(1).clone()
     order[:, 0] = torch.inf
     best_RW = order.sort(dim=1, descending=True, stable=True).indices[:, :width]
+    chances_RW = chances_RN[:, first : first + width]
     chances_RW.copy_(value_RNB.flatten(1).gather(1, best_RW))
     is_kept_RW = chances_RW >= (-torch.inf if least is None else least)
     kept_R = (is_kept_RW * torch.arange(1, width + 1, device=order.device)).amax(1)

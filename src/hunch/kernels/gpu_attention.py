@@ -14,14 +14,24 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hunch.kernels import gpu_launch
 from hunch.kernels.attention import AttnInputs
-from hunch.kernels.gpu_launch import let_next_start, next_power_of_2, options, wait_for_inputs
+from hunch.kernels.gpu_launch import (
+    cdiv,
+    let_next_start,
+    next_power_of_2,
+    wait_for_inputs,
+)
 from hunch.kernels.gpu_step import slots_at
-from hunch.kernels.gpu_tiling import NUM_SMS, SPLIT, Tiling, parts_of
+from hunch.kernels.gpu_tiling import (
+    NUM_SMS,
+    SPLIT,
+    Tiling,
+    launch_options,
+    least_share,
+    parts_of,
+)
 
 TILE = 64  # positions per step of the walk
-WIDE_BYTES = 128 * 1024  # of shared memory, needed to read wide heads ahead
 LOG2E = 1.4426950408889634
 
 
@@ -221,27 +231,28 @@ def _first_seen(pos_R, window, HAS_WINDOW: tl.constexpr, IS_CHUNK: tl.constexpr)
 @triton.jit
 def _shared_out(
     share, first_split, num_splits, num_keys, min_share, tok_R, base_R, is_row, token0, num_tokens,
-    TILE: tl.constexpr, SPLIT: tl.constexpr, HAS_OWN: tl.constexpr,
+    TILE: tl.constexpr, SPLIT: tl.constexpr, NUM_OWN: tl.constexpr,
 ):  # fmt: skip
     """This program's positions, how many programs share the tile, and whose rows it answers for.
 
-    Splits in which tokens have keys of their own come last, with a program for each token.
+    Splits in which tokens have keys of their own come last, with a program for NUM_OWN tokens.
     """
     num_common, num_own = num_splits, num_splits * 0
-    if HAS_OWN:
+    if NUM_OWN:
         num_common = tl.maximum(_first_own(base_R, num_keys, TILE) // SPLIT, first_split)
-        num_own = tl.where(num_common < num_splits, num_tokens, 0)
+        num_own = tl.where(num_common < num_splits, tl.cdiv(num_tokens, NUM_OWN), 0)
     num_programs = tl.num_programs(2) - num_own
     share_size = tl.maximum(tl.cdiv(num_common - first_split, num_programs), min_share)
     num_before = tl.cdiv(num_common - first_split, share_size)
     first = (first_split + share * share_size) * SPLIT
     last = tl.minimum(first + share_size * SPLIT, tl.minimum(num_common * SPLIT, num_keys))
-    if HAS_OWN:
+    if NUM_OWN:
         is_own = share >= num_before
         first, last = tl.where(is_own, num_common * SPLIT, first), tl.where(is_own, num_keys, last)
-        token0 = tl.where(is_own, token0 + share - num_before, token0)
-        num_tokens = tl.where(is_own, 1, num_tokens)
-        is_row &= (tok_R == token0) | (share < num_before)
+        begin = (share - num_before) * NUM_OWN
+        token0 = tl.where(is_own, token0 + begin, token0)
+        num_tokens = tl.where(is_own, tl.minimum(num_tokens - begin, NUM_OWN), num_tokens)
+        is_row &= ((tok_R >= token0) & (tok_R < token0 + num_tokens)) | (share < num_before)
     return first, last, num_before + num_own, token0, num_tokens, is_row
 
 
@@ -258,6 +269,7 @@ def _attention_kernel(
     IS_SHARED: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_TREE: tl.constexpr,
     HAS_TILES: tl.constexpr, HAS_WINDOW: tl.constexpr, IS_CHUNK: tl.constexpr,
     IS_NEAR: tl.constexpr, HAS_CAP: tl.constexpr, HAS_SINKS: tl.constexpr, HAS_SCALES: tl.constexpr,
+    NUM_OWN: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of tokens of one sequence, heads that share keys, share of the splits);
     KV_PARTS programs read the same KV head, each for some of its heads."""
@@ -294,7 +306,7 @@ def _attention_kernel(
     first_split, num_splits = low // SPLIT, tl.cdiv(num_keys, SPLIT)
     first, last, num_shares, token0, num_tokens, is_ours = _shared_out(
         share, first_split, num_splits, num_keys, min_share, tok_R, base_R, is_row, token0,
-        num_tokens, TILE, SPLIT, HAS_TREE and HAS_TILES and IS_SHARED)  # fmt: skip
+        num_tokens, TILE, SPLIT, NUM_OWN)  # fmt: skip
     if share >= num_shares:
         return
     kv_start = kv_head // KV_PARTS * (HEAD + TAIL)
@@ -344,10 +356,11 @@ def attention(
     group_pad = rows // block_tokens
     if workspace is None or num_tokens > workspace.max_tokens:
         programs = 1
-    if programs > 1 and attn.tree_TP is not None and tiles_I2 is not None:
-        programs += block_tokens  # for the keys that only one token has
     num_tiles = num_tokens if tiles_I2 is None else tiles_I2.shape[0]
-    tree = attn.tree_TP
+    tree, num_own = attn.tree_TP, 0  # tokens for whose own keys there is a program
+    if programs > 1 and tree is not None and tiles_I2 is not None:
+        num_own = 1 if num_tiles * num_kv < NUM_SMS // 3 else 2
+        programs += cdiv(block_tokens, num_own)
     head_pad = next_power_of_2(head)
     acc, stat, count, max_splits = q_TNH, q_TNH, q_TNH, 0
     if programs > 1:
@@ -360,33 +373,13 @@ def attention(
         q_TNH if sinks_N is None else sinks_N, scale * LOG2E, cap * LOG2E,
         0 if window is None else window, attn.table_SB.stride(0),
         0 if tree is None else tree.stride(0), max_splits, num_tokens,
-        _least_share(num_tiles * num_kv),
+        least_share(num_tiles * num_kv),
         NUM_HEADS=num_heads, NUM_KV=num_kv, GROUP=group, GROUP_PAD=group_pad, KV_PARTS=parts,
         HEAD=head, HEAD_PAD=head_pad, TAIL=tail, TAIL_PAD=max(16, next_power_of_2(tail)), ROWS=rows,
         TILE=TILE, SPLIT=SPLIT, IS_SHARED=programs > 1,
         BLOCK_SIZE=attn.block_size, HAS_TREE=tree is not None, HAS_TILES=tiles_I2 is not None,
         HAS_WINDOW=window is not None, IS_CHUNK=(window or 0) < 0,
         IS_NEAR=k_CMH.numel() < 2**31, HAS_CAP=cap > 0, HAS_SINKS=sinks_N is not None,
-        HAS_SCALES=scales is not None,
-        **_options(tiling, rows, num_tiles * num_kv, head_pad, tail > 0),
+        HAS_SCALES=scales is not None, NUM_OWN=num_own,
+        **launch_options(tiling, rows, num_tiles * num_kv, head_pad, tail > 0, tree is not None),
     )  # fmt: skip
-
-
-def _least_share(num_rows: int) -> int:
-    """The fewest splits of a row for which several programs pay, for rows x KV heads."""
-    return 1 if num_rows < 1.25 * NUM_SMS else 2 if num_rows < 2.5 * NUM_SMS else 3
-
-
-def _options(
-    tiling: Tiling, rows: int, num_rows: int, head: int, is_latent: bool
-) -> dict[str, object]:
-    """Launch options: many warps for few programs, few warps for many, so that more of them fit;
-    and more stages if the heads leave room for them."""
-    num_warps = 8 if num_rows < NUM_SMS // 2 else 4 if num_rows < 1.25 * NUM_SMS else 2
-    if rows >= 64:
-        num_warps = 8 if rows >= 128 else 4
-    is_ahead = num_warps == 2 and head <= 64
-    has_room = head <= 128 or gpu_launch.SHARED_BYTES >= WIDE_BYTES
-    if head > 256:
-        return options(8, 2 if is_latent and has_room else 1)
-    return options(tiling.num_warps or num_warps, 3 if is_ahead else 2 if has_room else 1)

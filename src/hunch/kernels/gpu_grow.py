@@ -170,9 +170,9 @@ def _grow_kernel(
     rank_ptr, top_ptr, mass_ptr, chance_ptr, ids_ptr, rows_ptr, max_draft_ptr, num_checked_ptr,
     known_ptr, end_ptr, done_ptr, num_nodes_ptr, table_ptr, draft_ptr, parents_ptr, result_ptr,
     packed_ptr, pos_ptr, slot_ptr, seq_ptr, base_ptr, tree_ptr, num_chunks, first_node,
-    first_parent, depth, max_depth, draft_stride, table_stride, result_stride, guesses_at, least,
-    NUM_PARENTS: tl.constexpr, WIDTH: tl.constexpr, BRANCH: tl.constexpr, GROWN: tl.constexpr,
-    HAS_IDS: tl.constexpr, HAS_CHANCES: tl.constexpr, HAS_LEAST: tl.constexpr,
+    first_parent, depth, max_depth, draft_stride, chance_stride, table_stride, result_stride,
+    guesses_at, least, NUM_PARENTS: tl.constexpr, WIDTH: tl.constexpr, BRANCH: tl.constexpr,
+    GROWN: tl.constexpr, HAS_IDS: tl.constexpr, HAS_CHANCES: tl.constexpr, HAS_LEAST: tl.constexpr,
     HAS_NEXT: tl.constexpr, IS_TREE: tl.constexpr, SEES_NEXT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
@@ -192,15 +192,17 @@ def _grow_kernel(
         top, log_total = log_totals(top_ptr, mass_ptr, r, num_chunks, NUM_PARENTS, BLOCK_N,
                                      BLOCK_K)  # fmt: skip
         i = tl.arange(0, BLOCK_N)
-        path = tl.load(chance_ptr + r * WIDTH + i, mask=(i < NUM_PARENTS) & (depth > 0), other=0.0)
+        chance_ptr += r * chance_stride
+        path = tl.load(
+            chance_ptr + first_parent + i, mask=(i < NUM_PARENTS) & (depth > 0), other=0.0
+        )
         gain_NB = (score_of(rank_NB) - top[:, None]) - log_total[:, None]
         chance = tl.reshape(path[:, None] + gain_NB, (BLOCK_N * BLOCK_B,))
         order = tl.where(is_in, rank_of(chance, one), -1)
         order = tl.where(one == 0, 0x7FFFFFFFFFFFFFFF, order)  # the target is likeliest to take it
         place = tl.sum((order[None, :] > order[:, None]).to(tl.int64), axis=1)
         is_in &= place < WIDTH
-        tl.debug_barrier()  # all have read their paths' chances
-        tl.store(chance_ptr + r * WIDTH + place, chance, mask=is_in)
+        tl.store(chance_ptr + first_node + place, chance, mask=is_in)
         if HAS_LEAST:  # nodes stand in order, the first path's before all others
             kept = tl.max(tl.where(is_in & (chance >= least), place + 1, 0), axis=0)
     token = id_of(rank)
@@ -261,27 +263,28 @@ def children_of(
 
 def _warps_for(num_candidates: int) -> int:
     """Warps of one program that has so many in registers: more than 16,384 do not fit four."""
-    return 1 if num_candidates <= 1024 else 4 if num_candidates <= 16384 else 32
+    return 1 if num_candidates <= 512 else 4 if num_candidates <= 16384 else 32
 
 
 def grow_level(
-    state: RowState, step: StepRows, logits_TC: Tensor, chances_RW: Tensor, asked: Asked, *,
-    depth: int, num_nodes: int, draws: Draws, row_T: Tensor, ids_C: Tensor | None,
+    state: RowState, step: StepRows, logits_TC: Tensor, chances_RN: Tensor, asked: Asked, *,
+    depth: int, width: int, num_nodes: int, draws: Draws, row_T: Tensor, ids_C: Tensor | None,
     following: tuple[Tensor, AttnInputs] | None, sees_next: bool = False,
     branch: int | None = None, least: float | None = None,
 ) -> None:  # fmt: skip
     """Grow a level below the nodes with these logits: W nodes per row, and the next inputs.
 
-    The first level has depth 0 and one row of logits per row of the step. chances_RW keeps the log
-    of each path's chance between levels. row_T names the engine's row of each row of logits. Nodes
-    past a row's limit are padding in the next pass; a level past the row's last token is left out.
+    The first level has depth 0 and one row of logits per row of the step. chances_RN gets the
+    log of each node's chance; nodes are numbered level by level. row_T names the engine's row of
+    each row of logits. Nodes past a row's limit are padding in the next pass; a level past the
+    row's last token is left out.
     If the next pass has fewer nodes than a level, it takes the first of each row, and only those
     get children.
     sees_next: the network keeps a token's key one position early, with the state before it.
     branch: children considered per node; of the first level always W.
     least: log of a chance; a level without a path of that chance ends the row's draft.
     """
-    num_rows, width = chances_RW.shape
+    num_rows = len(step.ids_R)
     if step.has_rules:  # the target will choose by them
         logits_TC = process_level(
             logits_TC, row_T, step.ids_R, state.known_X, state.draft_XG, state.parents_XG, depth,
@@ -301,16 +304,16 @@ def grow_level(
     sizes = (num_parents, branch, num_chunks)
     block_n, block_b, block_k = (next_power_of_2(size) for size in sizes)
     _grow_kernel[(num_rows,)](
-        rank_TKB, top_TK, mass_TK, chances_RW, ids, step.ids_R, step.max_draft_R,
+        rank_TKB, top_TK, mass_TK, chances_RN, ids, step.ids_R, step.max_draft_R,
         step.num_checked_R, state.known_X, state.end_X, state.is_done_X, state.num_nodes_X,
         state.table_XB, state.draft_XG, state.parents_XG, step.result_RC, ids_T, *places,
         ids_T if tree_TP is None else tree_TP, num_chunks, depth * width,
         (depth - 1) * width if depth else -1, depth, 0 if tree_TP is None else tree_TP.shape[1],
-        state.draft_XG.stride(0), state.table_XB.stride(0), step.result_RC.stride(0),
-        step.guesses_at(num_nodes), least or 0.0, NUM_PARENTS=num_parents, WIDTH=width,
-        BRANCH=branch, GROWN=len(ids_T) // num_rows, HAS_IDS=ids_C is not None,
-        HAS_CHANCES=has_chances, HAS_LEAST=least is not None, HAS_NEXT=attn is not None,
-        IS_TREE=tree_TP is not None, SEES_NEXT=sees_next, BLOCK_SIZE=state.block_size,
-        BLOCK_N=block_n, BLOCK_B=block_b, BLOCK_K=block_k,
+        state.draft_XG.stride(0), chances_RN.stride(0), state.table_XB.stride(0),
+        step.result_RC.stride(0), step.guesses_at(num_nodes), least or 0.0,
+        NUM_PARENTS=num_parents, WIDTH=width, BRANCH=branch, GROWN=len(ids_T) // num_rows,
+        HAS_IDS=ids_C is not None, HAS_CHANCES=has_chances, HAS_LEAST=least is not None,
+        HAS_NEXT=attn is not None, IS_TREE=tree_TP is not None, SEES_NEXT=sees_next,
+        BLOCK_SIZE=state.block_size, BLOCK_N=block_n, BLOCK_B=block_b, BLOCK_K=block_k,
         **options(_warps_for(block_n * block_b * block_k)),
     )  # fmt: skip

@@ -280,11 +280,12 @@ def _own_settings(
 def _lookup_kernel(
     ids_ptr, max_draft_ptr, num_checked_ptr, history_ptr, known_ptr, end_ptr, done_ptr,
     num_nodes_ptr, draft_ptr, parents_ptr, result_ptr, entries_ptr, needed_ptr, settings_ptr,
-    history_stride, draft_stride, result_stride, settings_stride, num_nodes, guesses_at, bits,
-    num_asked, most_nodes, MIN_MATCH: tl.constexpr, MAX_MATCH: tl.constexpr, SURE: tl.constexpr,
-    NUM_LEVELS: tl.constexpr, BY_TABLE: tl.constexpr, MULTIPLIER: tl.constexpr, SHIFT: tl.constexpr,
-    MAX_ORDER: tl.constexpr, NUM_PLACES: tl.constexpr, HAS_METHODS: tl.constexpr,
-    NUM_DRAFTED: tl.constexpr, NUM_SECOND: tl.constexpr, BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
+    history_stride, draft_stride, result_stride, settings_stride, num_nodes, num_columns,
+    guesses_at, bits, num_asked, most_nodes, MIN_MATCH: tl.constexpr, MAX_MATCH: tl.constexpr,
+    SURE: tl.constexpr, NUM_LEVELS: tl.constexpr, BY_TABLE: tl.constexpr, MULTIPLIER: tl.constexpr,
+    SHIFT: tl.constexpr, MAX_ORDER: tl.constexpr, NUM_PLACES: tl.constexpr,
+    HAS_METHODS: tl.constexpr, NUM_DRAFTED: tl.constexpr, NUM_SECOND: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One row: what followed the longest match of its end, or what the table holds."""
     r, row, is_row = live_row(ids_ptr, num_checked_ptr, done_ptr)
@@ -325,7 +326,7 @@ def _lookup_kernel(
     tl.store(parents_ptr + row * draft_stride + node, parents, mask=is_kept)
     result_ptr += r * result_stride
     tokens = tl.where(is_node, tokens, -1)
-    tl.store(result_ptr + guesses_at + node, tokens, mask=node < num_nodes)
+    tl.store(result_ptr + guesses_at + node, tokens, mask=node < num_columns)
     tl.store(result_ptr + C_MATCHED, matched.to(tl.int64))
     if matched >= sure:
         tl.store(result_ptr + C_DRAFTED, count)
@@ -354,12 +355,14 @@ def lookup(
     phrases: DevicePhrases | None = None,
     drafted: tuple[int, int] = (0, 0),
     num_second: int = 0,
+    most: int | None = None,
 ) -> None:
     """A chain per row, as in `drafting.ngram` or with a table; all guesses go into the result.
 
     Rows whose match is shorter than `sure` keep their draft; a chain of drafted[0] nodes is
     continued from the table, up to drafted[1] nodes. A row whose request names a lookup, or a
     network alone, has its own settings (`RowMethods`).
+    num_nodes: guesses that the result has room for; `most`: those that are made, if that is fewer.
     num_second: last nodes, which become a second chain where the text's end was followed by another
     token too; there is no table then.
     """
@@ -369,12 +372,13 @@ def lookup(
     if phrases is not None:
         entries, needed, bits = phrases.entries, phrases.needed, phrases.bits
         max_order = phrases.max_order
+    num_guesses = num_nodes if most is None else most
     _lookup_kernel[(len(step.ids_R),)](
         step.ids_R, step.max_draft_R, step.num_checked_R, state.tokens_XL, state.known_X,
         state.end_X, state.is_done_X, state.num_nodes_X, state.draft_XG, state.parents_XG,
         step.result_RC, entries, needed, settings, state.tokens_XL.stride(0),
-        state.draft_XG.stride(0), step.result_RC.stride(0), settings.stride(0), num_nodes,
-        step.guesses_at(num_nodes), bits, min(num_nodes, NUM_ASKED), drafted[1],
+        state.draft_XG.stride(0), step.result_RC.stride(0), settings.stride(0), num_guesses,
+        num_nodes, step.guesses_at(num_nodes), bits, min(num_guesses, NUM_ASKED), drafted[1],
         MIN_MATCH=min_match, MAX_MATCH=max_match, SURE=sure,
         NUM_LEVELS=NUM_LEVELS, BY_TABLE=BY_TABLE, MULTIPLIER=MULTIPLIER, SHIFT=SHIFT,
         MAX_ORDER=max_order, NUM_PLACES=NUM_PLACES, HAS_METHODS=step.methods is not None,

@@ -11,14 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hunch.kernels import gpu_launch
 from hunch.kernels.attention import AttnInputs, Span
-from hunch.kernels.gpu_launch import cdiv, next_power_of_2
+from hunch.kernels.gpu_launch import cdiv, next_power_of_2, options
 
 SPLIT = 128  # positions per partial result
 MAX_PROGRAMS = 32  # that share one row's splits
 MAX_WIDE_ROWS = 32  # rows of a program where heads are wider than 256
 MAX_NUMBERS = 1 << 15  # of a program's queries elsewhere: twice as many do not fit shared memory
 NUM_SMS = 132
+WIDE_BYTES = 128 * 1024  # of shared memory, needed to read wide heads ahead
 SHARED_TOKENS = 256  # up to this many packed tokens, programs share a row's positions
 
 
@@ -161,3 +163,30 @@ class Tiler:
 
     def _programs(self, num_tiles: int, is_shared: bool) -> int:
         return programs_for(num_tiles, self.num_kv_heads, self.max_len) if is_shared else 1
+
+
+def least_share(num_rows: int) -> int:
+    """The fewest splits of a row for which several programs pay, for rows x KV heads."""
+    return 1 if num_rows < 1.25 * NUM_SMS else 2 if num_rows < 2.5 * NUM_SMS else 3
+
+
+def launch_options(
+    tiling: Tiling, rows: int, num_rows: int, head: int, is_latent: bool, is_tree: bool
+) -> dict[str, object]:
+    """Launch options of attention: many warps for few programs, few warps for many, so that more of
+    them fit; and more stages if the heads leave room for them."""
+    num_warps = 8 if num_rows < NUM_SMS // 2 else 4 if num_rows < 1.25 * NUM_SMS else 2
+    if 64 < head <= 128:
+        num_warps = 8 if num_rows < NUM_SMS // 3 else 2
+    if is_tree and rows < 64 and NUM_SMS // 8 <= num_rows < 1.25 * NUM_SMS and head <= 128:
+        # Programs for one or two tokens beside those for all, and each with a tile or two: as many
+        # as possible shall fit. Trees of 31 and 63 nodes take 10 and 13 us in place of 19 and 21
+        # (32 heads of 128, 300 positions, H200).
+        return options(tiling.num_warps or (4 if num_rows < 3 * NUM_SMS // 4 else 2))
+    if rows >= 64:
+        num_warps = 8 if rows >= 128 else 4
+    is_ahead = num_warps == 2 and head <= 64
+    has_room = head <= 128 or gpu_launch.SHARED_BYTES >= WIDE_BYTES
+    if head > 256:
+        return options(8, 2 if is_latent and has_room else 1)
+    return options(tiling.num_warps or num_warps, 3 if is_ahead else 2 if has_room else 1)

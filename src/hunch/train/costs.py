@@ -31,7 +31,7 @@ from hunch.train.kept import MEMORY_SHARE
 from hunch.train.student import unlike_llama
 
 ROWS = (1, 2, 3, 5, 8, 12)
-MORE_ROWS = (16, 32, 45)  # those of trees, which only a GPU checks
+MORE_ROWS = (16, 32, 64)  # those of trees, which only a GPU checks
 _FEW, _MANY = 4096, 32768  # columns of the timed drafts
 _ABREAST = 4  # layers side by side, in the timed draft that has several
 _FEW_UNITS = 0.25  # share of the units, in the timed draft that has fewer

@@ -64,7 +64,7 @@ class Tree(NamedTuple):
     found: float  # share of the best guess's misses that the other nodes of a level find
 
 
-TREES = (Tree(5, 3, 15, 0.41), Tree(4, 4, 30, 0.35), Tree(3, 7, 31, 0.27))
+TREES = (Tree(4, 4, 7, 0.24), Tree(5, 5, 15, 0.34), Tree(8, 7, 31, 0.40), Tree(8, 8, 63, 0.44))
 TREE_LEVEL = 1.43  # time of a tree's level, in levels of a chain
 
 
