@@ -24,7 +24,7 @@ from hunch.bench.metrics import figures
 from hunch.bench.offline import EngineSubject
 from hunch.bench.records import Run
 from hunch.drafting import auto_device, with_lookups
-from hunch.drafting.auto_device import OF_MODELS
+from hunch.drafting.auto_device import BY_LEVEL
 from hunch.drafting.step_shapes import StepShape, StepShapes
 from hunch.drafting.with_lookups import TreeSize
 from hunch.kernels.step import CHECKED, REASON, TOKENS
@@ -141,7 +141,7 @@ def test_text_does_not_depend_on_who_drafts(
             assert tokens(llm, mixed) == want
 
 
-(FEW, TREE), (MERGED,), (LARGE,) = OF_MODELS.values()
+(FEW, TREE), (MERGED,), (LARGE,) = BY_LEVEL.values()
 WALKS = {
     "off and on": [  # the first of three is taken when the host reads rows to the network
         *[StepShape(15, 2)] * 3,

@@ -24,7 +24,7 @@ from builders import tiny_config, tiny_weights
 from hunch import LLM
 from hunch.config import ModelConfig, SpecConfig
 from hunch.drafter_files import find_files
-from hunch.drafting.auto_device import OF_MODELS
+from hunch.drafting.auto_device import BY_LEVEL
 from hunch.errors import TrainingError
 from hunch.hub.drafters import digest_of, find_trained, trained_drafters
 from hunch.hub.names import resolve
@@ -150,7 +150,7 @@ def test_tokens_per_pass_are_those_that_were_measured() -> None:
 
 
 def test_trees_are_those_that_the_engine_grows() -> None:
-    grown = {one for sizes in OF_MODELS.values() for one in sizes}
+    grown = {one for sizes in BY_LEVEL.values() for one in sizes}
     engine = {(one.width, one.num_levels, one.num_nodes) for one in grown}
     assert {(one.width, one.num_levels, one.num_nodes) for one in TREES} == engine
     passes = ((1, 1.5e-3), (6, 1.52e-3), (45, 1.7e-3))

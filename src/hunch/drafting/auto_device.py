@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from hunch.drafting.base import DeviceDrafter
 from hunch.drafting.block import DeviceBlock
 from hunch.drafting.draft_model import DeviceDraftModel
-from hunch.drafting.following import DeviceFollower
+from hunch.drafting.last_state import DeviceLastState
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.options import BRANCH
 from hunch.drafting.recycling import DeviceRecycling, device_recycling
@@ -20,19 +21,20 @@ from hunch.models.target import Hidden
 CHAIN_NODES = (1, 3, 7, 11)  # nodes checked of a network's chains, as far as it drafts so many
 SHORT_CHAIN = 3  # nodes that a network drafts at least before a phrase table continues its chain
 
-# Trees alone have 15 nodes, so that 16 packed tokens are checked; others have a lookup's guesses
-# beside them. All levels of a block take one pass. Each level of a draft model takes a pass, in
-# which several nodes take as long as one: more are drafted than are checked.
-OF_BLOCKS = {
+# Trees fill tiles of 16 packed tokens, with the last known one; merged ones have a lookup's guesses
+# beside them. Where all levels take one pass, or little, trees are best-first.
+BEST_FIRST = {
     DraftSource.TREE: (TreeSize(3, 5),),
     DraftSource.MERGED: (TreeSize(4, 7, 16),),
 }
-OF_MODELS = {
+# Each level of a draft model or of a head like EAGLE takes a pass, in which several nodes take as
+# long as one: more are drafted than are checked.
+BY_LEVEL = {
     DraftSource.TREE: (TreeSize(4, 4, most=7), TreeSize(5, 5, most=15)),
     DraftSource.MERGED: (TreeSize(8, 7, 10, most=31),),
     DraftSource.LARGE: (TreeSize(8, 8, 14, most=63),),
 }
-BRANCH_OF_MODELS = 4  # children considered of each node of such trees, but for the first level
+BRANCH_BY_LEVEL = 4  # children considered of each node of such trees, but for the first level
 # Trees of successors, with a lookup's guesses: with the last known token, they fill tiles.
 OF_SUCCESSORS = TreeSize(2, 2, 3), TreeSize(3, 3, 6), TreeSize(6, 4, 7)
 # Steps of more rows check no successors. On a Qwen2.5 of 2B's cost with a phrase table, one request
@@ -40,19 +42,24 @@ OF_SUCCESSORS = TreeSize(2, 2, 3), TreeSize(3, 3, 6), TreeSize(6, 4, 7)
 MAX_SUCCESSOR_ROWS = 2
 MAX_NODES = max(
     max(size.num_nodes, size.num_grown)
-    for trees in (OF_BLOCKS, OF_MODELS)
+    for trees in (BEST_FIRST, BY_LEVEL)
     for sizes in trees.values()
     for size in sizes
 )
 
 
+def is_best_first(network: DeviceDrafter) -> bool:
+    """Whether its trees are, instead of having levels of one size."""
+    return isinstance(network, DeviceBlock | DeviceLastState)
+
+
 def fitting(
-    trees: Mapping[DraftSource, tuple[TreeSize, ...]],
-    lookup: DeviceLookup,
-    network: DeviceDrafter,
-    room: int,
+    lookup: DeviceLookup, network: DeviceDrafter, room: int
 ) -> dict[DraftSource, list[TreeSize]]:
-    """These trees, cut to what both draft; those that a draft has no room for are left out."""
+    """The network's trees, cut to what both draft; those without room in a draft are left out."""
+    trees: Mapping[DraftSource, tuple[TreeSize, ...]] = BEST_FIRST
+    if not is_best_first(network):
+        trees = BY_LEVEL
     found: dict[DraftSource, list[TreeSize]] = {}
     for source, sizes in trees.items():
         for width, num_levels, beside, most in sizes:
@@ -65,8 +72,38 @@ def fitting(
     return found
 
 
+def tree_of_size(network: DeviceDrafter, size: TreeSize, longest_path: int) -> DeviceDrafter:
+    """The network, drafting trees of this size."""
+    if is_best_first(network):
+        most = size.num_nodes - size.num_beside
+        more: dict[str, Any] = {"tree_nodes": most, "width": most, "branch": BRANCH}
+    else:
+        branch = min(size.width, BRANCH_BY_LEVEL)
+        more = {"level_size": size.width, "width": size.width, "branch": branch}
+        more["tree_nodes"] = size.most or 0
+    return replace(network, num_levels=size.num_levels, longest_path=longest_path, **more)
+
+
 class DeviceEither(DeviceWithLookups):
     """One of both drafts for a row, or both: whichever promises more."""
+
+    def __init__(
+        self, lookup: DeviceLookup, network: DeviceDrafter, room: int, *, only_chains: bool
+    ) -> None:
+        sizes = {} if only_chains else fitting(lookup, network, room)
+        super().__init__("auto", lookup, network, sizes)
+        self.longest_path = max(self.longest_path, self.chain_sizes[-1])
+        self.trees = {
+            size: tree_of_size(self.network, size, self.longest_path)
+            for some in self.tree_sizes.values()
+            for size in some.values()
+        }
+
+    def network_for(self, step: StepRows, source: int) -> DeviceDrafter:
+        """What the network drafts in a step of this source: a tree, or a chain."""
+        if source not in self.tree_sizes:
+            return self.network
+        return self.trees[self.tree_of(source, step.path_RK.shape[1] - 1)]
 
     @property
     def chain_sizes(self) -> list[int]:
@@ -95,24 +132,6 @@ class DeviceAuto(DeviceEither):
     more than drafting a level.
     """
 
-    def __init__(
-        self, lookup: DeviceLookup, network: DeviceDrafter, room: int, *, only_chains: bool
-    ) -> None:
-        has_trees = isinstance(network, DeviceDraftModel) and not only_chains
-        trees = fitting(OF_MODELS if has_trees else {}, lookup, network, room)
-        super().__init__("auto", lookup, network, trees)
-        self.trees: dict[TreeSize, DeviceDraftModel] = {}
-        for size in {size for some in self.tree_sizes.values() for size in some.values()}:
-            assert isinstance(self.network, DeviceDraftModel)
-            self.trees[size] = replace(
-                self.network,
-                num_levels=size.num_levels,
-                level_size=size.width,
-                width=size.width,
-                branch=min(size.width, BRANCH_OF_MODELS),
-                tree_nodes=size.most or 0,
-            )
-
     @property
     def continues_chains(self) -> bool:
         """Whether a phrase table continues the network's chains."""
@@ -129,10 +148,6 @@ class DeviceAuto(DeviceEither):
         return super().levels(source, num_nodes)
 
     @property
-    def longest_path(self) -> int:
-        return max(super().longest_path, self.chain_sizes[-1])
-
-    @property
     def chain_sizes(self) -> list[int]:
         if not self.continues_chains:
             return super().chain_sizes
@@ -140,19 +155,16 @@ class DeviceAuto(DeviceEither):
         return sorted({min(size, most) for size in CHAIN_NODES})
 
     def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
-        network = self.network
         if not source:
             self.lookup.look(state, step, self.num_nodes)
             return
-        num_tokens = step.path_RK.shape[1]
-        drafted = (0, 0)
-        if source in self.tree_sizes:
-            tree = self.trees[self.tree_of(source, num_tokens - 1)]
-            tree.grow(state, step, tree.num_levels, self.num_again(step))
-        elif isinstance(network, DeviceDraftModel):
-            size = levels_after(num_tokens, self.chain_sizes[-1])
-            drafted = self._num_by_network(size), size
-            network.grow(state, step, drafted[0], self.num_again(step))
+        network, drafted = self.network_for(step, source), (0, 0)
+        if isinstance(network, DeviceDraftModel):
+            num_levels = network.num_levels
+            if source == DraftSource.CHAIN:
+                size = levels_after(step.path_RK.shape[1], self.chain_sizes[-1])
+                drafted = num_levels, _ = self._num_by_network(size), size
+            network.grow(state, step, num_levels, self.num_again(step))
         else:
             network.draft(state, step, hidden, source)
         self.add_guesses(state, step, source, drafted)
@@ -165,25 +177,6 @@ class DeviceAutoHead(DeviceEither):
     to their end.
     """
 
-    def __init__(
-        self, lookup: DeviceLookup, head: DeviceFollower, room: int, *, only_chains: bool
-    ) -> None:
-        has_trees = isinstance(head, DeviceBlock) and not only_chains
-        trees = fitting(OF_BLOCKS if has_trees else {}, lookup, head, room)
-        super().__init__("auto", lookup, head, trees)
-        self.trees: dict[int, DeviceBlock] = {}
-        for source, sizes in self.tree_sizes.items():
-            assert isinstance(self.network, DeviceBlock)
-            (size,) = sizes.values()
-            num_nodes = size.width * size.num_levels
-            self.trees[source] = replace(
-                self.network,
-                num_levels=size.num_levels,
-                tree_nodes=num_nodes,
-                width=num_nodes,
-                branch=BRANCH,
-            )
-
     @property
     def shapes(self) -> tuple[StepShape, ...]:
         dropped = [StepShape(n, DraftSource.HEAD_DROPPED) for n, _ in self.lookup.shapes]
@@ -191,8 +184,7 @@ class DeviceAutoHead(DeviceEither):
 
     def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         if source != DraftSource.HEAD_DROPPED:
-            head = self.trees.get(source, self.network)
-            head.draft(state, step, hidden, source)
+            self.network_for(step, source).draft(state, step, hidden, source)
         if source > 0:
             self.add_guesses(state, step, source)
         else:

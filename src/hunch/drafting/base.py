@@ -138,6 +138,7 @@ class DeviceDrafter:
     branch: int = 1  # children considered per node
     least: float | None = None  # log of the least chance of a path that is drafted; None: any
     num_nodes: int = 0  # most nodes drafted; 0: num_levels times level_size, or tree_nodes
+    longest_path: int = 0  # most tokens in a row that are drafted, by whatever; 0: all nodes
     is_adaptive: bool = True  # steps check fewer nodes, or none, if these do not pay
     margin: float = 0.0  # share by which checking nodes must beat plain decoding
     trained_len: int | None = None  # its network's context; None: no row gets longer

@@ -167,7 +167,7 @@ class DeviceBlock(DeviceFollower):
         net, num_rows, is_tree = self.net, len(step.ids_R), source >= DraftSource.TREE
         features, size = hidden.features, len(hidden.features[0]) // num_rows
         if is_tree:
-            features, size = on_path(features, step, size)
+            features, size = on_path(features, step, size, self.longest_path)
         ids_T, attn = new_inputs(state, num_rows * size)
         last_R = ids_T.new_empty(num_rows)
         committed_inputs(state, step, ids_T, attn, last_R)

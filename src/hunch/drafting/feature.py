@@ -157,17 +157,17 @@ class DeviceFeature(DeviceFollower):
         num_tokens = len(hidden.last_TD) // num_rows
         if not self.tilings and state.flat.is_cuda:
             self._warm_up(state)
-        ids_T, attn = self._inputs(state, num_rows, num_tokens)
+        states, size = (hidden.last_TD, *hidden.features), num_tokens
+        if self.level_size > 1 or source >= DraftSource.TREE:
+            states, size = on_path(states, step, num_tokens, self.longest_path)
+        ids_T, attn = self._inputs(state, num_rows, size)
         last_R = ids_T.new_empty(num_rows)
         committed_inputs(state, step, ids_T, attn, last_R)
-        states = (hidden.last_TD, *hidden.features)
-        if self.level_size > 1 or source >= DraftSource.TREE:
-            states, _ = on_path(states, step, num_tokens)
         fused_TD = net.fuse(states[0], states[1:])
         state_TD = net.step(ids_T, fused_TD, attn, self.kv).index_select(0, last_R)
         if not source:
             return
-        row_R = attn.seq_T[::num_tokens]
+        row_R = attn.seq_T[::size]
         num_levels, depth = levels_after(num_tokens, self.num_levels), 0
         if self.level_size > 1:
             num_levels = depth = self.num_levels

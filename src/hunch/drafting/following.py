@@ -201,10 +201,15 @@ def _cuts(parts: Parts, most: int) -> list[slice]:
 
 
 def on_path(
-    features: tuple[Tensor, ...], step: StepRows, size: int
+    features: tuple[Tensor, ...], step: StepRows, size: int, longest_path: int = 0
 ) -> tuple[tuple[Tensor, ...], int]:
-    """The states of the nodes that a step accepted from its trees, in order, as for a chain."""
+    """The states of the nodes that a step accepted from its trees, in order, as for a chain.
+
+    longest_path: most tokens in a row of what drafts, but for predictions; 0: all nodes.
+    """
     num_rows, most = len(step.ids_R), min(step.path_RK.shape[1], size)
+    if longest_path and step.methods is None:
+        most = min(most, longest_path + 1)
     node_RK = step.path_RK[:, : most - 1].clamp(-1, size - 2) + 1  # after the last known token
     place_RK = torch.cat((node_RK.new_zeros(num_rows, 1), node_RK), dim=1)
     first_R1 = size * torch.arange(num_rows, device=node_RK.device)[:, None]

@@ -64,6 +64,7 @@ class DeviceWithLookups(DeviceDrafter):
             trained_len=network.trained_len,
             max_len=network.max_len,
         )
+        self.longest_path = max(min(lookup.num_nodes, self.num_nodes), self.num_levels)
         # Both write their guesses to the same columns.
         self.network = replace(network, num_nodes=self.num_nodes)
 
@@ -112,11 +113,6 @@ class DeviceWithLookups(DeviceDrafter):
             return self.tree_of(source, num_nodes).num_beside
         return super().num_beside(source, num_nodes)
 
-    @property
-    def longest_path(self) -> int:
-        """The most tokens in a row that it drafts, but for predictions."""
-        return max(min(self.lookup.num_nodes, self.num_nodes), self.num_levels)
-
     def depth(self, source: int) -> int:
         """A chain may be checked as a tree, whose depth is its number of nodes."""
         return self.longest_path if source in self.tree_sizes else 0
@@ -125,6 +121,7 @@ class DeviceWithLookups(DeviceDrafter):
         """Known tokens that a draft model processes again: all that this step could commit.
 
         It has no KV of tokens that were accepted from a lookup, and a tree's nodes had other slots.
+        Predictions may be longer than all other drafts.
         """
         num_tokens = step.path_RK.shape[1]
         return min(num_tokens, self.longest_path + 1) if step.methods is None else num_tokens
