@@ -1,11 +1,13 @@
 """Heads draft in captured steps on a GPU as well as by the host."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import head_files
 from hunch import LLM, SamplingParams
+from hunch.drafting.step_shapes import DraftSource
 from hunch.step.runner import Runner
 from stand_in import lead_by_host
 from tiny_models import write_llama
@@ -70,3 +72,33 @@ def test_as_much_is_accepted(method: str, batch: int, model: Path, study: head_f
     # The convolutions of dflash2 are not trained, so it knows little.
     assert per_pass[0] > (1.05 if name == "dflash2" else 1.4)
     assert per_pass[1] > 0.8 * per_pass[0]  # the first step of a row in captured steps has no draft
+
+
+def tokens(llm: LLM, prompts: list[list[int]], params: SamplingParams) -> list[list[int]]:
+    return [out.outputs[0].token_ids for out in llm.generate(prompts, params)]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", ["draft", "eagle3", "medusa", "dspark"])
+def test_every_shape_of_auto(
+    name: str, batch: int, model: Path, study: head_files.Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains, trees and merged trees of each size: the text is plain decoding's."""
+    path = model.parent / name
+    if not path.exists():
+        source: tuple[object, ...] = (model,) if name == "draft" else (study,)
+        getattr(head_files, f"make_{name}")(*source, path)
+    spec, prompts = f"auto:draft={path}:any_size=true", [t[:12] for t in study.tokens.tolist()]
+    kinds = [replace(GREEDY, max_tokens=40), *OTHERS]
+    with LLM(str(model), speculate="off", max_num_seqs=1, **GPU) as llm:
+        plain = [tokens(llm, prompts, params) for params in kinds]
+    with LLM(str(model), speculate=spec, max_num_seqs=batch, **GPU) as llm:
+        policy = llm.engine.runner.captured.policy
+        shapes = [shape for shape in policy.shapes.at(batch) if shape.source > 0]
+        assert {shape.source for shape in shapes} >= {DraftSource.TREE, DraftSource.MERGED}
+        for shape in shapes:
+            monkeypatch.setattr(policy, "_next_shape", lambda *_, shape=shape, **__: shape)
+            before = llm.stats()["accepted"]
+            for params, wanted in zip(kinds, plain, strict=True):
+                assert tokens(llm, prompts, params) == wanted, shape
+            assert llm.stats()["accepted"] > before, shape
