@@ -180,8 +180,7 @@ def launch_options(
         num_warps = 8 if num_rows < NUM_SMS // 3 else 2
     if is_tree and rows < 64 and NUM_SMS // 8 <= num_rows < 1.25 * NUM_SMS and head <= 128:
         # Programs for one or two tokens beside those for all, and each with a tile or two: as many
-        # as possible shall fit. Trees of 31 and 63 nodes take 10 and 13 us in place of 19 and 21
-        # (32 heads of 128, 300 positions, H200).
+        # as possible shall fit.
         return options(tiling.num_warps or (4 if num_rows < 3 * NUM_SMS // 4 else 2))
     if rows >= 64:
         num_warps = 8 if rows >= 128 else 4
