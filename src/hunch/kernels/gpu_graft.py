@@ -74,9 +74,9 @@ def _graft_kernel(
         result_ptr += r * result_stride
         count = tl.load(num_nodes_ptr + row)
         n = tl.arange(0, BLOCK_N).to(tl.int64)
-        is_safe = n < tl.minimum(count, most - num_guesses)
-        token_N = tl.load(draft_ptr + n, mask=is_safe, other=-1)
-        parent_N = tl.load(parents_ptr + n, mask=is_safe, other=-2)
+        stays = n < tl.minimum(count, most - num_guesses)  # however many guesses are new
+        token_N = tl.load(draft_ptr + n, mask=stays, other=-1)
+        parent_N = tl.load(parents_ptr + n, mask=stays, other=-2)
         g = tl.arange(0, BLOCK_G)
         guess_G = tl.load(result_ptr + guesses_at + g, mask=g < num_guesses, other=-1)
         left = tl.maximum(tl.load(end_ptr + row) - tl.load(known_ptr + row) - 1, 0)
