@@ -165,6 +165,11 @@ class DeviceDrafter:
         return (StepShape(0), whole) if self.is_adaptive else (whole,)
 
     @property
+    def num_read(self) -> int:
+        """Guesses of a step that the host reads, to learn from those of lookups."""
+        return self.num_nodes
+
+    @property
     def draft_model(self) -> DraftModel | None:
         """Its network, if that is a draft model: it reads tokens, so it can catch up on them.
 

@@ -69,6 +69,10 @@ class DeviceWithLookups(DeviceDrafter):
         self.network = replace(network, num_nodes=self.num_nodes)
 
     @property
+    def num_read(self) -> int:
+        return self.lookup.most(self.num_nodes)
+
+    @property
     def draft_model(self) -> DraftModel | None:
         return self.network.draft_model
 

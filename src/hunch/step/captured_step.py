@@ -332,7 +332,7 @@ class CapturedSteps:
             for row, request in zip(group.ids, group.requests, strict=True)
         ]
         since, other_seconds = self._times(pending, seconds)
-        lines = result_RC[:, : columns.scores_at].tolist()
+        lines = result_RC[:, : columns.host_end].tolist()
         for row, line in zip(group.ids if pending.began_after_refusal else (), lines, strict=False):
             if row in pending.began_after_refusal:
                 take_back(line, 0)

@@ -43,17 +43,22 @@ class Columns:
     num_tokens: int  # tokens the step can commit, from FIRST on
     num_guesses: int  # guesses for the next draft, after them
     num_best: int  # tokens scored beside each committed one; NO_SCORES: none is scored
+    host_end: int  # up to here the host reads all lines: past a lookup's guesses, or the draft
     draft: int  # tokens of the next draft, then the parents of its nodes, if the step returns it
     scores_at: int  # per committed token its rank, then (id, logprob) of it and of the best ones
     end: int
 
     @staticmethod
-    def of(num_tokens: int, num_guesses: int, *, has_draft: bool, num_best: int) -> Columns:
+    def of(
+        num_tokens: int, num_guesses: int, *, num_read: int, has_draft: bool, num_best: int
+    ) -> Columns:
+        """num_read: guesses that the host reads."""
         draft = FIRST + num_tokens + num_guesses
         scores = draft + 2 * num_guesses * has_draft
         end = scores if num_best == NO_SCORES else scores + num_tokens * _entry(num_best)
         end = -(-end // ALIGNED) * ALIGNED  # so that one compiled kernel serves all lines
-        return Columns(num_tokens, num_guesses, num_best, draft, scores, end)
+        host_end = scores if has_draft else FIRST + num_tokens + num_read
+        return Columns(num_tokens, num_guesses, num_best, host_end, draft, scores, end)
 
     @property
     def scores_end(self) -> int:

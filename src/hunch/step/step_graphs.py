@@ -152,6 +152,7 @@ class StepGraphs:
         return Columns.of(
             kind.num_nodes + 1,
             self.num_guesses,
+            num_read=0 if self.drafter is None else self.drafter.num_read,
             has_draft=bool(kind.extras & DRAFTS),
             num_best=kind.num_best,
         )
