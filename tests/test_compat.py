@@ -362,7 +362,7 @@ def test_structured_outputs_do_not_change() -> None:
 
 
 def test_names_of_vllm_that_are_missing_say_what_to_do() -> None:
-    for name in ("LoRARequest", "ModelRegistry", "PoolingParams"):
+    for name in ("LoRARequest", "ModelRegistry", "ScoringOutput"):
         with pytest.raises(ImportError, match=f"hunch has no {name}: \\w+"):
             getattr(hunch, name)
     assert not hasattr(hunch, "Banana")
@@ -430,7 +430,8 @@ def test_structured_outputs_take_vllms_other_fields() -> None:
         "from hunch.inputs.data import SingletonPrompt, TokensPrompt",
         "from hunch.logger import init_logger",
         "from hunch.logprobs import Logprob",
-        "from hunch.outputs import EmbeddingOutput, EmbeddingRequestOutput",
+        "from hunch.outputs import EmbeddingOutput, EmbeddingRequestOutput, PoolingRequestOutput",
+        "from hunch.pooling_params import PoolingParams",
         "from hunch.sequence import Logprob, RequestMetrics",
         "from hunch.transformers_utils.tokenizer import get_tokenizer",
         "from hunch.tokenizers import get_tokenizer",
@@ -458,7 +459,6 @@ def test_vllms_modules_have_the_names_of_hunch(line: str) -> None:
         ("from hunch import ClassificationOutput", "generates and embeds"),
         ("from hunch.outputs import ScoringRequestOutput", "generates and embeds"),
         ("from hunch.outputs import Banana", "cannot import name 'Banana'"),
-        ("from hunch.pooling_params import PoolingParams", "LLM.embed"),
         ("from hunch.utils import get_open_port", "tensor_parallel_size"),
         ("from hunch.assets.image import ImageAsset", "text alone"),
         ("import hunch.multimodal", "text alone"),

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 
-from hunch import LLM, AsyncLLM, EngineArgs, SamplingParams, get_tokenizer
+from hunch import LLM, AsyncLLM, EngineArgs, PoolingParams, SamplingParams, get_tokenizer
 from hunch.errors import RequestError
 from tiny_models import write_llama
 
@@ -185,8 +186,36 @@ def test_what_an_asynchronous_engine_says_of_itself(llm: LLM) -> None:
 def test_vllms_other_arguments_of_embed_may_ask_for_nothing(llm: LLM) -> None:
     nothing = {"pooling_params": None, "truncate_prompt_tokens": None, "lora_request": None}
     assert llm.embed("the model", **nothing)[0].outputs == llm.embed("the model")[0].outputs
-    with pytest.raises(RequestError, match="pooling="):
-        llm.embed("the model", pooling_params=object())
+    assert llm.encode("the model", **nothing)[0].outputs.data.norm() == pytest.approx(1.0)
+
+
+def test_vectors_by_vllms_pooling_params(llm: LLM) -> None:
+    (whole,) = llm.embed("the model", normalize=False)
+    states = torch.tensor(whole.outputs.embedding)
+    for name in ("use_activation", "normalize"):
+        asked = PoolingParams(**{name: False, "dimensions": len(states)})
+        assert llm.encode("the model", asked)[0].outputs.data.equal(states)
+        (same,) = llm.embed("the model", pooling_params=asked)
+        assert same.outputs == whole.outputs
+    (vector,) = llm.encode("the model", PoolingParams(), pooling_task="embed")
+    assert vector.outputs.data.tolist() == pytest.approx((states / states.norm()).tolist())
+
+    async def ask() -> Any:
+        with AsyncLLM.from_llm(llm.sibling("off")) as engine:
+            return [one async for one in engine.encode("the model")]
+
+    (output,) = asyncio.run(ask())
+    assert output.finished
+    assert output.outputs.data.equal(vector.outputs.data)
+
+
+def test_what_vectors_cannot_be(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="task='score' is not covered"):
+        PoolingParams(task="score")
+    with pytest.raises(RequestError, match="pooling_task='token_embed' is not covered"):
+        llm.encode("the model", pooling_task="token_embed")
+    with pytest.raises(RequestError, match="none of them can be left out"):
+        llm.embed("the model", pooling_params=PoolingParams(dimensions=4))
 
 
 def test_an_llm_by_its_engine_arguments(llm: LLM) -> None:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from hunch.offline import random_uuid as random_uuid
     from hunch.outputs import RequestMetrics as RequestMetrics
     from hunch.outputs import RequestOutputKind as RequestOutputKind
-    from hunch.pooling import EmbeddingOutput as EmbeddingOutput
-    from hunch.pooling import EmbeddingRequestOutput as EmbeddingRequestOutput
     from hunch.prompts import Prompt as Prompt
     from hunch.prompts import TextPrompt as TextPrompt
     from hunch.prompts import TokensPrompt as TokensPrompt
@@ -34,6 +32,11 @@ if TYPE_CHECKING:
     from hunch.types import SamplingParams as SamplingParams
     from hunch.types import Speculation as Speculation
     from hunch.types import StructuredOutput as StructuredOutput
+    from hunch.vectors import EmbeddingOutput as EmbeddingOutput
+    from hunch.vectors import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from hunch.vectors import PoolingOutput as PoolingOutput
+    from hunch.vectors import PoolingParams as PoolingParams
+    from hunch.vectors import PoolingRequestOutput as PoolingRequestOutput
 
     AsyncLLMEngine = AsyncLLM
     GuidedDecodingParams = StructuredOutput
@@ -62,8 +65,11 @@ _HOMES = {
     "TextPrompt": "hunch.prompts",
     "TokensPrompt": "hunch.prompts",
     "HunchError": "hunch.errors",
-    "EmbeddingOutput": "hunch.pooling",
-    "EmbeddingRequestOutput": "hunch.pooling",
+    "EmbeddingOutput": "hunch.vectors",
+    "EmbeddingRequestOutput": "hunch.vectors",
+    "PoolingOutput": "hunch.vectors",
+    "PoolingParams": "hunch.vectors",
+    "PoolingRequestOutput": "hunch.vectors",
     "Logprob": "hunch.types",
     "Prompt": "hunch.prompts",
     "RequestMetrics": "hunch.outputs",
@@ -84,7 +90,6 @@ _ALIASES = {
 _CHOICES = "logit_bias, bad_words, allowed_token_ids and structured_outputs say what may be chosen"
 _RANKS = "tensor_parallel_size=N starts ranks by itself; a program for each device answers its part"
 _TASKS = "hunch generates and embeds (LLM.generate, LLM.chat, LLM.embed)"
-_VECTORS = "LLM.embed gives hunch.EmbeddingRequestOutput"
 # vLLM's names of what is not here, and what to do instead.
 _INSTEAD = {
     **dict.fromkeys(("LogitsProcessor", "AdapterLogitsProcessor"), _CHOICES),
@@ -92,8 +97,6 @@ _INSTEAD = {
     "process_dict_updates": _CHOICES,
     "LoRARequest": "LLM(lora=PATH) merges an adapter into the weights",
     "ModelRegistry": "every family is a file in hunch/models/families",
-    "PoolingParams": "LLM.embed gives texts as vectors",
-    **dict.fromkeys(("PoolingOutput", "PoolingRequestOutput"), _VECTORS),
     **dict.fromkeys(("ClassificationOutput", "ClassificationRequestOutput"), _TASKS),
     **dict.fromkeys(("ScoringOutput", "ScoringRequestOutput"), _TASKS),
     **dict.fromkeys(("initialize_ray_cluster", "get_ip", "get_open_port"), _RANKS),

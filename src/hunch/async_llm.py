@@ -9,6 +9,7 @@ import os
 import uuid
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import aclosing
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -21,9 +22,17 @@ from hunch.engine_args import EngineArgs, UsageContext, check_plain
 from hunch.errors import EngineError, HunchError, RequestError
 from hunch.llm import LLM
 from hunch.offline import check_process
+from hunch.pooling import params_to_pool
 from hunch.prompts import Prompt, list_priorities, read_prompt, salt_of
 from hunch.text.tokenizer import Tokenizer
 from hunch.types import RequestOutput, RequestOutputKind, SamplingParams
+from hunch.vectors import (
+    PoolingOutput,
+    PoolingParams,
+    PoolingRequestOutput,
+    check_task,
+    pooled_of,
+)
 
 log = logging.getLogger("hunch")
 T = TypeVar("T")
@@ -128,6 +137,24 @@ class AsyncLLM(VllmCalls):
         finally:
             if not is_over:
                 self._orders.put(lambda: self._abort(request_id, stream))
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        pooling_task: str | None = None,
+        **others: Any,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """A text as a vector, the only output; others as of `generate`."""
+        check_task("pooling_task", pooling_task)
+        asked = pooling_params or PoolingParams()
+        answer = self.generate(prompt, params_to_pool("last"), request_id, **others)
+        async with aclosing(answer) as outputs:
+            async for output in outputs:
+                if output.finished:
+                    yield pooled_of(output, asked)
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
         """End requests; a generator gives one more output, with finish reason "abort"."""

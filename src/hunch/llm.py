@@ -19,10 +19,19 @@ from hunch.garbage import without_collector
 from hunch.llm_engine import LLMEngine
 from hunch.loading import LoadTarget, build_engine, load_target_of, load_text
 from hunch.offline import OfflineRequests
-from hunch.pooling import EmbeddingRequestOutput, embedding_of, pooling_params
+from hunch.pooling import params_to_pool
 from hunch.prompts import Params, Prompt, list_chats, list_prompts, params_for, progress
 from hunch.text.tokenizer import Tokenizer
 from hunch.types import RequestOutput, SamplingParams, recommended
+from hunch.vectors import (
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingParams,
+    PoolingRequestOutput,
+    check_task,
+    embedding_of,
+    pooled_of,
+)
 
 if TYPE_CHECKING:
     from hunch.models.target import Target
@@ -191,6 +200,7 @@ class LLM(VllmCalls):
         *,
         pooling: str = "last",
         normalize: bool = True,
+        pooling_params: PoolingParams | None = None,
         use_tqdm: bool | None = None,
         **others: Any,
     ) -> list[EmbeddingRequestOutput]:
@@ -199,11 +209,33 @@ class LLM(VllmCalls):
         >>> llm.embed("Hello")[0].outputs.embedding
 
         States are those after the last norm. A model that was trained for it gives good ones.
+        `pooling_params` are vLLM's, in place of `normalize`.
         """
         wishes_of("embed", others, {})
+        asked = pooling_params or PoolingParams(normalize=normalize)
+        outputs = self._pool(prompts, pooling, use_tqdm)
+        return [embedding_of(output, asked) for output in outputs]
+
+    def encode(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        pooling_params: PoolingParams | None = None,
+        *,
+        pooling_task: str | None = None,
+        use_tqdm: bool | None = None,
+        **others: Any,
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """`embed` as vLLM's pooling models have it: vectors are tensors, `outputs.data`."""
+        wishes_of("encode", others, {})
+        check_task("pooling_task", pooling_task)
+        asked = pooling_params or PoolingParams()
+        return [pooled_of(output, asked) for output in self._pool(prompts, "last", use_tqdm)]
+
+    def _pool(
+        self, prompts: Prompt | Sequence[Prompt], pooling: str, use_tqdm: bool | None
+    ) -> list[RequestOutput]:
         batch = list_prompts(prompts)
-        outputs = self._answer(batch, params_for(len(batch), pooling_params(pooling)), use_tqdm)
-        return [embedding_of(output, normalize) for output in outputs]
+        return self._answer(batch, params_for(len(batch), params_to_pool(pooling)), use_tqdm)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None

@@ -20,9 +20,10 @@ from hunch.compat import (
 from hunch.engine_args import ServerArgs, arguments_of
 from hunch.errors import RequestError
 from hunch.llm import LLM
-from hunch.pooling import embedding_of, pooling_params
+from hunch.pooling import params_to_pool
 from hunch.prompts import Prompt, list_prompts, params_for
 from hunch.types import RequestOutput, SamplingParams
+from hunch.vectors import PoolingParams, embedding_of
 
 __all__ = ["Engine", "ServerArgs", "async_stream_and_merge", "stream_and_merge"]
 __path__: list[str] = []  # its submodules are those of vllm_modules.py
@@ -103,14 +104,12 @@ class Engine(LLM):
             return super()._answer(batch, each, use_tqdm, priorities)
         return asyncio.run(self._gather(batch, each, priorities or [0] * len(batch)))
 
-    def encode(self, prompt: str | Sequence[str], **others: Any) -> Answer | list[Answer]:
-        """Texts as vectors; see `embed`."""
+    def encode(self, prompt: str | Sequence[str], **others: Any) -> Any:  # type: ignore[override]
+        """Texts as vectors; see `embed`. One prompt's is no list."""
         asked = _to_embed(prompt, others)
         return asked.vectors(self._answer(asked.prompts, asked.params, None))
 
-    async def async_encode(
-        self, prompt: str | Sequence[str], **others: Any
-    ) -> Answer | list[Answer]:
+    async def async_encode(self, prompt: str | Sequence[str], **others: Any) -> Any:
         """`encode` for asyncio."""
         asked = _to_embed(prompt, others)
         return asked.vectors(await self._gather(asked.prompts, asked.params, asked.priorities))
@@ -215,7 +214,7 @@ class _Asked:
     def vectors(self, outputs: Sequence[RequestOutput]) -> Answer | list[Answer]:
         found = [
             {
-                "embedding": embedding_of(output, normalize=True).outputs.embedding,
+                "embedding": embedding_of(output, PoolingParams()).outputs.embedding,
                 "meta_info": {
                     "id": name or output.request_id,
                     "prompt_tokens": len(output.prompt_token_ids),
@@ -306,7 +305,7 @@ def _to_embed(prompt: Any, others: dict[str, Any]) -> _Asked:
     _check_nothing(others)
     return _Asked(
         prompts=prompts,
-        params=params_for(len(prompts), pooling_params("last")),
+        params=params_for(len(prompts), params_to_pool("last")),
         are_unanswered=[False] * len(prompts),
         names=names,
         priorities=[0] * len(prompts),

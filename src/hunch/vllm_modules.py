@@ -73,7 +73,7 @@ _HOMES = {  # module -> the one that has its names
         "hunch.sglang",
     ),
     "hunch.beam_search": "hunch.beams",
-    "hunch.utils.print_utils": "hunch.pooling",
+    "hunch.utils.print_utils": "hunch.vectors",
     "hunch.v1.metrics.reader": "hunch.compat.metrics",
 }
 _TEXT = "hunch reads text alone"

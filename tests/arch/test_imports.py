@@ -18,17 +18,19 @@ TABLE: dict[str, set[str]] = {
     "checks": {"errors"},
     "types": {"errors", "checks", "outputs"},
     "outputs": set(),
+    "byte_level": set(),
     "vllm_modules": set(),
     "prompts": {"errors", "types"},
     "prompt_files": {"errors"},
     "pooling": {"types"},
+    "vectors": {"errors", "pooling", "torch", "types"},
     "beams": {"errors", "prompts", "types"},
     "registry": set(),
     "arguments": set(),
     "config": {"errors", "registry", "types"},
     "compat": {"errors", "registry", "types", "config"},
     "hub": {"errors"},
-    "text": {"types", "errors", "hub"},
+    "text": {"types", "errors", "hub", "byte_level"},
     "chat": {"types", "checks", "errors"},
     "grammar": {"types", "checks", "errors"},
     "draft": {"torch", "types"},
@@ -38,6 +40,7 @@ TABLE: dict[str, set[str]] = {
     "sampling": {"torch", "draft", "kernels", "types", "errors"},
     "models": {
         "torch", "layers", "kernels", "parallel.group", "config", "registry", "errors", "hub",
+        "byte_level",
     },
     "verify": {"torch", "draft", "sampling", "kernels", "errors"},
     "drafting": {
@@ -90,7 +93,7 @@ TABLE: dict[str, set[str]] = {
     "engine_args": {"arguments", "compat", "config", "errors"},
     "llm": {
         "arguments", "beams", "chat", "compat", "config", "engine_args", "errors", "llm_engine",
-        "loading", "models", "offline", "pooling", "prompts", "garbage", "text", "types",
+        "loading", "models", "offline", "pooling", "prompts", "garbage", "text", "types", "vectors",
     },
     "llm_engine": {
         "compat", "config", "engine", "engine_args", "loading", "offline", "prompts", "text",
@@ -98,12 +101,12 @@ TABLE: dict[str, set[str]] = {
     },
     "sglang": {
         "async_llm", "compat", "engine_args", "errors", "llm", "loading", "pooling", "prompts",
-        "types",
+        "types", "vectors",
     },
     "offline": {"engine", "errors", "prompts", "types"},
     "async_llm": {
-        "compat", "arguments", "config", "engine_args", "errors", "llm", "offline", "prompts",
-        "text", "types",
+        "compat", "arguments", "config", "engine_args", "errors", "llm", "offline", "pooling",
+        "prompts", "text", "types", "vectors",
     },
     "entrypoints": {"cli", "server", "compat", "errors", "llm", "config"},
     "launch_server": {"cli"},

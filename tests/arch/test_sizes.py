@@ -13,9 +13,11 @@ REASONS = {
     "launch_server.py": "SGLang's name of the server's module",
     "entrypoints/openai/api_server.py": "vLLM's name of the server's module",
     "garbage.py": "rooms that know no steps use it too",
+    "byte_level.py": "tokenizers and drafts across vocabularies use it",
     "sampling/stop.py": "both forms of a step ask it",
     "chat/ids.py": "server and chat share it, and nothing else of it",
     "server/text.py": "a protocol that half of the server names",
+    "pooling.py": "the engine and the step use it, which load no vectors of vLLM's",
 }
 
 

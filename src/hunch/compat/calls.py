@@ -17,7 +17,6 @@ _ADAPTER = "give the engine lora=PATH, which merges one adapter"
 _TASKS = "hunch generates and embeds (LLM.generate, LLM.chat, LLM.embed)"
 _METHODS = {
     "beam_search": "LLM.beam_search searches; SamplingParams(n=4) gives several sampled answers",
-    "encode": "LLM.embed gives a text as a vector, get_tokenizer().encode its tokens",
     "classify": _TASKS,
     "score": "the vectors of LLM.embed have length 1: the product of two is their cosine",
     "reward": _TASKS,
@@ -62,7 +61,6 @@ _ARGUMENTS: dict[str, tuple[tuple[Any, ...], str]] = {
     "prompt_token_ids": ((None,), "give token ids as prompts"),
     "prompt_text": ((None,), 'give {"prompt": TEXT, "prompt_token_ids": IDS} as the prompt'),
     "truncate_prompt_tokens": ((None,), "give the last tokens of the prompt alone"),
-    "pooling_params": ((None,), 'LLM.embed takes pooling="last" or "mean", and normalize'),
     "data_parallel_rank": ((None, 0), "there is one engine"),
     "guided_options_request": ((None,), "give SamplingParams(structured_outputs=...)"),
     "tokenization_kwargs": ((None, {}), "give token ids as prompts"),

@@ -18,7 +18,7 @@ from fastapi import FastAPI, Request
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
 
-from hunch.pooling import pooling_params, unit
+from hunch.pooling import misfit, params_to_pool, unit
 from hunch.server.ollama import name_of
 from hunch.server.problems import ProblemError, at_most
 from hunch.server.schemas import MAX_COUNT, OLLAMA_FAULTS, Ids, KnownElsewhere, Some
@@ -136,20 +136,14 @@ async def _embed(
 
     outputs = await service.run(body.timeout, request, work)
     vectors = [output.embedding or [] for output in outputs]
-    width = len(vectors[0])
-    if body.dimensions is not None and body.dimensions != width:
-        raise ProblemError(
-            400,
-            f"dimensions={body.dimensions}: this model's states have {width} numbers, and none of "
-            "them can be left out",
-            param="dimensions",
-        )
+    if problem := misfit(body.dimensions, len(vectors[0])):
+        raise ProblemError(400, problem, param="dimensions")
     return outputs, [unit(vector) for vector in vectors] if body.normalize else vectors
 
 
 async def _run(service: Service, ids: Sequence[list[int]], body: PooledBody) -> list[RequestOutput]:
     """All of them or none, some at a time."""
-    name, params = f"embd-{uuid.uuid4().hex}", pooling_params(body.pooling)
+    name, params = f"embd-{uuid.uuid4().hex}", params_to_pool(body.pooling)
     options: dict[str, Any] = {"priority": body.priority, "cache_salt": body.cache_salt or ""}
     outputs: dict[int, RequestOutput] = {}
     todo = iter(enumerate(ids))
