@@ -100,6 +100,8 @@ class OfflineRequests:
                     yield output
         finally:
             self.end(waiting)
+            with self.lock:
+                self._engine.end_period()
 
     def step(self, waiting: Collection[str]) -> list[RequestOutput]:
         """What came for these requests meanwhile, or with one step, which may be nothing."""

@@ -364,6 +364,9 @@ class FakeCodec:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return "".join(self.letters[i] for i in ids if i != EOS or not skip_special_tokens)
 
+    def token_text(self, token: int) -> str:
+        return self.letters[token]
+
     def detokenizer(
         self, prompt_ids: Sequence[int], *, skip_special_tokens: bool = True
     ) -> FakeDetokenizer:

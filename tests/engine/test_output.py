@@ -7,7 +7,8 @@ import pytest
 from engine.fake_runner import FakeCodec
 from hunch.engine.output import SequenceOutput
 from hunch.engine.stats import Tally
-from hunch.types import CompletionOutput, Request, RowResult, SamplingParams
+from hunch.types import CompletionOutput, Logprob, Request, RowResult, SamplingParams
+from tiny_text import sentence_piece
 
 
 def say(
@@ -91,3 +92,13 @@ def test_the_stop_tokens_own_text(text, params, shown, reason):
 def test_an_unfinished_character_is_shown_at_the_end():
     assert say("the").text == "th"
     assert say("the", finish="length").text == "the"
+
+
+def test_a_token_beside_its_log_probability_keeps_the_space_before_a_word():
+    text = sentence_piece()
+    token = text.vocab()["▁hello"]
+    request = Request(id="x", prompt_ids=[1], params=SamplingParams(logprobs=0), seed=0)
+    output = SequenceOutput(request, text, Tally())
+    scores = [{token: Logprob(logprob=-0.5, rank=1)}]
+    output.push(RowResult(row=0, tokens=[token], logprobs=scores), 0)
+    assert output.completion().logprobs[0][token].decoded_token == " hello"

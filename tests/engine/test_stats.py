@@ -181,39 +181,6 @@ def test_a_pause_between_requests_is_no_busy_time(depth):
     assert engine.stats()["busy_seconds"] < 10.0
 
 
-class TimedRunner(FakeRunner):
-    """Passes take 5 ms and 0.4 ms per token, a level drafted 0.1 ms, launching a step 0.6 ms."""
-
-    now = 0.0
-
-    def submit(self, plan):
-        super().submit(plan)
-        result = self._results[-1][0]
-        num_known = sum(row.num_processed for row in result.rows)
-        num_packed = num_known + sum(row.num_checked for row in result.rows)
-        result.target_seconds = 5e-3 + 4e-4 * num_packed
-        result.plain_seconds = 5e-3 + 4e-4 * num_known
-        result.draft_seconds = 1e-4 * max(row.num_waiting for row in result.rows)
-        self.now += 6e-4 + result.target_seconds + result.draft_seconds
-
-
-@pytest.mark.parametrize("max_rows", [1, 4])
-def test_the_time_saved_is_what_the_same_requests_take_less_by_the_clock(max_rows):
-    seconds, said = {}, {}
-    for max_nodes in (0, 4):
-        runner = TimedRunner(max_nodes=max_nodes, max_rows=max_rows)
-        engine = Engine(Config(), runner, FakeCodec(), clock=lambda runner=runner: runner.now)
-        for number in range(6 * max_rows):
-            params = SamplingParams(max_tokens=40, ignore_eos=True, seed=number)
-            engine.add(str(number), [number + 1] * 9, params)
-        while engine.has_work():
-            engine.step()
-        seconds[max_nodes], said[max_nodes] = runner.now, engine.stats()["time_saved_seconds"]
-    assert said[0] == pytest.approx(0.0, abs=1e-9)
-    assert seconds[0] > 1.3 * seconds[4]
-    assert said[4] == pytest.approx(seconds[0] - seconds[4], rel=0.05)
-
-
 def test_a_trees_levels_count_and_what_it_could_have_brought():
     tally = Tally(0.0, 0, 0.25)
     tally.add(row(1, processed=9), Share(0, 0, 0), 1.0)

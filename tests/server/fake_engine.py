@@ -124,6 +124,9 @@ class FakeText:
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else b""
 
+    def token_text(self, token: int) -> str:
+        return self.token_bytes(token).decode(errors="replace")
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return bytes(token for token in ids if token < 256).decode(errors="replace")
 

@@ -109,6 +109,7 @@ class _Turn:
         finally:
             for request_id in self.open:
                 self.engine.abort(request_id)
+            self.engine.end_period()
         seconds = self.now()
         return Round(seconds, [self.answers[place] for place in sorted(self.answers)])
 

@@ -114,10 +114,12 @@ class Engine:
     def admit(self, asked: Asked) -> None:
         if asked.id in self._jobs or asked.id in self._changed:  # its last output is not told yet
             raise RequestError(f"request id {asked.id!r} is in use")
+        now, capacity = self._clock(), self.runner.capacity
+        if not self._jobs:
+            self._stats.replay.come(now, self._stats.busy_seconds)
         job = Job(asked, num_open=len(asked.requests))
         self._jobs[asked.id] = job
         self._stats.prompt_tokens += len(asked.prompt_ids)
-        now, capacity = self._clock(), self.runner.capacity
         sizes = capacity.drafter_bytes, capacity.drafter_share
         for request in asked.requests:
             wish, allowed = request.params.speculation, self._most_nodes(request)
@@ -331,18 +333,29 @@ class Engine:
     def _count_time(self, started: float) -> None:
         now = self._clock()
         since = started if self._last_step_end is None else self._last_step_end
-        self._stats.busy_seconds += now - since
+        stats = self._stats
+        stats.busy_seconds += now - since
         # A step that is pending after all requests have ended does not count.
         self._last_step_end = now if self._jobs else None
+        if stats.replay.is_long:
+            stats.replay.begin(now, self._running_tallies(), stats.busy_seconds)
+
+    def end_period(self) -> None:
+        """Tell the engine, if it is idle, that the next requests waited for all answers before.
+
+        Else the estimate of the time saved takes them for requests that came by the clock.
+        """
+        if not self._jobs:
+            self._stats.replay.begin(self._clock(), [], self._stats.busy_seconds)
+
+    def _running_tallies(self) -> list[Tally]:
+        sequences = [s for job in list(self._jobs.values()) for s in job.sequences]
+        return [s.output.tally for s in sequences if not s.is_over]
 
     def stats(self) -> dict[str, Any]:
         """Totals since the start. Any thread may call it."""
         scheduler, pool = self._scheduler, self._scheduler.pool
-        sequences = [s for job in list(self._jobs.values()) for s in job.sequences]
-        report = self._stats.report(
-            [s.output.tally for s in sequences if not s.is_over],
-            self.runner.capacity,
-        )
+        report = self._stats.report(self._running_tallies(), self.runner.capacity)
         return report | {
             "is_lossy": self.config.spec.is_lossy,
             "is_synthetic": self.config.spec.is_synthetic,

@@ -197,7 +197,7 @@ class SequenceOutput:
         for token, score in scores.items():
             text = self._texts.get(token)
             if text is None:
-                text = self._codec.decode([token], skip_special_tokens=False)
+                text = self._codec.token_text(token)
                 self._texts[token] = text
             score.decoded_token = text
         return scores

@@ -43,12 +43,12 @@ class Scheduler:
         self.running: list[Sequence] = []  # in order of arrival
         self.max_rows = min(config.num_rows, capacity.max_rows)
         self.num_preemptions = 0
-        sizes = (capacity.num_blocks, capacity.block_size, capacity.groups)
         states = Snapshots(capacity.num_snapshots) if capacity.has_recurrent_states else None
         is_caching = is_caching and (states is None or capacity.num_snapshots > 0)
         self.pool = BlockPool(
-            *sizes, is_caching=is_caching, window=capacity.window, snapshots=states, events=events
-        )
+            capacity.num_blocks, capacity.block_size, capacity.groups, is_caching=is_caching,
+            window=capacity.window, snapshots=states, events=events,
+        )  # fmt: skip
         self._max_tokens, self._max_under_way = config.num_tokens, capacity.max_under_way
         self._max_prompt = capacity.max_prompt or config.num_tokens
         self._prompt_budget = self._max_prompt  # tokens of prompts that the next step may read
@@ -227,7 +227,7 @@ class Scheduler:
         next draft need some too, as a drafter may write KV while it drafts.
         """
         pool = self.pool
-        # What pending steps commit is not known yet: the runner cuts drafts, and trees, at the end.
+        # What pending steps commit is not known yet: the runner cuts drafts at the row's end.
         num_wanted = NO_LIMIT if sequence.num_pending else sequence.end - len(sequence.tokens)
         num_nodes = sequence.num_nodes if self._is_drafting else 0
         max_draft = sequence.max_nodes if self._is_drafting else 0

@@ -10,6 +10,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from hunch.advice import AcceptanceWatch
+from hunch.engine.plain_replay import NOT_READ, PlainReplay
 from hunch.types import Capacity, RequestMetrics, RowResult, StepResult
 
 NUM_RECENT = 1024  # values a histogram keeps for percentiles
@@ -25,6 +26,9 @@ class Share(NamedTuple):
     target: float  # seconds per token processed or drafted
     draft: float  # seconds per row that may draft
     plain: float  # seconds per known token, had nothing been drafted
+    read: float = 0.0  # `plain`, but of prompts' tokens, for which all of it is counted
+    read_part: float = 0.0  # of the step, for a row that reads its prompt
+    read_rows: int = 0  # that decode in this step
 
 
 NO_SHARE = Share(0.0, 0.0, 0.0)
@@ -36,8 +40,8 @@ class Tally:
 
     __slots__ = (
         "arrived", "checks", "decode_draft", "decode_plain", "decode_target", "drafter_bytes",
-        "drafter_share", "first_token", "gaps", "last_token", "reading_draft", "reading_target",
-        "started", "steps", "tokens",
+        "drafter_share", "first_token", "gaps", "last_token", "reading", "reading_draft",
+        "reading_target", "started", "steps", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -53,6 +57,7 @@ class Tally:
         self.decode_plain = 0.0
         self.reading_target = 0.0  # its share of all other passes
         self.reading_draft = 0.0
+        self.reading = NOT_READ  # for replays
         self.drafter_bytes = drafter_bytes
         self.drafter_share = drafter_share  # its weights, in bytes per byte of the target's
         self.arrived = arrived
@@ -69,6 +74,9 @@ class Tally:
     def add(self, row: RowResult, share: Share, now: float) -> None:
         """A step's result for this sequence, with its share of the step's seconds."""
         target = share.target * (row.num_processed + row.num_checked)
+        if _is_reading(row):
+            seconds = share.read * row.num_processed
+            self.reading = self.reading.plus(seconds, share.read_part, share.read_rows)
         if not row.tokens:
             self.reading_target += target
             return
@@ -86,7 +94,7 @@ class Tally:
         self.tokens += num_tokens
         if num_checked := check[1]:
             self.checks[check] = self.checks.get(check, 0) + 1
-        target, draft, plain = share
+        target, draft, plain, _, _, _ = share
         self.decode_target += target * (1 + num_checked)
         self.decode_draft += draft
         self.decode_plain += plain * num_tokens
@@ -200,6 +208,11 @@ class Tally:
         return found
 
 
+def _is_reading(row: RowResult) -> bool:
+    """Whether it processed tokens of its prompt, or those of before a preemption."""
+    return row.num_processed > 1 or (row.num_processed == 1 and not row.tokens)
+
+
 def _at_least_each(counts: Iterable[tuple[int, int]]) -> list[int]:
     """From (value, count) pairs: how many values are 1 or more, 2 or more, ... to the largest."""
     found: list[int] = []
@@ -275,6 +288,7 @@ class EngineStats:
 
     def __init__(self, method: str = "auto") -> None:
         self.watch = AcceptanceWatch(method)
+        self.replay = PlainReplay()
         self.done = Tally()  # of sequences that are over
         self.busy_seconds = 0.0
         self.num_steps = 0
@@ -291,19 +305,32 @@ class EngineStats:
         self.num_steps += 1
         decoded = result.decoded
         num_decoded = 0 if decoded is None else len(decoded.tokens) - len(result.rows)
-        num_known = num_packed = num_drafting = num_decoded
+        num_tokens = 0 if decoded is None else sum(map(len, decoded.tokens))
+        num_known = num_packed = num_drafting = num_rows = num_decoded
         if decoded is not None and decoded.num_checked is not None:
             num_packed += sum(decoded.num_checked)
+        num_reading = num_read = 0
         for row in result.rows:
             num_known += row.num_processed
             num_packed += row.num_processed + row.num_checked
+            num_rows += row.num_processed > 0
             if row.tokens:
                 num_drafting += 1
-        return Share(
+                num_tokens += len(row.tokens)
+            if _is_reading(row):
+                num_reading += 1
+                num_read += row.num_processed
+        seconds, plain = result.target_seconds + result.draft_seconds, result.plain_seconds
+        if num_rows:  # else all rows had ended before
+            self.replay.add_step(num_rows, num_tokens, seconds, plain, is_reading=num_reading > 0)
+        share = Share(
             target=result.target_seconds / max(num_packed, 1),
             draft=result.draft_seconds / max(num_drafting, 1),
-            plain=result.plain_seconds / max(num_known, 1),
+            plain=plain / max(num_known, 1),
         )
+        if not num_reading:
+            return share
+        return Share(*share[:3], plain / num_read, 1 / num_reading, num_rows - num_reading)
 
     def add(self, tally: Tally, row: RowResult, share: Share, now: float) -> bool:
         """Count a step's result for one sequence; True: it has the first token."""
@@ -328,6 +355,7 @@ class EngineStats:
     def end(self, tally: Tally, reason: str) -> None:
         """A sequence is over."""
         self.done.merge(tally)
+        self.replay.end(tally)
         self.finished[reason] += 1
         self.watch.add(tally.checks)
 
@@ -342,13 +370,15 @@ class EngineStats:
                 add["prefill"](tally.first_token - tally.started)
                 add["decode"](now - tally.first_token)
 
-    def report(self, running: Iterable[Tally], capacity: Capacity) -> dict[str, Any]:
+    def report(self, running: Sequence[Tally], capacity: Capacity) -> dict[str, Any]:
         """The common keys in total, and further counts for a metrics server."""
         total = Tally(0.0, capacity.drafter_bytes, capacity.drafter_share)
         total.merge(self.done)
         for tally in running:
             total.merge(tally)
         total.gaps = list(self.histograms["inter_token"].recent)
+        saved = self.replay.saved(running, self.busy_seconds)
+        total.decode_plain = max(total.decode_target + total.decode_draft + saved.in_steps, 0.0)
         report = total.stats(self.busy_seconds)
         report |= {
             "generation_tokens": total.tokens,
@@ -358,20 +388,10 @@ class EngineStats:
             "accepted_per_position": total.accepted_at,
             "guessed_per_position": total.guessed_at,
             "busy_seconds": self.busy_seconds,
-            "time_saved_seconds": self._saved(total),
+            "time_saved_seconds": sum(saved),
             "finished": dict(self.finished),
             "histograms": {name: h.snapshot() for name, h in self.histograms.items()},
         }
         for key, name in (("ttft_ms", "ttft"), ("queue_ms", "queue"), ("e2e_ms", "e2e")):
             report[key] = report["histograms"][name]["ms"]
         return report
-
-    def _saved(self, total: Tally) -> float:
-        """Seconds that plain decoding of the same tokens would have taken longer.
-
-        A pass that is not needed also saves the engine's work around it.
-        """
-        spent = total.decode_target + total.decode_draft
-        inside = spent + total.reading_target + total.reading_draft
-        around = _ratio(max(0.0, self.busy_seconds - inside), total.steps)
-        return total.decode_plain - spent + around * (total.tokens - total.steps)
