@@ -8,6 +8,7 @@ from hunch.server.answers import ChatShape, CompletionShape
 from hunch.server.origins import Painter, origins_of, overruled
 from hunch.types import CompletionOutput, DraftTrace, Logprob, RequestOutput
 from server.fake_engine import FakeText
+from tiny_text import sentence_piece
 
 
 def output(chosen: int, entry: dict[int, Logprob]) -> RequestOutput:
@@ -37,6 +38,23 @@ def test_as_many_alternatives_as_asked_and_in_completions_the_chosen_token_too(
     logprobs = done.whole([output(chosen, entry)])["choices"][0]["logprobs"]
     assert logprobs["top_logprobs"] == [{chr(t): one.logprob for t, one in entry.items()}]
     assert logprobs["token_logprobs"] == [entry[chosen].logprob]
+
+
+def test_tokens_beside_log_probabilities_join_to_the_text() -> None:
+    text = sentence_piece()  # which decodes a word alone without the space before it
+    spaced, bare = text.vocab()["▁hello"], text.vocab()["hello"]
+    ids = text.encode("hello wé 🙂", add_special_tokens=False)
+    assert ids[0] == spaced
+    entries = [{token: Logprob(logprob=-0.5, rank=1)} for token in [*ids, spaced]]
+    entries[0][bare] = Logprob(logprob=-1.5, rank=2)
+    answer = output(spaced, {})
+    answer.outputs[0].token_ids, answer.outputs[0].logprobs = [*ids, spaced], entries
+    shape = CompletionShape(id="x", model="m", text=text, num_top=2, num_answers=1)
+    logprobs = shape.whole([answer])["choices"][0]["logprobs"]
+    shown = "".join(logprobs["tokens"]).replace("\ufffd" * 4, "🙂")  # of one byte each
+    assert shown == " hello wé 🙂 hello"
+    assert logprobs["text_offset"][-1] == shown.rindex(" hello")
+    assert logprobs["top_logprobs"][0] == {" hello": -0.5, "hello": -1.5}
 
 
 def step(num_nodes: int, num_accepted: int) -> DraftTrace:

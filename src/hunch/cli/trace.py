@@ -45,7 +45,7 @@ def show_trace(tokenizer: Tokenizer, answer: CompletionOutput) -> None:
 
 
 def _show(tokenizer: Tokenizer, token: int) -> str:
-    return tokenizer.decode([token], skip_special_tokens=False).replace("\n", "\u23ce")
+    return tokenizer.token_text(token).replace("\n", "\u23ce")
 
 
 def show_stats(stats: dict[str, Any]) -> None:

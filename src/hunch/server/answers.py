@@ -316,15 +316,13 @@ class CompletionShape(OpenAIStream):
         offsets: list[int] = []
         offset = self._offsets.get(index, 0)
         for token, entry in zip(ids, entries, strict=True):
-            score = entry[token] if entry else None
-            string = token_text(self.text, token, score)
-            strings.append(self._name(token, score))
+            strings.append(self._name(token, entry[token] if entry else None))
             values.append(max(entry[token].logprob, -9999.0) if entry else None)
             # The chosen one comes on top, as from OpenAI, where it is none of the likeliest.
             top = {**dict(ranked(entry, self.num_top)), token: entry[token]} if entry else {}
             tops.append({self._name(t, lp): lp.logprob for t, lp in top.items()} or None)
             offsets.append(offset)
-            offset += len(string)
+            offset += num_begun(self.text.token_bytes(token))
         self._offsets[index] = offset
         return {
             "tokens": strings,
@@ -338,7 +336,12 @@ def token_text(text: Text, token: int, entry: Logprob | None) -> str:
     """A token's own string; special tokens are shown by name."""
     if entry is not None and entry.decoded_token is not None:
         return entry.decoded_token
-    return text.decode([token], skip_special_tokens=False)
+    return text.token_text(token)
+
+
+def num_begun(data: bytes) -> int:
+    """Characters that begin in a token, so that one spread over several tokens counts once."""
+    return sum(byte & 0xC0 != 0x80 for byte in data)
 
 
 def ranked(entry: Mapping[int, Logprob], num_top: int) -> list[tuple[int, Logprob]]:

@@ -114,6 +114,7 @@ class Tokenizer(TransformersNames):
         return self._pieces[token]
 
     def token_text(self, token: int) -> str:
+        """The same as text, with the space before a word, which `decode` drops in some models."""
         return self._pieces[token].decode("utf-8", "replace")
 
     def detokenizer(

@@ -7,7 +7,8 @@ C columns of the draft's logits that are used.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,6 +16,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from hunch.byte_level import BYTE_OF
 from hunch.errors import VocabMismatchError
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.kv_store import KVCache
@@ -25,6 +27,7 @@ from hunch.models.weights.json_file import read_json
 log = logging.getLogger("hunch")
 
 _MAX_NAMED = 3  # differing tokens an error names
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")  # of a SentencePiece vocabulary
 _REMEDY = (
     "Choose a draft model of the target's family, give text:PATH, which tokenizes its text again, "
     "or cross_vocab=true to draft over the tokens both have"
@@ -39,16 +42,20 @@ class Columns:
     ids_C: Tensor | None = None  # the target's id of each column; None: the whole vocabulary
     pick_C: Tensor | None = None  # the columns to keep, where they are not the first ones
     draft_id_V: Tensor | None = None  # the draft model's id for each of the target's
+    begin_id: int | None = None  # what the draft model's texts begin with, for the first token
 
     @property
     def is_mapped(self) -> bool:
         """Whether a token has another number there, or none."""
         return self.pick_C is not None or self.draft_id_V is not None
 
-    def to_draft(self, ids_T: Tensor) -> Tensor:
+    def to_draft(self, ids_T: Tensor, pos_T: Tensor | None = None) -> Tensor:
         if self.draft_id_V is None:
             return ids_T
-        return self.draft_id_V[ids_T.to(self.draft_id_V.device)]
+        ids_T = self.draft_id_V[ids_T.to(self.draft_id_V.device)]
+        if self.begin_id is None or pos_T is None:
+            return ids_T
+        return ids_T.masked_fill(pos_T == 0, self.begin_id)
 
     def fit(self, logits_MW: Tensor) -> Tensor:
         if self.pick_C is not None:
@@ -61,7 +68,8 @@ class Columns:
         def move(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(device)
 
-        return Columns(self.num_columns, move(self.ids_C), move(self.pick_C), move(self.draft_id_V))
+        maps = move(self.ids_C), move(self.pick_C), move(self.draft_id_V)
+        return Columns(self.num_columns, *maps, self.begin_id)
 
 
 class Renumbered:
@@ -76,7 +84,9 @@ class Renumbered:
     def forward(
         self, ids_T: Tensor, attn: AttnInputs, kv: KVCache, feature_layers: tuple[int, ...] = ()
     ) -> Hidden:
-        return self.model.forward(self.columns.to_draft(ids_T), attn, kv, feature_layers)
+        return self.model.forward(
+            self.columns.to_draft(ids_T, attn.pos_T), attn, kv, feature_layers
+        )
 
     def logits(self, hidden_MD: Tensor) -> Tensor:
         return self.columns.fit(self.model.logits(hidden_MD)).contiguous()
@@ -167,11 +177,11 @@ def _cross(
     target_size: int,
     where: str,
 ) -> Columns:
-    theirs = {_plain(token): number for token, number in draft.items() if number < draft_size}
+    theirs = {data: number for data, number in _as_bytes(draft) if number < draft_size}
     pairs = sorted(
-        (number, theirs[_plain(token)])
-        for token, number in target.items()
-        if number < target_size and _plain(token) in theirs
+        (number, theirs[data])
+        for data, number in _as_bytes(target)
+        if number < target_size and data in theirs
     )
     if len(pairs) < 2:
         raise VocabMismatchError(f"{where}: it has no tokens in common with the target")
@@ -183,13 +193,20 @@ def _cross(
         len(pairs),
         len(target),
     )
-    unknown = next((theirs[t] for t in ("<unk>", "<|endoftext|>") if t in theirs), 0)
+    unknown = next((theirs[t] for t in (b"<unk>", b"<|endoftext|>") if t in theirs), 0)
     draft_id_V = torch.full((target_size,), unknown)
     ids_C, pick_C = torch.tensor(pairs).unbind(1)
     draft_id_V[ids_C] = pick_C
     return Columns(len(pairs), ids_C.contiguous(), pick_C.contiguous(), draft_id_V)
 
 
-def _plain(token: str) -> str:
-    """A token with spaces and line ends as they are, however its vocabulary writes them."""
-    return token.replace("\u0120", " ").replace("\u2581", " ").replace("\u010a", "\n")
+def _as_bytes(vocab: Mapping[str, int]) -> Iterator[tuple[bytes, int]]:
+    """Tokens as what they add to a text, however the vocabulary spells spaces and bytes."""
+    is_byte_level = not any("\u2581" in token for token in vocab)
+    for token, number in vocab.items():
+        if is_byte_level and all(char in BYTE_OF for char in token):
+            yield bytes(BYTE_OF[char] for char in token), number
+        elif _BYTE_TOKEN.fullmatch(token):
+            yield bytes.fromhex(token[3:5]), number
+        else:
+            yield token.replace("\u2581", " ").encode(), number
