@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from hunch import CompletionOutput
+from hunch import LLM, CompletionOutput
 from hunch.cli import main
 from hunch.cli.generate import is_over_at_once
 from hunch.compat import from_llama_cli
@@ -92,6 +92,35 @@ def test_generate_takes_the_flags_of_llama_cli(shell: Callable, model: str) -> N
         "generate", "--device", "cpu", "--", "-n", "8",
     ]  # fmt: skip
     assert from_llama_cli(["verify", "-n", "2"]) == ["verify", "-n", "2"]
+
+
+def test_generate_takes_a_system_message(
+    shell: Callable, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def encode_chat(_: LLM, messages: Any, **__: Any) -> list[int]:
+        seen.append(messages)
+        return [1, 2]
+
+    monkeypatch.setattr(LLM, "encode_chat", encode_chat)
+    monkeypatch.setattr(LLM, "has_chat_template", True)
+    short = ("-m", model, "--max-tokens", "2")
+    assert shell("generate", "-p", "hi", "--chat", "-sys", "be brief", *short)[0] == 0
+    system = {"role": "system", "content": "be brief"}
+    assert seen == [[system, {"role": "user", "content": "hi"}]]
+    code, _, err = shell("generate", "hi", "--system", "be brief", *short)
+    assert code == 2
+    assert "--system needs --chat" in err
+
+
+def test_an_empty_prompt_is_for_the_model_to_refuse(
+    shell: Callable, model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = ("-m", model, "--max-tokens", "2")
+    assert "give at least one token" in shell("generate", "", *short)[2]
+    monkeypatch.setattr("hunch.text.tokenizer.Tokenizer.encode", lambda *_, **__: [1])
+    assert shell("generate", "", *short)[0] == 0  # as where texts begin with a mark
 
 
 def test_generate_says_what_was_not_guessed_and_what_a_model_lacks(
@@ -257,7 +286,6 @@ def test_doctor_examines_the_drafter_that_comes_with_a_model(
     [
         (("generate", "hi", "--model", "no-such-model"), "no-such-model"),
         (("generate", "hi", "--speculate", "ngrm"), "ngram"),
-        (("generate", "", "--model", "x"), "empty"),
         (("verify", "--prompts", "missing.jsonl"), "missing.jsonl"),
         (("pull", "no-such-model"), "no-such-model"),
         (("verify", "--batch", ","), "--batch ',' must be numbers"),

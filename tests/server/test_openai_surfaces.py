@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from hunch.server.other_names import HINTS, INSTEAD, NAMES, NEUTRAL
 from hunch.server.responses import INSTEAD as RESPONSES_INSTEAD
 from hunch.server.responses import ResponsesBody
-from hunch.server.schemas import Body, ChatBody, CompletionBody
+from hunch.server.schemas import Body, ChatBody, CompletionBody, Message
 from server.live_server import LiveServer
 
 CALL = '<tool_call>\n{"name": "Weather", "arguments": {"city": "Rome"}}\n</tool_call>'
@@ -144,6 +144,26 @@ def test_parsed_answers_and_calls(client: openai.OpenAI) -> None:
     )
     (call,) = called.choices[0].message.tool_calls or ()
     assert call.function.parsed_arguments == Weather(city="Rome")
+    history = [*asks("x"), called.choices[0].message]
+    result = {"role": "tool", "tool_call_id": call.id, "content": "SAY[Rain.]YAS"}
+    told = client.chat.completions.create(model="bytes", messages=[*history, result], tools=tools)
+    assert told.choices[0].message.content == "Rain."
+
+
+def test_what_a_client_made_of_a_calls_arguments_is_not_in_the_prompt() -> None:
+    function = {"name": "look", "arguments": "{}", "parsed_arguments": {"city": "Rome"}}
+    message = {"role": "assistant", "tool_calls": [{"id": "1", "function": function}]}
+    assert "parsed_arguments" not in str(Message.model_validate(message).plain())
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer")  # of the client's own class
+def test_a_parsed_answer_may_be_sent_back(client: openai.OpenAI) -> None:
+    ask: Any = {"model": "bytes", "messages": asks('{"city": "Rome"}')}
+    message = client.chat.completions.parse(**ask, response_format=Weather).choices[0].message
+    noted = {"role": "user", "content": "fine", "id": "7", "cache_control": {"type": "ephemeral"}}
+    again = [*ask["messages"], message, noted, *asks("Yes.")]
+    answer = client.chat.completions.create(model="bytes", messages=again)
+    assert answer.choices[0].message.content == "Yes."
 
 
 def test_the_streaming_helper_builds_calls(client: openai.OpenAI) -> None:
@@ -184,6 +204,12 @@ def test_responses_are_parsed_and_their_input_is_kept(client: openai.OpenAI) -> 
     second = client.responses.create(
         model="bytes", input="SAY[Yes.]YAS", previous_response_id=first.id, include=[]
     )
+    kept = [
+        {"role": "user", "content": "x"},
+        *first.output,
+        {"role": "user", "content": "SAY[a]YAS"},
+    ]
+    assert client.responses.create(model="bytes", input=kept).output_text == "a"  # type: ignore[arg-type]
     items = list(client.responses.input_items.list(second.id, order="asc", limit=2))
     assert [item.content[0].text for item in items] == [  # type: ignore[union-attr]
         ask["input"],

@@ -151,7 +151,7 @@ def test_tokens_per_pass_are_those_that_were_measured() -> None:
 
 def test_trees_are_those_that_the_engine_grows() -> None:
     grown = {one for sizes in BY_LEVEL.values() for one in sizes}
-    engine = {(one.width, one.num_levels, one.num_nodes) for one in grown}
+    engine = {(one.level_size, one.num_levels, one.num_nodes) for one in grown}
     assert {(one.width, one.num_levels, one.num_nodes) for one in TREES} == engine
     passes = ((1, 1.5e-3), (6, 1.52e-3), (45, 1.7e-3))
     spec = wide_spec(*FAMILIES[0])
@@ -486,6 +486,7 @@ def test_what_came_of_it_is_said_by_the_clock(tmp_path: Path) -> None:
     none = said(1.1, 1.0)
     assert not none.pays
     assert "It does not pay here" in none.text
+    assert f"is kept: --speculate auto:phrases={asked.out / 'phrases'} takes it" in none.text
     table = said(1.3, 1.4)
     assert table.pays
     assert "The network brings no more than the phrase table alone" in table.text

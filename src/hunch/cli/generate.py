@@ -25,6 +25,7 @@ class Options(o.FilterOptions, o.EngineOptions):
     verifier: o.Verifier = "exact"
     always_draft: o.AlwaysDraft = False
     chat: bool = o.option(False, "Apply the model's chat template.", "--chat")
+    system: str | None = o.option(None, "A system message; needs --chat.")
     trace: bool = o.option(
         False, "Print every step: what was guessed and what was kept.", "--trace"
     )
@@ -42,8 +43,10 @@ def generate(ctx: typer.Context, given: Options) -> None:
     from hunch.cli.trace import show_stats, show_trace
 
     text = sys.stdin.read() if given.prompt == "-" else given.prompt
-    if not text:
-        raise RequestError("the prompt is empty")
+    if not text and given.prompt == "-":
+        raise RequestError("the prompt is empty: nothing came from standard input")
+    if given.system is not None and not given.chat:
+        raise ConfigError("--system needs --chat: without it the prompt is given as it stands")
     params = o.sampling(given, speculation=Speculation(trace=given.trace))
     llm = o.open_llm(
         given.model, given.speculate, quiet=given.as_json, verifier=given.verifier,
@@ -53,7 +56,7 @@ def generate(ctx: typer.Context, given: Options) -> None:
         raise ConfigError(
             f"--chat: {given.model} has no chat template; without it the text is continued"
         )
-    ids = llm.encode_chat([{"role": "user", "content": text}]) if given.chat else None
+    ids = llm.encode_chat(_messages(given.system, text)) if given.chat else None
     is_quiet = given.as_json or given.trace
     answer = _write_as_it_comes(llm.stream(ids or text, params), is_quiet=is_quiet)
     if given.as_json:
@@ -65,6 +68,11 @@ def generate(ctx: typer.Context, given: Options) -> None:
     show_stats(answer.stats)
     if not given.chat and llm.has_chat_template and is_over_at_once(answer):
         typer.echo("the model ended the text at once; to ask it a question, add --chat", err=True)
+
+
+def _messages(system: str | None, text: str) -> list[dict[str, str]]:
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [*before, {"role": "user", "content": text}]
 
 
 def _write_as_it_comes(outputs: Iterable[RequestOutput], *, is_quiet: bool) -> CompletionOutput:

@@ -217,6 +217,8 @@ class CompletionBody(SamplingBody):
 class CalledFunction(Body):
     name: str
     arguments: str = ""
+    # What OpenAI's client made of them.
+    parsed_arguments: Annotated[Any, Field(exclude=True)] = None
 
 
 class CallBody(Body):
@@ -265,6 +267,9 @@ class Message(Body):
     provider_specific_fields: Any = None  # LiteLLM's notes on an answer, sent back
     thinking_blocks: Any = None
     reasoning_details: Any = None  # OpenRouter's
+    parsed: Any = None  # what OpenAI's client made of an answer
+    id: str | None = None  # clients' own number of a message
+    cache_control: Any = None  # prefixes are cached by themselves
 
     def plain(self) -> dict[str, Any]:
         """What a chat template reads."""

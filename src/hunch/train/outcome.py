@@ -103,7 +103,7 @@ def outcome_of(
     new = [name for name in (DRAFTER, PHRASES) if name in found]
     best = max(new, key=lambda name: found[name], default=LOOKUPS)
     if found[best] < PAYS * max(found[LOOKUPS], 1.0) or found[best] < found.get(BEFORE, 0.0):
-        return Outcome(False, plan, f"{facts} {_remedy(asked, job)}", **rest)
+        return Outcome(False, plan, f"{facts} {_remedy(asked, job, new)}", **rest)
     names = [PHRASES] if best == PHRASES else [name for name in new if name != PHRASES]
     if best == DRAFTER and PHRASES in new and is_beside(job.method):
         names.append(PHRASES)
@@ -151,12 +151,14 @@ def _list(asked: Asked, job: Job, name: str, speeds: Speeds) -> None:
     )
 
 
-def _remedy(asked: Asked, job: Job) -> str:
+def _remedy(asked: Asked, job: Job, new: list[str]) -> str:
     words = (
         "It does not pay here, and auto goes on without it. Train longer (--minutes "
         f"{3 * asked.minutes:g}), on prompts like those you serve (--prompts), or keep to lookups."
     )
     if (asked.out / "model.safetensors").is_file():
         how = f"--speculate {drafts_as(job.method)}:{asked.out}"
-        words += f" It is kept: {how} drafts with it all the same."
+        return f"{words} It is kept: {how} drafts with it all the same."
+    if PHRASES in new:
+        words += f" The table is kept: --speculate {_use(asked, job, [PHRASES])} takes it."
     return words
