@@ -163,9 +163,11 @@ def test_training_stands_still_while_there_are_requests(monkeypatch: pytest.Monk
 
     def becomes(states: str) -> bool:
         ends = monotonic() + 300
-        while monotonic() < ends and state_of(process) not in states:
+        while monotonic() < ends:
+            if state_of(process) in states:
+                return True
             sleep(0.01)
-        return state_of(process) in states
+        return False
 
     try:
         adapter.apply()
@@ -177,4 +179,5 @@ def test_training_stands_still_while_there_are_requests(monkeypatch: pytest.Monk
         assert becomes("T")
     finally:
         adapter.close()
-    assert process.wait(300) != 0
+        code = process.wait(300)
+    assert code != 0
