@@ -141,7 +141,7 @@ def test_a_network_alone_has_a_few_sizes():
 
 
 def test_a_step_drafts_as_many_levels_as_it_checks():
-    assert [levels_after(num_tokens, 5) for num_tokens in (1, 2, 4, 6, 8)] == [5, 1, 3, 5, 5]
+    assert [levels_after(num_nodes, 5) for num_nodes in (0, 1, 3, 5, 7)] == [5, 1, 3, 5, 5]
 
 
 # --- captured steps -------------------------------------------------------------------------------
@@ -158,12 +158,18 @@ def captured() -> StepCosts:
 
 
 def test_shapes_not_in_use_stay_comparable_with_those_that_are():
-    """Longer texts make every step slower, not only the ones that were seen."""
+    """Longer texts make every step slower, not only the ones that were seen: those of more nodes by
+    as large a part, and those of fewer nodes by fewer seconds."""
     costs = captured()
     for _ in range(20):
-        costs.record(StepKey(8, StepShape(7)), 1.3 * CAPTURED[StepShape(7)])
-    for shape, seconds in CAPTURED.items():
-        assert costs.seconds(StepKey(8, shape)) == pytest.approx(1.3 * seconds, rel=0.02)
+        costs.record(StepKey(8, StepShape(3)), 1.3 * CAPTURED[StepShape(3)])
+    slower = {
+        nodes: costs.seconds(StepKey(8, StepShape(nodes))) - CAPTURED[StepShape(nodes)]
+        for nodes in (0, 3, 7)
+    }
+    assert slower[3] == pytest.approx(0.3 * CAPTURED[StepShape(3)], rel=0.02)
+    assert slower[7] == pytest.approx(0.3 * CAPTURED[StepShape(7)], rel=0.02)
+    assert slower[0] == pytest.approx(0.5 * slower[3], rel=0.1)
 
 
 def test_a_shape_that_is_dearer_than_its_capture_is_found_out():

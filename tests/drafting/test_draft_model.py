@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,43 @@ def test_crossing_vocabularies(caplog: pytest.LogCaptureFixture) -> None:
     assert columns.fit(torch.tensor([[5.0, 6.0, 7.0]])).tolist() == [[7.0, 5.0]]
     assert columns.to_draft(torch.tensor([2, 0])).tolist() == [0, 2]
     assert "over the 2 tokens both vocabularies have, of the target's 4" in caplog.text
+
+
+def test_crossed_vocabularies_may_spell_the_same_text_in_two_ways() -> None:
+    pieces = {"<unk>": 0, "<0x0A>": 1, "\u2581\u00e9t\u00e9": 2, "\u00c3": 3}
+    levels = {"\u0120\u00c3\u00a9t\u00c3\u00a9": 0, "\u010a": 1, "x": 2, "\u00c3": 3, "\u0120": 4}
+    columns = compare(pieces, 4, levels, 5, "DRAFT", is_crossed=True)
+    assert columns.ids_C is not None
+    assert columns.pick_C is not None
+    assert columns.ids_C.tolist() == [0, 1]  # " été" and the line end; a lone byte is no letter
+    assert columns.pick_C.tolist() == [2, 1]
+
+
+def test_a_crossed_draft_models_text_begins_with_its_own_mark() -> None:
+    """Some models guess nothing right without it, and the target's may have none."""
+    columns = replace(compare({"d": 0, "a": 1}, 2, WORDS, 4, "D", is_crossed=True), begin_id=7)
+    ids_T, pos_T = torch.tensor([3, 0, 3, 0]), torch.tensor([0, 1, 0, 1])
+    assert columns.to_draft(ids_T, pos_T).tolist() == [7, 1, 7, 1]
+    assert columns.to(torch.device("cpu")).begin_id == 7
+
+
+def test_the_mark_is_read_from_the_draft_models_tokenizer(target: Path, tmp_path: Path) -> None:
+    path = head_files.make_draft(target, tmp_path / "other")
+    head_files.shuffle_vocab(path)
+    definition = json.loads((path / "tokenizer.json").read_text())
+    name, number = next(iter(definition["model"]["vocab"].items()))
+    definition["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [
+            {"SpecialToken": {"id": name, "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}},
+        ],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {name: {"id": name, "ids": [number], "tokens": [name]}},
+    }
+    (path / "tokenizer.json").write_text(json.dumps(definition))
+    llm = LLM(str(target), speculate=f"draft:{path}:cross_vocab=true", **SMALL)
+    assert llm.engine.runner.drafter.network.method.columns.begin_id == number
 
 
 def test_another_vocabulary_drafts_without_changing_the_text(

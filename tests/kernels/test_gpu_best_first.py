@@ -15,7 +15,7 @@ from cases import every_pair
 from hunch.drafting.trees import best_first
 from hunch.kernels import gpu_best_first
 from hunch.kernels.best_first import Growth, RankedLevel, extend_ref, ranked_ref, trusted
-from hunch.kernels.step import FIRST, RowState, StepRows
+from hunch.kernels.step import FIRST, Draws, RowState, StepRows
 from hunch.sampling.state import SamplingState
 from hunch.types import Request, SamplingParams
 from kernels.test_gpu_grow import DEVICE, DONE, END, KNOWN, ROOM, states
@@ -49,15 +49,15 @@ class Trees:
             max_draft_R=torch.tensor([ROOM[row] for row in rows], device=DEVICE),
             num_checked_R=torch.tensor([min(row, 0) for row in rows], device=DEVICE),
             path_RK=torch.zeros(len(rows), 1, dtype=torch.int64, device=DEVICE),
-            result_RC=torch.full((len(rows), FIRST + 3 + size), -7, device=DEVICE),
+            result_RC=torch.full((len(rows), FIRST + 1 + size), -7, device=DEVICE),
         )
 
     def last(self, row: int) -> int:
         return int(self.state.tokens_XL[row, KNOWN[row] - 1])
 
     def grow(self, extend: Callable[..., Any], **how: Any) -> Trees:
-        how = {"draws": 0, "asked": SamplingState(5, COLUMNS, DEVICE), **how}
-        asked = how.pop("asked")
+        asked = how.pop("asked", None) or SamplingState(5, COLUMNS, DEVICE)
+        self.step.draws = how.pop("draws", Draws.GREEDY)
         growth = Growth.begin(self.step.ids_R, self.size, LEVELS, self.branch, self.most)
         row_R = self.step.ids_R.clamp(min=0)
         token_T = self.state.tokens_XL[row_R, self.state.known_X[row_R] - 1]
@@ -67,7 +67,7 @@ class Trees:
             odds_T = None if self.odds is None else self.odds[depth, token_T]
             found = extend(
                 self.state, self.step, growth, self.scores[depth, line_T].contiguous(), asked,
-                depth=depth, num_nodes=self.size, ids_C=self.ids_C, odds_T=odds_T, **how,
+                depth=depth, ids_C=self.ids_C, odds_T=odds_T, **{"least": None, **how},
             )  # fmt: skip
             assert (found is None) == (depth == LEVELS - 1)
             if found is not None:
@@ -217,13 +217,14 @@ def test_trees_of_one_shape(draws: int, has_ids: bool) -> None:
 
     def grow(ranked: Callable[..., None]) -> Trees:
         trees, first = Trees([3, 1, -1, 0, 2, 4], 7), 0
+        trees.step.draws = Draws(draws)
         for depth, (above, rank) in enumerate(zip(parents, ranks, strict=True)):
             rank_N, parent_N = (torch.tensor(cells, device=DEVICE) for cells in (rank, above))
             level = RankedLevel(depth, first, rank_N, parent_N, max(rank) + 1)
             logits_RC = trees.scores[depth, :6].contiguous()
             ranked(
                 trees.state, trees.step, logits_RC, states(100 if has_ids else COLUMNS), level,
-                num_nodes=7, draws=draws, ids_C=ids,
+                ids,
             )  # fmt: skip
             first += len(rank)
         return trees

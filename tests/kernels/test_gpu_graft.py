@@ -47,7 +47,7 @@ def test_the_likeliest_nodes_stay(seed: int, least: float | None) -> None:
     for keep in (gpu_graft.keep_likeliest, best_first.keep_likeliest_ref):
         state, step, chances_RN = grown(random.Random(seed), [16, 7, 5, 2, 16], 3)
         state.is_done_X[2] = 1
-        keep(state, step, chances_RN, width=WIDTH, most=8, num_nodes=16, least=least)
+        keep(state, step, chances_RN, level_size=WIDTH, most=8, least=least)
         made.append((state, step))
     (state, step), (wanted, plain) = made
     assert torch.equal(state.num_nodes_X, wanted.num_nodes_X)
@@ -80,9 +80,9 @@ def test_the_last_nodes_make_room_for_guesses(graft: Callable[..., None]) -> Non
         for node in range(10):
             state.draft_XG[row, node], state.parents_XG[row, node] = 10 + node, node - 1
         state.num_nodes_X[row] = 10
-        first = step.guesses_at(8)
+        first = step.guesses_at
         step.result_RC[row, first : first + 4] = torch.tensor(guesses[row], device=DEVICE)
-    graft(state, step, 8, 4, 10)
+    graft(state, step, 4, 10)
     assert state.num_nodes_X.tolist() == [10, 10, 10]
     # Two of row 0's guesses were there already.
     assert state.draft_XG[0, :10].tolist() == [*range(10, 18), 90, 91]

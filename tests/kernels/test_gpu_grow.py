@@ -15,7 +15,7 @@ from cases import every_pair
 from hunch.kernels import gpu_grow
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.draft import grow_level_ref
-from hunch.kernels.step import FIRST, RowState, StepRows
+from hunch.kernels.step import FIRST, Draws, RowState, StepRows
 from hunch.sampling.state import SamplingState
 from hunch.types import Request, SamplingParams
 
@@ -51,7 +51,7 @@ class Level:
             parent = torch.randint(above, above + width, (5,), generator=noise)
             self.state.parents_XG[:, node] = parent if node >= width else -1
         ids_R = torch.tensor(rows, device=DEVICE)
-        columns = FIRST + 3 + num_nodes
+        columns = FIRST + 1 + num_nodes
         self.step = StepRows(
             ids_R=ids_R,
             max_checked_R=ids_R,
@@ -72,7 +72,8 @@ class Level:
         self.tree_TP = torch.full(shape, -7, device=DEVICE) if width > 1 else None
 
     def grow(self, grow_level: Callable[..., None], **how: Any) -> None:
-        how = {"draws": 0, "ids_C": None, "asked": SamplingState(5, 9, DEVICE), **how}
+        how = {"ids_C": None, "asked": SamplingState(5, 9, DEVICE), **how}
+        self.step.draws = how.pop("draws", Draws.GREEDY)
         attn = AttnInputs(
             self.packed[1], self.packed[2], self.packed[3], self.state.table_XB, self.packed[4],
             self.tree_TP, self.state.block_size,
@@ -80,7 +81,7 @@ class Level:
         following = None if how.pop("is_last", False) else (self.packed[0], attn)
         grow_level(
             self.state, self.step, self.logits_TC, self.chances_RN, how.pop("asked"),
-            depth=self.depth, width=self.width, num_nodes=self.num_nodes, row_T=self.row_T,
+            depth=self.depth, level_size=self.width, row_T=self.row_T,
             following=following, **how,
         )  # fmt: skip
 

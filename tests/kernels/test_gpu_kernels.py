@@ -314,21 +314,31 @@ def test_attention(
     assert not space.count.any()
 
 
+@pytest.mark.parametrize(("heads", "block"), [(6, 4), (2, 16)])  # with two that have keys
 @pytest.mark.parametrize("length", [5, 126, 190, 255, 300])  # trees before and across a split
-def test_a_program_for_each_token_with_keys_of_its_own_changes_no_bit(length: int) -> None:
+def test_a_program_for_each_token_with_keys_of_its_own_changes_no_bit(
+    length: int, heads: int, block: int
+) -> None:
     attn = packed([length], [1], [-1, 0, 0, 1, 2, -1])
     num_tokens, num_slots = len(attn.pos_T), int(attn.table_SB.max() + 1) * 16
-    q, k, v = (rand(n, h, 32) for n, h in ((num_tokens, 6), (num_slots, 2), (num_slots, 2)))
-    space = gpu_tiling.Workspace.create(num_tokens, 6, 32, 512, DEVICE)
-    tiles = gpu_tiling.tiles_of(attn.spans, 4).to(DEVICE)
-    out = {}
+    q, k, v = (rand(n, h, 32) for n, h in ((num_tokens, heads), (num_slots, 2), (num_slots, 2)))
+    space = gpu_tiling.Workspace.create(num_tokens, heads, 32, 512, DEVICE)
+    alone = torch.full_like(q, float("nan"))
+    gpu_attention.attention(q, k, v, attn, 0.2, alone)
+    close(alone, attention_ref(q, k, v, attn, 0.2, None))
+    tiles = gpu_tiling.tiles_of(attn.spans, block).to(DEVICE)
     for programs in (1, 4, 8):  # of one token after the other, and of all at once
-        out[programs] = torch.full_like(q, float("nan"))
-        tiling = gpu_tiling.Tiling(tiles, 4, programs, space)
-        gpu_attention.attention(q, k, v, attn, 0.2, out[programs], tiling=tiling)
-    close(out[1], attention_ref(q, k, v, attn, 0.2, None))
-    assert out[1].equal(out[4])
-    assert out[1].equal(out[8])
+        out = torch.full_like(q, float("nan"))
+        tiling = gpu_tiling.Tiling(tiles, block, programs, space)
+        gpu_attention.attention(q, k, v, attn, 0.2, out, tiling=tiling)
+        assert out.equal(alone)
+
+
+def test_tiles_fill_the_rows_of_one_product() -> None:
+    """Tokens of a tile, times the heads that share keys: 16 rows, or 64 for many tokens."""
+    for heads, few, many in ((1, 16, 64), (2, 8, 32), (4, 4, 16), (6, 2, 8), (32, 1, 4)):
+        tiler = gpu_tiling.Tiler.create(heads, 1, 64, 512, torch.device("cpu"), 1 << 20)
+        assert (tiler.block(64), tiler.block(65)) == (few, many)
 
 
 @pytest.mark.parametrize("programs", [1, 2])

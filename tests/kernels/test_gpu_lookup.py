@@ -15,6 +15,7 @@ from hunch.kernels import draft, gpu_expect, gpu_graft, gpu_lookup
 from hunch.kernels import step as columns
 from hunch.kernels.gpu_lookup import NUM_PLACES, DevicePhrases
 from hunch.kernels.lookup import BY_TABLE, NUM_ASKED
+from hunch.kernels.phrases import ContinuedChain
 from hunch.kernels.step import AS_OTHERS, BY_PREDICTION, NEVER, RowMethods
 from phrase_tables import table_of
 from row_states import DEVICE, cells_of, step_of
@@ -113,7 +114,7 @@ def test_the_table_goes_on_after_a_chain(num_drafted: int) -> None:
         state.parents_XG.copy_(torch.arange(state.draft_XG.shape[1]) - 1)
         state.num_nodes_X.fill_(num_drafted)
         state.num_nodes_X[1] = num_drafted - 1  # its chain ended before
-        kernel(state, step, 8, 1, 16, NEVER, phrases=phrases, drafted=(num_drafted, 7))
+        kernel(state, step, 8, 1, 16, NEVER, phrases=phrases, chain=ContinuedChain(num_drafted, 7))
         num_nodes_X = state.num_nodes_X.tolist()
         drafts = [state.draft_XG[row, :count].tolist() for row, count in enumerate(num_nodes_X)]
         made.append((drafts, step.result_RC[:, columns.DRAFTED].tolist()))
@@ -295,12 +296,12 @@ def test_guesses_join_the_tree_that_is_there(seed: int) -> None:
                 parent = parent if parent < node else -1
                 state.draft_XG[row, node], state.parents_XG[row, node] = token, parent
             state.num_nodes_X[row] = len(tree)
-            first = step.guesses_at(8)
+            first = step.guesses_at
             step.result_RC[row, first : first + 8] = -1
             for place, token in enumerate(guesses[row]):
                 step.result_RC[row, first + place] = token
         before = [_paths(state, row) for row in range(6)]
-        kernel(state, step, 8, 6, 16)
+        kernel(state, step, 6, 16)
         made.append(
             (state.draft_XG.tolist(), state.parents_XG.tolist(), state.num_nodes_X.tolist())
         )

@@ -114,7 +114,7 @@ def test_commit_walks_and_stops_as_the_host_does(form: ModuleType) -> None:
         reasons.append(REASONS.index(reason))
     nodes[7] = -1  # padding, or ended before
     step = step_of(list(range(num_rows)), num_nodes, num_checked=nodes.tolist())
-    kernel(form, "commit")(state, step, choice.to(DEVICE), num_nodes)
+    kernel(form, "commit")(state, step, choice.to(DEVICE))
     for r, line in enumerate(step.result_RC.tolist()):
         num = 0 if r == 7 else want[r]
         assert line[spec.TOKENS] == num
@@ -165,7 +165,7 @@ def test_pack_places_nodes_and_their_ancestors(is_tree: bool, form: ModuleType) 
     attn = AttnInputs(**out, table_SB=table, tree_TP=tree, block_size=4)
     ids_T = torch.full((16,), -7, device=DEVICE)
     step = step_of([2, 0, -1, 1], 3, max_checked=[9, 2, 9, 9])
-    kernel(form, "pack")(state, step, 3, ids_T, attn)
+    kernel(form, "pack")(state, step, ids_T, attn)
 
     def slot(row: int, pos: int) -> int:
         return int(table[row, pos // 4]) * 4 + pos % 4

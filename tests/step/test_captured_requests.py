@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 from hunch import LLM, RequestOutput, SamplingParams, Speculation
 from hunch.engine.scheduler import Scheduler
 from hunch.grammar.matcher import Grammar
-from hunch.pooling import pooling_params
+from hunch.pooling import params_to_pool
 from hunch.step import grammars
 from hunch.step.captured_step import CapturedSteps, PendingStep
 from hunch.step.host_step import HostStep
@@ -139,7 +139,7 @@ def asked_of_prompts(llm: LLM) -> list[Any]:
     """Answers, scores and states of prompts of requests that ask for them, and of others."""
     free, scored = PARAMS["free"], replace(PARAMS["free"], prompt_logprobs=2)
     grammar = replace(PARAMS["schema"], prompt_logprobs=0)
-    mean, last = pooling_params("mean"), pooling_params("last")
+    mean, last = params_to_pool("mean"), params_to_pool("last")
     params = [scored, free, mean, last, grammar, free, mean]
     prompts = [f"{PROMPTS[i % 3]} {PROMPTS[i % 2]}" for i in range(len(params))]
     outputs = llm.generate(prompts, params)

@@ -38,7 +38,7 @@ class Steps:
         rows = StepRows(ids_R, none_R, none_R, none_R.clone(), none_R[:, None].clone(), result_RC)
         packed_5T = torch.zeros(5, len(ids), dtype=torch.int64, device=DEVICE)
         attn = AttnInputs(*packed_5T[1:4], self.state.table_XB, packed_5T[4], None, 4)
-        self.kernels.pack(self.state, rows, 0, packed_5T[0], attn)
+        self.kernels.pack(self.state, rows, packed_5T[0], attn)
         self.kernels.deliver(self.state, rows, self.delivery.buffers(result_RC.numel()))
 
     def launch(self, mark: int) -> int:

@@ -145,13 +145,13 @@ def by_kernels(
     width = MAX_NODES + 1
     packed_5T = torch.zeros(5, len(order) * width, dtype=torch.int64, device=DEVICE)
     attn = AttnInputs.over(packed_5T, state.table_XB, BLOCK, depth=MAX_NODES)
-    pack(state, step, MAX_NODES, packed_5T[0], attn)
+    pack(state, step, packed_5T[0], attn)
     choice_M = torch.zeros(len(order) * width, dtype=torch.int64, device=DEVICE)
     for r, number in enumerate(order):
         if number >= 0:
             choices = torch.tensor(rows[number].choices)
             choice_M[r * width : r * width + len(choices)] = choices
-    commit(state, step, choice_M, MAX_NODES)
+    commit(state, step, choice_M)
     kv = new_kv()
     compact(kv, step, attn.slot_T)
     found = []

@@ -7,29 +7,30 @@ from dataclasses import replace
 from typing import Any
 
 from hunch.drafting.base import DeviceDrafter
-from hunch.drafting.block import DeviceBlock
 from hunch.drafting.draft_model import DeviceDraftModel
-from hunch.drafting.last_state import DeviceLastState
 from hunch.drafting.lookup import DeviceLookup
 from hunch.drafting.options import BRANCH
 from hunch.drafting.recycling import DeviceRecycling, device_recycling
 from hunch.drafting.step_shapes import SURE_MATCH, DraftSource, StepShape, levels_after
 from hunch.drafting.with_lookups import DeviceWithLookups, TreeSize
+from hunch.kernels.phrases import ContinuedChain
 from hunch.kernels.step import RowState, StepRows
 from hunch.models.target import Hidden
 
 CHAIN_NODES = (1, 3, 7, 11)  # nodes checked of a network's chains, as far as it drafts so many
 SHORT_CHAIN = 3  # nodes that a network drafts at least before a phrase table continues its chain
 
+Trees = Mapping[DraftSource, tuple[TreeSize, ...]]
+
 # Trees fill tiles of 16 packed tokens, with the last known one; merged ones have a lookup's guesses
 # beside them. Where all levels take one pass, or little, trees are best-first.
-BEST_FIRST = {
+BEST_FIRST: Trees = {
     DraftSource.TREE: (TreeSize(3, 5),),
     DraftSource.MERGED: (TreeSize(4, 7, 16),),
 }
 # Each level of a draft model or of a head like EAGLE takes a pass, in which several nodes take as
 # long as one: more are drafted than are checked.
-BY_LEVEL = {
+BY_LEVEL: Trees = {
     DraftSource.TREE: (TreeSize(4, 4, most=7), TreeSize(5, 5, most=15)),
     DraftSource.MERGED: (TreeSize(8, 7, 10, most=31),),
     DraftSource.LARGE: (TreeSize(8, 8, 14, most=63),),
@@ -41,45 +42,35 @@ OF_SUCCESSORS = TreeSize(2, 2, 3), TreeSize(3, 3, 6), TreeSize(6, 4, 7)
 # was 1.12 times as fast as with lookups alone, 2 at once 1.00 and 4 at once 0.97 times (H200).
 MAX_SUCCESSOR_ROWS = 2
 MAX_NODES = max(
-    max(size.num_nodes, size.num_grown)
-    for trees in (BEST_FIRST, BY_LEVEL)
-    for sizes in trees.values()
-    for size in sizes
+    size.room for trees in (BEST_FIRST, BY_LEVEL) for sizes in trees.values() for size in sizes
 )
-
-
-def is_best_first(network: DeviceDrafter) -> bool:
-    """Whether its trees are, instead of having levels of one size."""
-    return isinstance(network, DeviceBlock | DeviceLastState)
 
 
 def fitting(
     lookup: DeviceLookup, network: DeviceDrafter, room: int
 ) -> dict[DraftSource, list[TreeSize]]:
     """The network's trees, cut to what both draft; those without room in a draft are left out."""
-    trees: Mapping[DraftSource, tuple[TreeSize, ...]] = BEST_FIRST
-    if not is_best_first(network):
-        trees = BY_LEVEL
+    trees = BEST_FIRST if network.is_best_first else BY_LEVEL
     found: dict[DraftSource, list[TreeSize]] = {}
     for source, sizes in trees.items():
-        for width, num_levels, beside, most in sizes:
-            beside = min(beside, lookup.num_nodes)
-            size = TreeSize(width, min(num_levels, network.num_levels), beside)
+        for level_size, num_levels, beside, most in sizes:
+            num_levels, beside = min(num_levels, network.num_levels), min(beside, lookup.num_nodes)
+            size = TreeSize(level_size, num_levels, beside)
             if most is not None and most < size.num_nodes:
                 size = size._replace(most=most)
-            if size.num_levels > 1 and max(size.num_nodes, size.num_grown) <= room:
+            if size.num_levels > 1 and size.room <= room:
                 found.setdefault(source, []).append(size)
     return found
 
 
 def tree_of_size(network: DeviceDrafter, size: TreeSize, longest_path: int) -> DeviceDrafter:
     """The network, drafting trees of this size."""
-    if is_best_first(network):
+    if network.is_best_first:
         most = size.num_nodes - size.num_beside
         more: dict[str, Any] = {"tree_nodes": most, "width": most, "branch": BRANCH}
     else:
-        branch = min(size.width, BRANCH_BY_LEVEL)
-        more = {"level_size": size.width, "width": size.width, "branch": branch}
+        branch = min(size.level_size, BRANCH_BY_LEVEL)
+        more = {"level_size": size.level_size, "width": size.level_size, "branch": branch}
         more["tree_nodes"] = size.most or 0
     return replace(network, num_levels=size.num_levels, longest_path=longest_path, **more)
 
@@ -103,7 +94,7 @@ class DeviceEither(DeviceWithLookups):
         """What the network drafts in a step of this source: a tree, or a chain."""
         if source not in self.tree_sizes:
             return self.network
-        return self.trees[self.tree_of(source, step.path_RK.shape[1] - 1)]
+        return self.trees[self.tree_of(source, step.num_nodes)]
 
     @property
     def chain_sizes(self) -> list[int]:
@@ -112,8 +103,7 @@ class DeviceEither(DeviceWithLookups):
     @property
     def shapes(self) -> tuple[StepShape, ...]:
         chains = [StepShape(size, DraftSource.CHAIN) for size in self.chain_sizes]
-        trees = [StepShape(n, source) for source, some in self.tree_sizes.items() for n in some]
-        return (*self.lookup.shapes, *chains, *trees)
+        return (*self.lookup.shapes, *chains, *self.tree_shapes)
 
     def drafted_by(self, source: int, matched: int) -> str:
         return self.lookup.name if source <= 0 or matched >= SURE_MATCH else self.network.name
@@ -144,7 +134,7 @@ class DeviceAuto(DeviceEither):
 
     def levels(self, source: int, num_nodes: int) -> int:
         if source == DraftSource.CHAIN:
-            return self._num_by_network(levels_after(num_nodes + 1, self.chain_sizes[-1]))
+            return self._num_by_network(levels_after(num_nodes, self.chain_sizes[-1]))
         return super().levels(source, num_nodes)
 
     @property
@@ -158,16 +148,18 @@ class DeviceAuto(DeviceEither):
         if not source:
             self.lookup.look(state, step, self.num_nodes)
             return
-        network, drafted = self.network_for(step, source), (0, 0)
+        network = self.network_for(step, source)
+        chain: ContinuedChain | None = None
         if isinstance(network, DeviceDraftModel):
             num_levels = network.num_levels
             if source == DraftSource.CHAIN:
-                size = levels_after(step.path_RK.shape[1], self.chain_sizes[-1])
-                drafted = num_levels, _ = self._num_by_network(size), size
+                size = levels_after(step.num_nodes, self.chain_sizes[-1])
+                chain = ContinuedChain(self._num_by_network(size), size)
+                num_levels = chain.num_drafted
             network.grow(state, step, num_levels, self.num_again(step))
         else:
             network.draft(state, step, hidden, source)
-        self.add_guesses(state, step, source, drafted)
+        self.add_guesses(state, step, source, chain)
 
 
 class DeviceAutoHead(DeviceEither):
@@ -207,7 +199,7 @@ class DeviceAutoRecycling(DeviceWithLookups):
         self.trees = {
             size: device_recycling(
                 recycling.successors,
-                size.width * size.num_levels,
+                size.num_grown,
                 size.num_levels,
                 is_adaptive=True,
             )
@@ -216,8 +208,7 @@ class DeviceAutoRecycling(DeviceWithLookups):
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
-        merged = self.tree_sizes[DraftSource.MERGED]
-        return (*self.lookup.shapes, *(StepShape(n, DraftSource.MERGED) for n in merged))
+        return (*self.lookup.shapes, *self.tree_shapes)
 
     @property
     def max_network_rows(self) -> int:
@@ -230,7 +221,7 @@ class DeviceAutoRecycling(DeviceWithLookups):
         if source <= 0:
             self.lookup.look(state, step, self.num_nodes)
             return
-        size = self.tree_of(source, step.path_RK.shape[1] - 1)
+        size = self.tree_of(source, step.num_nodes)
         self.trees[size].draft(state, step, hidden, source)
         self.add_guesses(state, step, source)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ from hunch.sampling.state import SamplingState
 from hunch.types import TextCodec
 
 if TYPE_CHECKING:
-    from hunch.kernels.gpu_grow import Asked  # these need Triton, which a CPU may not have
+    from hunch.kernels.gpu_grow import RowSampling  # these need Triton, which a CPU may not have
     from hunch.kernels.gpu_tiling import Tiling
 
 
@@ -130,6 +130,8 @@ class DeviceDrafter:
     it has no levels, of a lookup.
     """
 
+    is_best_first: ClassVar[bool] = False  # its trees are, instead of growing level by level
+
     name: str
     num_levels: int = 0  # most levels of its network's drafts; 0: it has no network
     level_size: int = 1  # nodes of a level (in best-first trees on average); 1: drafts are chains
@@ -216,7 +218,7 @@ class DeviceDrafter:
         self,
         state: RowState,
         step: StepRows,
-        asked: Asked,
+        sampling: RowSampling,
         logits_TC: Tensor,  # after each row's last token
         row_T: Tensor,  # the engine's row of each row of logits
         num_levels: int,
@@ -238,16 +240,16 @@ class DeviceDrafter:
         for level in range(num_levels):
             following = None if level + 1 == num_levels else inputs()
             grow_level(
-                state, step, logits_TC, chances_RN, asked, depth=level, width=self.level_size,
-                num_nodes=self.num_nodes, draws=step.draws, row_T=row_T, ids_C=ids_C,
-                following=following, sees_next=sees_next, branch=self.branch, least=self.least,
+                state, step, logits_TC, chances_RN, sampling, depth=level,
+                level_size=self.level_size, row_T=row_T, ids_C=ids_C, following=following,
+                sees_next=sees_next, branch=self.branch, least=self.least,
             )  # fmt: skip
             if following is not None:
                 logits_TC, row_T = feed(level, *following)
         if self.tree_nodes and self.level_size > 1:
             keep_likeliest(
-                state, step, chances_RN, width=self.level_size, most=self.tree_nodes,
-                num_nodes=self.num_nodes, least=self.least,
+                state, step, chances_RN, level_size=self.level_size, most=self.tree_nodes,
+                least=self.least,
             )  # fmt: skip
 
     def levels(self, source: int, num_nodes: int) -> int:
@@ -256,7 +258,7 @@ class DeviceDrafter:
             return tree_levels(num_nodes or self.tree_nodes, self.num_levels)
         if self.level_size > 1:
             return self.num_levels
-        return levels_after(num_nodes + 1, self.num_levels)
+        return levels_after(num_nodes, self.num_levels)
 
     def num_beside(self, source: int, num_nodes: int) -> int:
         """How many of a step's `num_nodes` are a lookup's guesses beside its network's draft."""

@@ -25,7 +25,7 @@ from hunch.kernels.best_first import Growth, nodes_grown, trusted
 from hunch.kernels.step import RowState, StepRows
 
 if TYPE_CHECKING:
-    from hunch.kernels.gpu_grow import Asked  # needs Triton, which a CPU may not have
+    from hunch.kernels.gpu_grow import RowSampling  # needs Triton, which a CPU may not have
 
 # Log-odds that the best guesses at a depth are right: by row, after these tokens; None: unknown.
 Odds = Callable[[Array, int, Array], Tensor | None]
@@ -131,22 +131,22 @@ def grow_on_device(
     step: StepRows,
     level: DeviceLevel,
     token_R: Tensor,
-    asked: Asked,
+    sampling: RowSampling,
     *,
     ids_C: Tensor | None,
 ) -> None:
     """Write each row's tree: as many nodes as the step checked, or all if it checked none."""
     from hunch.kernels.gpu_best_first import extend
 
-    size = min(step.path_RK.shape[1] - 1 or drafter.tree_nodes, drafter.tree_nodes)
+    size = min(step.num_nodes or drafter.tree_nodes, drafter.tree_nodes)
     num_levels = min(drafter.num_levels, size)
     growth = Growth.begin(step.ids_R, size, num_levels, drafter.branch, drafter.width)
     token_T, up_T = token_R, None
     for depth in range(num_levels):
         logits_TC, odds_T = level(depth, token_T, up_T)
         found = extend(
-            state, step, growth, logits_TC, asked, depth=depth, num_nodes=drafter.num_nodes,
-            draws=step.draws, ids_C=ids_C, odds_T=odds_T, least=drafter.least,
+            state, step, growth, logits_TC, sampling, depth=depth, ids_C=ids_C, odds_T=odds_T,
+            least=drafter.least,
         )  # fmt: skip
         if found is not None:
             token_T, up_T = found

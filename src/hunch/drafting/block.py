@@ -165,9 +165,9 @@ class DeviceBlock(DeviceFollower):
         from hunch.kernels.gpu_draft import committed_inputs, new_inputs
 
         net, num_rows, is_tree = self.net, len(step.ids_R), source >= DraftSource.TREE
-        features, size = hidden.features, len(hidden.features[0]) // num_rows
+        features, size = hidden.features, step.num_nodes + 1
         if is_tree:
-            features, size = on_path(features, step, size, self.longest_path)
+            features, size = on_path(features, step, self.longest_path)
         ids_T, attn = new_inputs(state, num_rows * size)
         last_R = ids_T.new_empty(num_rows)
         committed_inputs(state, step, ids_T, attn, last_R)
@@ -188,7 +188,7 @@ class DeviceBlock(DeviceFollower):
             ids_C = self._ids_C
             grow_on_device(self, state, step, level, token_R, self.sampling, ids_C=ids_C)
             return
-        num_levels = self.num_levels if is_tree else levels_after(size, self.num_levels)
+        num_levels = self.num_levels if is_tree else levels_after(step.num_nodes, self.num_levels)
         self.grow_levels(
             state, step, self.sampling, guess.level(0, token_R), row_R, num_levels,
             ids_C=self._ids_C, inputs=partial(new_inputs, state, num_rows),

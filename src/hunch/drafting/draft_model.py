@@ -8,7 +8,7 @@ Papers: arXiv 2211.17192, 2302.01318.
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -112,6 +112,9 @@ class DraftModelDrafter:
             dtype=self.options.dtype,
             is_crossed=self.options.cross_vocab,
         )
+        if self.options.cross_vocab and self.context.load_codec is not None:
+            begin = self.context.load_codec(path).encode("")
+            columns = replace(columns, begin_id=begin[0] if begin else None)
         return renumbered(with_kv(model, self.options.kv_dtype), columns), columns
 
     def take_network(self, network: tuple[Target, Columns]) -> None:
@@ -279,7 +282,8 @@ class DeviceDraftModel(DeviceDrafter):
     Every draft begins with a pass over the last tokens of the row, so that all that the target
     accepted has the model's KV; then there is one pass per level. A tree keeps the `level_size`
     likeliest paths at each level, and always the path of first children, which the target is
-    likeliest to take; the first `width` nodes of a level get children.
+    likeliest to take; the first `width` nodes of a level get children. In the end the `tree_nodes`
+    likeliest of all are kept.
     """
 
     model: CudaDecoder
@@ -295,23 +299,24 @@ class DeviceDraftModel(DeviceDrafter):
         return source > 0
 
     def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
-        num_levels, again = self.num_levels, self.num_levels + 1  # nodes of a tree had other slots
+        num_levels = self.num_levels
+        num_again = num_levels + 1  # nodes of a tree had other slots
         if self.level_size == 1:  # the last node of a chain has no KV
-            num_levels, again = levels_after(step.path_RK.shape[1], num_levels), 2
+            num_levels, num_again = levels_after(step.num_nodes, num_levels), 2
         elif self.tree_nodes:
-            num_levels = self.levels(source, step.path_RK.shape[1] - 1)
-        self.grow(state, step, num_levels, again)
+            num_levels = self.levels(source, step.num_nodes)
+        self.grow(state, step, num_levels, num_again)
 
-    def grow(self, state: RowState, step: StepRows, num_levels: int, again: int) -> None:
-        """Draft `num_levels` levels, after a pass over the last `again` known tokens."""
+    def grow(self, state: RowState, step: StepRows, num_levels: int, num_again: int) -> None:
+        """Draft `num_levels` levels, after a pass over the last `num_again` known tokens."""
         from hunch.kernels.gpu_draft import known_inputs
 
         num_rows, depth = len(step.ids_R), 0 if self.level_size == 1 else self.num_levels
-        ids_T, attn = self._inputs(state, num_rows, again, 0)
+        ids_T, attn = self._inputs(state, num_rows, num_again, 0)
         known_inputs(state, step, ids_T, attn)
         self.grow_levels(
-            state, step, self.sampling, self._scores(ids_T, attn, again),
-            attn.seq_T[again - 1 :: again], num_levels, ids_C=self.ids_C,
+            state, step, self.sampling, self._scores(ids_T, attn, num_again),
+            attn.seq_T[num_again - 1 :: num_again], num_levels, ids_C=self.ids_C,
             inputs=partial(self._inputs, state, num_rows, self.width, depth),
             feed=lambda _, ids_T, attn: (self._scores(ids_T, attn), attn.seq_T),
         )  # fmt: skip

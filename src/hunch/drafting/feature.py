@@ -23,7 +23,7 @@ from hunch.drafting.following import DeviceFollower, StateFollower, joined, on_p
 from hunch.drafting.grow import grow
 from hunch.drafting.native_chain import ChainDrafts
 from hunch.drafting.options import GrowOptions
-from hunch.drafting.step_shapes import DraftSource, levels_after
+from hunch.drafting.step_shapes import DraftSource
 from hunch.drafting.token_chooser import Array, TokenChooser
 from hunch.drafting.tree_shape import Level
 from hunch.drafting.window import Parts, RowArrays
@@ -154,12 +154,11 @@ class DeviceFeature(DeviceFollower):
         from hunch.kernels.gpu_draft import committed_inputs
 
         num_rows, net = len(step.ids_R), self.net
-        num_tokens = len(hidden.last_TD) // num_rows
         if not self.tilings and state.flat.is_cuda:
             self._warm_up(state)
-        states, size = (hidden.last_TD, *hidden.features), num_tokens
+        states, size = (hidden.last_TD, *hidden.features), step.num_nodes + 1
         if self.level_size > 1 or source >= DraftSource.TREE:
-            states, size = on_path(states, step, num_tokens, self.longest_path)
+            states, size = on_path(states, step, self.longest_path)
         ids_T, attn = self._inputs(state, num_rows, size)
         last_R = ids_T.new_empty(num_rows)
         committed_inputs(state, step, ids_T, attn, last_R)
@@ -167,12 +166,8 @@ class DeviceFeature(DeviceFollower):
         state_TD = net.step(ids_T, fused_TD, attn, self.kv).index_select(0, last_R)
         if not source:
             return
-        row_R = attn.seq_T[::size]
-        num_levels, depth = levels_after(num_tokens, self.num_levels), 0
-        if self.level_size > 1:
-            num_levels = depth = self.num_levels
-        if self.tree_nodes:
-            num_levels = self.levels(source, num_tokens - 1)
+        row_R, num_levels = attn.seq_T[::size], self.levels(source, step.num_nodes)
+        depth = self.num_levels if self.level_size > 1 else 0
 
         def feed(level: int, ids_T: Tensor, attn: AttnInputs) -> tuple[Tensor, Tensor]:
             nonlocal state_TD

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -145,8 +145,6 @@ class DeviceFollower(DeviceDrafter):
     a pass that reads their states on the device, and it drafts for rows with a hole in their KV.
     """
 
-    is_best_first: ClassVar[bool] = False  # its trees are, instead of having levels of one size
-
     net: Any
     layers: tuple[int, ...]  # of the target, whose states it reads
     kv: KVCache
@@ -201,13 +199,15 @@ def _cuts(parts: Parts, most: int) -> list[slice]:
 
 
 def on_path(
-    features: tuple[Tensor, ...], step: StepRows, size: int, longest_path: int = 0
+    features: tuple[Tensor, ...], step: StepRows, longest_path: int = 0
 ) -> tuple[tuple[Tensor, ...], int]:
     """The states of the nodes that a step accepted from its trees, in order, as for a chain.
 
+    Also how many there are for each row.
     longest_path: most tokens in a row of what drafts, but for predictions; 0: all nodes.
     """
-    num_rows, most = len(step.ids_R), min(step.path_RK.shape[1], size)
+    num_rows, size = step.path_RK.shape
+    most = size
     if longest_path and step.methods is None:
         most = min(most, longest_path + 1)
     node_RK = step.path_RK[:, : most - 1].clamp(-1, size - 2) + 1  # after the last known token

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -84,7 +84,9 @@ class LastStateDrafter:
         sizes: dict[str, Any] = {"num_levels": self.depth}
         if shape is not None:
             only_chains = context.only_chains
-            sizes = device_shape(shape, only_chains=only_chains, is_best_first=True)
+            sizes = device_shape(
+                shape, only_chains=only_chains, is_best_first=DeviceLastState.is_best_first
+            )
         elif not context.only_chains:
             levels = self.ranked()
             widest = max(len(level.rank_N) for level in levels)
@@ -140,6 +142,8 @@ class LastStateDrafter:
 class DeviceLastState(DeviceDrafter):
     """Chains and trees drafted within the step."""
 
+    is_best_first: ClassVar[bool] = True
+
     method: LastStateDrafter
     ids_C: Tensor | None  # the target's id of each column; None: the same
     levels_of_trees: tuple[RankedLevel, ...] = ()  # if they have one shape
@@ -147,13 +151,12 @@ class DeviceLastState(DeviceDrafter):
     def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         from hunch.kernels.gpu_draft import committed_inputs, new_inputs
 
-        num_rows, asked = len(step.ids_R), self.method.context.sampling
-        state_TD, size = hidden.last_TD, len(hidden.last_TD) // num_rows
+        num_rows, sampling = len(step.ids_R), self.method.context.sampling
+        state_TD, size = hidden.last_TD, step.num_nodes + 1
         has_trees = self.tree_nodes > 0 or len(self.levels_of_trees) > 0
         is_tree = has_trees and source >= DraftSource.TREE
-        num_tokens = size
         if source >= DraftSource.TREE:
-            (state_TD,), size = on_path((state_TD,), step, size)
+            (state_TD,), size = on_path((state_TD,), step, self.longest_path)
         ids_T, attn = new_inputs(state, num_rows * size)
         last_R = ids_T.new_empty(num_rows)
         committed_inputs(state, step, ids_T, attn, last_R)
@@ -168,13 +171,13 @@ class DeviceLastState(DeviceDrafter):
                 return logits_TC.float(), None
 
             ids_C = self.ids_C
-            grow_on_device(self, state, step, level, token_R, asked, ids_C=ids_C)
+            grow_on_device(self, state, step, level, token_R, sampling, ids_C=ids_C)
         else:
             row_R, num_levels = attn.seq_T[::size], self.num_levels
             if self.level_size == 1:
-                num_levels = levels_after(num_tokens, num_levels)
+                num_levels = levels_after(step.num_nodes, num_levels)
             self.grow_levels(
-                state, step, asked, next(guesses).float(), row_R, num_levels,
+                state, step, sampling, next(guesses).float(), row_R, num_levels,
                 ids_C=self.ids_C, inputs=partial(new_inputs, state, num_rows),
                 feed=lambda _, token_R, __: (guesses.send((token_R, None)).float(), row_R),
             )  # fmt: skip
@@ -189,5 +192,5 @@ class DeviceLastState(DeviceDrafter):
             logits_RC = guesses.send((token_R, None)) if level.depth else next(guesses)
             ranked(
                 state, step, logits_RC.float().contiguous(), self.method.context.sampling, level,
-                num_nodes=self.num_nodes, draws=step.draws, ids_C=self.ids_C,
+                self.ids_C,
             )  # fmt: skip

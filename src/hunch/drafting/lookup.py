@@ -169,18 +169,18 @@ class DeviceLookup(DeviceDrafter):
     def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         self.look(state, step, self.num_nodes)
 
-    def look(self, state: RowState, step: StepRows, num_nodes: int) -> None:
+    def look(self, state: RowState, step: StepRows, room: int) -> None:
         """Draft for each row; the result has room for so many guesses."""
         from hunch.kernels.gpu_lookup import lookup
 
         lookup(
-            state, step, num_nodes, self.min_match, self.max_match, phrases=self.phrases,
-            num_second=self.num_second, most=self.most(num_nodes),
+            state, step, room, self.min_match, self.max_match, phrases=self.phrases,
+            num_second=self.num_second, num_guesses=self.num_guesses(room),
         )  # fmt: skip
 
-    def most(self, num_nodes: int) -> int:
+    def num_guesses(self, room: int) -> int:
         """How many tokens it guesses where there is room for so many."""
-        return min(self.num_nodes, num_nodes)
+        return min(self.num_nodes, room)
 
     def depth(self, source: int) -> int:
         return self.num_nodes if self.num_second else 0

@@ -247,8 +247,7 @@ class DeviceMerge(DeviceWithLookups):
             size: replace(
                 network,
                 num_levels=size.num_levels,
-                num_nodes=self.num_nodes,
-                tree_nodes=min(network.tree_nodes, size.width * size.num_levels),
+                tree_nodes=min(network.tree_nodes, size.num_grown),
             )
             for size in sizes
         }
@@ -256,9 +255,7 @@ class DeviceMerge(DeviceWithLookups):
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
-        sizes = sorted(self.tree_sizes[DraftSource.MERGED])
-        merged = tuple(StepShape(size, DraftSource.MERGED) for size in sizes)
-        return (StepShape(0), *merged) if self.is_adaptive else merged
+        return (StepShape(0), *self.tree_shapes) if self.is_adaptive else self.tree_shapes
 
     def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         if source <= 0:
@@ -266,7 +263,7 @@ class DeviceMerge(DeviceWithLookups):
                 self.network.draft(state, step, hidden, source)
             self.lookup.look(state, step, self.num_nodes)
             return
-        network = self.networks[self.tree_of(source, step.path_RK.shape[1] - 1)]
+        network = self.networks[self.tree_of(source, step.num_nodes)]
         if isinstance(network, DeviceDraftModel):
             network.grow(state, step, network.num_levels, self.num_again(step))
         else:
@@ -278,15 +275,15 @@ def within(size: TreeSize, max_nodes: int) -> TreeSize:
     """The tree cut to `max_nodes` nodes: half of them for the network, as far as it drafts."""
     if size.num_nodes <= max_nodes:
         return size
-    num_levels = max(1, min(size.num_levels, max_nodes // 2 // size.width))
-    num_beside = min(size.num_beside, max_nodes - num_levels * size.width)
-    num_levels = min(size.num_levels, (max_nodes - num_beside) // size.width)
-    return TreeSize(size.width, num_levels, num_beside)
+    num_levels = max(1, min(size.num_levels, max_nodes // 2 // size.level_size))
+    num_beside = min(size.num_beside, max_nodes - num_levels * size.level_size)
+    num_levels = min(size.num_levels, (max_nodes - num_beside) // size.level_size)
+    return TreeSize(size.level_size, num_levels, num_beside)
 
 
 def cuts_of(size: TreeSize) -> list[TreeSize]:
     """The tree, the same with a quarter of the lookup's guesses, and half of the levels of that."""
     few = -(-size.num_beside // 4)
     levels = size.num_levels, -(-size.num_levels // 2)
-    sizes = {size, *(TreeSize(size.width, num_levels, few) for num_levels in levels)}
+    sizes = {size, *(TreeSize(size.level_size, num_levels, few) for num_levels in levels)}
     return sorted(sizes, key=lambda one: one.num_nodes)

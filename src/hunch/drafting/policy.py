@@ -275,15 +275,12 @@ class ShapeChoice:
         """The gain of each row, for each number of nodes in `sizes`."""
         if source <= 0:
             return self.lookup_estimate.gains(ids, sizes)
-        is_merged, match, num_looked_up = (
-            source >= DraftSource.MERGED,
-            self.lookup_estimate.match,
-            sizes,
-        )
+        is_merged, match = source >= DraftSource.MERGED, self.lookup_estimate.match
         levels = tuple([self.drafter.levels(source, size) for size in sizes])
         gains = self.network_estimate.gains(ids, levels, source)
         for place in np.flatnonzero(~self.rows.fits_network[ids]).tolist():
             gains[place] = [0.0] * len(sizes)
+        num_looked_up = sizes
         if is_merged:
             num_looked_up = tuple([self.drafter.num_beside(source, size) for size in sizes])
         for place, row in enumerate(ids if self.shapes.has_lookup else ()):

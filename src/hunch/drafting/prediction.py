@@ -163,5 +163,5 @@ class DevicePrediction(DeviceDrafter):
 
     def draft(self, state: RowState, step: StepRows, hidden: Hidden, source: int = 0) -> None:
         """No guess for any row; `kernels.gpu_expect` drafts for rows with a prediction."""
-        first = step.guesses_at(self.num_nodes)
+        first = step.guesses_at
         step.result_RC[:, first : first + self.num_nodes] = -1

@@ -20,7 +20,7 @@ NUM_SHAPES = 3  # per source of a network: few, as each takes time to capture
 # powers of two, as a few tokens less take as long.
 CHAIN_SIZES, TREE_SIZES, LOOKUP_SIZES = (1, 3, 5), (7, 15), (1, 3, 7, 15)
 SURE_MATCH = 4  # from a match of this many tokens on, a lookup's guesses replace a network's draft
-FIRST_LEVELS = 7  # levels drafted in a step that checked no nodes
+FIRST_LEVELS = 7  # levels drafted in a step that checks no nodes
 
 
 class DraftSource(IntEnum):
@@ -97,13 +97,13 @@ def shapes_of(source: int, num_nodes: int, *, is_adaptive: bool) -> tuple[StepSh
     return (StepShape(0), *(StepShape(size, source) for size in sizes))
 
 
-def levels_after(num_tokens: int, most: int) -> int:
-    """Levels to draft in a step that could commit `num_tokens` tokens.
+def levels_after(num_nodes: int, most: int) -> int:
+    """Levels to draft in a step that checks `num_nodes` nodes.
 
-    They are as many as the nodes that this step checked, since the next one will most likely
-    check the same number. A step that checked none drafts `FIRST_LEVELS` levels.
+    The next step will most likely check the same number, so they are as many. A step that checks
+    none drafts `FIRST_LEVELS` levels.
     """
-    return min(most, num_tokens - 1) or min(most, FIRST_LEVELS)
+    return min(most, num_nodes or FIRST_LEVELS)
 
 
 def tree_levels(num_nodes: int, most: int) -> int:

@@ -68,16 +68,16 @@ class Growth:
 
 
 def keep_likeliest_ref(
-    state: RowState, step: StepRows, chances_RN: Tensor, *, width: int, most: int, num_nodes: int,
-    least: float | None = None,
+    state: RowState, step: StepRows, chances_RN: Tensor, *, level_size: int, most: int,
+    least: float | None,
 ) -> None:  # fmt: skip
     """Of trees that grew level by level (`draft.grow_level_ref`), keep the likeliest nodes.
 
     First come those on the path of first children, which the target is likeliest to take, then the
     likeliest ones. So the first few of those kept are a tree too.
-    width: nodes of a level. chances_RN: log of each node's chance; least: the lowest that stays.
+    chances_RN: log of each node's chance; least: the lowest that stays.
     """
-    num_grown, first_guess = chances_RN.shape[1], step.guesses_at(num_nodes)
+    num_grown, first_guess = chances_RN.shape[1], step.guesses_at
     for r, row in live_rows(state, step):
         room, left = int(step.max_draft_R[r]), int(state.end_X[row]) - int(state.known_X[row])
         tokens: list[int] = state.draft_XG[row, :num_grown].tolist()
@@ -87,11 +87,11 @@ def keep_likeliest_ref(
         nodes = [
             n
             for n in range(num_grown)
-            if n // width < left - 1
+            if n // level_size < left - 1
             and parents[n] < room
             and (least is None or chances[n] >= least)
         ]
-        order = sorted(nodes, key=lambda n: -inf if n % width == 0 else -chances[n])
+        order = sorted(nodes, key=lambda n: -inf if n % level_size == 0 else -chances[n])
         order = order[: min(room, most)]
         place = {n: new for new, n in enumerate(order)} | {-1: -1}
         step.result_RC[r, first_guess : first_guess + num_grown] = -1
@@ -124,9 +124,8 @@ def trusted(gain_MB: Tensor, odds_M: Tensor) -> Tensor:
 
 
 def extend_ref(
-    state: RowState, step: StepRows, growth: Growth, logits_TC: Tensor, asked: Any, *, depth: int,
-    num_nodes: int, draws: Draws, ids_C: Tensor | None, odds_T: Tensor | None = None,
-    least: float | None = None,
+    state: RowState, step: StepRows, growth: Growth, logits_TC: Tensor, sampling: Any, *,
+    depth: int, ids_C: Tensor | None, odds_T: Tensor | None, least: float | None,
 ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
     """Add the children that are among the likeliest nodes; others make room for them.
 
@@ -139,7 +138,7 @@ def extend_ref(
     num_rows = len(step.ids_R)
     num_parents = len(growth.node_T) // num_rows
     token_TB, gain_TB = _children(
-        state, step, growth, logits_TC, asked, depth=depth, draws=draws, ids_C=ids_C, odds_T=odds_T
+        state, step, growth, logits_TC, sampling, depth=depth, ids_C=ids_C, odds_T=odds_T
     )
     is_last = depth == len(growth.grown)
     num_grown = 0 if is_last else growth.grown[depth]
@@ -169,14 +168,14 @@ def extend_ref(
             path_TP[at] = growth.path_TP[m]
             path_TP[at, depth] = token
         if is_last:
-            _finish(state, step, r, len(order), growth.size, num_nodes)
+            _finish(state, step, r, len(order), growth.size)
     growth.node_T, growth.path_TP = node_T, path_TP
     return None if is_last else (next_T, up_T)
 
 
 def _children(
-    state: RowState, step: StepRows, growth: Growth, logits_TC: Tensor, asked: Any, *, depth: int,
-    draws: Draws, ids_C: Tensor | None, odds_T: Tensor | None,
+    state: RowState, step: StepRows, growth: Growth, logits_TC: Tensor, sampling: Any, *,
+    depth: int, ids_C: Tensor | None, odds_T: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Tokens of each node's best children and the logs of their chances."""
     num_parents = len(growth.node_T) // len(step.ids_R)
@@ -185,13 +184,15 @@ def _children(
         logits_TC = logits_TC.repeat_interleave(num_parents, dim=0)
     pos_T = state.known_X[row_T] + depth
     if step.has_rules:
-        tables = asked.processors.tables
+        tables = sampling.processors.tables
         logits_TC = process_ref(logits_TC, row_T, pos_T, growth.path_TP, tables, ids_C=ids_C)
-    score_TC = asked.scores(logits_TC, row_T, pos_T, ids_C) if draws != Draws.GREEDY else logits_TC
+    score_TC = (
+        sampling.scores(logits_TC, row_T, pos_T, ids_C) if step.draws != Draws.GREEDY else logits_TC
+    )
     column_TB = score_TC.sort(dim=1, descending=True, stable=True).indices[:, : growth.branch]
     gain_TB = score_TC.float().log_softmax(-1).gather(1, column_TB)
     if odds_T is not None:
-        is_greedy_T1 = asked.temperature_X[row_T, None] <= 0
+        is_greedy_T1 = sampling.temperature_X[row_T, None] <= 0
         gain_TB = torch.where(is_greedy_T1, trusted(gain_TB, odds_T.float()), gain_TB)
     return column_TB if ids_C is None else ids_C[column_TB], gain_TB
 
@@ -217,9 +218,9 @@ def _keep(
         state.draft_XG[row, new], state.parents_XG[row, new] = token, place[parent]
 
 
-def _finish(state: RowState, step: StepRows, r: int, count: int, size: int, num_nodes: int) -> None:
+def _finish(state: RowState, step: StepRows, r: int, count: int, size: int) -> None:
     """The row's tree is whole: write how many nodes may be checked, and the guesses."""
-    row, first = int(step.ids_R[r]), step.guesses_at(num_nodes)
+    row, first = int(step.ids_R[r]), step.guesses_at
     step.result_RC[r, first : first + size] = -1
     step.result_RC[r, first : first + count] = state.draft_XG[row, :count]
     count = min(count, int(step.max_draft_R[r]))
@@ -228,16 +229,18 @@ def _finish(state: RowState, step: StepRows, r: int, count: int, size: int, num_
 
 
 def ranked_ref(
-    state: RowState, step: StepRows, logits_RC: Tensor, asked: Any, level: RankedLevel, *,
-    num_nodes: int, draws: Draws, ids_C: Tensor | None,
+    state: RowState, step: StepRows, logits_RC: Tensor, sampling: Any, level: RankedLevel,
+    ids_C: Tensor | None,
 ) -> None:  # fmt: skip
     """A level of a tree of one shape. Levels past a row's last token are left out."""
     row_R = step.ids_R.clamp(min=0)
     pos_R = state.known_X[row_R] + level.depth
-    score_RC = asked.scores(logits_RC, row_R, pos_R, ids_C) if draws != Draws.GREEDY else logits_RC
+    score_RC = (
+        sampling.scores(logits_RC, row_R, pos_R, ids_C) if step.draws != Draws.GREEDY else logits_RC
+    )
     column_RB = score_RC.sort(dim=1, descending=True, stable=True).indices[:, : level.num_ranks]
     token_RN = (column_RB if ids_C is None else ids_C[column_RB])[:, level.rank_N]
-    last, first_guess = level.first + len(level.rank_N), step.guesses_at(num_nodes)
+    last, first_guess = level.first + len(level.rank_N), step.guesses_at
     for r, row in live_rows(state, step):
         nodes = slice(level.first, last)
         state.draft_XG[row, nodes], state.parents_XG[row, nodes] = token_RN[r], level.parent_N

@@ -20,6 +20,7 @@ from torch import Tensor
 from hunch.kernels import step as at
 from hunch.kernels.attention import AttnInputs
 from hunch.kernels.lookup import BY_TABLE, MAX_MATCH, NEAR, NUM_ASKED
+from hunch.kernels.phrases import ContinuedChain
 from hunch.kernels.process import draft_paths_ref, process_ref
 from hunch.kernels.step import (
     BY_PREDICTION,
@@ -60,53 +61,53 @@ def what_followed(text: list[int], place: int, count: int) -> list[int]:
 def lookup_ref(
     state: RowState,
     step: StepRows,
-    num_nodes: int,
+    room: int,
     min_match: int,
     max_match: int,
     sure: int = 0,
     phrases: DevicePhrases | None = None,
-    drafted: tuple[int, int] = (0, 0),
+    chain: ContinuedChain | None = None,
     num_second: int = 0,
-    most: int | None = None,
+    num_guesses: int | None = None,
 ) -> None:
     """Draft what followed the last match of a row's end, or what the phrase table holds.
 
-    What `sure`, `drafted`, `num_second` and `most` ask for: see `gpu_lookup.lookup`.
+    What `sure`, `chain`, `num_second` and `num_guesses` ask for: see `gpu_lookup.lookup`.
     """
-    num_columns, num_nodes = num_nodes, num_nodes if most is None else most
+    num_guesses = room if num_guesses is None else num_guesses
     for r, row in live_rows(state, step):
         known = int(state.known_X[row])
         text: list[int] = state.tokens_XL[row, :known].tolist()
         least, most, needed, table = min_match, max_match, sure, phrases
-        num_first = num_nodes - num_second
+        num_first = num_guesses - num_second
         if step.methods is not None and step.methods.settings_XW[row, at.SURE] != at.AS_OTHERS:
             settings = step.methods.settings_XW[row].tolist()
             least, most, needed = settings[at.MIN_MATCH], settings[at.MAX_MATCH], settings[at.SURE]
-            table, num_first = phrases if settings[at.HAS_TABLE] else None, num_nodes
+            table, num_first = phrases if settings[at.HAS_TABLE] else None, num_guesses
         matched, place = longest_match(text, least, most)
-        guesses = what_followed(text, place, num_nodes) if matched else []
+        guesses = what_followed(text, place, num_guesses) if matched else []
         if table is not None:
-            guesses, matched = with_table(table, text, guesses, matched, num_nodes)
+            guesses, matched = with_table(table, text, guesses, matched, num_guesses)
         step.result_RC[r, MATCHED] = matched
-        write_guesses(step, r, guesses, num_columns)
+        write_guesses(step, r, guesses, room)
         if matched >= needed:
             write_chain(state, step, r, guesses)
-            room = min(int(step.max_draft_R[r]) - 1, int(state.end_X[row]) - known - 1)
-            if num_first < num_nodes and matched and room >= num_first:
+            left = min(int(step.max_draft_R[r]) - 1, int(state.end_X[row]) - known - 1)
+            if num_first < num_guesses and matched and left >= num_first:
                 length, place = longest_match(text, least, most, guesses[0])
                 if length:
-                    second = what_followed(text, place, num_nodes - num_first)
+                    second = what_followed(text, place, num_guesses - num_first)
                     write_second(state, step, r, second, num_first)
-        elif table is not None and drafted[0] and int(state.num_nodes_X[row]) == drafted[0]:
-            chain: list[int] = state.draft_XG[row, : drafted[0]].tolist()
-            while len(chain) < drafted[1] and (entry := table.table.find([*text, *chain])):
-                chain.append(entry[0])
-            write_chain(state, step, r, chain)
+        elif table and chain and int(state.num_nodes_X[row]) == chain.num_drafted:
+            tokens: list[int] = state.draft_XG[row, : chain.num_drafted].tolist()
+            while len(tokens) < chain.num_nodes and (entry := table.table.find([*text, *tokens])):
+                tokens.append(entry[0])
+            write_chain(state, step, r, tokens)
 
 
 def write_guesses(step: StepRows, r: int, guesses: list[int], num_nodes: int) -> None:
     """Write the guesses for a row into the step's result, whether or not they are checked."""
-    first = step.guesses_at(num_nodes)
+    first = step.guesses_at
     step.result_RC[r, first : first + num_nodes] = -1
     for node, token in enumerate(guesses):
         step.result_RC[r, first + node] = token
@@ -132,14 +133,14 @@ def write_second(state: RowState, step: StepRows, r: int, guesses: list[int], fi
     state.num_nodes_X[row], step.result_RC[r, DRAFTED] = count, count
 
 
-def graft_ref(state: RowState, step: StepRows, num_nodes: int, num_guesses: int, most: int) -> None:
+def graft_ref(state: RowState, step: StepRows, num_guesses: int, most: int) -> None:
     """Follow the first guesses of a lookup down the row's tree while it has equal nodes, and append
     the others there as a chain.
 
     There are `most` nodes in all: of a larger tree the last ones make room. Those that might have
     to are not looked at.
     """
-    first = step.guesses_at(num_nodes)
+    first = step.guesses_at
     for r, row in live_rows(state, step):
         if step.methods is not None and step.methods.settings_XW[row, at.SURE] != at.AS_OTHERS:
             continue
@@ -333,7 +334,6 @@ def add_nodes_ref(
     token_T: Tensor,
     parent_T: Tensor,
     first_node: int,
-    num_nodes: int,
     kept_R: Tensor,  # nodes of the level that count; 0: the draft ended before it
 ) -> None:
     """Write a level's nodes, and count those that the row may check."""
@@ -348,51 +348,51 @@ def add_nodes_ref(
             count = int(state.num_nodes_X[row]) if first_node else 0
         state.num_nodes_X[row] = count
         step.result_RC[r, MATCHED], step.result_RC[r, DRAFTED] = 1, count
-        first_guess = step.guesses_at(num_nodes)
-        guesses = step.result_RC[r, first_guess : first_guess + num_nodes]
-        guesses[nodes] = token_T[here]
+        step.result_RC[r, step.guesses_at :][nodes] = token_T[here]
 
 
 def grow_level_ref(
-    state: RowState, step: StepRows, logits_TC: Tensor, chances_RN: Tensor, asked: Any, *,
-    depth: int, width: int, num_nodes: int, draws: Draws, row_T: Tensor, ids_C: Tensor | None,
+    state: RowState, step: StepRows, logits_TC: Tensor, chances_RN: Tensor, sampling: Any, *,
+    depth: int, level_size: int, row_T: Tensor, ids_C: Tensor | None,
     following: tuple[Tensor, AttnInputs] | None, sees_next: bool = False,
     branch: int | None = None, least: float | None = None,
 ) -> None:  # fmt: skip
     """Children of the level before become nodes where they are on the likeliest paths."""
-    branch = min(branch or width, width) if depth else width
-    num_rows, first = len(step.ids_R), depth * width
+    branch = min(branch or level_size, level_size) if depth else level_size
+    num_rows, first = len(step.ids_R), depth * level_size
     pos_T = state.known_X[row_T] + depth
     if step.has_rules:
         path_TP = row_T.new_full((len(row_T), depth), -1)
         count_R = row_T.new_full((num_rows,), -1)
         for r, _ in live_rows(state, step):  # nodes of other rows are old
-            count_R[r] = depth * width
-        first_node = (depth - 1) * width if depth else -1
+            count_R[r] = depth * level_size
+        first_node = (depth - 1) * level_size if depth else -1
         nodes = step.ids_R, count_R, state.draft_XG, state.parents_XG
         draft_paths_ref(*nodes, first_node, path_TP)
-        tables = asked.processors.tables
+        tables = sampling.processors.tables
         logits_TC = process_ref(logits_TC, row_T, pos_T, path_TP, tables, ids_C=ids_C)
-    score_TC = asked.scores(logits_TC, row_T, pos_T, ids_C) if draws != Draws.GREEDY else logits_TC
+    score_TC = (
+        sampling.scores(logits_TC, row_T, pos_T, ids_C) if step.draws != Draws.GREEDY else logits_TC
+    )
     column_TB = score_TC.sort(dim=1, descending=True, stable=True).indices[:, :branch]
     token_TB = column_TB if ids_C is None else ids_C[column_TB]
     value_RNB = score_TC.log_softmax(-1).gather(1, column_TB).view(num_rows, -1, branch)
     if depth:
-        parents = slice(first - width, first - width + value_RNB.shape[1])
+        parents = slice(first - level_size, first - level_size + value_RNB.shape[1])
         value_RNB = value_RNB + chances_RN[:, parents, None]
     # The likeliest paths are kept, and always the path of first children.
     order = value_RNB.flatten(1).clone()
     order[:, 0] = torch.inf
-    best_RW = order.sort(dim=1, descending=True, stable=True).indices[:, :width]
-    chances_RW = chances_RN[:, first : first + width]
+    best_RW = order.sort(dim=1, descending=True, stable=True).indices[:, :level_size]
+    chances_RW = chances_RN[:, first : first + level_size]
     chances_RW.copy_(value_RNB.flatten(1).gather(1, best_RW))
     is_kept_RW = chances_RW >= (-torch.inf if least is None else least)
-    kept_R = (is_kept_RW * torch.arange(1, width + 1, device=order.device)).amax(1)
+    kept_R = (is_kept_RW * torch.arange(1, level_size + 1, device=order.device)).amax(1)
     if least is None:
-        kept_R = torch.full_like(kept_R, width)
+        kept_R = torch.full_like(kept_R, level_size)
     token_RW = token_TB.reshape(num_rows, -1).gather(1, best_RW)
-    parent_RW = first - width + best_RW // branch if depth else torch.full_like(best_RW, -1)
-    add_nodes_ref(state, step, token_RW.flatten(), parent_RW.flatten(), first, num_nodes, kept_R)
+    parent_RW = first - level_size + best_RW // branch if depth else torch.full_like(best_RW, -1)
+    add_nodes_ref(state, step, token_RW.flatten(), parent_RW.flatten(), first, kept_R)
     if following is not None:
         where = {"first_node": first, "depth": depth + 1, "sees_next": sees_next}
         level_inputs_ref(state, step, *following, **where)

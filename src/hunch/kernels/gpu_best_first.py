@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hunch.kernels.best_first import MIN_REST, Growth, RankedLevel
 from hunch.kernels.gpu_filters import id_of, rank_of, score_of
-from hunch.kernels.gpu_grow import Asked, children_of, log_totals, merged
+from hunch.kernels.gpu_grow import RowSampling, children_of, log_totals, merged
 from hunch.kernels.gpu_launch import next_power_of_2, options, take_turns
 from hunch.kernels.gpu_process import process
 from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED, live_row
@@ -232,13 +232,13 @@ def _ranked_kernel(
 
 
 def _best_children(
-    state: RowState, step: StepRows, logits_TC: Tensor, asked: Asked, *, depth: int, draws: Draws,
-    row_T: Tensor, ids_C: Tensor | None, branch: int, has_chances: bool = True,
+    state: RowState, step: StepRows, logits_TC: Tensor, sampling: RowSampling, *,
+    depth: int, row_T: Tensor, ids_C: Tensor | None, branch: int, has_chances: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Tokens of the best children of each line of logits, and the logs of their chances."""
     rank_TKB, top_TK, mass_TK = children_of(
-        state, step, logits_TC, asked, depth=depth, draws=draws, row_T=row_T, ids_C=ids_C,
-        branch=branch, has_chances=has_chances,
+        state, step, logits_TC, sampling, depth=depth, row_T=row_T, ids_C=ids_C, branch=branch,
+        has_chances=has_chances,
     )  # fmt: skip
     num_tokens, num_chunks = top_TK.shape
     token_TB = rank_TKB.new_empty(num_tokens, branch)
@@ -253,9 +253,8 @@ def _best_children(
 
 
 def extend(
-    state: RowState, step: StepRows, growth: Growth, logits_TC: Tensor, asked: Asked, *, depth: int,
-    num_nodes: int, draws: Draws, ids_C: Tensor | None, odds_T: Tensor | None = None,
-    least: float | None = None,
+    state: RowState, step: StepRows, growth: Growth, logits_TC: Tensor, sampling: RowSampling,
+    *, depth: int, ids_C: Tensor | None, odds_T: Tensor | None, least: float | None,
 ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
     """`extend_ref`."""
     num_rows, num_tokens = len(step.ids_R), len(growth.node_T)
@@ -263,16 +262,15 @@ def extend(
     if step.has_rules and len(logits_TC) < num_tokens:  # they depend on the path
         logits_TC = logits_TC.repeat_interleave(num_parents, dim=0)
     row_T = step.ids_R
-    if step.has_rules or draws == Draws.FILTERED:
+    if step.has_rules or step.draws == Draws.FILTERED:
         row_T = row_T.clamp(min=0).repeat_interleave(len(logits_TC) // num_rows)
     if step.has_rules:
         pos_T = state.known_X[row_T] + depth
-        tables = asked.processors.tables
+        tables = sampling.processors.tables
         logits_TC = process(logits_TC, row_T, pos_T, growth.path_TP, tables, ids_C=ids_C)
     branch, size = growth.branch, growth.size
     token_TB, gain_TB = _best_children(
-        state, step, logits_TC, asked, depth=depth, draws=draws, row_T=row_T, ids_C=ids_C,
-        branch=branch,
+        state, step, logits_TC, sampling, depth=depth, row_T=row_T, ids_C=ids_C, branch=branch,
     )  # fmt: skip
     is_last = depth == len(growth.grown)
     num_grown = 0 if is_last else growth.grown[depth]
@@ -284,10 +282,10 @@ def extend(
     _extend_kernel[(num_rows,)](
         token_TB, gain_TB, gain_TB if odds_T is None else odds_T, growth.chance_RG, growth.node_T,
         growth.path_TP, step.ids_R, step.max_draft_R, step.num_checked_R, state.known_X,
-        state.end_X, state.is_done_X, asked.temperature_X, state.num_nodes_X, state.draft_XG,
+        state.end_X, state.is_done_X, sampling.temperature_X, state.num_nodes_X, state.draft_XG,
         state.parents_XG, step.result_RC, node_T, next_T, up_T, path_TP, num_parents, num_grown,
         size, depth, max_path, state.draft_XG.stride(0), step.result_RC.stride(0),
-        step.guesses_at(num_nodes), float("-inf") if least is None else least, BRANCH=branch,
+        step.guesses_at, float("-inf") if least is None else least, BRANCH=branch,
         IS_SHARED=len(logits_TC) < num_tokens, HAS_ODDS=odds_T is not None, HAS_NEXT=not is_last,
         HAS_PATHS=step.has_rules, BLOCK_N=blocks[0], BLOCK_B=blocks[1], BLOCK_G=blocks[2],
         BLOCK_W=blocks[3], **options(min(max((blocks[0] * blocks[1]) ** 2 // 1024, 1), 16)),
@@ -297,12 +295,12 @@ def extend(
 
 
 def ranked(
-    state: RowState, step: StepRows, logits_RC: Tensor, asked: Asked, level: RankedLevel, *,
-    num_nodes: int, draws: Draws, ids_C: Tensor | None,
+    state: RowState, step: StepRows, logits_RC: Tensor, sampling: RowSampling,
+    level: RankedLevel, ids_C: Tensor | None,
 ) -> None:  # fmt: skip
     """`ranked_ref`."""
     token_RB, _ = _best_children(
-        state, step, logits_RC, asked, depth=level.depth, draws=draws,
+        state, step, logits_RC, sampling, depth=level.depth,
         row_T=step.ids_R.clamp(min=0), ids_C=ids_C, branch=level.num_ranks, has_chances=False,
     )  # fmt: skip
     _ranked_kernel[(len(step.ids_R),)](
@@ -310,5 +308,5 @@ def ranked(
         state.known_X, state.end_X, state.is_done_X, state.num_nodes_X, state.draft_XG,
         state.parents_XG, step.result_RC, level.depth, level.first, len(level.rank_N),
         level.num_ranks, state.draft_XG.stride(0), step.result_RC.stride(0),
-        step.guesses_at(num_nodes), BLOCK_N=next_power_of_2(len(level.rank_N)), **options(1),
+        step.guesses_at, BLOCK_N=next_power_of_2(len(level.rank_N)), **options(1),
     )  # fmt: skip

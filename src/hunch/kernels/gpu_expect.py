@@ -100,6 +100,6 @@ def expect(state: RowState, step: StepRows, num_nodes: int) -> None:
         state.end_X, state.is_done_X, state.num_nodes_X, state.draft_XG, state.parents_XG,
         step.result_RC, methods.settings_XW, methods.expected_XE, state.tokens_XL.stride(0),
         state.draft_XG.stride(0), step.result_RC.stride(0), methods.settings_XW.stride(0),
-        methods.expected_XE.stride(0), num_nodes, step.guesses_at(num_nodes), MAX_MATCH=MAX_MATCH,
+        methods.expected_XE.stride(0), num_nodes, step.guesses_at, MAX_MATCH=MAX_MATCH,
         NEAR=NEAR, BLOCK=1024, BLOCK_N=next_power_of_2(num_nodes), **options(8),
     )  # fmt: skip

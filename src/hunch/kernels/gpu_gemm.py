@@ -315,7 +315,10 @@ def gemm_parts(
     x_MK: Tensor, w_NK: Weight, parts_SMN: Tensor, bias_N: Tensor | None = None,
     split: int | None = None,
 ) -> None:  # fmt: skip
-    """The slices' sums in float32, for `add_norm` to add in order. S = 1: already added."""
+    """The slices' sums in float32, for `add_norm` to add in order. S = 1: already added.
+
+    split: slices; None: as the weight's shape and bits say.
+    """
     split = split or slices_of(w_NK)
     assert parts_SMN.dtype == torch.float32
     assert parts_SMN.shape[0] in (1, split)

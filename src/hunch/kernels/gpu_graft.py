@@ -22,7 +22,7 @@ R_SURE, AS_OTHERS = tl.constexpr(at.SURE), tl.constexpr(at.AS_OTHERS)
 def _likeliest_kernel(
     chance_ptr, ids_ptr, max_draft_ptr, num_checked_ptr, known_ptr, end_ptr, done_ptr,
     num_nodes_ptr, draft_ptr, parents_ptr, result_ptr, chance_stride, draft_stride, result_stride,
-    guesses_at, num_grown, most, least, WIDTH: tl.constexpr, HAS_LEAST: tl.constexpr,
+    guesses_at, num_grown, most, least, LEVEL_SIZE: tl.constexpr, HAS_LEAST: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """One row: the path of first children and the likeliest nodes, in place of all grown ones."""
@@ -37,12 +37,12 @@ def _likeliest_kernel(
         token = tl.load(draft_ptr + n, mask=n < num_grown, other=0)
         parent = tl.load(parents_ptr + n, mask=n < num_grown, other=-1)
         # Nodes without a slot got no children, nor did those of the row's last token.
-        is_in = (n < num_grown) & (n // WIDTH < left - 1) & (parent < room)
+        is_in = (n < num_grown) & (n // LEVEL_SIZE < left - 1) & (parent < room)
         chance = tl.load(chance_ptr + r * chance_stride + n, mask=is_in, other=float("-inf"))
         if HAS_LEAST:
             is_in &= chance >= least
         # The target is likeliest to take the path of first children.
-        order = tl.where(n % WIDTH == 0, 0x7FFFFFFFFFFFFFFF - n, rank_of(chance, n))
+        order = tl.where(n % LEVEL_SIZE == 0, 0x7FFFFFFFFFFFFFFF - n, rank_of(chance, n))
         order = tl.where(is_in, order, -1)
         place = tl.sum((order[None, :] > order[:, None]).to(tl.int64), axis=1)
         is_parent = n[None, :] == parent[:, None]
@@ -101,8 +101,8 @@ def _graft_kernel(
 
 
 def keep_likeliest(
-    state: RowState, step: StepRows, chances_RN: Tensor, *, width: int, most: int, num_nodes: int,
-    least: float | None = None,
+    state: RowState, step: StepRows, chances_RN: Tensor, *, level_size: int, most: int,
+    least: float | None,
 ) -> None:  # fmt: skip
     """`best_first.keep_likeliest_ref`."""
     num_grown = chances_RN.shape[1]
@@ -110,23 +110,23 @@ def keep_likeliest(
         chances_RN, step.ids_R, step.max_draft_R, step.num_checked_R, state.known_X, state.end_X,
         state.is_done_X, state.num_nodes_X, state.draft_XG, state.parents_XG, step.result_RC,
         chances_RN.stride(0), state.draft_XG.stride(0), step.result_RC.stride(0),
-        step.guesses_at(num_nodes), num_grown, most, least or 0.0, WIDTH=width,
+        step.guesses_at, num_grown, most, least or 0.0, LEVEL_SIZE=level_size,
         HAS_LEAST=least is not None, BLOCK_N=next_power_of_2(num_grown), **options(4),
     )  # fmt: skip
 
 
-def graft(state: RowState, step: StepRows, num_nodes: int, num_guesses: int, most: int) -> None:
+def graft(state: RowState, step: StepRows, num_guesses: int, most: int) -> None:
     """Add the first guesses that a lookup wrote into the result to the row's tree.
 
-    num_nodes: guesses that the result has room for. most: nodes in all; of a larger tree the last
-    ones make room. Rows whose requests name a method keep their draft.
+    most: nodes in all; of a larger tree the last ones make room. Rows whose requests name a method
+    keep their draft.
     """
     settings = step.ids_R if step.methods is None else step.methods.settings_XW
     _graft_kernel[(len(step.ids_R),)](
         step.ids_R, step.max_draft_R, step.num_checked_R, state.known_X, state.end_X,
         state.is_done_X, state.num_nodes_X, state.draft_XG, state.parents_XG, step.result_RC,
         settings, state.draft_XG.stride(0), step.result_RC.stride(0), settings.stride(0),
-        step.guesses_at(num_nodes), num_guesses, most, HAS_METHODS=step.methods is not None,
+        step.guesses_at, num_guesses, most, HAS_METHODS=step.methods is not None,
         BLOCK_N=next_power_of_2(state.draft_XG.shape[1]), BLOCK_G=next_power_of_2(num_guesses),
         **options(1),
     )  # fmt: skip

@@ -30,8 +30,8 @@ from hunch.kernels.step import Draws, RowState, StepRows
 CHUNK = 1024  # columns of one program: many small programs are faster than a few large ones
 
 
-class Asked(Protocol):
-    """Sampling parameters of the engine's rows: `sampling.state.SamplingState`."""
+class RowSampling(Protocol):
+    """What kernels need of `sampling.state.SamplingState`: parameters of the engine's rows."""
 
     temperature_X: Tensor
     top_k_X: Tensor
@@ -171,7 +171,7 @@ def _grow_kernel(
     known_ptr, end_ptr, done_ptr, num_nodes_ptr, table_ptr, draft_ptr, parents_ptr, result_ptr,
     packed_ptr, pos_ptr, slot_ptr, seq_ptr, base_ptr, tree_ptr, num_chunks, first_node,
     first_parent, depth, max_depth, draft_stride, chance_stride, table_stride, result_stride,
-    guesses_at, least, NUM_PARENTS: tl.constexpr, WIDTH: tl.constexpr, BRANCH: tl.constexpr,
+    guesses_at, least, NUM_PARENTS: tl.constexpr, LEVEL_SIZE: tl.constexpr, BRANCH: tl.constexpr,
     GROWN: tl.constexpr, HAS_IDS: tl.constexpr, HAS_CHANCES: tl.constexpr, HAS_LEAST: tl.constexpr,
     HAS_NEXT: tl.constexpr, IS_TREE: tl.constexpr, SEES_NEXT: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -187,7 +187,7 @@ def _grow_kernel(
     n, b = one // BLOCK_B, one % BLOCK_B
     is_in = (n < NUM_PARENTS) & (b < BRANCH)
     place = one.to(tl.int64) * 0
-    kept = tl.full((), WIDTH, tl.int64)
+    kept = tl.full((), LEVEL_SIZE, tl.int64)
     if HAS_CHANCES:
         top, log_total = log_totals(top_ptr, mass_ptr, r, num_chunks, NUM_PARENTS, BLOCK_N,
                                      BLOCK_K)  # fmt: skip
@@ -201,7 +201,7 @@ def _grow_kernel(
         order = tl.where(is_in, rank_of(chance, one), -1)
         order = tl.where(one == 0, 0x7FFFFFFFFFFFFFFF, order)  # the target is likeliest to take it
         place = tl.sum((order[None, :] > order[:, None]).to(tl.int64), axis=1)
-        is_in &= place < WIDTH
+        is_in &= place < LEVEL_SIZE
         tl.store(chance_ptr + first_node + place, chance, mask=is_in)
         if HAS_LEAST:  # nodes stand in order, the first path's before all others
             kept = tl.max(tl.where(is_in & (chance >= least), place + 1, 0), axis=0)
@@ -230,8 +230,8 @@ def _grow_kernel(
 
 
 def children_of(
-    state: RowState, step: StepRows, logits_TC: Tensor, asked: Asked, *, depth: int, draws: Draws,
-    row_T: Tensor, ids_C: Tensor | None, branch: int, has_chances: bool,
+    state: RowState, step: StepRows, logits_TC: Tensor, sampling: RowSampling, *,
+    depth: int, row_T: Tensor, ids_C: Tensor | None, branch: int, has_chances: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Ranks of the best children in every chunk of the logits, and its best score and mass.
 
@@ -244,18 +244,18 @@ def children_of(
     rank_TKB = logits_TC.new_empty(num_tokens, num_chunks, branch, dtype=torch.int64)
     top_TK, mass_TK = logits_TC.new_empty(2, num_tokens, num_chunks, dtype=torch.float32)
     edge_T, best_T = rank_TKB, top_TK
-    if draws == Draws.FILTERED:
+    if step.draws == Draws.FILTERED:
         part = logits_TC.new_empty(num_tokens, cdiv(num_columns, gpu_filters.CHUNK))
         edge_T, best_T = edges(
-            logits_TC, row_T.contiguous(), asked.temperature_X, asked.top_k_X, asked.top_p_X,
-            asked.log_min_p_X, part,
+            logits_TC, row_T.contiguous(), sampling.temperature_X, sampling.top_k_X,
+            sampling.top_p_X, sampling.log_min_p_X, part,
         )  # fmt: skip
     ids = step.ids_R if ids_C is None else ids_C
     _children_kernel[(num_tokens, num_chunks)](
-        logits_TC, step.ids_R, state.known_X, ids, asked.temperature_X, asked.log_min_p_X,
-        asked.seed_X, asked.sample_X, edge_T, best_T, rank_TKB, top_TK, mass_TK, num_columns,
-        num_tokens // len(step.ids_R), depth, IS_SAMPLED=draws != Draws.GREEDY,
-        HAS_EDGE=draws == Draws.FILTERED, HAS_IDS=ids_C is not None, BRANCH=branch,
+        logits_TC, step.ids_R, state.known_X, ids, sampling.temperature_X, sampling.log_min_p_X,
+        sampling.seed_X, sampling.sample_X, edge_T, best_T, rank_TKB, top_TK, mass_TK, num_columns,
+        num_tokens // len(step.ids_R), depth, IS_SAMPLED=step.draws != Draws.GREEDY,
+        HAS_EDGE=step.draws == Draws.FILTERED, HAS_IDS=ids_C is not None, BRANCH=branch,
         HAS_CHANCES=has_chances, CHUNK=CHUNK, **options(4),
     )  # fmt: skip
     return rank_TKB, top_TK, mass_TK
@@ -267,8 +267,8 @@ def _warps_for(num_candidates: int) -> int:
 
 
 def grow_level(
-    state: RowState, step: StepRows, logits_TC: Tensor, chances_RN: Tensor, asked: Asked, *,
-    depth: int, width: int, num_nodes: int, draws: Draws, row_T: Tensor, ids_C: Tensor | None,
+    state: RowState, step: StepRows, logits_TC: Tensor, chances_RN: Tensor, sampling: RowSampling,
+    *, depth: int, level_size: int, row_T: Tensor, ids_C: Tensor | None,
     following: tuple[Tensor, AttnInputs] | None, sees_next: bool = False,
     branch: int | None = None, least: float | None = None,
 ) -> None:  # fmt: skip
@@ -288,18 +288,19 @@ def grow_level(
     if step.has_rules:  # the target will choose by them
         logits_TC = process_level(
             logits_TC, row_T, step.ids_R, state.known_X, state.draft_XG, state.parents_XG, depth,
-            width, asked.processors.tables, ids_C,
+            level_size, sampling.processors.tables, ids_C,
         )  # fmt: skip
-    branch = min(branch or width, width) if depth else width
-    has_chances = width > 1 or least is not None
+    branch = min(branch or level_size, level_size) if depth else level_size
+    has_chances = level_size > 1 or least is not None
     rank_TKB, top_TK, mass_TK = children_of(
-        state, step, logits_TC, asked, depth=depth, draws=draws, row_T=row_T, ids_C=ids_C,
-        branch=branch, has_chances=has_chances,
+        state, step, logits_TC, sampling, depth=depth, row_T=row_T, ids_C=ids_C, branch=branch,
+        has_chances=has_chances,
     )  # fmt: skip
     num_parents, num_chunks = len(logits_TC) // num_rows, rank_TKB.shape[1]
     ids = step.ids_R if ids_C is None else ids_C
     ids_T, attn = (step.ids_R, None) if following is None else following
     tree_TP = None if attn is None else attn.tree_TP
+    max_depth = 0 if tree_TP is None else tree_TP.shape[1]
     places = (ids_T,) * 4 if attn is None else (attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T)
     sizes = (num_parents, branch, num_chunks)
     block_n, block_b, block_k = (next_power_of_2(size) for size in sizes)
@@ -307,11 +308,11 @@ def grow_level(
         rank_TKB, top_TK, mass_TK, chances_RN, ids, step.ids_R, step.max_draft_R,
         step.num_checked_R, state.known_X, state.end_X, state.is_done_X, state.num_nodes_X,
         state.table_XB, state.draft_XG, state.parents_XG, step.result_RC, ids_T, *places,
-        ids_T if tree_TP is None else tree_TP, num_chunks, depth * width,
-        (depth - 1) * width if depth else -1, depth, 0 if tree_TP is None else tree_TP.shape[1],
+        ids_T if tree_TP is None else tree_TP, num_chunks, depth * level_size,
+        (depth - 1) * level_size if depth else -1, depth, max_depth,
         state.draft_XG.stride(0), chances_RN.stride(0), state.table_XB.stride(0),
-        step.result_RC.stride(0), step.guesses_at(num_nodes), least or 0.0,
-        NUM_PARENTS=num_parents, WIDTH=width, BRANCH=branch, GROWN=len(ids_T) // num_rows,
+        step.result_RC.stride(0), step.guesses_at, least or 0.0,
+        NUM_PARENTS=num_parents, LEVEL_SIZE=level_size, BRANCH=branch, GROWN=len(ids_T) // num_rows,
         HAS_IDS=ids_C is not None, HAS_CHANCES=has_chances, HAS_LEAST=least is not None,
         HAS_NEXT=attn is not None, IS_TREE=tree_TP is not None, SEES_NEXT=sees_next,
         BLOCK_SIZE=state.block_size, BLOCK_N=block_n, BLOCK_B=block_b, BLOCK_K=block_k,

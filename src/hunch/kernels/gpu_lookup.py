@@ -22,7 +22,7 @@ from hunch.kernels import step as at
 from hunch.kernels.gpu_launch import next_power_of_2, options
 from hunch.kernels.gpu_step import C_DRAFTED, C_MATCHED, live_row
 from hunch.kernels.lookup import BY_TABLE, LENGTHS, NUM_ASKED
-from hunch.kernels.phrases import MULTIPLIER, NUM_LEVELS, SHIFT, PhraseTable
+from hunch.kernels.phrases import MULTIPLIER, NUM_LEVELS, SHIFT, ContinuedChain, PhraseTable
 from hunch.kernels.step import RowState, StepRows
 
 NUM_PLACES = 8  # entries of a bucket, read at once
@@ -348,21 +348,21 @@ def _lookup_kernel(
 def lookup(
     state: RowState,
     step: StepRows,
-    num_nodes: int,
+    room: int,
     min_match: int,
     max_match: int,
     sure: int = 0,
     phrases: DevicePhrases | None = None,
-    drafted: tuple[int, int] = (0, 0),
+    chain: ContinuedChain | None = None,
     num_second: int = 0,
-    most: int | None = None,
+    num_guesses: int | None = None,
 ) -> None:
     """A chain per row, as in `drafting.ngram` or with a table; all guesses go into the result.
 
-    Rows whose match is shorter than `sure` keep their draft; a chain of drafted[0] nodes is
-    continued from the table, up to drafted[1] nodes. A row whose request names a lookup, or a
-    network alone, has its own settings (`RowMethods`).
-    num_nodes: guesses that the result has room for; `most`: those that are made, if that is fewer.
+    Rows whose match is shorter than `sure` keep their draft; if it is the whole `chain`, the table
+    continues it. A row whose request names a lookup, or a network alone, has its own settings
+    (`RowMethods`).
+    room: guesses that the result has room for. num_guesses: those that are made; None: as many.
     num_second: last nodes, which become a second chain where the text's end was followed by another
     token too; there is no table then.
     """
@@ -372,16 +372,17 @@ def lookup(
     if phrases is not None:
         entries, needed, bits = phrases.entries, phrases.needed, phrases.bits
         max_order = phrases.max_order
-    num_guesses = num_nodes if most is None else most
+    num_drafted, max_chain = (0, 0) if chain is None or phrases is None else chain
+    num_guesses = room if num_guesses is None else num_guesses
     _lookup_kernel[(len(step.ids_R),)](
         step.ids_R, step.max_draft_R, step.num_checked_R, state.tokens_XL, state.known_X,
         state.end_X, state.is_done_X, state.num_nodes_X, state.draft_XG, state.parents_XG,
         step.result_RC, entries, needed, settings, state.tokens_XL.stride(0),
         state.draft_XG.stride(0), step.result_RC.stride(0), settings.stride(0), num_guesses,
-        num_nodes, step.guesses_at(num_nodes), bits, min(num_guesses, NUM_ASKED), drafted[1],
+        room, step.guesses_at, bits, min(num_guesses, NUM_ASKED), max_chain,
         MIN_MATCH=min_match, MAX_MATCH=max_match, SURE=sure,
         NUM_LEVELS=NUM_LEVELS, BY_TABLE=BY_TABLE, MULTIPLIER=MULTIPLIER, SHIFT=SHIFT,
         MAX_ORDER=max_order, NUM_PLACES=NUM_PLACES, HAS_METHODS=step.methods is not None,
-        NUM_DRAFTED=drafted[0] if phrases is not None else 0, NUM_SECOND=num_second, BLOCK=2048,
-        BLOCK_N=next_power_of_2(num_nodes), **options(8),
+        NUM_DRAFTED=num_drafted, NUM_SECOND=num_second, BLOCK=2048,
+        BLOCK_N=next_power_of_2(room), **options(8),
     )  # fmt: skip

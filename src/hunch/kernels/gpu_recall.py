@@ -114,6 +114,6 @@ def recall(state: RowState, step: StepRows, num_nodes: int, texts: SharedTexts) 
         state.is_done_X, state.num_nodes_X, state.draft_XG, state.parents_XG, step.result_RC,
         settings, texts.tokens_K, texts.first_1, best_RC, state.draft_XG.stride(0),
         step.result_RC.stride(0), settings.stride(0), size, num_chunks, num_nodes,
-        step.guesses_at(num_nodes), HAS_METHODS=has_methods, BLOCK_C=next_power_of_2(num_chunks),
+        step.guesses_at, HAS_METHODS=has_methods, BLOCK_C=next_power_of_2(num_chunks),
         BLOCK_N=next_power_of_2(num_nodes), **options(4),
     )  # fmt: skip

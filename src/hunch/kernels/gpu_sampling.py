@@ -38,7 +38,7 @@ def gumbel_of(word):
 
 
 @triton.jit
-def _noise(ids, num_blocks: tl.constexpr, first_block, pos, sample, stream, seed):
+def _noise(num_blocks: tl.constexpr, first_block, pos, sample, stream, seed):
     """Noise of 4 * num_blocks tokens, the first of them 4 * first_block."""
     block = (first_block + tl.arange(0, num_blocks)).to(tl.uint32)
     zero = tl.zeros((num_blocks,), tl.uint32)
@@ -85,7 +85,7 @@ def scores_of(
                 ids = tl.load(ids_ptr + columns, mask=is_in, other=0)
                 z += _noise_at(ids, pos, sample, stream, seed)
             else:
-                z += _noise(columns, CHUNK // 4, chunk * (CHUNK // 4), pos, sample, stream, seed)
+                z += _noise(CHUNK // 4, chunk * (CHUNK // 4), pos, sample, stream, seed)
     return tl.where(is_in, z, float("-inf"))
 
 

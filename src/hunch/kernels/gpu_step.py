@@ -153,7 +153,7 @@ def _pack_kernel(
         tl.store(base_ptr + at, p + 1, mask=is_in)
 
 
-def pack(state: RowState, step: StepRows, num_nodes: int, ids_T: Tensor, attn: AttnInputs) -> None:
+def pack(state: RowState, step: StepRows, ids_T: Tensor, attn: AttnInputs) -> None:
     """Fill the buffers of a step of N + 1 tokens per row: its last known token, then its nodes.
 
     Places past a row's nodes, and rows that ended, are padding (slot -1). seq_T names rows of the
@@ -165,10 +165,10 @@ def pack(state: RowState, step: StepRows, num_nodes: int, ids_T: Tensor, attn: A
         step.ids_R, step.max_checked_R, step.num_checked_R, state.tokens_XL, state.known_X,
         state.is_done_X, state.num_nodes_X, state.table_XB, state.draft_XG, state.parents_XG,
         ids_T, attn.pos_T, attn.slot_T, attn.seq_T, attn.base_T,
-        ids_T if tree_TP is None else tree_TP, state.clock_2, num_nodes,
+        ids_T if tree_TP is None else tree_TP, state.clock_2, step.num_nodes,
         0 if tree_TP is None else tree_TP.shape[1], state.tokens_XL.stride(0),
         state.table_XB.stride(0), state.draft_XG.stride(0), BLOCK_SIZE=attn.block_size,
-        IS_TREE=tree_TP is not None, BLOCK_N=warp_block(num_nodes + 1), **options(1),
+        IS_TREE=tree_TP is not None, BLOCK_N=warp_block(step.num_nodes + 1), **options(1),
     )  # fmt: skip
 
 
@@ -224,7 +224,7 @@ def _commit_kernel(
         tl.store(num_nodes_ptr + row, tl.zeros((), tl.int64))
 
 
-def commit(state: RowState, step: StepRows, choice_M: Tensor, num_nodes: int) -> None:
+def commit(state: RowState, step: StepRows, choice_M: Tensor) -> None:
     """Append each row's tokens; choice_M holds the target's token after the root and each node.
 
     Tokens after a stop id or past the end are not committed. The row then has no draft.
@@ -233,10 +233,9 @@ def commit(state: RowState, step: StepRows, choice_M: Tensor, num_nodes: int) ->
     _commit_kernel[(len(step.ids_R),)](
         step.ids_R, choice_M, step.num_checked_R, state.draft_XG, state.parents_XG, state.tokens_XL,
         state.known_X, state.end_X, state.is_done_X, state.num_nodes_X, state.stop_XS, step.path_RK,
-        step.result_RC, num_nodes, state.draft_XG.stride(0), state.tokens_XL.stride(0),
+        step.result_RC, step.num_nodes, state.draft_XG.stride(0), state.tokens_XL.stride(0),
         step.result_RC.stride(0), num_stops,
-        BLOCK_N=warp_block(num_nodes), BLOCK_S=next_power_of_2(num_stops),
-        **options(1),
+        BLOCK_N=warp_block(step.num_nodes), BLOCK_S=next_power_of_2(num_stops), **options(1),
     )  # fmt: skip
 
 

@@ -68,5 +68,5 @@ def remembered(
         step.result_RC, answers.about_XA, answers.tokens_XE, answers.runs_U,
         state.tokens_XL.stride(0), state.draft_XG.stride(0), step.result_RC.stride(0),
         answers.about_XA.stride(0), answers.tokens_XE.stride(0), len(answers.runs_U), num_nodes,
-        step.guesses_at(num_nodes), vocab_size, BLOCK=next_power_of_2(num_nodes + 2), **options(1),
+        step.guesses_at, vocab_size, BLOCK=next_power_of_2(num_nodes + 2), **options(1),
     )  # fmt: skip

@@ -151,7 +151,7 @@ class Tiler:
     def block(self, num_tokens: int) -> int:
         """Most tokens of a tile."""
         group = next_power_of_2(self.num_heads // self.num_kv_heads)
-        size = min(4, max(16 // group, 1)) if num_tokens <= 64 else max(4, 64 // group)
+        size = max(16 // group, 1) if num_tokens <= 64 else max(4, 64 // group)
         return max(1, min(size, self.max_rows // group)) if self.max_rows else size
 
     def padded(self, num_tiles: int, num_tokens: int) -> Tiling:
@@ -175,10 +175,14 @@ def launch_options(
 ) -> dict[str, object]:
     """Launch options of attention: many warps for few programs, few warps for many, so that more of
     them fit; and more stages if the heads leave room for them."""
-    num_warps = 8 if num_rows < NUM_SMS // 2 else 4 if num_rows < 1.25 * NUM_SMS else 2
     if 64 < head <= 128:
         num_warps = 8 if num_rows < NUM_SMS // 3 else 2
-    if is_tree and rows < 64 and NUM_SMS // 8 <= num_rows < 1.25 * NUM_SMS and head <= 128:
+    else:
+        num_warps = 8 if num_rows < NUM_SMS // 2 else 4 if num_rows < 1.25 * NUM_SMS else 2
+    is_small = is_tree and rows < 64 and head <= 128
+    if tiling.block_tokens >= 16 and head > 64 and num_rows >= NUM_SMS // 3:
+        is_small = False  # each head has keys of its own: reading ahead gains more
+    if is_small and NUM_SMS // 8 <= num_rows < 1.25 * NUM_SMS:
         # Programs for one or two tokens beside those for all, and each with a tile or two: as many
         # as possible shall fit.
         return options(tiling.num_warps or (4 if num_rows < 3 * NUM_SMS // 4 else 2))

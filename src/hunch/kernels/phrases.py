@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
@@ -32,6 +33,13 @@ MULTIPLIER, MASK, SHIFT = 0x9E3779B97F4A7C15, (1 << 64) - 1, 29
 SORT_BITS = 16  # of a hash, by which the C++ form finds where to look
 
 Array = np.ndarray
+
+
+class ContinuedChain(NamedTuple):
+    """A network's chain that a phrase table continues."""
+
+    num_drafted: int  # nodes that the network drafts
+    num_nodes: int  # with those of the table, at most
 
 
 @dataclass(kw_only=True)

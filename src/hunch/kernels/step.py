@@ -115,14 +115,19 @@ class StepRows:
     num_checked_R: Tensor  # nodes checked; -1: the row had ended, or is padding
     path_RK: Tensor  # accepted nodes, -1 after the last
     result_RC: Tensor
-    guesses_end: int = 0  # column after the last guess; 0: the line ends with it
     draws: Draws = Draws.GREEDY  # how its rows' tokens are drawn
     has_rules: bool = False  # some rows have penalties, bias or the like, which drafts must follow
     methods: RowMethods | None = None  # None: no row's request names a method, or has a prediction
 
-    def guesses_at(self, num_guesses: int) -> int:
-        """The first column of this many guesses."""
-        return (self.guesses_end or self.result_RC.shape[1]) - num_guesses
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that the step checks of each row, at most."""
+        return self.path_RK.shape[1] - 1
+
+    @property
+    def guesses_at(self) -> int:
+        """The column of the first guess: guesses follow the tokens that the step can commit."""
+        return FIRST + self.path_RK.shape[1]
 
 
 def slot_of(state: RowState, row: int, pos: int) -> int:
@@ -146,9 +151,7 @@ def path_of(state: RowState, row: int, node: int) -> list[int]:
     return path
 
 
-def pack_ref(
-    state: RowState, step: StepRows, num_nodes: int, ids_T: Tensor, attn: AttnInputs
-) -> None:
+def pack_ref(state: RowState, step: StepRows, ids_T: Tensor, attn: AttnInputs) -> None:
     """Pack each row's last known token, then its nodes to check, and where each finds its keys.
 
     Node n's KV goes to the slot of position known + n. In a tree it sees the known positions and,
@@ -156,15 +159,15 @@ def pack_ref(
     """
     state.clock_2[0] += int(step.ids_R[0] >= 0)
     for r, row in enumerate(step.ids_R.tolist()):
-        first = r * (num_nodes + 1)
-        here = slice(first, first + num_nodes + 1)
+        first = r * (step.num_nodes + 1)
+        here = slice(first, first + step.num_nodes + 1)
         ids_T[here], attn.pos_T[here], attn.base_T[here] = 0, 0, 1
         attn.slot_T[here], attn.seq_T[here] = -1, max(row, 0)
         if row < 0 or state.is_done_X[row]:
             step.num_checked_R[r] = -1
             continue
         known = int(state.known_X[row])
-        count = min(int(state.num_nodes_X[row]), int(step.max_checked_R[r]), num_nodes)
+        count = min(int(state.num_nodes_X[row]), int(step.max_checked_R[r]), step.num_nodes)
         step.num_checked_R[r] = count
         for place in range(count + 1):
             at, node = first + place, place - 1
@@ -180,20 +183,20 @@ def pack_ref(
                     attn.tree_TP[at, depth] = slot_of(state, row, known + above)
 
 
-def commit_ref(state: RowState, step: StepRows, choice_M: Tensor, num_nodes: int) -> None:
+def commit_ref(state: RowState, step: StepRows, choice_M: Tensor) -> None:
     """Walk each row's draft while it agrees with the target, and append the chosen tokens.
 
     Of a row that had ended, CHECKED and KNOWN mean nothing in the result.
     """
     for r, row in enumerate(step.ids_R.tolist()):
         line, checked = step.result_RC[r], int(step.num_checked_R[r])
-        line[: FIRST + num_nodes + 1] = 0
+        line[: step.guesses_at] = 0
         if checked < 0:
             continue
         known, end, node, count = int(state.known_X[row]), int(state.end_X[row]), -1, 0
         stops = set(state.stop_XS[row].tolist()) - {-1}
         while True:
-            token = int(choice_M[r * (num_nodes + 1) + 1 + node])
+            token = int(choice_M[r * (step.num_nodes + 1) + 1 + node])
             state.tokens_XL[row, known + count] = token
             line[FIRST + count] = token
             found = -1

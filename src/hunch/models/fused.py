@@ -8,7 +8,6 @@ C cache slots, M KV heads, L positions.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -227,21 +226,21 @@ class FusedLayers:
         q_TN = h_PE.new_empty(num_tokens, width)
         table_LH = self.tables[heads.rope] if self.tables else None
         temper_L = self.tempers[heads.rope] if self.tables else None
-        where = (q_TN, k_CMH, v_CMH, attn.pos_T, attn.slot_T)
-        turn = (table_LH, layer.head_norms, self.eps)
-        scales = kv.scales_of(layer.number)
-        which = (scales, layer.is_v_normed, heads.is_reader)
-        how: dict[str, Any] = {"temper_L": temper_L, "is_eager": num_tokens in self.eager_rows}
+        where, scales = (q_TN, k_CMH, v_CMH, attn.pos_T, attn.slot_T), kv.scales_of(layer.number)
+        is_sliced = isinstance(qkv.weight, Quantised) and slices_of(qkv.weight) > 1
         is_small = num_tokens <= MAX_FUSED[0] and h_PE.shape[1] < MAX_FUSED[1]
-        is_small = is_small and scales is None and temper_L is None  # a scale is of a whole head
-        if isinstance(qkv.weight, Quantised) and slices_of(qkv.weight) > 1:
-            parts_SPK = self._parts(h_PE, qkv, num_tokens, is_split=False)
-            rope_kv(parts_SPK[:, :num_tokens], *where, *turn, *which, **how)
-        elif table_LH is not None and layer.head_norms is None and is_small:
+        is_plain = layer.head_norms is None and scales is None and temper_L is None
+        if table_LH is not None and is_small and is_plain and not is_sliced:
             gemm_rope(h_PE, qkv.weight, *where, table_LH, qkv.bias_N)
         else:
-            qkv_PK = self.product(h_PE, qkv, num_tokens)
-            rope_kv(qkv_PK[:num_tokens], *where, *turn, *which, **how)
+            if is_sliced:
+                qkv_TK = self._parts(h_PE, qkv, num_tokens, is_split=False)[:, :num_tokens]
+            else:
+                qkv_TK = self.product(h_PE, qkv, num_tokens)[:num_tokens]
+            rope_kv(
+                qkv_TK, *where, table_LH, layer.head_norms, self.eps, scales, layer.is_v_normed,
+                heads.is_reader, temper_L=temper_L, is_eager=num_tokens in self.eager_rows,
+            )  # fmt: skip
         out_PN = h_PE.new_empty(len(h_PE), width)
         q_TNH = q_TN.view(-1, heads.num_heads, heads.head_dim)
         out_TNH = out_PN[:num_tokens].view_as(q_TNH)

@@ -34,7 +34,7 @@ from hunch.parallel.step_parts import (
 from hunch.parallel.whole import NoMemory, Withdrawals, withdrawals_of
 from hunch.step.batch import Batch
 from hunch.step.capture import Graph
-from hunch.step.parts import Piece
+from hunch.step.parts import GraphSize, Piece
 from hunch.step.passes import PassGraphs
 
 log = logging.getLogger("hunch")
@@ -83,7 +83,7 @@ class StepLead:
     def captured(
         self,
         piece: Piece,
-        size: tuple[int, int, int],
+        size: GraphSize,
         table_XB: Tensor,
         block_size: int,
         graph: Callable[[Callable[[bool], None]], Graph],
@@ -92,7 +92,7 @@ class StepLead:
 
         So a step that was captured finds all its graphs, and they take no memory any more.
         """
-        asked = partial(StepSize, piece=piece, num_rows=size[0], num_nodes=size[1], depth=size[2])
+        asked = partial(StepSize, piece=piece, **size._asdict())
         table_rows, table_blocks = table_XB.shape
         table = {
             "table_rows": table_rows,
@@ -112,9 +112,7 @@ class StepLead:
             raise NoMemory(reason)
         return found
 
-    def _withdrawals(
-        self, piece: Piece, size: tuple[int, int, int], table_blocks: int
-    ) -> Withdrawals:
+    def _withdrawals(self, piece: Piece, size: GraphSize, table_blocks: int) -> Withdrawals:
         num_rows, num_nodes, depth = size
         group, num_tokens = self._part.group, num_rows * (num_nodes + 1)
         if piece != Piece.FORWARD:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -102,13 +102,21 @@ class Piece(IntEnum):
     STATES = 2  # in place of FORWARD, after a pass over prompts
 
 
+class GraphSize(NamedTuple):
+    """What the graphs of a step have room for."""
+
+    num_rows: int
+    num_nodes: int  # of each row
+    depth: int  # of trees; 0: drafts are chains
+
+
 class Lead(FusedTarget, Protocol):
     """Rank 0's part in captured steps that several ranks take together."""
 
     def captured(
         self,
         piece: Piece,
-        size: tuple[int, int, int],
+        size: GraphSize,
         table_XB: Tensor,
         block_size: int,
         graph: Callable[[Callable[[bool], None]], Graph],

@@ -192,8 +192,8 @@ def apply_rows(
     *,
     num_k: int,
     writes_kv: bool,
-    is_dropped_R: np.ndarray | None = None,
-    wants_whole_result: list[bool] | None = None,
+    is_dropped_R: np.ndarray | None,
+    wants_whole_result: list[bool] | None,
 ) -> tuple[DecodedRows, list[RowResult]]:
     """Commit the rows' tokens; returns what rows that go on got, and the results of the others.
 

@@ -29,7 +29,7 @@ from hunch.kernels.step import FIRST, TOKENS, Draws, StepRows
 from hunch.models.target import FusedTarget, Hidden
 from hunch.sampling.dense import DeviceProcessors
 from hunch.step.capture import Graph, seconds_of
-from hunch.step.parts import Lead, LeadsSteps, Piece, RunnerParts
+from hunch.step.parts import GraphSize, Lead, LeadsSteps, Piece, RunnerParts
 from hunch.step.results import (
     NO_SCORES,
     Columns,
@@ -100,8 +100,8 @@ class StepGraphs:
         self.download = Download(self._usual_room, self.device)
         self.masks: StepMasks | None = None  # made with the first grammar
         self.named: NamedMethods | None = None  # made with the first request that names one
-        self._buffers: dict[tuple[int, int, int], StepBuffers] = {}
-        self._forwards: dict[tuple[int, int, int], tuple[Graph, float]] = {}
+        self._buffers: dict[GraphSize, StepBuffers] = {}
+        self._forwards: dict[GraphSize, tuple[Graph, float]] = {}
         self._packs: dict[int, Graph] = {}  # by rows
         self._draft_seconds: dict[StepKind, float] = {}  # seconds
         self._steps: dict[tuple[StepKind, int], StepGraph] = {}
@@ -169,14 +169,14 @@ class StepGraphs:
         drafter = self.drafter
         if drafter is None or not (self.drafts_at(kind.num_rows) and drafter.runs_in(kind.source)):
             drafter = None
-        size = kind.num_rows, kind.num_nodes, self._depth_of(kind, drafter)
+        size = GraphSize(kind.num_rows, kind.num_nodes, self._depth_of(kind, drafter))
         buffers = self._buffers_of(size)
         forward, forward_seconds = self._forward_of(size, buffers)
         # As `forward`, which may not run here, leaves it without rows.
         buffers.rows.num_checked_R.fill_(-1)
         columns, state = self.columns(kind), self.state
         result_RC = self._result_of(kind.num_rows, columns.end)
-        rows = replace(buffers.rows, result_RC=result_RC, guesses_end=columns.draft)
+        rows = replace(buffers.rows, result_RC=result_RC)
         buffers_QW = self.download.buffers(result_RC.numel())
         rows.draws, rows.has_rules = kind.draws, bool(kind.extras & RULES)
         has_named = bool(kind.extras & NAMED) and self.drafts_at(kind.num_rows)
@@ -195,7 +195,7 @@ class StepGraphs:
                 drafter.see(buffers.ids_T, buffers.attn.slot_T, logits_MV)
             ruled_MV = self._ruled(logits_MV, rows, buffers.attn, kind)
             choice_M = self._choose(ruled_MV, buffers.attn, kind)
-            commit(state, rows, choice_M, kind.num_nodes)
+            commit(state, rows, choice_M)
             if kind.extras & RULES:
                 num_R = torch.where(rows.num_checked_R >= 0, result_RC[:, TOKENS], 0)
                 tokens_RK = result_RC[:, FIRST : FIRST + kind.num_nodes + 1]
@@ -233,20 +233,20 @@ class StepGraphs:
             self._draft_seconds[kind] = seconds_of(alone, self.device)
         return self._draft_seconds[kind]
 
-    def _captured(self, piece: Piece, size: tuple[int, int, int], body: Callable[[], Any]) -> Graph:
+    def _captured(self, piece: Piece, size: GraphSize, body: Callable[[], Any]) -> Graph:
         """One of a step's graphs, on all ranks if there are several."""
         made = partial(Graph, body, self.device, self.pool)
         if self.lead is None:
             return made()
         return self.lead.captured(piece, size, self.state.table_XB, self.block_size, made)
 
-    def _forward_of(self, size: tuple[int, int, int], buffers: StepBuffers) -> tuple[Graph, float]:
+    def _forward_of(self, size: GraphSize, buffers: StepBuffers) -> tuple[Graph, float]:
         """The `forward` graph of this size and its seconds: pack, and run the target."""
         if size not in self._forwards:
             ids_T, rows, attn = buffers.ids_T, buffers.rows, buffers.attn
 
             def forward() -> Hidden:
-                pack(self.state, rows, size[1], ids_T, attn)
+                pack(self.state, rows, ids_T, attn)
                 return self.target.forward(ids_T, attn, self.kv, self.layers)
 
             graph = self._captured(Piece.FORWARD, size, forward)
@@ -254,20 +254,20 @@ class StepGraphs:
                 self._forwards[size] = graph, seconds_of(graph, self.device)
         return self._forwards[size]
 
-    def _pack_of(self, size: tuple[int, int, int], buffers: StepBuffers, forward: Graph) -> Graph:
+    def _pack_of(self, size: GraphSize, buffers: StepBuffers, forward: Graph) -> Graph:
         """The graph that packs rows without nodes, for a step that follows prompts.
 
         Before it, the states of the prompts' last tokens are copied to the outputs of `forward`.
         """
-        if size[0] not in self._packs:
+        if size.num_rows not in self._packs:
 
             def body() -> None:
-                pack(self.state, buffers.rows, 0, buffers.ids_T, buffers.attn)
+                pack(self.state, buffers.rows, buffers.ids_T, buffers.attn)
                 if self.lead is not None:
                     self.lead.share_states(forward.outputs.last_TD)
 
-            self._packs[size[0]] = self._captured(Piece.STATES, size, body)
-        return self._packs[size[0]]
+            self._packs[size.num_rows] = self._captured(Piece.STATES, size, body)
+        return self._packs[size.num_rows]
 
     def _states(self, num_tokens: int) -> Hidden:
         """States to time drafting with, whatever their values."""
@@ -326,7 +326,7 @@ class StepGraphs:
         num_rows, room = self.state.tokens_XL.shape
         return NamedMethods(num_rows, room, device)
 
-    def _buffers_of(self, size: tuple[int, int, int]) -> StepBuffers:
+    def _buffers_of(self, size: GraphSize) -> StepBuffers:
         """A step's packed tokens, its rows and what attention needs."""
         if size in self._buffers:
             return self._buffers[size]

@@ -48,8 +48,8 @@ class StepGraph:
     key: StepKey = field(init=False)
 
     def __post_init__(self) -> None:
-        num_rows, num_nodes, source, _, extras, _ = self.kind
-        self.key = StepKey(num_rows, StepShape(num_nodes, source), extras)
+        kind = self.kind
+        self.key = StepKey(kind.num_rows, StepShape(kind.num_nodes, kind.source), kind.extras)
 
     @property
     def num_numbers(self) -> int:
